@@ -1,0 +1,129 @@
+"""Every name that two parts have to agree on: the API group, labels, child objects, environment, ports, paths, limits.
+
+One function per name. Nothing else in the tree spells any of these.
+"""
+
+from pathlib import Path
+
+GROUP = "rljob.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "RLJob"
+PLURAL = "rljobs"
+
+PROTOCOL = 1
+"""Version of the runtime protocol (control and report). Operator and trainer refuse another number."""
+
+MAX_JOB_NAME = 42
+"""A StatefulSet's name may have 52 characters (its revision label adds 11 to reach 63); our longest suffix is `-reference`."""
+
+# Labels and annotations
+LABEL_JOB = f"{GROUP}/job"
+LABEL_ROLE = f"{GROUP}/role"
+LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_BY = "rljob"
+ANNOTATION_REQUEST = f"{GROUP}/request"
+ANNOTATION_TEMPLATE_HASH = f"{GROUP}/template-hash"
+FIELD_MANAGER = "rljob-operator"
+
+ROLE_TRAINER = "trainer"
+ROLE_ROLLOUT = "rollout"
+
+# Keys inside child objects
+CONTROL_KEY = "control.json"
+REPORT_KEY = "report.json"
+TOKEN_KEY = "token"
+
+# Environment of our containers
+ENV_JOB = "RLJOB_NAME"
+ENV_NAMESPACE = "RLJOB_NAMESPACE"
+ENV_POD_NAME = "RLJOB_POD_NAME"
+ENV_POD_UID = "RLJOB_POD_UID"
+ENV_POD_IP = "RLJOB_POD_IP"
+ENV_WORK = "RLJOB_WORK"
+ENV_ROLLOUT_TOKEN = "RLJOB_ROLLOUT_TOKEN"
+RESERVED_ENV_PREFIXES = ("RLJOB_", "PET_", "TORCHELASTIC_")
+RESERVED_ENV = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+# Ports
+ROLLOUT_PORT = 8000
+MASTER_PORT_FIRST = 29500
+MASTER_PORT_COUNT = 100
+WEIGHTS_PORT_FIRST = 29700
+"""Ports of the weight-transfer stores that rank 0 opens, one per replica and attempt."""
+
+# Containers
+TRAINER_CONTAINER = "trainer"
+ROLLOUT_CONTAINER = "rollout"
+WORK_DIR = "/run/rljob"
+USER_ID = 65532
+
+
+def labels(job: str, role: str | None = None) -> dict[str, str]:
+    """Labels of a job's children; with a role, those of that role's pods."""
+    return {LABEL_JOB: job, LABEL_MANAGED_BY: MANAGED_BY} | ({LABEL_ROLE: role} if role else {})
+
+
+def selector(job: str, role: str | None = None) -> str:
+    return ",".join(f"{k}={v}" for k, v in labels(job, role).items())
+
+
+def gang(job: str, role: str) -> str:
+    """StatefulSet, headless Service and ServiceAccount of a role."""
+    return f"{job}-{role}"
+
+
+def pod(job: str, role: str, ordinal: int) -> str:
+    return f"{gang(job, role)}-{ordinal}"
+
+
+def control(job: str) -> str:
+    return f"{job}-control"
+
+
+def report(pod_name: str) -> str:
+    return f"{pod_name}-report"
+
+
+def token(job: str) -> str:
+    """The Secret that holds the token of the job's rollout servers."""
+    return f"{job}-token"
+
+
+def master_port(attempt: int) -> int:
+    """Each attempt has a port of its own, so that a stale rank cannot join its successor's store."""
+    return MASTER_PORT_FIRST + attempt % MASTER_PORT_COUNT
+
+
+# Files under spec.checkpoint.path, on the job's volume
+def step_dir(root: Path, step: int) -> Path:
+    return root / f"global_step_{step}"
+
+
+def manifest_file(root: Path, step: int) -> Path:
+    return step_dir(root, step) / "manifest.json"
+
+
+def huggingface_dir(root: Path, step: int) -> Path:
+    return step_dir(root, step) / "huggingface"
+
+
+def fence_dir(root: Path) -> Path:
+    return root / "fence"
+
+
+def log_dir(root: Path, attempt: int) -> Path:
+    return root / "logs" / f"attempt-{attempt}"
+
+
+def batch_file(root: Path, step: int) -> Path:
+    return root / "batches" / f"step_{step}.json.gz"
+
+
+def metrics_file(root: Path) -> Path:
+    return root / "metrics.jsonl"
+
+
+def tensorboard_dir(root: Path) -> Path:
+    return root / "tensorboard"

@@ -1,0 +1,87 @@
+"""Building blocks of several sections of the spec."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from rljob_api.base import Model
+
+AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\s]*$", max_length=1024)]
+PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$", max_length=32)]
+Verbatim = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
+"""A Kubernetes, Megatron or vLLM object that passes through as it is."""
+
+
+class EnvVar(Model):
+    """One environment variable, as in a Kubernetes container."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
+    """Name of the variable. Names that rljob or torchrun set are refused."""
+    value: str | None = None
+    """The value, verbatim."""
+    value_from: Verbatim | None = None
+    """A Kubernetes `valueFrom` source (secretKeyRef, configMapKeyRef, fieldRef) in place of a value."""
+
+
+class Volume(Model):
+    """A volume of all the job's pods and where it is mounted."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+    """Name of the volume inside the pods."""
+    mount_path: AbsolutePath
+    """Where every container of the job sees it."""
+    read_only: bool = False
+    """Mount without the right to write."""
+    source: Verbatim
+    """A Kubernetes volume source, for example `{persistentVolumeClaim: {claimName: data}}`."""
+
+
+class Resources(Model):
+    """Requests and limits of a container, as in Kubernetes."""
+
+    requests: dict[str, Quantity] = {}
+    """What the scheduler sets aside."""
+    limits: dict[str, Quantity] = {}
+    """What the container may not exceed."""
+
+
+class Template(Model):
+    """The small set of pod settings that a role may choose; everything else is the operator's."""
+
+    image: str | None = None
+    """Image of this role; the job's `image` when unset."""
+    resources: Resources = Resources()
+    """Requests and limits. GPUs are added by the operator from `resourceName` and the process counts."""
+    node_selector: dict[str, str] = {}
+    """Labels that a node must have."""
+    tolerations: list[Verbatim] = []
+    """Kubernetes tolerations."""
+    affinity: Verbatim | None = None
+    """A Kubernetes affinity."""
+    env: list[EnvVar] = []
+    """Variables of this role, after those of the job."""
+    labels: dict[str, str] = {}
+    """Further pod labels. Ours cannot be replaced."""
+    annotations: dict[str, str] = {}
+    """Further pod annotations."""
+    priority_class_name: str | None = None
+    """A Kubernetes PriorityClass."""
+    termination_grace_period_seconds: PositiveInt = 60
+    """How long a pod that is being deleted may go on to finish its step and save."""
+
+
+class Sampling(Model):
+    """How responses are drawn. What changes the distribution beyond temperature is refused: log-probabilities would not be the policy's."""
+
+    temperature: NonNegativeFloat = 1.0
+    """Temperature of generation and of training's log-probabilities; 0 is greedy and only for evaluation."""
+    max_tokens: PositiveInt = 1024
+    """Longest response, in tokens."""
+
+
+Device = Literal["gpu", "cpu"]

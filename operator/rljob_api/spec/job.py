@@ -1,0 +1,91 @@
+"""The spec of an RLJob: one object owns everything a run needs."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rljob_api.base import Model
+from rljob_api.spec.algorithm import AlgorithmSpec, EvaluationSpec, TrainSpec
+from rljob_api.spec.common import AbsolutePath, EnvVar, NonNegativeInt, PositiveInt, Verbatim, Volume
+from rljob_api.spec.model import DataSpec, ModelSpec, RewardSpec
+from rljob_api.spec.roles import RolloutSpec, TrainerSpec
+
+
+class CheckpointSpec(Model):
+    """Where the run's state lives, and how often it is written."""
+
+    path: AbsolutePath
+    """Directory on a volume that all trainer pods share. One job at a time writes to it."""
+    every_steps: NonNegativeInt = 50
+    """A checkpoint every so many steps; 0: only when draining and at the end."""
+    keep_last: PositiveInt = 3
+    """Complete checkpoints that are kept; older ones are deleted after a newer one is complete."""
+    resume: Literal["auto", "required", "never"] = "auto"
+    """`auto`: from the newest complete checkpoint in `path`, else from the model; `required`: fail without one; `never`: refuse a directory that holds one at the job's first start."""
+    export_hugging_face: bool = True
+    """Write the final policy as a Hugging Face directory beside the last checkpoint."""
+
+
+class SchedulingSpec(Model):
+    """Who places the pods."""
+
+    backend: Literal["none"] = "none"
+    """`none`: the cluster's own scheduler, pod by pod."""
+
+
+class LifecycleSpec(Model):
+    """Failures and time limits."""
+
+    max_restarts: NonNegativeInt = 3
+    """Application failures after which the job fails. Lost nodes, evictions and drains are not counted."""
+    backoff_seconds: NonNegativeInt = 5
+    """Wait before the first counted restart; doubles with each, up to ten minutes."""
+    stall_timeout_seconds: PositiveInt = 1800
+    """A run whose heartbeat does not advance for so long has failed."""
+    drain_timeout_seconds: PositiveInt = 600
+    """How long a suspend waits for the step and the checkpoint."""
+    node_loss_seconds: PositiveInt = 120
+    """How long an unreachable node may stay away before its pod counts as lost."""
+
+
+class RLJobSpec(Model):
+    """A reinforcement learning run of a language model: Megatron trains, vLLM generates."""
+
+    task: Literal["rl"] = "rl"
+    """What kind of run this is."""
+    model: ModelSpec
+    """The policy's starting point."""
+    data: DataSpec
+    """Prompts."""
+    rewards: Annotated[list[RewardSpec], Field(min_length=1, max_length=64)]
+    """Who judges the responses."""
+    algorithm: AlgorithmSpec = AlgorithmSpec()
+    """How rewards become gradients."""
+    train: TrainSpec
+    """How much, and with which optimizer."""
+    evaluation: EvaluationSpec = EvaluationSpec()
+    """Scoring of held-out prompts."""
+    trainer: TrainerSpec = TrainerSpec()
+    """The gang of torchrun pods."""
+    rollout: RolloutSpec = RolloutSpec()
+    """The pool of vLLM servers."""
+    checkpoint: CheckpointSpec
+    """Where the run's state lives."""
+    scheduling: SchedulingSpec = SchedulingSpec()
+    """Who places the pods."""
+    lifecycle: LifecycleSpec = LifecycleSpec()
+    """Failures and time limits."""
+    suspend: bool = False
+    """Finish the step, save, free the pods. `kubectl rljob resume` overrides it without editing the spec."""
+    image: Annotated[str, Field(min_length=1, max_length=512)]
+    """Image of trainer and rollout pods."""
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    """When to pull it."""
+    image_pull_secrets: list[Verbatim] = []
+    """Kubernetes references to pull secrets."""
+    env: list[EnvVar] = []
+    """Variables of all containers."""
+    env_from: list[Verbatim] = []
+    """Kubernetes `envFrom` sources of all containers."""
+    volumes: Annotated[list[Volume], Field(max_length=32)] = []
+    """Volumes of all pods; model, data and checkpoints live on them."""

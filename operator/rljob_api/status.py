@@ -1,0 +1,144 @@
+"""The status of an RLJob: what was decided (authoritative), what was observed, and conditions for people and tools."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from rljob_api.base import Model, Wire
+from rljob_api.protocol import Checkpoint, Command, Failure, Member, Point
+
+State = Literal["Pending", "Starting", "Running", "Restarting", "Suspending", "Suspended", "Succeeded", "Failed"]
+ConditionType = Literal["Admitted", "TrainerReady", "RolloutsReady", "Reconciling", "Checkpointed", "Suspended", "Stalled", "Succeeded"]
+
+
+class Condition(Wire):
+    """A Kubernetes condition."""
+
+    type: ConditionType
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str = ""
+    last_transition_time: str
+    observed_generation: int
+
+
+class Attempt(Wire):
+    """The current or last life of the gang. Written before anything acts on it."""
+
+    number: int
+    command: Command = "run"
+    """What its members are told."""
+    reason: str = ""
+    """Why it was told to drain or stop."""
+    members: list[Member] = []
+    resume_step: int | None = None
+    """The checkpoint that was asked for; None: the newest."""
+    generation: int = 0
+    """Of the spec it runs."""
+    opened: str = ""
+    told: str = ""
+    """When `command` became drain or stop."""
+    closed: str = ""
+    """When its last member had stopped; empty: it may still be alive."""
+    failure: Failure | None = None
+    """Its root cause, if it failed."""
+    failed_pod: str = ""
+
+
+class Restarts(Wire):
+    """How often the gang started again."""
+
+    total: int = 0
+    counted: int = 0
+    """Application failures in a row, held against maxRestarts; a stable run resets them."""
+    not_before: str = ""
+    """End of the back-off."""
+
+
+class Override(Wire):
+    """A request's word about suspension, which holds until spec.suspend changes or a newer request comes."""
+
+    suspend: bool
+    spec_suspend: bool
+    """spec.suspend when the request was consumed."""
+
+
+class RoleStatus(Wire):
+    ready: int = 0
+    desired: int = 0
+    text: str = ""
+    """`ready/desired`, for the printer column."""
+
+
+class ProgressStatus(Wire):
+    """Rank 0's account, refreshed at most every 30 s while nothing else changes."""
+
+    step: int = 0
+    steps: int = 0
+    text: str = ""
+    """`120/500`, for the printer column."""
+    phase: str = ""
+    policy_step: int = 0
+    reward: str = ""
+    """Mean of the last step, for the printer column."""
+    metrics: dict[str, float] = {}
+    history: list[Point] = []
+    evaluation: dict[str, float] = {}
+    export: str = ""
+    started_from: int | None = None
+    backend: str = ""
+    updated: str = ""
+
+
+class CheckpointStatus(Wire):
+    latest: Checkpoint | None = None
+    kept: list[Checkpoint] = []
+
+
+class LastFailure(Wire):
+    attempt: int
+    reason: str
+    pod: str = ""
+    failure: Failure | None = None
+    time: str = ""
+
+
+class JobStatus(Wire):
+    """The whole status."""
+
+    observed_generation: int = 0
+    state: State = "Pending"
+    """For display; computed from the rest and never read by the operator."""
+    message: str = ""
+    """One sentence: what is happening, or what to do."""
+    attempt: Attempt | None = None
+    restarts: Restarts = Restarts()
+    outcome: Literal["", "Succeeded", "Failed"] = ""
+    """Terminal. Only a resume request with a step opens the job again."""
+    outcome_reason: str = ""
+    suspended: bool = False
+    """The pods are released because of spec.suspend or a request."""
+    override: Override | None = None
+    request: str = ""
+    """Nonce of the last request that was consumed."""
+    resume_step: int | None = None
+    """A checkpoint that was asked for and that no attempt has started from yet."""
+    last_failure: LastFailure | None = None
+    trainer: RoleStatus = RoleStatus()
+    rollout: RoleStatus = RoleStatus()
+    progress: ProgressStatus = ProgressStatus()
+    checkpoint: CheckpointStatus = CheckpointStatus()
+    conditions: list[Condition] = []
+
+
+class RLJobMeta(Model):
+    """What we read of an object's metadata."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int = 1
+    resource_version: str = ""
+    creation_timestamp: str = ""
+    deletion_timestamp: str | None = None
+    annotations: dict[str, str] = Field(default_factory=dict)

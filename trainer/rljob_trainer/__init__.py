@@ -1,0 +1,1 @@
+"""The trainer: launcher, driver, loop, algorithms, Megatron, rollouts, weights, checkpoints, data, rewards, reports."""

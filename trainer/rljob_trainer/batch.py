@@ -1,0 +1,49 @@
+"""What the driver hands to the ranks: immutable, complete, in (group, sample) order. No torch here."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One response and its reward."""
+
+    prompt_index: int
+    """Row of the prompt in the data set."""
+    group: int
+    """Position of the prompt in the step, 0 .. promptsPerStep - 1; its samples share it."""
+    sample: int
+    """Position in the group, 0 .. samplesPerPrompt - 1."""
+    prompt_tokens: tuple[int, ...]
+    response_tokens: tuple[int, ...]
+    """Includes the end-of-sequence token when the response ended by itself."""
+    log_probs: tuple[float, ...]
+    """Of each response token under the policy and temperature that drew it, as the rollout server computed it."""
+    policy_step: int
+    """Step of the policy that drew it."""
+    finish_reason: Literal["stop", "length"]
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """The samples of one step and what generating and scoring them measured."""
+
+    step: int
+    """The step they train, from 1."""
+    samples: tuple[Sample, ...]
+    metrics: dict[str, float]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> "StepBatch":
+        data = json.loads(text)
+        return StepBatch(data["step"], tuple(_sample(s) for s in data["samples"]), data["metrics"])
+
+
+def _sample(data: dict) -> Sample:
+    lists = ("prompt_tokens", "response_tokens", "log_probs")
+    return Sample(**{k: tuple(v) if k in lists else v for k, v in data.items()})
