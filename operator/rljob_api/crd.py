@@ -1,0 +1,148 @@
+"""The CustomResourceDefinition, generated from the models.
+
+python -m rljob_api.crd            # print
+python -m rljob_api.crd FILE       # write
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rljob_api import names
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import JobStatus
+
+Schema = dict[str, Any]
+
+_DROPPED = {"title", "exclusiveMinimum", "discriminator"}
+
+# What CEL can say of validate.py's rules: the API server answers at once, in the same words. Messages name the fix.
+_CEL = {
+    (): [
+        ("self.trainer.nodes * self.trainer.processesPerNode % (self.trainer.parallelism.tensor * self.trainer.parallelism.pipeline) == 0",
+         "spec.trainer: nodes x processesPerNode must be a multiple of parallelism.tensor x parallelism.pipeline; change one of them"),
+        ("self.train.promptsPerStep % self.train.miniBatches == 0",
+         "spec.train.miniBatches must divide promptsPerStep: a group of samples is never cut; choose a divisor"),
+        ("self.data.maxPromptTokens + self.rollout.sampling.maxTokens <= self.train.tokensPerMicroBatch",
+         "spec.train.tokensPerMicroBatch must hold the longest sample, data.maxPromptTokens + rollout.sampling.maxTokens; raise it"),
+        ("self.rollout.replicas > 0 || has(self.train.batches.replay)",
+         "spec.rollout.replicas: nothing would generate; set at least 1, or train.batches.replay"),
+        ("self.train.samplesPerPrompt > 1", "spec.train.samplesPerPrompt: grpo compares the samples of one prompt; set at least 2"),
+        ("self.evaluation.everySteps == 0 || size(self.data.validation) > 0",
+         "spec.evaluation.everySteps: there are no held-out prompts; name files in data.validation, or set 0"),
+        ("self.checkpoint.path == oldSelf.checkpoint.path", "spec.checkpoint.path is immutable: a run does not move; make a new job"),
+        ("self.model.path == oldSelf.model.path", "spec.model.path is immutable; make a new job"),
+    ],
+    ("rewards", "[]"): [("has(self.rule) != has(self.python)", "needs exactly one of rule and python; keep one of them")],
+}  # fmt: skip
+
+_COLUMNS = [
+    {"name": "State", "type": "string", "jsonPath": ".status.state"},
+    {"name": "Step", "type": "string", "jsonPath": ".status.progress.text"},
+    {"name": "Reward", "type": "string", "jsonPath": ".status.progress.reward"},
+    {"name": "Ready", "type": "string", "jsonPath": ".status.trainer.text"},
+    {"name": "Restarts", "type": "integer", "jsonPath": ".status.restarts.total"},
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+    {"name": "Rollouts", "type": "string", "jsonPath": ".status.rollout.text", "priority": 1},
+    {"name": "Checkpoint", "type": "integer", "jsonPath": ".status.checkpoint.latest.step", "priority": 1},
+    {"name": "Message", "type": "string", "jsonPath": ".status.message", "priority": 1},
+]
+
+
+def crd() -> dict[str, Any]:
+    """The whole object."""
+    spec = structural(RLJobSpec.model_json_schema(by_alias=True))
+    for path, rules in _CEL.items():
+        _at(spec, path)["x-kubernetes-validations"] = [{"rule": r, "message": m} for r, m in rules]
+    status = _open(structural(JobStatus.model_json_schema(by_alias=True, mode="serialization")))
+    name_rule = f"self.metadata.name.size() <= {names.MAX_JOB_NAME} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')"
+    schema = {
+        "type": "object",
+        "description": "A reinforcement learning run: a gang of Megatron trainers and a pool of vLLM rollouts.",
+        "required": ["spec"],
+        "properties": {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}, "spec": spec, "status": status},
+        "x-kubernetes-validations": [
+            {"rule": name_rule, "message": f"metadata.name: at most {names.MAX_JOB_NAME} lower-case letters, digits and '-', beginning with a letter"}
+        ],
+    }
+    version = {
+        "name": names.VERSION,
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": _COLUMNS,
+        "schema": {"openAPIV3Schema": schema},
+    }
+    kinds = {"kind": names.KIND, "listKind": f"{names.KIND}List", "plural": names.PLURAL, "singular": "rljob", "categories": ["all"]}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{names.PLURAL}.{names.GROUP}"},
+        "spec": {"group": names.GROUP, "names": kinds, "scope": "Namespaced", "versions": [version]},
+    }
+
+
+def structural(schema: Schema) -> Schema:
+    """A JSON schema of pydantic as Kubernetes wants it: no $ref, no anyOf with null, no titles, exclusive bounds as booleans."""
+    return _convert(schema, schema.get("$defs", {}))
+
+
+def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
+    if "$ref" in node:
+        target = definitions[node["$ref"].removeprefix("#/$defs/")]
+        return _convert({**target, **{k: v for k, v in node.items() if k != "$ref"}}, definitions)
+    if "anyOf" in node:
+        (only,) = (option for option in node["anyOf"] if option.get("type") != "null")
+        rest = {k: v for k, v in node.items() if k not in ("anyOf", "default")}
+        return _convert({**only, **rest}, definitions)
+    out = {k: v for k, v in node.items() if k not in _DROPPED and not k.startswith("$")}
+    if "exclusiveMinimum" in node:
+        out |= {"minimum": node["exclusiveMinimum"], "exclusiveMinimum": True}
+    if "const" in out:
+        out["enum"] = [out.pop("const")]
+        out["type"] = "string"
+    if "properties" in out:
+        out["properties"] = {k: _convert(v, definitions) for k, v in out["properties"].items()}
+        out.pop("additionalProperties", None)
+    if isinstance(out.get("additionalProperties"), dict):
+        out["additionalProperties"] = _convert(out["additionalProperties"], definitions)
+    if out.get("x-kubernetes-preserve-unknown-fields"):
+        out.pop("additionalProperties", None)
+    if "items" in out:
+        out["items"] = _convert(out["items"], definitions)
+    return out
+
+
+def _open(schema: Schema) -> Schema:
+    """A status takes what the operator writes: no required fields and no defaults, which would claim what was not observed."""
+    out = {k: v for k, v in schema.items() if k not in ("required", "default")}
+    for key in ("items", "additionalProperties"):
+        if isinstance(out.get(key), dict):
+            out[key] = _open(out[key])
+    if "properties" in out:
+        out["properties"] = {k: _open(v) for k, v in out["properties"].items()}
+    return out
+
+
+def _at(schema: Schema, path: tuple[str, ...]) -> Schema:
+    for key in path:
+        schema = schema["items"] if key == "[]" else schema["properties"][key]
+    return schema
+
+
+def render() -> str:
+    text = yaml.safe_dump(crd(), sort_keys=False, width=160, allow_unicode=True)
+    return "# Generated by `python -m rljob_api.crd`; do not edit.\n" + text
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(render())
+    else:
+        sys.stdout.write(render())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Every rule that can be checked without a GPU, all at once. Called by `kubectl rljob plan`, the operator and the trainer."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+from pydantic import ValidationError
+
+from rljob_api import names
+from rljob_api.layout import batch_violations, layout_violations, model_violations
+from rljob_api.passthrough import passthrough_violations
+from rljob_api.spec import RLJobSpec
+from rljob_api.violation import Violation
+
+Rule = Callable[[RLJobSpec], Iterable[Violation]]
+
+
+def violations(spec: dict[str, Any], name: str, model_config: dict[str, Any] | None = None) -> list[Violation]:
+    """All broken rules of a raw `spec` object of a job called `name`; with a Hugging Face `model_config`, the model's too."""
+    found = list(name_violations(name))
+    try:
+        parsed = RLJobSpec.model_validate(spec)
+    except ValidationError as error:
+        return found + _schema_violations(error)
+    for rule in RULES:
+        found += rule(parsed)
+    return found + list(model_violations(parsed, model_config or {}))
+
+
+def name_violations(name: str) -> Iterator[Violation]:
+    """The budget of child names: labels and StatefulSets bound the job's."""
+    if len(name) > names.MAX_JOB_NAME:
+        yield Violation(
+            "metadata.name",
+            name,
+            f"has {len(name)} characters; {names.MAX_JOB_NAME} are possible, because names of children are made from it",
+            "choose a shorter name",
+        )
+    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
+        yield Violation(
+            "metadata.name",
+            name,
+            "names of Services are made from it: lower-case letters, digits and '-', beginning with a letter and ending with a letter or digit",
+            "rename the job",
+        )
+
+
+def reward_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Exactly one judge per entry."""
+    for i, reward in enumerate(spec.rewards):
+        if (reward.rule is None) == (reward.python is None):
+            value = "both rule and python" if reward.rule else "neither rule nor python"
+            yield Violation(f"spec.rewards[{i}]", value, "needs exactly one of rule and python", "keep one of them")
+
+
+def rollout_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Somebody has to generate, at a temperature that training can repeat."""
+    r, replay = spec.rollout, spec.train.batches.replay
+    if r.replicas == 0 and not replay:
+        yield Violation("spec.rollout.replicas", "0", "nothing would generate", "set at least 1, or spec.train.batches.replay")
+    if r.min_replicas > r.replicas and not replay:
+        yield Violation(
+            "spec.rollout.minReplicas",
+            str(r.min_replicas),
+            f"generation would wait for ever: there are {r.replicas} replicas",
+            "set at most spec.rollout.replicas",
+        )
+    if r.sampling.temperature == 0:
+        yield Violation(
+            "spec.rollout.sampling.temperature",
+            "0",
+            "greedy responses of one prompt are all the same, and have no log-probabilities to learn from",
+            "set a temperature above 0; spec.evaluation.sampling may be greedy",
+        )
+
+
+def group_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """A group-relative advantage needs a group."""
+    if spec.train.samples_per_prompt < 2:
+        yield Violation(
+            "spec.train.samplesPerPrompt",
+            str(spec.train.samples_per_prompt),
+            "the advantage grpo compares the samples of one prompt",
+            "set at least 2",
+        )
+
+
+def evaluation_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    if spec.evaluation.every_steps and not spec.data.validation:
+        yield Violation(
+            "spec.evaluation.everySteps",
+            str(spec.evaluation.every_steps),
+            "there are no held-out prompts",
+            "name files in spec.data.validation, or set 0",
+        )
+
+
+def environment_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Variables that rljob or torchrun set."""
+    sections = (("spec.env", spec.env), ("spec.trainer.template.env", spec.trainer.template.env), ("spec.rollout.template.env", spec.rollout.template.env))
+    for path, variables in sections:
+        for i, v in enumerate(variables):
+            if v.name in names.RESERVED_ENV or v.name.startswith(names.RESERVED_ENV_PREFIXES):
+                yield Violation(f"{path}[{i}].name", v.name, "is set by rljob or torchrun", "choose another name")
+
+
+def path_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """With volumes given, what the job writes has to outlive its pods."""
+    if spec.volumes and not any(_inside(spec.checkpoint.path, v.mount_path) and not v.read_only for v in spec.volumes):
+        yield Violation(
+            "spec.checkpoint.path",
+            spec.checkpoint.path,
+            "is on none of the writable volumes in spec.volumes, so that checkpoints would be lost with the pod",
+            "put it below a mountPath",
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    layout_violations,
+    batch_violations,
+    passthrough_violations,
+    reward_violations,
+    rollout_violations,
+    group_violations,
+    evaluation_violations,
+    environment_violations,
+    path_violations,
+)
+
+
+def _inside(path: str, mount: str) -> bool:
+    return PurePosixPath(path).is_relative_to(mount)
+
+
+def _schema_violations(error: ValidationError) -> list[Violation]:
+    return [
+        Violation(_path(e["loc"]), _short(e.get("input")), e["msg"], "see `kubectl explain " + _explain(e["loc"]) + "`")
+        for e in error.errors(include_url=False)
+    ]
+
+
+def _path(location: tuple[str | int, ...]) -> str:
+    return "spec" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
+
+
+def _explain(location: tuple[str | int, ...]) -> str:
+    return ".".join(["rljob.spec", *(p for p in location[:-1] if isinstance(p, str))])
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
