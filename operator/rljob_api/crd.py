@@ -112,7 +112,16 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
         out.pop("additionalProperties", None)
     if "items" in out:
         out["items"] = _convert(out["items"], definitions)
+    if isinstance(out.get("default"), dict):
+        out["default"] = _own(out["default"], out)
     return out
+
+
+def _own(default: dict[str, Any], schema: Schema) -> dict[str, Any]:
+    """What an object's default says beyond the defaults of its fields, which the API server puts in by itself."""
+    fields = schema.get("properties", {})
+    nested = {k: _own(v, fields[k]) if isinstance(v, dict) and "properties" in fields.get(k, {}) else v for k, v in default.items()}
+    return {k: v for k, v in nested.items() if v is not None and v != fields.get(k, {}).get("default")}
 
 
 def _open(schema: Schema) -> Schema:

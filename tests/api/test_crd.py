@@ -1,0 +1,43 @@
+"""The CRD is generated, structural and small."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rljob_api import crd
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = crd.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+def nodes(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield schema
+    for child in (*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")):
+        if isinstance(child, dict):
+            yield from nodes(child)
+
+
+def test_the_file_is_what_the_models_say() -> None:
+    assert (ROOT / "crds/rljob.yaml").read_text() == crd.render(), "run `make generate`"
+
+
+def test_it_fits_the_annotation_of_a_client_side_apply() -> None:
+    assert len(crd.render()) < 256 * 1024
+
+
+def test_every_node_has_a_type_and_no_reference() -> None:
+    for node in nodes(SCHEMA):
+        assert "type" in node
+        assert not {"$ref", "anyOf", "const", "title"} & node.keys()
+
+
+def test_every_field_of_the_spec_is_described() -> None:
+    for node in nodes(SCHEMA["properties"]["spec"]):
+        for name, field in node.get("properties", {}).items():
+            assert field.get("description"), name
+
+
+def test_nothing_in_the_status_has_a_default_or_is_required() -> None:
+    for node in nodes(SCHEMA["properties"]["status"]):
+        assert "default" not in node
+        assert "required" not in node

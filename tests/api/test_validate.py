@@ -1,0 +1,70 @@
+"""One clear message per broken rule, all of them at once."""
+
+import pytest
+from api.specs import raw_spec
+
+from rljob_api.validate import violations
+
+
+def test_a_valid_spec_has_no_violations() -> None:
+    assert violations(raw_spec(), "demo") == []
+
+
+def test_a_violation_names_field_value_rule_and_fix() -> None:
+    (v,) = violations(raw_spec(trainer={"device": "cpu", "nodes": 3, "parallelism": {"tensor": 2}}), "demo")
+    assert str(v) == (
+        "spec.trainer.parallelism = tensor 2 x pipeline 1: nodes x processesPerNode = 3 x 1 = 3 ranks is not divisible by "
+        "tensor x pipeline = 2; make spec.trainer.nodes x spec.trainer.processesPerNode a multiple of 2, or lower tensor or pipeline"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"trainer": {"device": "gpu", "nodes": 2, "parallelism": {"tensor": 2}}}, "spec.trainer.parallelism.tensor"),
+        ({"train": {"miniBatches": 3}}, "spec.train.miniBatches"),
+        ({"train": {"tokensPerMicroBatch": 23}}, "spec.train.tokensPerMicroBatch"),
+        ({"train": {"samplesPerPrompt": 1}}, "spec.train.samplesPerPrompt"),
+        ({"rewards": [{"dataSource": "a"}]}, "spec.rewards[0]"),
+        ({"rewards": [{"rule": "exactMatch", "python": {"path": "/r.py"}}]}, "spec.rewards[0]"),
+        ({"rollout": {"replicas": 0, "minReplicas": 0}}, "spec.rollout.replicas"),
+        ({"rollout": {"replicas": 1, "minReplicas": 2}}, "spec.rollout.minReplicas"),
+        ({"rollout": {"sampling": {"temperature": 0}, "vllmArgs": {}}}, "spec.rollout.sampling.temperature"),
+        ({"evaluation": {"everySteps": 5}}, "spec.evaluation.everySteps"),
+        ({"env": [{"name": "MASTER_ADDR", "value": "x"}]}, "spec.env[0].name"),
+        ({"volumes": [{"name": "d", "mountPath": "/other", "source": {"emptyDir": {}}}]}, "spec.checkpoint.path"),
+        ({"trainer": {"transformerConfig": {"hiden_size": 3}}}, "spec.trainer.transformerConfig.hiden_size"),
+        ({"trainer": {"transformerConfig": {"tensor_model_parallel_size": 2}}}, "spec.trainer.transformerConfig.tensor_model_parallel_size"),
+        ({"rollout": {"vllmArgs": {"port": 1}, "sampling": {"maxTokens": 8}}}, "spec.rollout.vllmArgs.port"),
+        ({"model": {"path": "relative"}}, "spec.model.path"),
+        ({"trainer": {"gpus": 8}}, "spec.trainer.gpus"),
+    ],
+)  # fmt: skip
+def test_each_broken_rule_is_found_at_its_field(changes: dict, field: str) -> None:
+    assert field in [v.field for v in violations(raw_spec(**changes), "demo")]
+
+
+def test_all_violations_come_at_once() -> None:
+    spec = raw_spec(trainer={"nodes": 3, "parallelism": {"pipeline": 2}}, train={"miniBatches": 3, "samplesPerPrompt": 1})
+    assert len(violations(spec, "Bad_Name")) == 4
+
+
+def test_an_unknown_megatron_key_suggests_the_nearest() -> None:
+    (v,) = violations(raw_spec(trainer={"transformerConfig": {"recompute_granularty": "full"}}), "demo")
+    assert v.fix == "did you mean recompute_granularity?"
+
+
+def test_a_job_name_keeps_to_the_budget_of_its_children() -> None:
+    assert violations(raw_spec(), "a" * 42) == []
+    assert [v.field for v in violations(raw_spec(), "a" * 43)] == ["metadata.name"]
+
+
+def test_the_model_is_checked_against_the_layout() -> None:
+    config = {"num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 100, "num_hidden_layers": 5}
+    spec = raw_spec(trainer={"nodes": 8, "parallelism": {"tensor": 4, "pipeline": 2}})
+    found = violations(spec, "demo", config)
+    assert [(v.field, v.rule) for v in found] == [
+        ("spec.trainer.parallelism.tensor", "num_attention_heads = 6 of the model is not divisible by it"),
+        ("spec.trainer.parallelism.tensor", "num_key_value_heads = 3 of the model must be a multiple or a divisor of it"),
+        ("spec.trainer.parallelism.pipeline", "num_hidden_layers = 5 of the model is not divisible by it"),
+    ]
