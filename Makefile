@@ -1,0 +1,87 @@
+# RLJob. `make help` lists the targets.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+# The first Python 3.12 that starts: a pyenv shim may exist and not
+PYTHON312 ?= $(shell for p in python3.12 $(HOME)/.pyenv/versions/3.12.*/bin/python; do $$p -c '' 2>/dev/null && { command -v $$p; break; }; done)
+VENV := .venv
+PY := $(VENV)/bin/python
+LOCK := $(VENV)/bin/uv pip compile -q --python-version 3.12 --generate-hashes --custom-compile-command 'make lock'
+export OMP_NUM_THREADS ?= 1
+
+##@ For users
+.PHONY: demo
+demo: setup ## Bring up a cluster if there is none, install the operator, train the arithmetic example, show the curve
+	$(PY) -m e2e.demo
+
+.PHONY: cluster-up
+cluster-up: setup ## Bring up the local (or kind) cluster, with images and the operator
+	$(PY) -m e2e.providers up
+
+.PHONY: cluster-down
+cluster-down: setup ## Stop the cluster and leave nothing behind
+	$(PY) -m e2e.providers down
+
+##@ For developers
+.PHONY: setup
+setup: $(VENV)/.installed ## Create the Python environment from the locked requirements
+
+$(VENV)/.installed: tests/requirements.txt pyproject.toml
+	@test -n "$(PYTHON312)" || { echo "Python 3.12 is needed: install it, or set PYTHON312 to its path"; exit 1; }
+	@test -x $(PY) || { echo "setup: creating $(VENV)"; $(PYTHON312) -m venv $(VENV); }
+	@test -x $(VENV)/bin/uv || $(PY) -m pip install -q --require-hashes --no-deps -r images/trainer/installer.txt
+	@echo "setup: installing the locked requirements (about 6 GB)"
+	$(VENV)/bin/uv pip sync -q --python $(PY) --require-hashes tests/requirements.txt
+	$(VENV)/bin/uv pip install -q --python $(PY) --no-deps --no-build-isolation -e .
+	touch $@
+
+.PHONY: check
+check: setup ## Format, lint, layers, types, generated files, fast tests (under 3 minutes)
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/mypy
+	$(MAKE) --no-print-directory generate-check
+	$(PY) -m pytest -q -m "not slow" tests
+
+.PHONY: test
+test: check ## Everything: check, the trainer on real megatron-core and vLLM, end to end on the cluster
+	$(PY) -m pytest -q -m slow tests
+	$(PY) -m pytest -q -x e2e -m "not slow"
+
+.PHONY: e2e-all
+e2e-all: setup ## The end-to-end tests with the slow ones
+	$(PY) -m pytest -q e2e
+
+.PHONY: format
+format: setup ## Format and mend what the linter can
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+##@ Generated files
+.PHONY: generate
+generate: setup ## Write the CRD, known keys and reference pages again
+	$(PY) -m rljob_api.crd crds/rljob.yaml
+	cp crds/rljob.yaml charts/rljob/files/rljob.yaml
+	$(PY) -W ignore -m rljob_trainer.known_keys
+	$(PY) -m rljob_api.reference docs/reference/api.md
+	$(PY) -m kubectl_rljob.reference docs/reference/cli.md
+
+.PHONY: generate-check
+generate-check: setup ## Fail when a generated file has drifted
+	@tmp=$$(mktemp -d) && trap 'rm -rf $$tmp' EXIT && \
+	$(PY) -m rljob_api.crd $$tmp/crd && diff -u crds/rljob.yaml $$tmp/crd && diff -u crds/rljob.yaml charts/rljob/files/rljob.yaml && \
+	$(PY) -m rljob_api.reference $$tmp/api && diff -u docs/reference/api.md $$tmp/api && \
+	$(PY) -m kubectl_rljob.reference $$tmp/cli && diff -u docs/reference/cli.md $$tmp/cli && \
+	$(PY) -W ignore -m rljob_trainer.known_keys --check
+
+.PHONY: lock
+lock: ## Resolve the requirements again, with hashes
+	$(LOCK) pyproject.toml --extra operator -o images/operator/requirements.txt
+	$(LOCK) images/trainer/installer.in -o images/trainer/installer.txt
+	$(LOCK) pyproject.toml images/trainer/requirements.in -o images/trainer/requirements.txt
+	$(LOCK) pyproject.toml tests/requirements.in --extra operator -o tests/requirements.txt
+
+##@ Other
+.PHONY: help
+help: ## Show this
+	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*##/ {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
