@@ -1,0 +1,93 @@
+"""An RLJob on a cluster, as tests and the demo see it: what a user applies, and what the status says."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from e2e.kube import Kube, Object, wait_for
+from rljob_api import names
+from rljob_api.status import JobStatus
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "arithmetic"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One RLJob by name."""
+
+    kube: Kube
+    name: str
+
+    def object(self) -> Object:
+        return self.kube.get("rljob", self.name)
+
+    def status(self) -> JobStatus:
+        return JobStatus.model_validate(self.object().get("status", {}))
+
+    def wait(self, what: str, probe: Callable[[JobStatus], Any], timeout: float) -> JobStatus:
+        """Until `probe` is true of the status. A job that fails meanwhile ends the wait, unless failure is what is waited for."""
+
+        def look() -> JobStatus | None:
+            status = self.status()
+            if probe(status):
+                return status
+            if status.outcome == "Failed":
+                raise AssertionError(f"{self.name} failed while waiting for {what}: {status.message}")
+            return None
+
+        return wait_for(f"{self.name}: {what}", look, timeout, describe=self.describe)
+
+    def wait_for_step(self, step: int, timeout: float = 300) -> JobStatus:
+        return self.wait(f"step {step}", lambda s: s.progress.step >= step, timeout)
+
+    def wait_for_state(self, state: str, timeout: float = 300) -> JobStatus:
+        return self.wait(f"state {state}", lambda s: s.state == state, timeout)
+
+    def pod(self, role: str, ordinal: int) -> Object:
+        return self.kube.get("pod", names.pod(self.name, role, ordinal))
+
+    def pods(self, role: str | None = None) -> list[Object]:
+        return self.kube.list("pod", names.selector(self.name, role))
+
+    def describe(self) -> str:
+        """What a person would look at first."""
+        parts = [
+            self.kube.kubectl("get", "pods", "-o", "wide"),
+            yaml.safe_dump(self.object().get("status", {})),
+            *(f"--- {p['metadata']['name']}\n" + self._log(p["metadata"]["name"]) for p in self.pods()),
+        ]
+        return "\n".join(parts)
+
+    def _log(self, pod: str) -> str:
+        try:
+            return self.kube.kubectl("logs", pod, "--tail=40")
+        except RuntimeError as error:
+            return str(error)
+
+    def delete(self) -> None:
+        self.kube.kubectl("delete", "rljob", self.name, "--ignore-not-found", "--timeout=120s", timeout=150)
+
+
+def example(name: str = "arithmetic", image: str | None = None, **changes: Any) -> Object:
+    """The README's own manifest, with what a test changes merged into its spec."""
+    manifest = yaml.safe_load((EXAMPLE / "rljob.yaml").read_text())
+    manifest["metadata"]["name"] = name
+    manifest["spec"] = merge(manifest["spec"], changes | ({"image": image} if image else {}))
+    return manifest
+
+
+def merge(base: Any, changes: Any) -> Any:
+    """Objects are merged, everything else is replaced."""
+    if isinstance(base, dict) and isinstance(changes, dict):
+        return base | {k: merge(base.get(k), v) for k, v in changes.items()}
+    return changes
+
+
+def metrics(volume: Path, run: str) -> dict[int, dict[str, float]]:
+    """metrics.jsonl of a run on the shared volume, by step."""
+    lines = [json.loads(line) for line in names.metrics_file(volume / run).read_text().splitlines()]
+    return {line["step"]: line for line in lines}
