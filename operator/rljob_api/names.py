@@ -43,6 +43,8 @@ ENV_POD_UID = "RLJOB_POD_UID"
 ENV_POD_IP = "RLJOB_POD_IP"
 ENV_WORK = "RLJOB_WORK"
 ENV_ROLLOUT_TOKEN = "RLJOB_ROLLOUT_TOKEN"
+ENV_ATTEMPT = "RLJOB_ATTEMPT"
+"""Attempt that was current when a rollout server started: it refuses lower ones from its first request."""
 RESERVED_ENV_PREFIXES = ("RLJOB_", "PET_", "TORCHELASTIC_")
 RESERVED_ENV = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
