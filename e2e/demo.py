@@ -1,0 +1,75 @@
+"""`make demo`: from nothing to a trained model, and what came of it.
+
+Brings up the cluster, images and operator; makes the example's model and data; applies examples/arithmetic/rljob.yaml; shows it live.
+Fails when the model did not learn.
+"""
+
+import sys
+import time
+
+from e2e import stack
+from e2e.curve import plot
+from e2e.job import Job, example
+from e2e.prepare import prepare
+from e2e.providers import Unavailable
+from rljob_api.status import JobStatus
+
+REQUIRED_RISE = 0.1
+
+
+def main() -> int:
+    try:
+        provider = stack.up(say)
+    except Unavailable as missing:
+        print(missing, file=sys.stderr)
+        return 2
+    kube = stack.kube(provider)
+    job = Job(kube, "arithmetic")
+    job.delete()
+    prepare(kube, provider, fresh=True, say=say)
+    say("kubectl apply -f examples/arithmetic/rljob.yaml")
+    kube.apply(example(image=provider.trainer_image))
+    status = follow(job)
+    return report(job, status)
+
+
+def follow(job: Job) -> JobStatus:
+    """Print a line per change until the job has ended."""
+    start, last = time.monotonic(), ""
+    while True:
+        status = job.status()
+        p = status.progress
+        line = f"{status.state:<10} step {p.text or '-':>8}  reward {p.reward or '-':>6}  {p.phase:<10} {status.message}".rstrip()
+        if line != last:
+            print(f"{time.monotonic() - start:6.0f} s  {line}", flush=True)
+        last = line
+        if status.outcome:
+            return status
+        time.sleep(1)
+
+
+def report(job: Job, status: JobStatus) -> int:
+    """The curve, held-out accuracy, and where the results are; 1 when it did not learn."""
+    history = [point.reward for point in status.progress.history]
+    if status.outcome != "Succeeded" or len(history) < 20:
+        print(f"\n{job.name}: {status.outcome}: {status.message}\n\n{job.describe()}", file=sys.stderr)
+        return 1
+    first, last = sum(history[:10]) / 10, sum(history[-10:]) / 10
+    before, after = status.progress.evaluation["first"], status.progress.evaluation["last"]
+    latest = status.checkpoint.latest
+    print(f"\nMean reward per step\n{plot(history)}")
+    print(f"\nreward              first 10 points {first:.3f}   last 10 points {last:.3f}")
+    print(f"held-out accuracy   before {before:.3f}            after {after:.3f}")
+    print(f"checkpoint          {latest.path if latest else '-'}\nHugging Face model  {status.progress.export}")
+    print("                    (on the volume of the claim `arithmetic`)")
+    learned = last >= first + REQUIRED_RISE and after > before
+    print("\nIt learned." if learned else "\nIt did not learn as it should.")
+    return 0 if learned else 1
+
+
+def say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""The example's volume, model and data on a cluster, and a pod to look at them."""
+
+from collections.abc import Callable
+
+import yaml
+
+from e2e.job import EXAMPLE
+from e2e.kube import Kube, Object, wait_for
+from e2e.providers import Provider
+
+CLAIM = "arithmetic"
+WORKBENCH = "workbench"
+
+
+def prepare(kube: Kube, provider: Provider, fresh: bool, say: Callable[[str], None] = print) -> None:
+    """Claim, then model and data by examples/arithmetic/prepare.yaml; with `fresh`, whatever an earlier run left is deleted first."""
+    if fresh:
+        kube.kubectl("delete", "job/arithmetic-prepare", "configmap/arithmetic-prepare", f"pvc/{CLAIM}", "--ignore-not-found", "--timeout=120s", timeout=150)
+    storage, job = _load("storage.yaml"), _load("prepare.yaml")
+    storage["spec"]["storageClassName"] = provider.storage_class
+    job["spec"]["template"]["spec"]["containers"][0]["image"] = provider.trainer_image
+    script: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "arithmetic-prepare"}, "data": {"prepare.py": (EXAMPLE / "prepare.py").read_text()}}
+    say("preparing the example's model and data")
+    kube.apply(storage, script, job)
+    wait_for("arithmetic-prepare", lambda: _finished(kube), timeout=300, describe=lambda: kube.kubectl("logs", "job/arithmetic-prepare", "--tail=30"))
+
+
+def _finished(kube: Kube) -> bool:
+    status = kube.get("job", "arithmetic-prepare").get("status", {})
+    if status.get("failed"):
+        raise RuntimeError("arithmetic-prepare failed:\n" + kube.kubectl("logs", "job/arithmetic-prepare", "--tail=30"))
+    return bool(status.get("succeeded"))
+
+
+def workbench(kube: Kube, provider: Provider) -> None:
+    """A pod with the volume at /data and the trainer's image, to read results from any cluster: `kube.execute(WORKBENCH, ...)`."""
+    container: Object = {
+        "name": "workbench",
+        "image": provider.trainer_image,
+        "command": ["python", "-c", "import signal; signal.sigwait({signal.SIGTERM})"],
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    }
+    volume = {"name": "data", "persistentVolumeClaim": {"claimName": CLAIM}}
+    spec = {"containers": [container], "volumes": [volume], "terminationGracePeriodSeconds": 1}
+    kube.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": WORKBENCH}, "spec": spec})
+    kube.kubectl("wait", "--for=condition=Ready", f"pod/{WORKBENCH}", "--timeout=120s", timeout=150)
+
+
+def _load(name: str) -> Object:
+    return yaml.safe_load((EXAMPLE / name).read_text())
