@@ -1,0 +1,154 @@
+"""The API server, with explicit timeouts. Answers are JSON as the server wrote it; every error becomes a UserError."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from kubernetes import config
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.client.rest import RESTResponse
+from kubernetes.config import ConfigException
+from urllib3.exceptions import HTTPError
+
+from kubectl_rljob.errors import UserError
+from kubectl_rljob.job import Job
+from rljob_api import names
+
+CONNECT_SECONDS = 10
+READ_SECONDS = 30
+CONNECT_RETRIES = 1
+JOBS = f"/apis/{names.API_VERSION}"
+
+Query = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A connection and the namespace that commands work in."""
+
+    client: ApiClient
+    namespace: str
+
+    @staticmethod
+    def connect(kubeconfig: str | None, context: str | None, namespace: str | None) -> "Cluster":
+        """As kubectl chooses them: flag, KUBECONFIG or ~/.kube/config; the context's namespace, else `default`."""
+        settings = Configuration()
+        settings.retries = CONNECT_RETRIES
+        try:
+            config.load_kube_config(kubeconfig, context, client_configuration=settings)
+            contexts, active = config.list_kube_config_contexts(kubeconfig)
+        except (ConfigException, OSError) as error:
+            raise UserError(f"kubeconfig: {error}", "kubectl config get-contexts") from error
+        chosen = next((c for c in contexts if c["name"] == context), active)
+        return Cluster(ApiClient(settings), namespace or chosen["context"].get("namespace") or "default")
+
+    def job(self, name: str) -> Job:
+        return Job(
+            self._json("GET", self._job_path(self.namespace, name), what=f"rljob {name} in namespace {self.namespace}")
+        )
+
+    def jobs(self, all_namespaces: bool) -> list[Job]:
+        """In the server's order, which is by namespace and name."""
+        path = f"{JOBS}/{names.PLURAL}" if all_namespaces else self._job_path(self.namespace)
+        where = "all namespaces" if all_namespaces else f"namespace {self.namespace}"
+        return [Job(item) for item in self._json("GET", path, what=f"rljobs in {where}")["items"]]
+
+    def events(self, job: Job) -> list[dict[str, Any]]:
+        """Those of this very object, in no order."""
+        fields = {"kind": names.KIND, "name": job.name, "uid": job.uid}
+        selector = ",".join(f"involvedObject.{k}={v}" for k, v in fields.items())
+        path = f"/api/v1/namespaces/{quote(job.namespace)}/events"
+        return self._json("GET", path, {"fieldSelector": selector}, what=f"events in namespace {job.namespace}")[
+            "items"
+        ]
+
+    def pods(self, job: Job, role: str) -> list[str]:
+        """Names of the role's pods."""
+        path = f"/api/v1/namespaces/{quote(job.namespace)}/pods"
+        answer = self._json(
+            "GET", path, {"labelSelector": names.selector(job.name, role)}, what=f"pods in namespace {job.namespace}"
+        )
+        return sorted(item["metadata"]["name"] for item in answer["items"])
+
+    def log(self, job: Job, pod: str, query: Query) -> Iterator[bytes]:
+        """The log as it comes. With follow there is no read timeout: silence is normal."""
+        path = f"/api/v1/namespaces/{quote(job.namespace)}/pods/{quote(pod)}/log"
+        read = None if "follow" in query else READ_SECONDS
+        what = f"log of pod {pod} in namespace {job.namespace}"
+        response = self._send("GET", path, query, what=what, read_seconds=read)
+        try:
+            yield from response.response.stream(65536)
+        except HTTPError as error:
+            raise UserError(f"{what}: the connection broke: {error}") from error
+
+    def annotate(self, job: Job, annotation: str, value: str) -> None:
+        """Set one annotation of this very object: another one of the same name is refused by its UID."""
+        body = {"metadata": {"uid": job.uid, "annotations": {annotation: value}}}
+        self._json("PATCH", self._job_path(job.namespace, job.name), body=body, what=job.title)
+
+    @staticmethod
+    def _job_path(namespace: str, name: str | None = None) -> str:
+        path = f"{JOBS}/namespaces/{quote(namespace, safe='')}/{names.PLURAL}"
+        return path if name is None else f"{path}/{quote(name, safe='')}"
+
+    def _json(
+        self, method: str, path: str, query: Query | None = None, body: Any = None, *, what: str
+    ) -> dict[str, Any]:
+        return json.loads(self._send(method, path, query or {}, body, what=what).read())
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Query,
+        body: Any = None,
+        *,
+        what: str,
+        read_seconds: int | None = READ_SECONDS,
+    ) -> RESTResponse:
+        headers = {"Accept": "application/json, */*", "Content-Type": "application/merge-patch+json"}
+        request = self.client.param_serialize(
+            method,
+            path,
+            query_params=list(query.items()),
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        try:
+            response = self.client.call_api(*request, _request_timeout=(CONNECT_SECONDS, read_seconds))
+            if response.status < 300:
+                return response
+            raise refusal(response.status, response.read().decode(errors="replace"), what, path)
+        except HTTPError as error:
+            reason = getattr(error, "reason", None) or error
+            raise UserError(
+                f"{what}: cannot reach {self.client.configuration.host}: {reason}", "kubectl cluster-info"
+            ) from error
+
+
+def refusal(status: int, body: str, what: str, path: str) -> UserError:
+    """What an answer of the API server means for the user. `what`: kind, name and namespace."""
+    try:
+        message = json.loads(body)["message"]
+    except (ValueError, KeyError, TypeError):
+        message = body.strip()
+    if status == 404 and not body.lstrip().startswith("{"):
+        return UserError(
+            f"{what}: this cluster does not know the kind {names.KIND} ({names.API_VERSION})",
+            f"kubectl get crd {names.PLURAL}.{names.GROUP}",
+        )
+    if status == 404:
+        return UserError(f"{what}: not found", "kubectl rljob list -A")
+    if status == 401:
+        return UserError(f"{what}: the cluster does not accept your credentials", "kubectl auth whoami")
+    if status == 403:
+        namespace = path.split("/namespaces/")[1].split("/")[0] if "/namespaces/" in path else ""
+        return UserError(
+            f"{what}: {message}", f"kubectl auth can-i --list {'-n ' + namespace if namespace else ''}".rstrip()
+        )
+    if status == 409:
+        return UserError(f"{what}: changed or was re-created meanwhile; try again")
+    return UserError(f"{what}: {message} (HTTP {status})")

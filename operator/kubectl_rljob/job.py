@@ -1,0 +1,81 @@
+"""An RLJob as the plugin sees it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pydantic import ValidationError
+
+from rljob_api import names
+from rljob_api.request import Request
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import JobStatus
+
+RESOURCE = f"rljob.{names.GROUP}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One object of the cluster: the raw dict, and its parts parsed on demand."""
+
+    raw: dict[str, Any]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self.raw["metadata"]
+
+    @property
+    def name(self) -> str:
+        return self.metadata["name"]
+
+    @property
+    def namespace(self) -> str:
+        return self.metadata["namespace"]
+
+    @property
+    def uid(self) -> str:
+        return self.metadata["uid"]
+
+    @property
+    def title(self) -> str:
+        """For messages."""
+        return f"rljob {self.name} in namespace {self.namespace}"
+
+    def command(self, verb: str, rest: str = "") -> str:
+        """A command line about this job."""
+        return f"kubectl rljob {verb} {self.name} -n {self.namespace} {rest}".rstrip()
+
+    @cached_property
+    def status(self) -> JobStatus:
+        return JobStatus.model_validate(self.raw.get("status") or {})
+
+    @cached_property
+    def spec(self) -> RLJobSpec | None:
+        """None when this version does not understand it; what is wrong with it, the operator says in status.message."""
+        try:
+            return RLJobSpec.model_validate(self.raw["spec"], extra="ignore")
+        except ValidationError:
+            return None
+
+    @property
+    def pending_request(self) -> Request | None:
+        """A request that the operator has not consumed yet."""
+        text = self.metadata.get("annotations", {}).get(names.ANNOTATION_REQUEST)
+        try:
+            request = Request.model_validate_json(text) if text else None
+        except ValidationError:
+            return None
+        if request is None or request.job_uid != self.uid or request.nonce == self.status.request:
+            return None
+        return request
+
+    @property
+    def wants_suspend(self) -> bool:
+        """What the newest word about suspension says: a request not yet consumed, else the override, else the spec."""
+        in_spec = bool(self.raw["spec"].get("suspend", False))
+        if request := self.pending_request:
+            return request.action == "suspend"
+        override = self.status.override
+        if override and override.spec_suspend == in_spec:
+            return override.suspend
+        return in_spec

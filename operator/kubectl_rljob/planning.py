@@ -1,0 +1,68 @@
+"""What a manifest amounts to: the data behind `plan`."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from rljob_api.layout import Amounts, Layout
+from rljob_api.spec import RLJobSpec
+from rljob_api.validate import violations
+from rljob_api.violation import Violation
+
+
+@dataclass(frozen=True)
+class Role:
+    """Pods of one kind; `gpus` of all of them together."""
+
+    name: str
+    pods: int
+    processes_per_pod: int
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job as it would run. `spec` is None when it cannot be read as one."""
+
+    name: str
+    spec: RLJobSpec | None
+    model: dict[str, Any] | None
+    """The Hugging Face config.json, if it was given."""
+    violations: list[Violation]
+
+    @staticmethod
+    def of(name: str, spec: dict[str, Any], model: dict[str, Any] | None) -> "Plan":
+        try:
+            parsed = RLJobSpec.model_validate(spec)
+        except ValidationError:
+            parsed = None
+        return Plan(name, parsed, model, violations(spec, name, model))
+
+    def breaks(self, field: str) -> bool:
+        """Whether a rule about a field, or one below it, is broken."""
+        return any(v.field.startswith(field) for v in self.violations)
+
+    def dump(self) -> dict[str, Any]:
+        """For -o json. The amounts are there only when every rule holds."""
+        out: dict[str, Any] = {"name": self.name, "violations": [asdict(v) for v in self.violations]}
+        if self.spec is not None and not self.violations:
+            layout, amounts = Layout.of(self.spec), Amounts.of(self.spec)
+            out["layout"] = {**asdict(layout), "data": layout.data}
+            out["batch"] = {
+                "samplesPerStep": amounts.samples_per_step,
+                "samplesPerMiniBatch": amounts.samples_per_mini_batch,
+                "optimizerSteps": amounts.optimizer_steps,
+            }
+            out["roles"] = [{"name": r.name, "pods": r.pods, "gpus": r.gpus} for r in roles(self.spec)]
+        return out
+
+
+def roles(spec: RLJobSpec) -> list[Role]:
+    """Trainer and rollout. A job on CPU takes no GPUs."""
+    t, r = spec.trainer, spec.rollout
+    per_process = 1 if t.device == "gpu" else 0
+    return [
+        Role("trainer", t.nodes, t.processes_per_node, t.nodes * t.processes_per_node * per_process),
+        Role("rollout", r.replicas, r.tensor_parallel, r.replicas * r.tensor_parallel * per_process),
+    ]

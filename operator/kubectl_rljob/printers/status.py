@@ -1,0 +1,185 @@
+"""The page of `status`: at most 25 lines, the events fill what the rest leaves."""
+
+import textwrap
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from kubectl_rljob import planning
+from kubectl_rljob.job import Job
+from kubectl_rljob.printers.metrics import curve, line
+from kubectl_rljob.printers.text import age, clip, duration, moment, table
+from rljob_api.layout import Layout
+from rljob_api.protocol import Failure
+
+LINES = 25
+EVENTS = 6
+WIDTH = 150
+MESSAGE_LINES = 4
+TRACEBACK_LINES = 2
+CHECKPOINTS = 8
+PACE_STEPS = 10
+
+
+def page(job: Job, events: Sequence[dict[str, Any]], now: datetime) -> str:
+    """Sections apart by an empty line; those with nothing to say are left out."""
+    sections = [summary(job, now), roles(job), metrics(job, now), checkpoints(job), failure(job, now)]
+    lines = [text for section in sections if section for text in (*section, "")]
+    lines += last_events(events, LINES - len(lines), now)
+    return "\n".join(lines[:LINES]).rstrip()
+
+
+def summary(job: Job, now: datetime) -> list[str]:
+    """Two columns of keys and values, then the operator's sentence."""
+    s, spec = job.status, job.spec
+    left = [("Name", job.name), ("Namespace", job.namespace)]
+    if spec:
+        left += [
+            ("Algorithm", f"{spec.algorithm.advantage}, {spec.algorithm.loss} loss"),
+            ("Model", f"{spec.model.path} ({spec.model.dtype})"),
+        ]
+    right = [
+        ("State", state(job)),
+        (
+            "Attempt",
+            f"{s.attempt.number}, opened {age(s.attempt.opened, now)} ago"
+            if s.attempt and s.attempt.opened
+            else "none yet",
+        ),
+        ("Restarts", restarts(job)),
+        (
+            "Checkpoint",
+            f"step {s.checkpoint.latest.step}, {age(s.checkpoint.latest.time, now)} ago"
+            if s.checkpoint.latest
+            else "none yet",
+        ),
+    ]
+    left += [("", "")] * (len(right) - len(left))
+    cells = [f"{key + ':':<12}{value}" if key else "" for key, value in left]
+    width = max(map(len, cells)) + 4
+    lines = [f"{cell:<{width}}{key + ':':<13}{value}" for cell, (key, value) in zip(cells, right, strict=True)]
+    return [*lines, *message(job)]
+
+
+def state(job: Job) -> str:
+    """The word, how far, and how long it still takes at the pace of the last steps."""
+    s, p = job.status, job.status.progress
+    if not p.steps:
+        return s.state
+    text = f"{s.state}, step {p.step}/{p.steps} ({100 * p.step // p.steps} %)"
+    recent = [point.seconds for point in p.history[-PACE_STEPS:]]
+    if s.state != "Running" or not recent or p.step >= p.steps:
+        return text
+    return f"{text}, about {duration((p.steps - p.step) * sum(recent) / len(recent))} left"
+
+
+def restarts(job: Job) -> str:
+    total, counted = job.status.restarts.total, job.status.restarts.counted
+    limit = f" of {job.spec.lifecycle.max_restarts}" if job.spec else ""
+    return f"{total} ({counted}{limit} counted)"
+
+
+def message(job: Job) -> list[str]:
+    """The operator's words, and a request that it has not taken up."""
+    if job.status.observed_generation == 0:
+        return [
+            f"{'Message:':<12}no operator has looked at this job yet: is one installed, does it watch {job.namespace}?"
+        ]
+    words = [part for line in job.status.message.split("\n") for part in textwrap.wrap(line, WIDTH)]
+    lines = [f"{'Message:' if not i else '':<12}{text}" for i, text in enumerate(words[:MESSAGE_LINES])]
+    if request := job.pending_request:
+        step = "" if request.from_step is None else f" from step {request.from_step}"
+        lines.append(f"{'Request:':<12}{request.action}{step}, not taken up by the operator yet")
+    return lines
+
+
+def roles(job: Job) -> list[str]:
+    """READY and GPUS of each kind of pod; INFO only while the job runs, when it is true."""
+    s, p = job.status, job.status.progress
+    running = s.state == "Running"
+    gpus = [r.gpus or "-" for r in planning.roles(job.spec)] if job.spec else ["", ""]
+    layout = str(Layout.of(job.spec)) if job.spec else ""
+    pace = f"{p.history[-1].seconds:.1f} s/step" if running and p.history else ""
+    about = ", ".join(part for part in (layout, pace, p.backend) if part)
+    policy = f"policy of step {p.policy_step}" if running else "-"
+    doing, serving = (p.phase or "-", "serving" if s.rollout.ready else "-") if running else ("-", "-")
+    rows = [
+        ("trainer", s.trainer.text, gpus[0], doing, about or "-"),
+        ("rollout", s.rollout.text, gpus[1], serving, policy),
+    ]
+    return table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), rows).split("\n")
+
+
+def metrics(job: Job, now: datetime) -> list[str]:
+    """The last step's, the reward's course, the held-out score."""
+    p = job.status.progress
+    if not p.metrics and not p.history:
+        return []
+    reported = f"   (reported {age(p.updated, now)} ago)" if p.updated else ""
+    lines = [line(p.metrics, p.history) + reported] if p.metrics else []
+    if len(p.history) > 1:
+        lines.append(curve(p.history))
+    if {"first", "last"} <= p.evaluation.keys():
+        lines[-1] += f"   HELD-OUT {p.evaluation['first']:.2f} → {p.evaluation['last']:.2f}"
+    return lines
+
+
+def checkpoints(job: Job) -> list[str]:
+    """Steps that `resume --from-step` takes, and the export."""
+    kept = job.status.checkpoint.kept
+    lines = []
+    if kept:
+        steps = ", ".join(str(c.step) for c in kept[-CHECKPOINTS:])
+        where = f" in {job.spec.checkpoint.path}" if job.spec else ""
+        lines.append(f"CHECKPOINTS   {'..., ' if len(kept) > CHECKPOINTS else ''}{steps}{where}")
+    if job.status.progress.export:
+        lines.append(f"EXPORT        {job.status.progress.export}")
+    return lines
+
+
+def failure(job: Job, now: datetime) -> list[str]:
+    """Which attempt failed, where, and the root cause."""
+    last = job.status.last_failure
+    if last is None:
+        return []
+    cause = last.failure
+    rank = f"rank {cause.rank}" if cause and cause.rank is not None else ""
+    where = " of ".join(part for part in (rank, last.pod) if part)
+    when = f", {age(last.time, now)} ago" if last.time else ""
+    head = f"LAST FAILURE   attempt {last.attempt}{when}: {last.reason}{', ' + where if where else ''}"
+    return [head, *root_cause(cause)] if cause else [head]
+
+
+def root_cause(cause: Failure) -> list[str]:
+    """The exception (for a configuration error the field) and the end of its traceback."""
+    what = ": ".join(part for part in (cause.field, cause.exception, clip(cause.message, WIDTH)) if part)
+    traceback = [text for text in cause.lines if text.strip()][-TRACEBACK_LINES:]
+    return [f"  {text}" for text in (what, *(f"  {clip(t, WIDTH)}" for t in traceback)) if text]
+
+
+def last_events(events: Sequence[dict[str, Any]], room: int, now: datetime) -> list[str]:
+    """The newest, first; as many as fit below a heading."""
+    newest = sorted(events, key=_when, reverse=True)[: max(0, min(EVENTS, room - 1))]
+    if not newest:
+        return []
+    ages = [age(_when(e), now) for e in newest]
+    reasons = [e.get("reason") or "" for e in newest]
+    widths = max(map(len, ages)), max(map(len, reasons))
+    rows = zip(ages, reasons, newest, strict=True)
+    return [
+        "LAST EVENTS",
+        *(f"{a:<{widths[0]}}   {r:<{widths[1]}}   {clip(e.get('message') or '', WIDTH)}".rstrip() for a, r, e in rows),
+    ]
+
+
+def _when(event: dict[str, Any]) -> str:
+    """Time of an event's last occurrence, in a form that sorts."""
+    series = event.get("series") or {}
+    text = (
+        series.get("lastObservedTime")
+        or event.get("lastTimestamp")
+        or event.get("eventTime")
+        or event["metadata"]["creationTimestamp"]
+    )
+    then = moment(text)
+    return then.isoformat() if then else ""
