@@ -1,6 +1,7 @@
 """A reward curve for a terminal. Pure."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 def plot(values: Sequence[float], height: int = 10, width: int = 64) -> str:
@@ -16,7 +17,7 @@ def plot(values: Sequence[float], height: int = 10, width: int = 64) -> str:
 
 def _shares(values: Sequence[float], count: int) -> list[Sequence[float]]:
     bounds = [round(i * len(values) / count) for i in range(count + 1)]
-    return [values[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [values[a:b] for a, b in pairwise(bounds)]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -9,9 +9,10 @@ import time
 
 from e2e import stack
 from e2e.curve import plot
-from e2e.job import Job, example
-from e2e.prepare import prepare
+from e2e.job import Job, example, metrics
+from e2e.prepare import prepare, read_file, workbench
 from e2e.providers import Unavailable
+
 from rljob_api.status import JobStatus
 
 REQUIRED_RISE = 0.1
@@ -30,7 +31,12 @@ def main() -> int:
     say("kubectl apply -f examples/arithmetic/rljob.yaml")
     kube.apply(example(image=provider.trainer_image))
     status = follow(job)
-    return report(job, status)
+    if status.outcome != "Succeeded":
+        print(f"\n{job.name}: {status.outcome}: {status.message}\n\n{job.describe()}", file=sys.stderr)
+        return 1
+    workbench(kube, provider)
+    rewards = [line["reward/mean"] for _, line in sorted(metrics(read_file(kube, "/data/run/metrics.jsonl")).items())]
+    return report(rewards, status)
 
 
 def follow(job: Job) -> JobStatus:
@@ -48,18 +54,14 @@ def follow(job: Job) -> JobStatus:
         time.sleep(1)
 
 
-def report(job: Job, status: JobStatus) -> int:
+def report(rewards: list[float], status: JobStatus) -> int:
     """The curve, held-out accuracy, and where the results are; 1 when it did not learn."""
-    history = [point.reward for point in status.progress.history]
-    if status.outcome != "Succeeded" or len(history) < 20:
-        print(f"\n{job.name}: {status.outcome}: {status.message}\n\n{job.describe()}", file=sys.stderr)
-        return 1
-    first, last = sum(history[:10]) / 10, sum(history[-10:]) / 10
+    first, last = sum(rewards[:10]) / 10, sum(rewards[-10:]) / 10
     before, after = status.progress.evaluation["first"], status.progress.evaluation["last"]
     latest = status.checkpoint.latest
-    print(f"\nMean reward per step\n{plot(history)}")
-    print(f"\nreward              first 10 points {first:.3f}   last 10 points {last:.3f}")
-    print(f"held-out accuracy   before {before:.3f}            after {after:.3f}")
+    print(f"\nMean reward per step\n{plot(rewards)}")
+    print(f"\nreward              first 10 steps {first:.3f}   last 10 steps {last:.3f}")
+    print(f"held-out accuracy   before         {before:.3f}   after         {after:.3f}")
     print(f"checkpoint          {latest.path if latest else '-'}\nHugging Face model  {status.progress.export}")
     print("                    (on the volume of the claim `arithmetic`)")
     learned = last >= first + REQUIRED_RISE and after > before

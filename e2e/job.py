@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from e2e.kube import Kube, Object, wait_for
+
 from rljob_api import names
 from rljob_api.status import JobStatus
 
@@ -87,7 +87,7 @@ def merge(base: Any, changes: Any) -> Any:
     return changes
 
 
-def metrics(volume: Path, run: str) -> dict[int, dict[str, float]]:
-    """metrics.jsonl of a run on the shared volume, by step."""
-    lines = [json.loads(line) for line in names.metrics_file(volume / run).read_text().splitlines()]
-    return {line["step"]: line for line in lines}
+def metrics(text: str) -> dict[int, dict[str, float]]:
+    """The lines of a metrics.jsonl, by step."""
+    lines = [json.loads(line) for line in text.splitlines()]
+    return {int(line["step"]): line for line in lines}

@@ -30,9 +30,13 @@ class Kube:
 
     def run(self, *command: str, stdin: str | None = None, timeout: float = 120) -> str:
         """Run a program with this cluster's environment; its standard output. Raises with its standard error."""
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, env=self.environment, timeout=timeout)
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, text=True, env=self.environment, timeout=timeout
+        )
         if done.returncode:
-            raise CommandFailed(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+            raise CommandFailed(
+                f"{' '.join(command)}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+            )
         return done.stdout
 
     def kubectl(self, *arguments: str, stdin: str | None = None, timeout: float = 120) -> str:
@@ -62,7 +66,9 @@ class CommandFailed(RuntimeError):
     """A program ended with an error; the message holds what it printed."""
 
 
-def wait_for[T](what: str, probe: Callable[[], T | None], timeout: float, interval: float = 0.5, describe: Callable[[], str] = str) -> T:
+def wait_for[T](
+    what: str, probe: Callable[[], T | None], timeout: float, interval: float = 0.5, describe: Callable[[], str] = str
+) -> T:
     """Call `probe` until it returns something true. Raises TimeoutError with what `describe` says then."""
     deadline = time.monotonic() + timeout
     while True:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import yaml
-
 from e2e.job import EXAMPLE
 from e2e.kube import Kube, Object, wait_for
 from e2e.providers import Provider
@@ -15,14 +14,32 @@ WORKBENCH = "workbench"
 def prepare(kube: Kube, provider: Provider, fresh: bool, say: Callable[[str], None] = print) -> None:
     """Claim, then model and data by examples/arithmetic/prepare.yaml; with `fresh`, whatever an earlier run left is deleted first."""
     if fresh:
-        kube.kubectl("delete", "job/arithmetic-prepare", "configmap/arithmetic-prepare", f"pvc/{CLAIM}", "--ignore-not-found", "--timeout=120s", timeout=150)
+        kube.kubectl(
+            "delete",
+            "job/arithmetic-prepare",
+            "configmap/arithmetic-prepare",
+            f"pvc/{CLAIM}",
+            "--ignore-not-found",
+            "--timeout=120s",
+            timeout=150,
+        )
     storage, job = _load("storage.yaml"), _load("prepare.yaml")
     storage["spec"]["storageClassName"] = provider.storage_class
     job["spec"]["template"]["spec"]["containers"][0]["image"] = provider.trainer_image
-    script: Object = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "arithmetic-prepare"}, "data": {"prepare.py": (EXAMPLE / "prepare.py").read_text()}}
+    script: Object = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "arithmetic-prepare"},
+        "data": {"prepare.py": (EXAMPLE / "prepare.py").read_text()},
+    }
     say("preparing the example's model and data")
     kube.apply(storage, script, job)
-    wait_for("arithmetic-prepare", lambda: _finished(kube), timeout=300, describe=lambda: kube.kubectl("logs", "job/arithmetic-prepare", "--tail=30"))
+    wait_for(
+        "arithmetic-prepare",
+        lambda: _finished(kube),
+        timeout=300,
+        describe=lambda: kube.kubectl("logs", "job/arithmetic-prepare", "--tail=30"),
+    )
 
 
 def _finished(kube: Kube) -> bool:
@@ -44,6 +61,11 @@ def workbench(kube: Kube, provider: Provider) -> None:
     spec = {"containers": [container], "volumes": [volume], "terminationGracePeriodSeconds": 1}
     kube.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": WORKBENCH}, "spec": spec})
     kube.kubectl("wait", "--for=condition=Ready", f"pod/{WORKBENCH}", "--timeout=120s", timeout=150)
+
+
+def read_file(kube: Kube, path: str) -> str:
+    """A text file of the volume, through the workbench."""
+    return kube.execute(WORKBENCH, "cat", path)
 
 
 def _load(name: str) -> Object:

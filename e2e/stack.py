@@ -35,5 +35,14 @@ def install_operator(provider: Provider) -> None:
     repository, _, tag = provider.operator_image.rpartition(":")
     values = (f"image.repository={repository}", f"image.tag={tag}", "progressIntervalSeconds=2")
     sets = [argument for value in values for argument in ("--set-string", value)]
-    command = ("helm", "upgrade", "--install", "rljob", str(ROOT / "charts" / "rljob"), "-n", OPERATOR_NAMESPACE, "--create-namespace")
+    command = (
+        "helm",
+        "upgrade",
+        "--install",
+        "rljob",
+        str(ROOT / "charts" / "rljob"),
+        "-n",
+        OPERATOR_NAMESPACE,
+        "--create-namespace",
+    )
     kube(provider).run(*command, *sets, "--wait", "--timeout", "180s", timeout=240)

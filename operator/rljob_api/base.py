@@ -7,7 +7,9 @@ from pydantic.alias_generators import to_camel
 class Model(BaseModel):
     """snake_case in Python, camelCase in YAML and JSON; unknown fields are refused; instances are immutable."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, use_attribute_docstrings=True
+    )
 
     def dump(self) -> dict[str, object]:
         """The JSON form: camelCase keys, unset optional fields left out."""

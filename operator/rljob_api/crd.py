@@ -62,9 +62,18 @@ def crd() -> dict[str, Any]:
         "type": "object",
         "description": "A reinforcement learning run: a gang of Megatron trainers and a pool of vLLM rollouts.",
         "required": ["spec"],
-        "properties": {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}, "spec": spec, "status": status},
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": spec,
+            "status": status,
+        },
         "x-kubernetes-validations": [
-            {"rule": name_rule, "message": f"metadata.name: at most {names.MAX_JOB_NAME} lower-case letters, digits and '-', beginning with a letter"}
+            {
+                "rule": name_rule,
+                "message": f"metadata.name: at most {names.MAX_JOB_NAME} lower-case letters, digits and '-', beginning with a letter",
+            }
         ],
     }
     version = {
@@ -75,7 +84,13 @@ def crd() -> dict[str, Any]:
         "additionalPrinterColumns": _COLUMNS,
         "schema": {"openAPIV3Schema": schema},
     }
-    kinds = {"kind": names.KIND, "listKind": f"{names.KIND}List", "plural": names.PLURAL, "singular": "rljob", "categories": ["all"]}
+    kinds = {
+        "kind": names.KIND,
+        "listKind": f"{names.KIND}List",
+        "plural": names.PLURAL,
+        "singular": "rljob",
+        "categories": ["all"],
+    }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -120,7 +135,10 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
 def _own(default: dict[str, Any], schema: Schema) -> dict[str, Any]:
     """What an object's default says beyond the defaults of its fields, which the API server puts in by itself."""
     fields = schema.get("properties", {})
-    nested = {k: _own(v, fields[k]) if isinstance(v, dict) and "properties" in fields.get(k, {}) else v for k, v in default.items()}
+    nested = {
+        k: _own(v, fields[k]) if isinstance(v, dict) and "properties" in fields.get(k, {}) else v
+        for k, v in default.items()
+    }
     return {k: v for k, v in nested.items() if v is not None and v != fields.get(k, {}).get("default")}
 
 

@@ -53,7 +53,9 @@ class Amounts:
     def of(spec: RLJobSpec) -> "Amounts":
         t = spec.train
         prompts = t.prompts_per_step // t.mini_batches
-        return Amounts(t.prompts_per_step * t.samples_per_prompt, prompts, prompts * t.samples_per_prompt, t.steps * t.mini_batches)
+        return Amounts(
+            t.prompts_per_step * t.samples_per_prompt, prompts, prompts * t.samples_per_prompt, t.steps * t.mini_batches
+        )
 
 
 def layout_violations(spec: RLJobSpec) -> Iterator[Violation]:
@@ -63,7 +65,8 @@ def layout_violations(spec: RLJobSpec) -> Iterator[Violation]:
         yield Violation(
             PARALLELISM,
             f"tensor {layout.tensor} x pipeline {layout.pipeline}",
-            f"nodes x processesPerNode = {t.nodes} x {t.processes_per_node} = {layout.world} ranks is not divisible by tensor x pipeline = {layout.model}",
+            f"nodes x processesPerNode = {t.nodes} x {t.processes_per_node} = {layout.world} ranks is not divisible by "
+            f"tensor x pipeline = {layout.model}",
             f"make spec.trainer.nodes x spec.trainer.processesPerNode a multiple of {layout.model}, or lower tensor or pipeline",
         )
     if t.device == "gpu" and layout.tensor > t.processes_per_node:

@@ -57,14 +57,26 @@ OWNED_VLLM_ARGUMENTS = {
     "logprobs-mode": "rljob: the trainer needs processed log-probabilities",
     "distributed-executor-backend": "rljob, from spec.rollout.tensorParallel",
 } | dict.fromkeys(
-    ("host", "port", "api-key", "served-model-name", "middleware", "worker-extension-cls", "weight-transfer-config", "uds", "root-path"),
+    (
+        "host",
+        "port",
+        "api-key",
+        "served-model-name",
+        "middleware",
+        "worker-extension-cls",
+        "weight-transfer-config",
+        "uds",
+        "root-path",
+    ),
     "rljob, which authenticates and updates the server",
 )
 
 
 def passthrough_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Unknown keys, and keys with an owner."""
-    yield from _check("spec.trainer.transformerConfig", spec.trainer.transformer_config, TRANSFORMER_CONFIG, OWNED_TRANSFORMER_CONFIG)
+    yield from _check(
+        "spec.trainer.transformerConfig", spec.trainer.transformer_config, TRANSFORMER_CONFIG, OWNED_TRANSFORMER_CONFIG
+    )
     yield from _check("spec.rollout.vllmArgs", spec.rollout.vllm_args, VLLM_ARGUMENTS, OWNED_VLLM_ARGUMENTS)
 
 

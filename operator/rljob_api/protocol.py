@@ -122,7 +122,9 @@ class Point(Wire):
 class Progress(Wire):
     """Rank 0's account of the run."""
 
-    phase: Literal["loading", "waiting", "evaluating", "generating", "training", "syncing", "saving", "finishing"] = "loading"
+    phase: Literal["loading", "waiting", "evaluating", "generating", "training", "syncing", "saving", "finishing"] = (
+        "loading"
+    )
     """waiting: fewer than minReplicas rollouts have the current policy."""
     beat: int = 0
     """Advances with every piece of progress: a sample, a micro-batch, a bucket, a file."""

@@ -25,7 +25,16 @@ def render() -> str:
         f"`apiVersion: {names.API_VERSION}`, `kind: {names.KIND}`. Quantities are counted globally: prompts and samples per step, not per GPU.",
         "",
     ]
-    return "\n".join([*head, *_section("spec", schema["properties"]["spec"]), *_section("status", schema["properties"]["status"])]).rstrip() + "\n"
+    return (
+        "\n".join(
+            [
+                *head,
+                *_section("spec", schema["properties"]["spec"]),
+                *_section("status", schema["properties"]["status"]),
+            ]
+        ).rstrip()
+        + "\n"
+    )
 
 
 def _section(path: str, schema: Schema) -> Iterator[str]:

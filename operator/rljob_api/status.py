@@ -8,7 +8,9 @@ from rljob_api.base import Model, Wire
 from rljob_api.protocol import Checkpoint, Command, Failure, Member, Point
 
 State = Literal["Pending", "Starting", "Running", "Restarting", "Suspending", "Suspended", "Succeeded", "Failed"]
-ConditionType = Literal["Admitted", "TrainerReady", "RolloutsReady", "Reconciling", "Checkpointed", "Suspended", "Stalled", "Succeeded"]
+ConditionType = Literal[
+    "Admitted", "TrainerReady", "RolloutsReady", "Reconciling", "Checkpointed", "Suspended", "Stalled", "Succeeded"
+]
 
 
 class Condition(Wire):

@@ -58,7 +58,9 @@ def rollout_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Somebody has to generate, at a temperature that training can repeat."""
     r, replay = spec.rollout, spec.train.batches.replay
     if r.replicas == 0 and not replay:
-        yield Violation("spec.rollout.replicas", "0", "nothing would generate", "set at least 1, or spec.train.batches.replay")
+        yield Violation(
+            "spec.rollout.replicas", "0", "nothing would generate", "set at least 1, or spec.train.batches.replay"
+        )
     if r.min_replicas > r.replicas and not replay:
         yield Violation(
             "spec.rollout.minReplicas",
@@ -98,7 +100,11 @@ def evaluation_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 def environment_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Variables that rljob or torchrun set."""
-    sections = (("spec.env", spec.env), ("spec.trainer.template.env", spec.trainer.template.env), ("spec.rollout.template.env", spec.rollout.template.env))
+    sections = (
+        ("spec.env", spec.env),
+        ("spec.trainer.template.env", spec.trainer.template.env),
+        ("spec.rollout.template.env", spec.rollout.template.env),
+    )
     for path, variables in sections:
         for i, v in enumerate(variables):
             if v.name in names.RESERVED_ENV or v.name.startswith(names.RESERVED_ENV_PREFIXES):

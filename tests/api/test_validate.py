@@ -45,7 +45,9 @@ def test_each_broken_rule_is_found_at_its_field(changes: dict, field: str) -> No
 
 
 def test_all_violations_come_at_once() -> None:
-    spec = raw_spec(trainer={"nodes": 3, "parallelism": {"pipeline": 2}}, train={"miniBatches": 3, "samplesPerPrompt": 1})
+    spec = raw_spec(
+        trainer={"nodes": 3, "parallelism": {"pipeline": 2}}, train={"miniBatches": 3, "samplesPerPrompt": 1}
+    )
     assert len(violations(spec, "Bad_Name")) == 4
 
 
@@ -65,6 +67,9 @@ def test_the_model_is_checked_against_the_layout() -> None:
     found = violations(spec, "demo", config)
     assert [(v.field, v.rule) for v in found] == [
         ("spec.trainer.parallelism.tensor", "num_attention_heads = 6 of the model is not divisible by it"),
-        ("spec.trainer.parallelism.tensor", "num_key_value_heads = 3 of the model must be a multiple or a divisor of it"),
+        (
+            "spec.trainer.parallelism.tensor",
+            "num_key_value_heads = 3 of the model must be a multiple or a divisor of it",
+        ),
         ("spec.trainer.parallelism.pipeline", "num_hidden_layers = 5 of the model is not divisible by it"),
     ]

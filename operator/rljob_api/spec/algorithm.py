@@ -9,7 +9,7 @@ from rljob_api.spec.common import Fraction, NonNegativeFloat, NonNegativeInt, Po
 
 
 class Clip(Model):
-    """Bounds of the probability ratio: it is clipped to [1 - low, 1 + high] (PPO, arXiv 1707.06347, equation 7; DAPO's clip-higher when high > low)."""
+    """Bounds of the probability ratio, which is clipped to [1 - low, 1 + high] (arXiv 1707.06347, equation 7; clip-higher: high > low)."""
 
     low: PositiveFloat = 0.2
     """Distance below 1."""

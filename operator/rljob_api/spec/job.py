@@ -21,7 +21,8 @@ class CheckpointSpec(Model):
     keep_last: PositiveInt = 3
     """Complete checkpoints that are kept; older ones are deleted after a newer one is complete."""
     resume: Literal["auto", "required", "never"] = "auto"
-    """`auto`: from the newest complete checkpoint in `path`, else from the model; `required`: fail without one; `never`: refuse a directory that holds one at the job's first start."""
+    """`auto`: from the newest complete checkpoint in `path`, else from the model; `required`: fail without one;
+    `never`: refuse a directory that holds one at the job's first start."""
     export_hugging_face: bool = True
     """Write the final policy as a Hugging Face directory beside the last checkpoint."""
 

@@ -1,0 +1,77 @@
+"""One cluster, one namespace, one prepared volume for all tests; each test has jobs and run directories of its own."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from e2e import stack
+from e2e.job import Job, example, metrics
+from e2e.kube import Kube, Object
+from e2e.prepare import WORKBENCH, prepare, read_file, workbench
+from e2e.providers import Provider
+
+from rljob_api import names
+
+NAMESPACE = "rljob-e2e"
+BASELINE = "baseline"
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Where the tests work."""
+
+    kube: Kube
+    provider: Provider
+
+    @property
+    def system(self) -> Kube:
+        """The operator's namespace."""
+        return stack.kube(self.provider, stack.OPERATOR_NAMESPACE)
+
+    def start(self, name: str, **changes: object) -> Job:
+        """Apply the example under another name, with a run directory of its own and what the test changes."""
+        merged = {"checkpoint": {"path": f"/data/runs/{name}"}} | changes
+        self.kube.apply(example(name, self.provider.trainer_image, **merged))
+        return Job(self.kube, name)
+
+    def start_replay(self, name: str, **changes: object) -> Job:
+        """Train on the batches that the baseline recorded: no rollouts, and losses that can be compared bit by bit."""
+        replay: Object = {
+            "train": {"batches": {"replay": f"/data/runs/{BASELINE}/batches"}},
+            "rollout": {"replicas": 0},
+            "evaluation": {"everySteps": 0},
+        }
+        return self.start(name, **(replay | changes))
+
+    def losses(self, name: str) -> dict[int, float]:
+        lines = metrics(read_file(self.kube, f"/data/runs/{name}/metrics.jsonl"))
+        return {step: line["train/loss"] for step, line in lines.items()}
+
+    def python(self, program: str, timeout: float = 120) -> str:
+        """Run a program with the trainer's code on the volume."""
+        return self.kube.execute(WORKBENCH, "python", "-c", program, timeout=timeout)
+
+    def report(self, pod: str) -> Object:
+        """What a launcher last said."""
+        return self.kube.get("configmap", names.report(pod))["data"]
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    provider = stack.up()
+    kube = stack.kube(provider, NAMESPACE)
+    kube.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=180s", timeout=200)
+    kube.kubectl("create", "namespace", NAMESPACE)
+    kube.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=baseline")
+    prepare(kube, provider, fresh=False)
+    workbench(kube, provider)
+    yield Lab(kube, provider)
+    kube.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def baseline(lab: Lab) -> Job:
+    """The example, undisturbed, with its batches recorded; other tests replay them."""
+    job = lab.start(BASELINE, train={"batches": {"record": True}})
+    job.wait_for_state("Succeeded", timeout=900)
+    return job

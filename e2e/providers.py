@@ -1,0 +1,264 @@
+"""Where the end-to-end tests and the demo find a cluster.
+
+existing   the user's: RLJOB_KUBECONFIG, RLJOB_IMAGE_REPOSITORY and RLJOB_STORAGE_CLASS name it
+kind       Kubernetes in Docker, where Docker answers
+local      Kubernetes in namespaces of this machine, as root on Linux (e2e/cluster)
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGE_SOURCES = {
+    "operator": ("images/operator", "operator"),
+    "trainer": ("images/trainer", "operator/rljob_api", "trainer"),
+}
+
+
+class Unavailable(Exception):
+    """No cluster can be had on this machine; the message says what to install or set."""
+
+
+class Provider(Protocol):
+    """Images have names once `build_images` has run. Hooks that a cluster cannot offer raise Unavailable."""
+
+    name: str
+    kubeconfig: Path
+    storage_class: str
+    """Its volumes are ReadWriteMany, and writable for user 65532."""
+    tools: str
+    """Directory with kubectl and helm; empty when they are on PATH."""
+    operator_image: str
+    trainer_image: str
+
+    def up(self) -> None: ...
+    def down(self) -> None: ...
+    def build_images(self) -> None: ...
+    def load_image(self, image: str) -> None: ...
+    def stop_node(self, node: str, how: str = "power") -> None: ...
+    def start_node(self, node: str) -> None: ...
+
+
+def choose() -> Provider:
+    """The first that this machine has, in the order above. Raises Unavailable with what to install."""
+    if os.environ.get("RLJOB_KUBECONFIG"):
+        return Existing()
+    if answers("docker", "info"):
+        return Kind()
+    if sys.platform == "linux" and os.geteuid() == 0:
+        return Local()
+    raise Unavailable(
+        "No cluster to run on. Either install Docker, kind, kubectl and helm; or name a cluster by RLJOB_KUBECONFIG (path), RLJOB_IMAGE_REPOSITORY "
+        "(a registry that it pulls from and Docker pushes to) and RLJOB_STORAGE_CLASS (ReadWriteMany); or run as root on Linux, which needs neither."
+    )
+
+
+class Local:
+    """The cluster of e2e/cluster, by its command."""
+
+    name = "local"
+    storage_class = "rljob-shared"
+
+    def __init__(self) -> None:
+        cache = Path(os.environ.get("RLJOB_CACHE") or Path.home() / ".cache" / "rljob")
+        self.kubeconfig = cache / "cluster" / "kubeconfig"
+        self.tools = str(cache / "bin")
+        self.operator_image = self.trainer_image = ""
+
+    def up(self) -> None:
+        self._cluster("up")
+
+    def down(self) -> None:
+        self._cluster("down")
+
+    def build_images(self) -> None:
+        self.operator_image, self.trainer_image = self._cluster("build", "operator", "trainer").split()
+        self._cluster("load", self.operator_image, self.trainer_image)
+
+    def load_image(self, image: str) -> None:
+        self._cluster("load", image)
+
+    def stop_node(self, node: str, how: str = "power") -> None:
+        """`how`: kubelet, power, unplug or pause."""
+        self._cluster("stop-node", node.removeprefix("node"), how)
+
+    def start_node(self, node: str) -> None:
+        self._cluster("start-node", node.removeprefix("node"))
+
+    def _cluster(self, *arguments: str) -> str:
+        return run(sys.executable, str(ROOT / "e2e/cluster/cluster"), *arguments)
+
+
+class Kind:
+    """A kind cluster named rljob with two workers, which share one directory of the host for volumes. Not yet run by us."""
+
+    name = "kind"
+    storage_class = "rljob-shared"
+    tools = ""
+
+    def __init__(self) -> None:
+        require("kind", "kubectl", "helm")
+        self.directory = Path(os.environ.get("RLJOB_CACHE") or Path.home() / ".cache" / "rljob") / "kind"
+        self.kubeconfig = self.directory / "kubeconfig"
+        self.operator_image = self.trainer_image = ""
+
+    def up(self) -> None:
+        volumes = [self.directory / "volumes" / f"shared-{i:02d}" for i in range(1, 25)]
+        for volume in volumes:
+            volume.mkdir(parents=True, exist_ok=True)
+            volume.chmod(0o777)
+        if "rljob" not in run("kind", "get", "clusters").split():
+            mount = {"hostPath": str(self.directory / "volumes"), "containerPath": "/volumes"}
+            nodes = [{"role": "control-plane"}, *({"role": "worker", "extraMounts": [mount]} for _ in range(2))]
+            config = {"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "nodes": nodes}
+            run(
+                "kind",
+                "create",
+                "cluster",
+                "--name=rljob",
+                f"--kubeconfig={self.kubeconfig}",
+                "--config=-",
+                stdin=json.dumps(config),
+            )
+        objects = [
+            storage_class(self.storage_class),
+            *(host_volume(self.storage_class, volume.name) for volume in volumes),
+        ]
+        manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+        run("kubectl", f"--kubeconfig={self.kubeconfig}", "apply", "-f", "-", stdin=manifest)
+
+    def down(self) -> None:
+        run("kind", "delete", "cluster", "--name=rljob", f"--kubeconfig={self.kubeconfig}")
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def build_images(self) -> None:
+        self.operator_image, self.trainer_image = docker_build("rljob.dev")
+        for image in (self.operator_image, self.trainer_image):
+            self.load_image(image)
+
+    def load_image(self, image: str) -> None:
+        run("kind", "load", "docker-image", "--name=rljob", image)
+
+    def stop_node(self, node: str, how: str = "power") -> None:
+        commands = {
+            "kubelet": ("exec", node, "systemctl", "stop", "kubelet"),
+            "power": ("kill", node),
+            "unplug": ("network", "disconnect", "kind", node),
+            "pause": ("pause", node),
+        }
+        run("docker", *commands[how])
+
+    def start_node(self, node: str) -> None:
+        state = json.loads(run("docker", "inspect", node))[0]
+        if state["State"]["Paused"]:
+            run("docker", "unpause", node)
+        if not state["NetworkSettings"]["Networks"]:
+            run("docker", "network", "connect", "kind", node)
+        if not state["State"]["Running"]:
+            run("docker", "start", node)
+        run("docker", "exec", node, "systemctl", "start", "kubelet")
+
+
+class Existing:
+    """A cluster that somebody else runs. Images go through its registry; its nodes are left alone. Not yet run by us."""
+
+    name = "existing"
+    tools = ""
+
+    def __init__(self) -> None:
+        missing = [name for name in ("RLJOB_IMAGE_REPOSITORY", "RLJOB_STORAGE_CLASS") if not os.environ.get(name)]
+        if missing:
+            raise Unavailable(
+                f"RLJOB_KUBECONFIG is set, {' and '.join(missing)} not: set all three, or none to have a cluster made."
+            )
+        require("docker", "kubectl", "helm")
+        self.kubeconfig = Path(os.environ["RLJOB_KUBECONFIG"])
+        self.repository = os.environ["RLJOB_IMAGE_REPOSITORY"].rstrip("/")
+        self.storage_class = os.environ["RLJOB_STORAGE_CLASS"]
+        self.operator_image = self.trainer_image = ""
+
+    def up(self) -> None:
+        run("kubectl", f"--kubeconfig={self.kubeconfig}", "get", "storageclass", self.storage_class)
+
+    def down(self) -> None:
+        """Nothing of it is ours."""
+
+    def build_images(self) -> None:
+        self.operator_image, self.trainer_image = docker_build(self.repository)
+        for image in (self.operator_image, self.trainer_image):
+            self.load_image(image)
+
+    def load_image(self, image: str) -> None:
+        run("docker", "push", image)
+
+    def stop_node(self, node: str, how: str = "power") -> None:
+        raise Unavailable("tests that break a node run on the local cluster or on kind")
+
+    start_node = stop_node
+
+
+def image_name(repository: str, image: str) -> str:
+    """`<repository>/<image>:<hash of all files it is built from>`: a changed source is another image, never a stale one."""
+    digest = hashlib.sha256()
+    for path in source_files(image):
+        digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return f"{repository}/{image}:{digest.hexdigest()[:12]}"
+
+
+def source_files(image: str) -> Iterator[Path]:
+    for source in IMAGE_SOURCES[image]:
+        for path in sorted((ROOT / source).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield path
+
+
+def docker_build(repository: str) -> list[str]:
+    names = {image: image_name(repository, image) for image in IMAGE_SOURCES}
+    for image, name in names.items():
+        run("docker", "build", "-t", name, "-f", str(ROOT / f"images/{image}/Dockerfile"), str(ROOT))
+    return list(names.values())
+
+
+def storage_class(name: str) -> dict[str, object]:
+    return {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": name},
+        "provisioner": "kubernetes.io/no-provisioner",
+    }
+
+
+def host_volume(class_name: str, name: str) -> dict[str, object]:
+    """A directory that all nodes of the kind cluster see."""
+    spec = {
+        "storageClassName": class_name,
+        "capacity": {"storage": "100Gi"},
+        "accessModes": ["ReadWriteMany"],
+        "persistentVolumeReclaimPolicy": "Retain",
+        "hostPath": {"path": f"/volumes/{name}", "type": "Directory"},
+    }
+    return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec}
+
+
+def require(*programs: str) -> None:
+    missing = [program for program in programs if not shutil.which(program)]
+    if missing:
+        raise Unavailable(f"missing on PATH: {', '.join(missing)}")
+
+
+def answers(*command: str) -> bool:
+    if not shutil.which(command[0]):
+        return False
+    return subprocess.run(command, capture_output=True, check=False, timeout=30).returncode == 0
+
+
+def run(*command: str, stdin: str | None = None) -> str:
+    """Standard output of a command that has to work; its progress and errors pass through to the terminal."""
+    return subprocess.run(command, check=True, text=True, input=stdin, stdout=subprocess.PIPE).stdout

@@ -1,0 +1,52 @@
+"""The example succeeds and learns; what is finished stays finished."""
+
+import json
+import time
+
+from e2e.conftest import Lab
+from e2e.job import Job, metrics
+from e2e.prepare import read_file
+
+
+def test_the_example_learns(lab: Lab, baseline: Job) -> None:
+    rewards = [
+        line["reward/mean"]
+        for _, line in sorted(metrics(read_file(lab.kube, f"/data/runs/{baseline.name}/metrics.jsonl")).items())
+    ]
+    assert sum(rewards[-10:]) / 10 >= sum(rewards[:10]) / 10 + 0.1
+    evaluation = baseline.status().progress.evaluation
+    assert evaluation["last"] > evaluation["first"]
+
+
+def test_trainer_and_rollouts_agree_on_log_probabilities_in_every_step(lab: Lab, baseline: Job) -> None:
+    lines = metrics(read_file(lab.kube, f"/data/runs/{baseline.name}/metrics.jsonl"))
+    assert max(line["train_rollout/log_prob_diff_max"] for line in lines.values()) < 1e-3
+
+
+def test_the_export_is_a_model_that_transformers_loads_and_that_answers(lab: Lab, baseline: Job) -> None:
+    program = f"""
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+d = "{baseline.status().progress.export}"
+tokenizer, model = AutoTokenizer.from_pretrained(d), AutoModelForCausalLM.from_pretrained(d)
+print(model.config.model_type, all(p.isfinite().all() for p in model.parameters()), len(tokenizer("12+34=").input_ids))
+"""
+    assert lab.python(program).split()[:2] == ["qwen2", "True"]
+
+
+def test_the_checkpoints_of_the_status_are_complete_on_the_volume(lab: Lab, baseline: Job) -> None:
+    kept = baseline.status().checkpoint.kept
+    assert [c.step for c in kept] == [80, 90, 100]
+    for checkpoint in kept:
+        assert json.loads(read_file(lab.kube, f"{checkpoint.path}/manifest.json"))["files"]
+
+
+def test_a_finished_job_has_no_pods_and_is_not_run_again_when_the_operator_restarts(lab: Lab, baseline: Job) -> None:
+    before = baseline.status()
+    assert baseline.pods() == []
+    lab.system.kubectl("rollout", "restart", "deployment/rljob")
+    lab.system.kubectl("rollout", "status", "deployment/rljob", "--timeout=120s", timeout=150)
+    baseline.kube.kubectl("annotate", "rljob", baseline.name, f"touched-by-test={time.time_ns()}", "--overwrite")
+    time.sleep(10)
+    after = baseline.status()
+    assert (after.outcome, after.attempt, baseline.pods()) == ("Succeeded", before.attempt, [])

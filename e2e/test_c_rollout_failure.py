@@ -1,0 +1,101 @@
+"""A rollout that is lost is replaced alone: no new attempt, no lost or doubled sample, current weights before traffic. Then suspend and resume."""
+
+import json
+
+import pytest
+from e2e.conftest import Lab
+from e2e.job import Job
+
+from rljob_api import names
+from rljob_api.protocol import Report
+
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def job(lab: Lab) -> Job:
+    return lab.start(
+        "faults",
+        train={"steps": STEPS, "batches": {"record": True}},
+        checkpoint={"path": "/data/runs/faults", "everySteps": 5, "keepLast": 50},
+    )
+
+
+def rollout_steps(lab: Lab, job: Job) -> dict[str, int | None]:
+    """Step of the policy that each rollout serves, as rank 0 knows it."""
+    report = Report.model_validate_json(lab.report(names.pod(job.name, names.ROLE_TRAINER, 0))[names.REPORT_KEY])
+    return {r.pod: r.policy_step for r in report.progress.rollouts} if report.progress else {}
+
+
+def test_a_deleted_rollout_starts_no_new_attempt_and_gets_current_weights_before_traffic(lab: Lab, job: Job) -> None:
+    job.wait_for_step(3, timeout=400)
+    victim = names.pod(job.name, names.ROLE_ROLLOUT, 1)
+    old = job.pod(names.ROLE_ROLLOUT, 1)["metadata"]["uid"]
+    lab.kube.kubectl("delete", "pod", victim, "--grace-period=0", "--force")
+    job.wait(
+        "the pool whole again",
+        lambda s: s.rollout.ready == 2 and job.pod(names.ROLE_ROLLOUT, 1)["metadata"]["uid"] != old,
+        300,
+    )
+    status = job.wait(
+        "both rollouts current",
+        lambda s: all(v is not None for v in rollout_steps(lab, job).values()) and len(rollout_steps(lab, job)) == 2,
+        300,
+    )
+    assert status.attempt is not None and (status.attempt.number, status.restarts.total) == (1, 0)
+
+
+def test_no_sample_was_lost_doubled_or_drawn_from_an_old_policy(lab: Lab, job: Job) -> None:
+    program = f"""
+import gzip, json, pathlib
+for path in sorted(pathlib.Path("/data/runs/{job.name}/batches").glob("step_*.json.gz")):
+    batch = json.loads(gzip.decompress(path.read_bytes()))
+    print(json.dumps([batch["step"], [[s["group"], s["sample"]] for s in batch["samples"]], sorted({{s["policy_step"] for s in batch["samples"]}})]))
+"""
+    lines = [json.loads(line) for line in lab.python(program).splitlines()]
+    assert lines
+    everything = [[group, sample] for group in range(16) for sample in range(16)]
+    for step, samples, policies in lines:
+        assert samples == everything
+        assert policies == [step - 1]
+
+
+def test_weights_of_an_old_attempt_are_refused(lab: Lab, job: Job) -> None:
+    address = job.pod(names.ROLE_ROLLOUT, 0)["status"]["podIP"]
+    token = lab.kube.get("secret", names.token(job.name))["data"][names.TOKEN_KEY]
+    program = f"""
+import base64, urllib.error, urllib.request
+headers = {{"Authorization": "Bearer " + base64.b64decode("{token}").decode(), "X-RLJob-Attempt": "0"}}
+request = urllib.request.Request("http://{address}:{names.ROLLOUT_PORT}/start_weight_update", method="POST", headers=headers)
+try:
+    print(urllib.request.urlopen(request, timeout=10).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+    assert lab.python(program).strip() == "409"
+
+
+def test_suspend_drains_to_a_checkpoint_and_frees_the_pods(lab: Lab, job: Job) -> None:
+    lab.kube.plugin("suspend", job.name)
+    status = job.wait_for_state("Suspended")
+    assert job.pods() == [] or all(p["metadata"].get("deletionTimestamp") for p in job.pods())
+    assert status.checkpoint.latest is not None
+    assert status.checkpoint.latest.step == status.progress.step
+
+
+def test_resume_goes_on_from_the_drained_step(lab: Lab, job: Job) -> None:
+    step = job.status().progress.step
+    lab.kube.plugin("resume", job.name)
+    status = job.wait("a step after the resume", lambda s: s.attempt.number == 2 and s.progress.step > step, 400)
+    assert (status.progress.started_from, status.restarts.counted) == (step, 0)
+
+
+def test_resume_from_a_step_goes_back_to_it(lab: Lab, job: Job) -> None:
+    back = job.status().checkpoint.kept[0].step
+    lab.kube.plugin("resume", job.name, "--from-step", str(back))
+    status = job.wait(
+        "the third attempt at work", lambda s: s.attempt.number == 3 and s.progress.started_from is not None, 400
+    )
+    assert status.progress.started_from == back
+    status = job.wait_for_state("Succeeded", timeout=600)
+    assert status.progress.step == STEPS

@@ -1,0 +1,41 @@
+"""The operator dies at random moments and nothing is different."""
+
+import random
+import time
+
+import pytest
+from e2e.conftest import Lab
+from e2e.job import Job
+from e2e.test_b_trainer_failure import kill_a_rank
+
+KILLS = 10
+
+
+def kill_the_operator(lab: Lab) -> None:
+    """Force deletion sends SIGKILL at once."""
+    for pod in lab.system.list("pod", "app.kubernetes.io/name=rljob"):
+        lab.system.kubectl(
+            "delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force", "--ignore-not-found"
+        )
+
+
+@pytest.mark.slow
+def test_ten_kills_during_a_trainer_failure_change_nothing(lab: Lab, baseline: Job) -> None:
+    moments = random.Random(0)
+    job = lab.start_replay("headless")
+    failed = False
+    for _ in range(KILLS):
+        kill_the_operator(lab)
+        time.sleep(moments.uniform(1, 8))
+        status = job.status()
+        if not failed and status.progress.step >= 5:
+            kill_a_rank(lab, job, 1)
+            failed = True
+    if not failed:
+        job.wait_for_step(5)
+        kill_a_rank(lab, job, 1)
+        kill_the_operator(lab)
+    status = job.wait_for_state("Succeeded", timeout=600)
+    assert status.attempt is not None
+    assert (status.attempt.number, status.restarts.total) == (2, 1)
+    assert lab.losses(job.name) == lab.losses(baseline.name)

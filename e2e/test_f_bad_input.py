@@ -1,0 +1,74 @@
+"""What a user did wrong comes back as one message with field, value, rule and fix: from plan, from the API server, or in the status."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from e2e.conftest import Lab
+from e2e.job import Job, example
+from e2e.kube import CommandFailed
+
+
+def test_plan_lists_every_violation_at_once(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "rljob.yaml"
+    spec = {"trainer": {"nodes": 3, "transformerConfig": {"recompute_granularty": "full"}}}
+    file.write_text(yaml.safe_dump(example(**spec)))
+    with pytest.raises(CommandFailed) as failed:
+        lab.kube.plugin("plan", "-f", str(file))
+    assert "3 ranks is not divisible by tensor x pipeline = 2" in str(failed.value)
+    assert "did you mean recompute_granularity?" in str(failed.value)
+
+
+def test_the_api_server_refuses_a_world_size_that_does_not_divide(lab: Lab) -> None:
+    with pytest.raises(
+        CommandFailed, match="nodes x processesPerNode must be a multiple of parallelism.tensor x parallelism.pipeline"
+    ):
+        lab.start("indivisible", trainer={"nodes": 3})
+
+
+def test_an_unknown_megatron_key_fails_the_job_before_it_has_a_pod(lab: Lab) -> None:
+    job = lab.start("unknown-key", trainer={"transformerConfig": {"recompute_granularty": "full"}})
+    status = failed(job, 60)
+    assert "spec.trainer.transformerConfig.recompute_granularty" in status
+    assert "did you mean recompute_granularity?" in status
+    assert job.pods() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        (
+            "missing-data",
+            {"data": {"train": ["/data/data/nowhere.parquet"]}},
+            ("spec.data.train[0]", "/data/data/nowhere.parquet"),
+        ),
+        (
+            "heads",
+            {"trainer": {"nodes": 3, "parallelism": {"tensor": 3}}},
+            ("spec.trainer.parallelism.tensor", "num_attention_heads"),
+        ),
+    ],
+)
+def test_what_only_the_volume_knows_fails_the_job_with_its_field(
+    lab: Lab, name: str, changes: dict, expected: tuple[str, str]
+) -> None:
+    job = lab.start(name, **changes)
+    message = failed(job, 300)
+    job.delete()
+    for part in expected:
+        assert part in message
+
+
+def test_a_reward_file_that_raises_fails_the_job_with_its_line(lab: Lab) -> None:
+    lab.python(
+        "import pathlib; pathlib.Path('/data/raises.py').write_text('def reward(prompt, response, answer):\\n    return 1 / 0\\n')"
+    )
+    job = lab.start("bad-reward", rewards=[{"dataSource": "arithmetic", "python": {"path": "/data/raises.py"}}])
+    message = failed(job, 400)
+    job.delete()
+    assert "spec.rewards[0].python.path" in message
+    assert "ZeroDivisionError" in message
+
+
+def failed(job: Job, timeout: float) -> str:
+    return job.wait("its failure", lambda s: s.outcome == "Failed", timeout).message
