@@ -42,7 +42,7 @@ def page(plan: Plan) -> str:
 def layout(spec: RLJobSpec, whole: bool) -> list[str]:
     """How the ranks are divided, if they can be."""
     cut, t = Layout.of(spec), spec.trainer
-    world = f"{plural(t.nodes, 'pod')} x {t.processes_per_node} = {plural(cut.world, 'rank')}"
+    world = f"{plural(t.nodes, 'pod')} x {plural(t.processes_per_node, 'process')} = {plural(cut.world, 'rank')}"
     if not whole:
         return [f"{world}, against tensor {cut.tensor} x pipeline {cut.pipeline}"]
     return [f"{world} = tensor {cut.tensor} x pipeline {cut.pipeline} x data {cut.data} ({cut})"]
@@ -56,11 +56,12 @@ def batch(spec: RLJobSpec, whole: bool) -> list[str]:
     if not whole:
         return lines
     mini = f"{plural(t.mini_batches, 'mini-batch')} of {plural(a.samples_per_mini_batch, 'sample')}"
-    per_rank = plural(round(a.samples_per_mini_batch / Layout.of(spec).data), "sample")
+    per_rank, rest = divmod(a.samples_per_mini_batch, Layout.of(spec).data)
+    share = f"{'about ' if rest else ''}{plural(per_rank, 'sample')}"
     total = f"{plural(t.steps, 'step')}, {plural(a.optimizer_steps, 'optimizer step')}"
     return [
         *lines,
-        f"{mini} ({plural(a.prompts_per_mini_batch, 'prompt')}), about {per_rank} per data-parallel rank",
+        f"{mini} ({plural(a.prompts_per_mini_batch, 'prompt')}), {share} per data-parallel rank",
         f"{total}, {t.steps * a.samples_per_step:,} samples in all",
     ]
 

@@ -151,8 +151,8 @@ def failure(job: Job, now: datetime) -> list[str]:
 
 
 def root_cause(cause: Failure) -> list[str]:
-    """The exception (for a configuration error the field) and the end of its traceback."""
-    what = ": ".join(part for part in (cause.field, cause.exception, clip(cause.message, WIDTH)) if part)
+    """The exception (the message of a configuration error names the field) and the end of its traceback."""
+    what = ": ".join(part for part in (cause.exception, clip(cause.message, WIDTH)) if part)
     traceback = [text for text in cause.lines if text.strip()][-TRACEBACK_LINES:]
     return [f"  {text}" for text in (what, *(f"  {clip(t, WIDTH)}" for t in traceback)) if text]
 

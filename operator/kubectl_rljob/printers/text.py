@@ -55,5 +55,5 @@ def clip(text: str, width: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    ending = "" if count == 1 else "es" if noun.endswith(("ch", "ss")) else "s"
     return f"{count:,} {noun}{ending}"

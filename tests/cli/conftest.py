@@ -1,0 +1,60 @@
+"""A running API, a kubeconfig for it, and the plugin's main as a call that returns what was printed."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from cli.fake_api import FakeApi, serve
+from cli.makers import NOW
+
+from kubectl_rljob.__main__ import main
+
+
+@dataclass(frozen=True)
+class Screen:
+    code: int
+    out: str
+    err: str
+
+
+Rljob = Callable[..., Screen]
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[FakeApi]:
+    api = FakeApi()
+    server = serve(api)
+    contexts = [
+        {"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "research"}},
+        {"name": "elsewhere", "context": {"cluster": "c", "user": "u"}},
+    ]
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": contexts,
+    }
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    yield api
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def rljob(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> Rljob:
+    """`rljob("status", "demo")`; the kubeconfig of `api` is added."""
+
+    def run(*argv: str) -> Screen:
+        try:
+            code = main([*argv, "--kubeconfig", str(tmp_path / "kubeconfig")], NOW)
+        except SystemExit as exit:
+            code = int(exit.code or 0)
+        out, err = capfdbinary.readouterr()
+        return Screen(code, out.decode(), err.decode())
+
+    return run

@@ -1,0 +1,102 @@
+"""An API server as far as the plugin speaks to one: real HTTP, objects in memory, every request remembered."""
+
+import json
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from rljob_api import names
+
+JOBS = f"/apis/{names.API_VERSION}"
+
+
+@dataclass
+class FakeApi:
+    """Objects by (namespace, name), logs by pod; `refuse` answers everything with one status and message."""
+
+    jobs: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    logs: dict[str, bytes] = field(default_factory=dict)
+    pod_roles: dict[str, str] = field(default_factory=dict)
+    refuse: tuple[int, str] | None = None
+    installed: bool = True
+    requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+
+    def add(self, job: dict[str, Any]) -> None:
+        self.jobs[job["metadata"]["namespace"], job["metadata"]["name"]] = job
+
+    def answer(self, method: str, path: str, query: dict[str, str], body: dict[str, Any] | None) -> tuple[int, Any]:
+        """(HTTP status, JSON object or bytes)."""
+        self.requests.append((method, path, query))
+        if self.refuse:
+            return self.refuse[0], _status(*self.refuse)
+        if path.startswith(JOBS):
+            return self._job(method, path.removeprefix(JOBS).strip("/").split("/"), body)
+        return self._core(path.removeprefix("/api/v1/namespaces/").split("/"), query)
+
+    def _job(self, method: str, parts: list[str], body: dict[str, Any] | None) -> tuple[int, Any]:
+        if not self.installed:
+            return 404, b"404 page not found\n"
+        if parts == [names.PLURAL]:
+            return 200, {"items": list(self.jobs.values())}
+        _, namespace, _, *name = parts
+        if not name:
+            return 200, {"items": [j for (ns, _), j in self.jobs.items() if ns == namespace]}
+        job = self.jobs.get((namespace, name[0]))
+        if job is None:
+            return 404, _status(404, f'rljobs.rljob.dev "{name[0]}" not found')
+        if method == "PATCH":
+            assert body is not None
+            if body["metadata"]["uid"] != job["metadata"]["uid"]:
+                return 409, _status(409, "the UID in the precondition does not match")
+            job["metadata"].setdefault("annotations", {}).update(body["metadata"]["annotations"])
+        return 200, job
+
+    def _core(self, parts: list[str], query: dict[str, str]) -> tuple[int, Any]:
+        _, kind, *rest = parts
+        if kind == "events":
+            wanted = dict(term.split("=", 1) for term in query["fieldSelector"].split(","))
+            return 200, {
+                "items": [e for e in self.events if e["involvedObject"]["uid"] == wanted["involvedObject.uid"]]
+            }
+        if rest:
+            return 200, self.logs[rest[0] + (" previous" if "previous" in query else "")]
+        role = dict(term.split("=", 1) for term in query["labelSelector"].split(","))[names.LABEL_ROLE]
+        return 200, {"items": [{"metadata": {"name": p}} for p, r in self.pod_roles.items() if r == role]}
+
+
+class Handler(BaseHTTPRequestHandler):
+    api: FakeApi
+
+    def do_GET(self) -> None:
+        self._serve(None)
+
+    def do_PATCH(self) -> None:
+        assert self.headers["Content-Type"] == "application/merge-patch+json"
+        self._serve(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def _serve(self, body: dict[str, Any] | None) -> None:
+        url = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        code, answer = self.api.answer(self.command, url.path, query, body)
+        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
+
+
+def serve(api: FakeApi) -> ThreadingHTTPServer:
+    """On a free port of the loopback; `shutdown()` and `server_close()` are the caller's."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("BoundHandler", (Handler,), {"api": api}))
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    return server
+
+
+def _status(code: int, message: str) -> dict[str, Any]:
+    return {"kind": "Status", "status": "Failure", "code": code, "message": message}

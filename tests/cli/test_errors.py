@@ -1,0 +1,75 @@
+"""What a user reads when the cluster refuses: kind, name, namespace and the next command, never a traceback."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from cli.conftest import Rljob
+from cli.fake_api import FakeApi
+
+from kubectl_rljob.__main__ import main
+
+
+def test_a_job_that_does_not_exist(api: FakeApi, rljob: Rljob) -> None:
+    screen = rljob("status", "nope")
+    assert (screen.code, screen.out) == (1, "")
+    assert screen.err == "error: rljob nope in namespace research: not found\nnext:  kubectl rljob list -A\n"
+
+
+def test_a_cluster_without_the_crd(api: FakeApi, rljob: Rljob) -> None:
+    api.installed = False
+    assert rljob("list").err == (
+        "error: rljobs in namespace research: this cluster does not know the kind RLJob (rljob.dev/v1alpha1)\n"
+        "next:  kubectl get crd rljobs.rljob.dev\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "then"),
+    [
+        (401, "the cluster does not accept your credentials", "kubectl auth whoami"),
+        (403, 'User "eve" cannot get', "kubectl auth can-i --list -n research"),
+    ],
+)
+def test_missing_rights(api: FakeApi, rljob: Rljob, status: int, said: str, then: str) -> None:
+    api.refuse = (status, 'User "eve" cannot get')
+    screen = rljob("status", "demo")
+    assert screen.code == 1
+    assert screen.err == f"error: rljob demo in namespace research: {said}\nnext:  {then}\n"
+
+
+def test_any_other_answer_is_passed_on_with_its_number(api: FakeApi, rljob: Rljob) -> None:
+    api.refuse = (500, "etcd is away")
+    assert rljob("status", "demo").err == "error: rljob demo in namespace research: etcd is away (HTTP 500)\n"
+
+
+def test_an_unreachable_cluster(tmp_path: Path, api: FakeApi, rljob: Rljob) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        kubeconfig = tmp_path / "kubeconfig"
+        lines = [f"    server: {url}" if "server:" in line else line for line in kubeconfig.read_text().split("\n")]
+        kubeconfig.write_text("\n".join(lines))
+        screen = rljob("list")
+    assert screen.code == 1
+    assert screen.err.startswith(f"error: rljobs in namespace research: cannot reach {url}: ")
+    assert screen.err.endswith("Connection refused\nnext:  kubectl cluster-info\n")
+
+
+def test_a_kubeconfig_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--kubeconfig", str(tmp_path / "nothing")]) == 1
+    assert capsys.readouterr().err.startswith("error: kubeconfig: ")
+
+
+def test_a_context_that_does_not_exist(api: FakeApi, rljob: Rljob) -> None:
+    screen = rljob("list", "--context", "mars")
+    assert screen.code == 1
+    assert "mars" in screen.err
+    assert screen.err.endswith("next:  kubectl config get-contexts\n")
+
+
+@pytest.mark.parametrize(
+    "argv", [(), ("dance",), ("status",), ("resume", "demo", "--from-step", "many"), ("list", "-o", "xml")]
+)
+def test_a_wrong_command_line_exits_with_2(api: FakeApi, rljob: Rljob, argv: tuple[str, ...]) -> None:
+    assert rljob(*argv).code == 2

@@ -1,0 +1,74 @@
+"""Which pod's log is printed, and how."""
+
+import pytest
+from cli.conftest import Rljob
+from cli.fake_api import FakeApi
+from cli.makers import make_job, running
+
+PODS = {
+    "demo-trainer-0": "trainer",
+    "demo-trainer-1": "trainer",
+    "demo-rollout-0": "rollout",
+    "demo-rollout-1": "rollout",
+}
+
+
+@pytest.fixture
+def job(api: FakeApi) -> None:
+    """Ranks 0-7 are in demo-trainer-1, 8-15 in demo-trainer-0."""
+    api.add(make_job(**running()))
+    api.pod_roles = dict(PODS)
+    api.logs = {pod: f"log of {pod} é\n".encode() for pod in PODS}
+
+
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize(
+    ("flags", "pod"),
+    [
+        ((), "demo-trainer-1"),
+        (("--rank", "7"), "demo-trainer-1"),
+        (("--rank", "8"), "demo-trainer-0"),
+        (("--pod", "demo-trainer-0"), "demo-trainer-0"),
+        (("--role", "rollout"), "demo-rollout-0"),
+        (("--role", "rollout", "--rank", "1"), "demo-rollout-1"),
+    ],
+)
+def test_a_pod_is_found_by_rank_role_or_name(rljob: Rljob, flags: tuple[str, ...], pod: str) -> None:
+    assert rljob("logs", "demo", *flags).out == f"log of {pod} é\n"
+
+
+@pytest.mark.usefixtures("job")
+def test_flags_reach_the_api(api: FakeApi, rljob: Rljob) -> None:
+    api.logs["demo-trainer-1 previous"] = b"earlier life\n"
+    assert rljob("logs", "demo", "-p", "-f", "--tail", "5").out == "earlier life\n"
+    _, path, query = api.requests[-1]
+    assert path == "/api/v1/namespaces/research/pods/demo-trainer-1/log"
+    assert query == {"container": "trainer", "previous": "true", "follow": "true", "tailLines": "5"}
+
+
+@pytest.mark.usefixtures("job")
+def test_a_rank_outside_the_world_is_refused(rljob: Rljob) -> None:
+    screen = rljob("logs", "demo", "--rank", "16")
+    assert (screen.code, screen.err) == (1, "error: --rank 16: rljob demo in namespace research has ranks 0 to 15\n")
+
+
+@pytest.mark.usefixtures("job")
+def test_a_pod_of_another_job_is_refused_with_the_pods_there_are(rljob: Rljob) -> None:
+    assert rljob("logs", "demo", "--pod", "other-trainer-0").err == (
+        "error: rljob demo in namespace research has no trainer pod other-trainer-0. It has: demo-trainer-0, demo-trainer-1\n"
+        "next:  kubectl rljob logs demo -n research --role trainer --pod demo-trainer-0\n"
+    )
+
+
+def test_a_job_without_pods_says_where_its_logs_are(api: FakeApi, rljob: Rljob) -> None:
+    api.add(make_job(state="Suspended", suspended=True))
+    assert rljob("logs", "demo").err == (
+        "error: rljob demo in namespace research has no trainer pods (state: Suspended). "
+        "Logs of its attempts are on its volume, under /data/run/logs\n"
+        "next:  kubectl rljob status demo -n research\n"
+    )
+
+
+@pytest.mark.usefixtures("job")
+def test_rank_and_pod_exclude_each_other(rljob: Rljob) -> None:
+    assert rljob("logs", "demo", "--rank", "1", "--pod", "demo-trainer-0").code == 2

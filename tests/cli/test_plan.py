@@ -1,0 +1,163 @@
+"""The page of plan, whole; it needs no cluster."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cli.makers import make_spec
+
+from kubectl_rljob.__main__ import main
+from rljob_api import names
+
+GOOD = """\
+RLJob demo
+
+Layout:  2 pods x 8 processes = 16 ranks = tensor 4 x pipeline 2 x data 2 (tp4-pp2-dp2)
+Batch:   64 prompts x 8 samples = 512 samples per step
+         2 mini-batches of 256 samples (32 prompts), 128 samples per data-parallel rank
+         500 steps, 1,000 optimizer steps, 256,000 samples in all
+Tokens:  at most 1,024 of the prompt + 1,024 of the response = 2,048 per sample
+         at most 16,384 per micro-batch and data-parallel rank
+Model:   qwen2: 24 layers, 16 heads, 4 key-value heads
+
+ROLE      PODS   PROCESSES/POD   GPUS
+trainer   2      8               16
+rollout   4      2               8
+total     6      -               24
+
+No rule is broken.
+"""
+
+BAD = """\
+RLJob demo
+
+Layout:  2 pods x 8 processes = 16 ranks, against tensor 6 x pipeline 1
+Batch:   64 prompts x 8 samples = 512 samples per step
+Tokens:  at most 1,024 of the prompt + 1,024 of the response = 2,048 per sample
+         at most 16,384 per micro-batch and data-parallel rank
+Model:   qwen2: 24 layers, 16 heads, 4 key-value heads
+
+ROLE      PODS   PROCESSES/POD   GPUS
+trainer   2      8               16
+rollout   4      2               8
+total     6      -               24
+
+5 rules are broken:
+
+spec.trainer.parallelism = tensor 6 x pipeline 1
+    nodes x processesPerNode = 2 x 8 = 16 ranks is not divisible by tensor x pipeline = 6
+    fix: make spec.trainer.nodes x spec.trainer.processesPerNode a multiple of 6, or lower tensor or pipeline
+
+spec.train.miniBatches = 7
+    promptsPerStep = 64 is not divisible by it: a group of samples is never cut
+    fix: choose a divisor of spec.train.promptsPerStep
+
+spec.rewards[0] = neither rule nor python
+    needs exactly one of rule and python
+    fix: keep one of them
+
+spec.trainer.parallelism.tensor = 6
+    num_attention_heads = 16 of the model is not divisible by it
+    fix: choose a divisor of 16
+
+spec.trainer.parallelism.tensor = 6
+    num_key_value_heads = 4 of the model must be a multiple or a divisor of it
+    fix: choose a divisor or a multiple of 4
+"""
+
+UNREADABLE = """\
+RLJob demo
+
+2 rules are broken:
+
+spec.train.steps = 'many'
+    Input should be a valid integer, unable to parse string as an integer
+    fix: see `kubectl explain rljob.spec.train`
+
+spec.rolout = {}
+    Extra inputs are not permitted
+    fix: see `kubectl explain rljob.spec`
+"""
+
+
+def write(path: Path, *specs: dict[str, Any], **meta: Any) -> str:
+    objects = [
+        {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": "demo"} | meta, "spec": s}
+        for s in specs
+    ]
+    file = path / "job.yaml"
+    file.write_text(yaml.safe_dump_all([{"kind": "ConfigMap"}, *objects]))
+    return str(file)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    config = {"model_type": "qwen2", "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return str(tmp_path)
+
+
+def broken() -> dict[str, Any]:
+    return make_spec(
+        rewards=[{}],
+        train={"steps": 500, "miniBatches": 7},
+        trainer={"nodes": 2, "processesPerNode": 8, "parallelism": {"tensor": 6}},
+    )
+
+
+def test_a_good_manifest_is_spelled_out(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", write(tmp_path, make_spec()), "--model", model]) == 0
+    assert capsys.readouterr().out == GOOD
+
+
+def test_all_broken_rules_are_named_at_once(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", write(tmp_path, broken()), "--model", model]) == 1
+    assert capsys.readouterr().out == BAD
+
+
+def test_a_manifest_that_is_no_spec_names_the_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = make_spec(train={"steps": "many"}, rolout={})
+    assert main(["plan", "-f", write(tmp_path, spec)]) == 1
+    assert capsys.readouterr().out == UNREADABLE
+
+
+def test_every_job_of_a_file_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, make_spec(), broken())
+    assert main(["plan", "-f", file, "-o", "json"]) == 1
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["layout"] == {"world": 16, "tensor": 4, "pipeline": 2, "data": 2}
+    assert first["violations"] == []
+    assert {v["field"] for v in second["violations"]} >= {"spec.train.miniBatches", "spec.rewards[0]"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [", "is not YAML: "),
+        ("kind: Pod", "holds no RLJob (found: Pod)"),
+        ("kind: RLJob\napiVersion: rljob.dev/v1", "apiVersion = rljob.dev/v1: must be rljob.dev/v1alpha1"),
+        ("kind: RLJob\napiVersion: rljob.dev/v1alpha1", "metadata.name is missing"),
+        ("kind: RLJob\napiVersion: rljob.dev/v1alpha1\nmetadata: {name: x}", "spec is missing"),
+    ],
+)
+def test_a_file_that_holds_no_job_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    assert main(["plan", "-f", str(tmp_path / "job.yaml")]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_missing_file_or_model_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", "nowhere.yaml"]) == 1
+    assert capsys.readouterr().err == "error: cannot read nowhere.yaml: No such file or directory\n"
+    assert main(["plan", "-f", write(tmp_path, make_spec()), "--model", str(tmp_path)]) == 1
+    assert "--model: cannot read " in capsys.readouterr().err
+
+
+def test_the_example_breaks_no_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    example = Path(__file__).parents[2] / "examples/arithmetic/rljob.yaml"
+    assert main(["plan", "-f", str(example)]) == 0
+    assert capsys.readouterr().out.endswith("\nNo rule is broken.\n")

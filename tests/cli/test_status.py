@@ -1,0 +1,160 @@
+"""The status page, whole."""
+
+import json
+from typing import Any
+
+from cli.conftest import Rljob
+from cli.fake_api import FakeApi
+from cli.makers import NOW, ago, make_checkpoint, make_event, make_job, make_spec, running
+
+from kubectl_rljob.job import Job
+from kubectl_rljob.printers import status
+
+RUNNING = """\
+Name:       demo                      State:       Running, step 120/500 (24 %), about 50m left
+Namespace:  research                  Attempt:     2, opened 33m ago
+Algorithm:  grpo, ppo loss            Restarts:    2 (1 of 3 counted)
+Model:      /data/model (bfloat16)    Checkpoint:  step 100, 12m ago
+Message:    training
+
+ROLE      READY   GPUS   STATUS       INFO
+trainer   2/2     16     generating   tp4-pp2-dp2, 8.0 s/step, transformer engine, nccl
+rollout   4/4     8      serving      policy of step 120
+
+REWARD 0.60 ▲0.05   LOSS 0.0123   KL 0.0040   ENTROPY 0.71   LENGTH 812   LOG-PROB DIFF 2.0e-03   (reported 9s ago)
+REWARD 0.48 ▁▁▂▂▂▃▃▃▃▄▄▄▅▅▅▆▆▆▆▇▇▇██ 0.60, steps 97-120
+
+CHECKPOINTS   60, 80, 100 in /data/run
+
+LAST FAILURE   attempt 1, 34m ago: TrainerFailed, rank 9 of demo-trainer-1
+  OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB
+    File "loss.py", line 12, in logits
+    return hidden @ weight.T
+
+LAST EVENTS
+12m   CheckpointSaved    step 100 saved to /data/run/global_step_100
+33m   TrainerRestarted   attempt 2 starts from step 60
+"""
+
+NEW = """\
+Name:       demo                      State:       Pending
+Namespace:  research                  Attempt:     none yet
+Algorithm:  grpo, ppo loss            Restarts:    0 (0 of 3 counted)
+Model:      /data/model (bfloat16)    Checkpoint:  none yet
+Message:    no operator has looked at this job yet: is one installed, does it watch research?
+
+ROLE      READY    GPUS   STATUS   INFO
+trainer   <none>   16     -        tp4-pp2-dp2
+rollout   <none>   8      -        -
+"""
+
+SUCCEEDED = """\
+Name:       demo                      State:       Succeeded, step 500/500 (100 %)
+Namespace:  research                  Attempt:     none yet
+Algorithm:  grpo, ppo loss            Restarts:    0 (0 of 3 counted)
+Model:      /data/model (bfloat16)    Checkpoint:  step 500, 5m ago
+Message:    done
+
+ROLE      READY   GPUS   STATUS   INFO
+trainer   0/0     16     -        tp4-pp2-dp2
+rollout   0/0     8      -        -
+
+REWARD 0.40 ▁█▄ 0.60, steps 1-3   HELD-OUT 0.31 → 0.77
+
+CHECKPOINTS   500 in /data/run
+EXPORT        /data/run/global_step_500/huggingface
+"""
+
+WRONG = """\
+Name:       demo        State:       Failed
+Namespace:  research    Attempt:     none yet
+                        Restarts:    0 (0 counted)
+                        Checkpoint:  none yet
+Message:    spec.task = 'dance': must be rl; set it
+            spec.trainer.nodes = 0: must be at least 1; raise it
+
+ROLE      READY    GPUS     STATUS   INFO
+trainer   <none>   <none>   -        -
+rollout   <none>   <none>   -        -
+
+LAST FAILURE   attempt 1: ConfigurationError, rank 0 of demo-trainer-0
+  ConfigurationError: spec.trainer.transformerConfig.moe: 4: unknown key: take it out
+"""
+
+
+def test_a_running_job_that_failed_once_fits_one_page(api: FakeApi, rljob: Rljob) -> None:
+    api.add(make_job(**running()))
+    api.events = [
+        make_event("TrainerRestarted", "attempt 2 starts from step 60", minutes=33),
+        make_event("CheckpointSaved", "step 100 saved to /data/run/global_step_100", minutes=12),
+        make_event("CheckpointSaved", "of another job", name="other", minutes=1),
+    ]
+    screen = rljob("status", "demo")
+    assert (screen.code, screen.out, screen.err) == (0, RUNNING, "")
+
+
+def test_a_job_that_no_operator_has_seen_says_so(api: FakeApi, rljob: Rljob) -> None:
+    api.add(make_job())
+    assert rljob("status", "demo").out == NEW
+
+
+def test_a_finished_job_shows_what_it_learned_and_where_the_model_is(api: FakeApi, rljob: Rljob) -> None:
+    history = [{"step": s, "reward": r, "loss": 0.1, "seconds": 1.0} for s, r in ((1, 0.4), (2, 0.8), (3, 0.6))]
+    last = make_checkpoint(500, 5)
+    progress = {
+        "step": 500,
+        "steps": 500,
+        "history": history,
+        "evaluation": {"first": 0.31, "last": 0.77},
+        "export": "/data/run/global_step_500/huggingface",
+    }
+    roles = {"trainer": {"text": "0/0"}, "rollout": {"text": "0/0"}}
+    kept = {"latest": last, "kept": [last]}
+    api.add(
+        make_job(state="Succeeded", message="done", outcome="Succeeded", progress=progress, checkpoint=kept, **roles)
+    )
+    assert rljob("status", "demo").out == SUCCEEDED
+
+
+def test_a_spec_that_cannot_be_read_still_has_a_page_with_the_operators_words(api: FakeApi, rljob: Rljob) -> None:
+    words = "spec.task = 'dance': must be rl; set it\nspec.trainer.nodes = 0: must be at least 1; raise it"
+    cause = {"kind": "configuration", "rank": 0, "exception": "ConfigurationError"}
+    cause["message"] = "spec.trainer.transformerConfig.moe: 4: unknown key: take it out"
+    failure = {"attempt": 1, "reason": "ConfigurationError", "pod": "demo-trainer-0", "failure": cause}
+    api.add(make_job(spec=make_spec(task="dance"), state="Failed", message=words, lastFailure=failure))
+    assert rljob("status", "demo").out == WRONG
+
+
+def test_a_request_that_waits_for_the_operator_is_shown(api: FakeApi, rljob: Rljob) -> None:
+    api.add(make_job(state="Suspended", suspended=True, checkpoint={"kept": [make_checkpoint(80, 5)]}))
+    rljob("resume", "demo", "--from-step", "80")
+    assert "\nRequest:    resume from step 80, not taken up by the operator yet\n" in rljob("status", "demo").out
+
+
+def test_the_page_never_has_more_than_25_lines() -> None:
+    everything: dict[str, Any] = running() | {"message": "word " * 400}
+    everything["progress"] |= {"export": "/data/run/hf", "evaluation": {"first": 0.1, "last": 0.2}}
+    everything["checkpoint"]["kept"] = [make_checkpoint(step, 1) for step in range(40)]
+    events = [make_event("CheckpointSaved", "x" * 500, minutes=m) for m in range(30)]
+    page = status.page(Job(make_job(**everything)), events, NOW).split("\n")
+    assert len(page) <= status.LINES == 25
+    assert max(map(len, page)) < 200
+
+
+def test_events_fill_the_page_newest_first_whatever_clock_field_they_carry() -> None:
+    series = make_event("Repeated", "again", days=1) | {
+        "series": {"lastObservedTime": ago(seconds=5).replace("Z", ".000001Z")}
+    }
+    micro = make_event("Micro", "one", days=1) | {"lastTimestamp": None, "eventTime": ago(seconds=30)}
+    lines = status.last_events([make_event("Old", "three", minutes=5), micro, series], 4, NOW)
+    assert lines == ["LAST EVENTS", "4s    Repeated   again", "30s   Micro      one", "5m    Old        three"]
+    assert status.last_events([micro], 1, NOW) == []
+
+
+def test_o_json_prints_the_object_without_managed_fields(api: FakeApi, rljob: Rljob) -> None:
+    job = make_job(**running())
+    job["metadata"]["managedFields"] = [{"manager": "kubectl"}]
+    api.add(job)
+    printed = json.loads(rljob("status", "demo", "-o", "json").out)
+    assert printed["status"] == job["status"]
+    assert "managedFields" not in printed["metadata"]
