@@ -1,0 +1,64 @@
+"""Real vLLM servers on CPU, forked from one process that has imported vLLM."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from trainer.rollout import models
+from trainer.rollout.servers import TOKEN, Server, free_port, spec
+
+from rljob_api import names
+from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer.rollout.arguments import server_arguments, server_environment
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[subprocess.Popen[str]]:
+    environment = server_environment(spec(Path("/model")), os.environ) | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, str(Path(__file__).with_name("nursery.py"))]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin and process.stdout
+        while process.stdout.readline().strip() != "ready":
+            assert process.poll() is None, "the nursery did not start"
+        yield process
+        process.stdin.close()
+        process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def start(nursery: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
+    """`start(model)`: a server that answers /health. It is killed after the module."""
+    servers: list[Server] = []
+
+    def begin(model: Path, attempt: int = 0, port: int = 0) -> Server:
+        assert nursery.stdin and nursery.stdout
+        port = port or free_port()
+        log = tmp_path_factory.mktemp("server") / "log"
+        environment = {names.ENV_ROLLOUT_TOKEN: TOKEN, names.ENV_ATTEMPT: str(attempt)}
+        order = {"arguments": server_arguments(spec(model), port), "environment": environment, "log": str(log)}
+        nursery.stdin.write(json.dumps(order) + "\n")
+        nursery.stdin.flush()
+        pid = int(nursery.stdout.readline())
+        pod = f"rollout-{len(servers)}"
+        servers.append(Server(RolloutEndpoint(pod=pod, pod_uid=f"uid-{pod}-{pid}", url=f"http://127.0.0.1:{port}"), pid, log))
+        servers[-1].wait()
+        return servers[-1]
+
+    yield begin
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "old": models.make(root / "old", seed=1),
+        "new": models.make(root / "new", seed=2),
+        "tied": models.make(root / "tied", seed=3, tied=True),
+        "tied-new": models.make(root / "tied-new", seed=4, tied=True),
+    }

@@ -1,0 +1,56 @@
+"""Imports vLLM once and forks a server per line of standard input: `{"arguments": [...], "environment": {...}, "log": path}` -> pid.
+
+A forked server is ready in seconds, a fresh process needs half a minute. The servers end with this process.
+"""
+
+import json
+import os
+import signal
+import sys
+import traceback
+
+
+def child(order: dict) -> None:
+    from rljob_trainer.rollout import server
+
+    os.setsid()
+    log = os.open(order["log"], os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.environ.update(order["environment"])
+    code = 0
+    try:
+        server.main(order["arguments"])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    os._exit(code)
+
+
+def main() -> None:
+    import vllm.model_executor.models.qwen2
+
+    import rljob_trainer.rollout.server
+    import rljob_trainer.rollout.worker  # noqa: F401
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print("ready", flush=True)
+    groups = []
+    for line in sys.stdin:
+        if (pid := os.fork()) == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            child(json.loads(line))
+        groups.append(pid)
+        print(pid, flush=True)
+    for group in groups:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+if __name__ == "__main__":
+    main()

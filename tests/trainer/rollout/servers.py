@@ -1,0 +1,70 @@
+"""What the tests need to talk to a real server."""
+
+import contextlib
+import os
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from rljob_api.protocol import RolloutEndpoint
+from rljob_api.spec import RLJobSpec
+
+TOKEN = "secret"
+READY_SECONDS = 120
+
+
+def spec(model: Path, **rollout: object) -> RLJobSpec:
+    return RLJobSpec.model_validate(
+        {
+            "model": {"path": str(model), "dtype": "float32"},
+            "data": {"train": ["/data/train.parquet"], "maxPromptTokens": 200},
+            "rewards": [{"rule": "exactMatch"}],
+            "train": {"steps": 1},
+            "trainer": {"device": "cpu"},
+            "rollout": {"sampling": {"maxTokens": 100}} | rollout,
+            "checkpoint": {"path": "/data/checkpoints"},
+            "image": "trainer",
+        }
+    )
+
+
+@dataclass
+class Server:
+    """One running server."""
+
+    endpoint: RolloutEndpoint
+    pid: int
+    log: Path
+
+    def get(self, path: str, **headers: str) -> tuple[int, str]:
+        """Status and body of GET."""
+        request = urllib.request.Request(self.endpoint.url + path, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                if self.get("/health")[0] == 200:
+                    return
+            time.sleep(0.2)
+        raise TimeoutError(self.log.read_text()[-4000:])
+
+    def kill(self) -> None:
+        """With everything it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

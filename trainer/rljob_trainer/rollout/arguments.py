@@ -1,0 +1,69 @@
+"""The command line and environment of a rollout server, from the spec. Pure."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.weights.backends import BACKENDS
+
+SERVED_MODEL = "policy"
+"""Name of the model in requests."""
+
+CPU_KV_CACHE_BYTES = 256 * 2**20
+CPU_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+}
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+
+
+def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
+    """Arguments of vLLM's API server. `spec.rollout.vllmArgs` comes first and verbatim, so that what we own wins."""
+    rollout = spec.rollout
+    own: dict[str, Any] = {
+        "model": spec.model.path,
+        "served-model-name": SERVED_MODEL,
+        "host": "0.0.0.0",
+        "port": port,
+        "dtype": spec.model.dtype,
+        "max-model-len": spec.data.max_prompt_tokens + longest_response(spec),
+        "tensor-parallel-size": rollout.tensor_parallel,
+        "distributed-executor-backend": "uni" if rollout.tensor_parallel == 1 else "mp",
+        "generation-config": "vllm",
+        "logprobs-mode": "processed_logprobs",
+        "middleware": "rljob_trainer.rollout.front.Front",
+        "worker-extension-cls": "rljob_trainer.rollout.worker.WorkerExtension",
+        "weight-transfer-config": {"backend": BACKENDS[spec.trainer.device]},
+        "trust-remote-code": spec.model.trust_remote_code,
+    }
+    default: dict[str, Any] = {"disable-uvicorn-access-log": True}
+    if spec.trainer.device == "cpu":
+        default |= {"enforce-eager": True, "kv-cache-memory-bytes": CPU_KV_CACHE_BYTES}
+    return list(_command_line(default | rollout.vllm_args | own))
+
+
+def longest_response(spec: RLJobSpec) -> int:
+    """Tokens, in training and, if there is any, evaluation."""
+    evaluation = spec.evaluation.sampling.max_tokens if spec.evaluation.every_steps else 0
+    return max(spec.rollout.sampling.max_tokens, evaluation)
+
+
+def server_environment(spec: RLJobSpec, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The inherited environment and, where it says nothing, our defaults."""
+    return ENVIRONMENT | (CPU_ENVIRONMENT if spec.trainer.device == "cpu" else {}) | dict(inherited)
+
+
+def _command_line(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """`--key value`; true and false as `--key` and `--no-key`, null left out, lists as several values, objects as JSON."""
+    for key, value in arguments.items():
+        if isinstance(value, bool):
+            yield f"--{key}" if value else f"--no-{key}"
+        elif isinstance(value, list):
+            yield from (f"--{key}", *map(str, value))
+        elif value is not None:
+            yield from (f"--{key}", json.dumps(value) if isinstance(value, dict) else str(value))

@@ -1,0 +1,113 @@
+"""Token ids in, token ids and log-probabilities out. No torch here."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import aiohttp
+
+from rljob_api.protocol import RolloutEndpoint
+from rljob_api.spec.common import Sampling
+from rljob_trainer.rollout.arguments import SERVED_MODEL
+from rljob_trainer.weights.wire import ATTEMPT_HEADER, STATE, STEP_HEADER, FencedOut
+
+CONNECT_SECONDS = 10.0
+PROBE_SECONDS = 10.0
+"""Longest wait for an answer to a question that costs the server nothing."""
+
+NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""What would change the distribution beyond temperature, switched off explicitly."""
+
+
+class ReplicaLost(RuntimeError):  # noqa: N818: it says what happened
+    """This replica did not answer the request and may not answer another: ask elsewhere."""
+
+
+class RequestRefusedError(ValueError):
+    """The server says that the request is wrong: asking elsewhere cannot help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One response."""
+
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    """Of each token, under the distribution it was drawn from (temperature applied)."""
+    finish_reason: Literal["stop", "length"]
+    policy_step: int
+    """Of the policy that generated it."""
+
+
+class RolloutClient:
+    """One replica, as one attempt sees it. Use as an asynchronous context manager."""
+
+    def __init__(self, endpoint: RolloutEndpoint, token: str, attempt: int) -> None:
+        self.endpoint = endpoint
+        self._attempt = attempt
+        self._headers = {"Authorization": f"Bearer {token}", ATTEMPT_HEADER: str(attempt)}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        connector = aiohttp.TCPConnector(limit=0)
+        self._session = aiohttp.ClientSession(self.endpoint.url, headers=self._headers, timeout=timeout, connector=connector)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def generate(self, prompt_tokens: tuple[int, ...], n: int, sampling: Sampling, seed: int) -> list[Generation]:
+        """`n` responses in order of their index. Waits as long as the server takes; cancelling ends the generation there.
+
+        Raises ReplicaLost (connection, 5xx, aborted by an update), RequestRefusedError (other 4xx), FencedOut (409).
+        """
+        request = NEUTRAL | {
+            "model": SERVED_MODEL,
+            "prompt": list(prompt_tokens),
+            "n": n,
+            "seed": seed,
+            "temperature": sampling.temperature,
+            "max_tokens": sampling.max_tokens,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+        }
+        body, headers = await self._call("POST", "/v1/completions", request)
+        return _generations(body, n, int(headers[STEP_HEADER]))
+
+    async def state(self) -> dict[str, Any]:
+        """What the server serves: attempt, policy_step (null: nothing), digest. Raises as generate, ReplicaLost also after PROBE_SECONDS."""
+        return (await self._call("GET", STATE, None, PROBE_SECONDS))[0]
+
+    async def _call(self, method: str, path: str, body: Any, seconds: float | None = None) -> tuple[Any, Any]:
+        assert self._session is not None
+        try:
+            timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+            async with self._session.request(method, path, json=body, timeout=timeout) as response:
+                if response.status == 200:
+                    return await response.json(), response.headers
+                text = await response.text()
+                if response.status == 409:
+                    raise FencedOut(self._attempt, int((await response.json())["attempt"]))
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ReplicaLost(f"{self.endpoint.pod}: {type(error).__name__}: {error}") from error
+        if response.status >= 500:
+            raise ReplicaLost(f"{self.endpoint.pod}: {response.status}: {text[:500]}")
+        raise RequestRefusedError(f"{self.endpoint.pod}: {response.status}: {text[:500]}")
+
+
+def _generations(body: Any, n: int, policy_step: int) -> list[Generation]:
+    choices = sorted(body["choices"], key=lambda c: c["index"])
+    if len(choices) != n or any(c["finish_reason"] not in ("stop", "length") for c in choices):
+        raise ReplicaLost(f"{len(choices)} of {n} responses, finished by {[c['finish_reason'] for c in choices]}")
+    return [
+        Generation(tuple(c["token_ids"]), tuple(c["logprobs"]["token_logprobs"]), c["finish_reason"], policy_step) for c in choices
+    ]

@@ -1,0 +1,111 @@
+"""The ASGI middleware in front of vLLM's server: token, attempt fence, weight updates, and no generation before the weights are current.
+
+Open routes are GET /health (kubelet) and GET /metrics (Prometheus). Everything else needs the job's token; everything that is not ours is
+vLLM's and is let through only while a policy of the current attempt is served. Statuses: 400 bad header or body, 401 no token,
+409 a higher attempt holds the server (body: `attempt`), 503 no weights yet, 500 an update failed (body: `error`).
+"""
+
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rljob_api import names
+from rljob_trainer.rollout.gate import Gate
+from rljob_trainer.rollout.updates import UpdateError, WeightUpdates
+from rljob_trainer.weights import wire
+from rljob_trainer.weights.version import PolicyVersion
+from rljob_trainer.weights.wire import FencedOut
+
+OPEN_ROUTES = {("GET", "/health"), ("GET", "/metrics")}
+POLICY_VIOLATION = 1008
+"""Close code of a websocket (RFC 6455, 7.4.1)."""
+
+
+class Front:
+    """Given to vLLM by name (`--middleware`); reads the token and the first attempt from the environment."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._gate = Gate(os.environ[names.ENV_ROLLOUT_TOKEN], int(os.environ.get(names.ENV_ATTEMPT, "0")))
+        updates = WeightUpdates(self._gate)
+        self._updates: dict[tuple[str, str], Callable[[Any, int, dict[str, Any]], Awaitable[None]]] = {
+            ("POST", wire.OPEN): updates.open,
+            ("POST", wire.BUCKET): updates.bucket,
+            ("POST", wire.COMMIT): updates.commit,
+            ("POST", wire.ABORT): updates.abort,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": POLICY_VIOLATION})
+        elif scope["type"] != "http" or (scope["method"], scope["path"]) in OPEN_ROUTES:
+            await self._app(scope, receive, send)
+        else:
+            request = Request(scope, receive)
+            answer = self._refusal(request) or await self._own_route(request)
+            if answer is not None:
+                await answer(scope, receive, send)
+            elif (policy := self._gate.served()) is None:
+                await self._not_ready()(scope, receive, send)
+            else:
+                await self._app(scope, receive, _tagged(send, policy))
+
+    def _refusal(self, request: Request) -> JSONResponse | None:
+        """Of a request without the token or of a lower attempt. A higher attempt becomes the highest."""
+        if not self._gate.knows(request.headers.get("authorization", "")):
+            return _error(401, "a bearer token is required")
+        if attempt := request.headers.get(wire.ATTEMPT_HEADER):
+            try:
+                self._gate.fence.admit(int(attempt))
+            except FencedOut as fenced:
+                return _fenced(fenced)
+            except ValueError:
+                return _error(400, f"{wire.ATTEMPT_HEADER}: {attempt!r} is not a number")
+        return None
+
+    async def _own_route(self, request: Request) -> JSONResponse | None:
+        """The answer of a route of ours; None when the path is vLLM's."""
+        route = request.method, request.url.path
+        if route == ("GET", wire.STATE):
+            return JSONResponse(self._gate.state())
+        if route not in self._updates:
+            return None
+        if wire.ATTEMPT_HEADER not in request.headers:
+            return _error(400, f"{wire.ATTEMPT_HEADER} is required")
+        engine = request.app.state.engine_client
+        try:
+            await self._updates[route](engine, int(request.headers[wire.ATTEMPT_HEADER]), await request.json())
+        except FencedOut as fenced:
+            return _fenced(fenced)
+        except UpdateError as error:
+            return _error(500, str(error))
+        except (KeyError, ValueError) as error:
+            return _error(400, f"body: {type(error).__name__}: {error}")
+        return JSONResponse({})
+
+    def _not_ready(self) -> JSONResponse:
+        highest = self._gate.fence.highest
+        return _error(503, f"weights of attempt {highest} have not been published to this server", attempt=highest)
+
+
+def _error(status: int, text: str, **more: int) -> JSONResponse:
+    return JSONResponse({"error": text} | more, status)
+
+
+def _fenced(fenced: FencedOut) -> JSONResponse:
+    return _error(409, str(fenced), attempt=fenced.highest)
+
+
+def _tagged(send: Send, policy: PolicyVersion) -> Send:
+    """Say which policy generated the answer: an update aborts what is in flight, so it is one from beginning to end."""
+
+    async def tag(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (wire.STEP_HEADER.lower().encode(), str(policy.step).encode())]
+        await send(message)
+
+    return tag

@@ -1,0 +1,105 @@
+"""The server's side of a weight update: one at a time, applied whole or not at all, caches emptied.
+
+open -> bucket ... -> commit. What fails before the weights are touched leaves the old ones being served; what fails after ends the server,
+because vLLM would go on answering with a broken model, and the supervisor starts a fresh one.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from rljob_trainer.rollout.gate import Gate
+from rljob_trainer.weights.version import PolicyVersion
+from rljob_trainer.weights.wire import FencedOut
+
+log = logging.getLogger(__name__)
+
+
+class UpdateError(RuntimeError):
+    """A step of an update failed; the update is abandoned."""
+
+
+class WeightUpdates:
+    """Drives vLLM's engine through an update. `engine` is vLLM's AsyncLLM."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._lock = asyncio.Lock()
+        self._session = ""
+
+    async def open(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
+        """Pause generation (what is in flight ends as aborted) and connect to the trainer. An update that was left open is discarded."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        async with self._lock:
+            await self._discard(engine)
+            async with self._abandon_on_error(engine, attempt):
+                self._gate.updating, self._session = True, body["session"]
+                await engine.pause_generation(mode="abort")
+                where = {"attempt": attempt, "address": body["address"], "port": body["port"]}
+                await engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=where))
+                await engine.start_weight_update()
+
+    async def bucket(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
+        """Receive, verify and stage one bucket."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        async with self._lock:
+            self._check(body)
+            async with self._abandon_on_error(engine, attempt):
+                info = {"attempt": attempt, "entries": body["entries"]}
+                await engine.update_weights(WeightTransferUpdateRequest(update_info=info))
+
+    async def commit(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
+        """Compare the digest of everything, apply, empty the caches, serve."""
+        async with self._lock:
+            self._check(body)
+            async with self._abandon_on_error(engine, attempt):
+                await engine.collective_rpc("rljob_seal", kwargs={"attempt": attempt, "digest": body["digest"]})
+            await self._apply(engine)
+            self._gate.serving = PolicyVersion(attempt, body["step"], body["digest"])
+            self._gate.updating, self._session = False, ""
+
+    async def abort(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
+        """Go on with the old weights."""
+        async with self._lock:
+            self._check(body)
+            await self._discard(engine)
+
+    def _check(self, body: dict[str, Any]) -> None:
+        if body["session"] != self._session:
+            raise UpdateError("this update is no longer open")
+
+    @asynccontextmanager
+    async def _abandon_on_error(self, engine: Any, attempt: int) -> AsyncIterator[None]:
+        try:
+            self._gate.fence.admit(attempt)  # a higher one may have come while this request waited for the lock
+            yield
+        except FencedOut:
+            await self._discard(engine)
+            raise
+        except Exception as error:
+            await self._discard(engine)
+            raise UpdateError(str(error)) from error
+
+    async def _discard(self, engine: Any) -> None:
+        if self._gate.updating:
+            await engine.collective_rpc("rljob_discard")
+            await engine.resume_generation()
+            self._gate.updating, self._session = False, ""
+
+    async def _apply(self, engine: Any) -> None:
+        self._gate.serving = None
+        try:
+            await engine.finish_weight_update()
+            if not await engine.reset_prefix_cache():
+                raise UpdateError("the prefix cache could not be emptied: it holds values of the old weights")
+            await engine.resume_generation()
+        except BaseException:
+            log.exception("applying an update failed; the server ends, because its model cannot be trusted")
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise

@@ -1,0 +1,132 @@
+"""vLLM's side: an engine that stages a whole update, verifies it, and only then applies it.
+
+vLLM's own order begins to overwrite the model with the first bucket and leaves layers without memory when the trainer dies. Here nothing
+is touched before `finish_weight_update`, and that only after `seal` has compared the digest of everything.
+Registered with vLLM's weight-transfer API (0.26, vllm/distributed/weight_transfer) under the name of its transport.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
+
+from rljob_trainer.weights.backends import GLOO
+from rljob_trainer.weights.bucket import Entry, digest, unpack
+from rljob_trainer.weights.fence import Fence
+from rljob_trainer.weights.gloo import WorkerEnd
+from rljob_trainer.weights.manifest import Manifest, RefusedUpdateError
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):
+    """Whose update it is and where its trainer listens."""
+
+    attempt: int
+    address: str
+    port: int
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    """One bucket: its entries as JSON. The payload comes over the transport."""
+
+    attempt: int
+    entries: list[dict[str, Any]]
+
+
+class GlooEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """Buckets over gloo into host memory."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._fence = Fence()
+        self._end: WorkerEnd | None = None
+        self._entries: list[Entry] = []
+        self._staged: dict[str, Tensor] = {}
+        self._sealed = False
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        return Manifest.of(Path(self.model_config.model), str(self.model_config.dtype).removeprefix("torch."))
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Join the trainer's group. Raises FencedOut."""
+        self._fence.admit(init_info.attempt)
+        parallel = self.parallel_config
+        self._end = WorkerEnd(init_info.address, init_info.port, parallel.rank, parallel.world_size)
+
+    def start_weight_update(self) -> None:
+        self._entries, self._staged, self._sealed = [], {}, False
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Without the base's synchronize, which a machine without an accelerator does not have; nothing is on a device yet."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Receive, verify and stage one bucket. Raises FencedOut, RefusedUpdateError, CorruptBucketError, RuntimeError (transport)."""
+        self._fence.admit(update_info.attempt)
+        entries = [Entry(**(e | {"shape": tuple(e["shape"])})) for e in update_info.entries]
+        self.manifest.check(entries)
+        assert self._end is not None
+        payload = torch.empty(sum(e.size for e in entries), dtype=torch.uint8, device="cpu")
+        self._end.receive(payload)
+        self._staged.update(unpack(entries, payload))
+        self._entries += entries
+
+    def seal(self, attempt: int, expected: str) -> None:
+        """Everything came and it is what the trainer sent. Raises FencedOut, RefusedUpdateError."""
+        self._fence.admit(attempt)
+        self.manifest.check_complete(self._staged)
+        received = digest(self._entries)
+        if received != expected:
+            raise RefusedUpdateError(f"the update's digest is {received}, the trainer's {expected}")
+        self._sealed = True
+
+    def finish_weight_update(self) -> None:
+        """Apply a sealed update. What fails in here leaves a model that cannot serve."""
+        if not self._sealed:
+            raise RefusedUpdateError("the update was not sealed")
+        with torch.no_grad():
+            initialize_layerwise_reload(self.model)
+            self.model.load_weights(iter(self._staged.items()))
+            finalize_layerwise_reload(self.model, self.model_config)
+        if current_platform.is_cpu():
+            _repack_embeddings(self.model)
+        self.discard()
+
+    def discard(self) -> None:
+        """Forget what is staged and leave the group."""
+        self.start_weight_update()
+        self._end = None
+
+    def shutdown(self) -> None:
+        self.discard()
+
+    @staticmethod
+    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
+        """Abstract in the base class; the trainer's side is publisher.py."""
+        raise NotImplementedError
+
+
+def _repack_embeddings(model: torch.nn.Module) -> None:
+    """vLLM on CPU keeps a packed copy of each embedding for its use as output layer. A tied one gets no tensor of its own on reload, so
+    vLLM 0.26 leaves the copy of the old weights in place: the log-probabilities would be the old policy's."""
+    for module in model.modules():
+        if isinstance(module, VocabParallelEmbedding) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
+            dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+
+if GLOO not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(GLOO, GlooEngine)

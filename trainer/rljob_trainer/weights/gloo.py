@@ -1,0 +1,96 @@
+"""A gloo group of one trainer and the workers of one replica. A replica that dies breaks its own group only.
+
+The trainer holds the TCPStore; the first worker writes the size of the group there, which tells the trainer that they have come.
+`ProcessGroupGloo` waits in its destructor, with the GIL, for what is still pending, so a group is closed only after that has ended.
+"""
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch import Tensor
+
+from rljob_trainer.weights.wire import TRANSFER_SECONDS
+
+SIZE_KEY = "size"
+POLL_SECONDS = 0.01
+
+
+class TrainerEnd:
+    """Rank 0 of the group."""
+
+    def __init__(self, address: str) -> None:
+        """`address`: an IP of this machine that the workers can reach."""
+        self.address = address
+        self._store = dist.TCPStore(address, 0, None, True, _timeout(), wait_for_workers=False)
+        self._group: dist.ProcessGroupGloo | None = None
+        self._pending: dist.Work | None = None
+
+    @property
+    def port(self) -> int:
+        return self._store.port
+
+    def accept(self, given_up: Callable[[], bool]) -> None:
+        """Wait for the workers, or return without a group when nobody will come any more."""
+        while not self._store.check([SIZE_KEY]):
+            if given_up():
+                return
+            time.sleep(POLL_SECONDS)
+        self._group = _group(self._store, 0, int(self._store.get(SIZE_KEY)), self.address)
+
+    def send(self, payload: Tensor) -> None:
+        """Begin to send; `settle` waits."""
+        assert self._group is not None
+        self._pending = self._group.broadcast([payload], _from_trainer())
+
+    def settle(self) -> None:
+        """Wait for what is being sent. Raises RuntimeError when the other end is gone or TRANSFER_SECONDS have passed."""
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            self.settle()
+        self._pending = self._group = None
+
+
+class WorkerEnd:
+    """Rank 1 and up of the group."""
+
+    def __init__(self, address: str, port: int, worker: int, workers: int) -> None:
+        """`worker` of `workers`: this process's place in its replica. Raises RuntimeError when the trainer does not answer."""
+        self._store = dist.TCPStore(address, port, None, False, _timeout(), wait_for_workers=False)
+        if worker == 0:
+            self._store.set(SIZE_KEY, str(workers + 1))
+        self._group = _group(self._store, worker + 1, workers + 1, _own_address(address, port))
+
+    def receive(self, payload: Tensor) -> None:
+        """Fill `payload`. Raises RuntimeError when the trainer is gone or TRANSFER_SECONDS have passed."""
+        self._group.broadcast([payload], _from_trainer()).wait()
+
+
+def _timeout() -> timedelta:
+    return timedelta(seconds=TRANSFER_SECONDS)
+
+
+def _from_trainer() -> dist.BroadcastOptions:
+    options = dist.BroadcastOptions()
+    options.rootRank = 0
+    return options
+
+
+def _group(store: dist.Store, rank: int, size: int, address: str) -> dist.ProcessGroupGloo:
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = _timeout()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    return dist.ProcessGroupGloo(dist.PrefixStore("weights", store), rank, size, options)
+
+
+def _own_address(peer: str, port: int) -> str:
+    """The address of this machine that faces a peer."""
+    with socket.create_connection((peer, port), timeout=TRANSFER_SECONDS) as connection:
+        return str(connection.getsockname()[0])

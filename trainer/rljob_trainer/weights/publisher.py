@@ -1,0 +1,93 @@
+"""Rank 0 brings rollout servers to the current policy.
+
+The tensors are exported once and cut into buckets; every bucket goes to all replicas at the same time, while the next one is being
+exported. A replica that fails is left behind with its old weights; the others go on.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rljob_api.protocol import RolloutEndpoint
+from rljob_api.spec.common import Device
+from rljob_trainer.weights.bucket import Entry, digest, pack
+from rljob_trainer.weights.session import ReplicaError, Session
+from rljob_trainer.weights.version import PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What came of it."""
+
+    version: PolicyVersion
+    ok: list[str]
+    """Pods that serve the version."""
+    failed: dict[str, str]
+    """Pod -> reason. They serve what they served before, or nothing; they stay out until published to again."""
+
+
+class Publisher:
+    """The trainer's end of all weight updates of one attempt."""
+
+    def __init__(self, attempt: int, token: str, address: str, device: Device) -> None:
+        """`address`: IP of this pod, which the replicas connect to."""
+        self._attempt, self._token, self._address, self._device = attempt, token, address, device
+
+    def publish(
+        self, step: int, tensors: Iterator[tuple[str, Tensor]], replicas: list[RolloutEndpoint], beat: Callable[[], None]
+    ) -> Published:
+        """Send the policy after `step` steps to `replicas` (none: only its digest is computed).
+
+        `tensors` is consumed to its end, however many replicas fail, because exporting is collective. `beat` is called per bucket.
+        Raises FencedOut when a replica knows a higher attempt: this one is over. What the iterator raises passes through; all replicas
+        keep their old weights then.
+        """
+        sessions = {r.pod: Session(r, self._token, self._attempt, self._address, self._device) for r in replicas}
+        entries: list[Entry] = []
+        with _Round(sessions) as round_:
+            round_.start(Session.open)
+            for bucket in pack(tensors):
+                entries += bucket.entries
+                round_.settle()
+                round_.start(lambda session, bucket=bucket: session.send(bucket))
+                beat()
+            round_.settle()
+            version = PolicyVersion(self._attempt, step, digest(entries))
+            round_.start(lambda session: session.commit(version))
+            round_.settle()
+            beat()
+            return Published(version, list(round_.live), round_.failed)
+
+
+class _Round(AbstractContextManager["_Round"]):
+    """The replicas of one publish: those still taking part, and why the others do not. Leaving it early aborts all."""
+
+    def __init__(self, sessions: dict[str, Session]) -> None:
+        self.live = dict(sessions)
+        self.failed: dict[str, str] = {}
+        self._pool = ThreadPoolExecutor(max(1, len(sessions)), thread_name_prefix="publish")
+        self._running: dict[str, Future[None]] = {}
+
+    def start(self, work: Callable[[Session], None]) -> None:
+        self._running = {pod: self._pool.submit(work, session) for pod, session in self.live.items()}
+
+    def settle(self) -> None:
+        """Wait for all; drop those that failed."""
+        running, self._running = self._running, {}
+        for pod, future in running.items():
+            try:
+                future.result()
+            except ReplicaError as error:
+                self.failed[pod] = str(error)
+                self._pool.submit(self.live.pop(pod).abort)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            for future in self._running.values():
+                future.cancel()
+            for session in self.live.values():
+                self._pool.submit(session.abort)
+        self._pool.shutdown()

@@ -1,0 +1,85 @@
+"""The trainer's side of one update of one replica. Blocking: each session has a thread of its own."""
+
+import http.client
+import json
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import urlsplit
+
+from rljob_api.protocol import RolloutEndpoint
+from rljob_api.spec.common import Device
+from rljob_trainer.weights import wire
+from rljob_trainer.weights.backends import BACKENDS, GLOO
+from rljob_trainer.weights.bucket import Bucket
+from rljob_trainer.weights.gloo import TrainerEnd
+from rljob_trainer.weights.version import PolicyVersion
+from rljob_trainer.weights.wire import FencedOut
+
+ENDS = {GLOO: TrainerEnd}
+
+
+class ReplicaError(RuntimeError):
+    """A replica refused, broke or did not answer in time. It does not have the new weights."""
+
+
+class Session:
+    """open, send per bucket, commit; or abort. Every call ends within its time limit (wire.py) and raises ReplicaError or FencedOut."""
+
+    def __init__(self, endpoint: RolloutEndpoint, token: str, attempt: int, address: str, device: Device) -> None:
+        self._url, self._token, self._attempt = urlsplit(endpoint.url), token, attempt
+        self._id = secrets.token_hex(8)
+        self._end = ENDS[BACKENDS[device]](address)
+
+    def open(self) -> None:
+        """Pause the replica and connect its workers. The request is answered after they have joined, so it waits in a second thread."""
+        with ThreadPoolExecutor(1) as background:
+            opened = background.submit(
+                self._post, wire.OPEN, wire.OPEN_SECONDS, address=self._end.address, port=self._end.port
+            )
+            self._carry(lambda: self._end.accept(opened.done))
+            opened.result()
+
+    def send(self, bucket: Bucket) -> None:
+        """Returns when the replica has received and verified the bucket."""
+        self._carry(lambda: self._end.send(bucket.payload))
+        self._post(wire.BUCKET, wire.TRANSFER_SECONDS, entries=[asdict(e) for e in bucket.entries])
+        self._carry(self._end.settle)
+
+    def commit(self, version: PolicyVersion) -> None:
+        """Returns when the replica serves the new policy."""
+        self._post(wire.COMMIT, wire.COMMIT_SECONDS, step=version.step, digest=version.digest)
+        self._end.close()
+
+    def abort(self) -> None:
+        """The replica goes on with its old weights, if it is still there."""
+        try:
+            self._post(wire.ABORT, wire.ABORT_SECONDS)
+        except (ReplicaError, FencedOut):
+            pass  # it is dead or another's: either way it keeps nothing of ours
+        finally:
+            self._end.close()
+
+    def _carry(self, transfer: Callable[[], None]) -> None:
+        try:
+            transfer()
+        except RuntimeError as error:
+            raise ReplicaError(f"transfer failed: {error}") from error
+
+    def _post(self, path: str, seconds: float, **body: Any) -> None:
+        headers = {"Authorization": f"Bearer {self._token}", wire.ATTEMPT_HEADER: str(self._attempt), "Content-Type": "application/json"}
+        connection = http.client.HTTPConnection(self._url.hostname or "", self._url.port, timeout=seconds)
+        try:
+            connection.request("POST", path, json.dumps({"session": self._id} | body), headers)
+            response = connection.getresponse()
+            status, text = response.status, response.read().decode(errors="replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise ReplicaError(f"{path}: {type(error).__name__}: {error}") from error
+        finally:
+            connection.close()
+        if status == http.HTTPStatus.CONFLICT:
+            raise FencedOut(self._attempt, int(json.loads(text)["attempt"]))
+        if status != http.HTTPStatus.OK:
+            raise ReplicaError(f"{path}: {status}: {text[:500]}")
