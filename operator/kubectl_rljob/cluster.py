@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.rest import RESTResponse
 from kubernetes.config import ConfigException
+from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION, KubeConfigLoader, KubeConfigMerger
 from urllib3.exceptions import HTTPError
+from yaml import YAMLError
 
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
@@ -34,15 +35,19 @@ class Cluster:
     @staticmethod
     def connect(kubeconfig: str | None, context: str | None, namespace: str | None) -> "Cluster":
         """As kubectl chooses them: flag, KUBECONFIG or ~/.kube/config; the context's namespace, else `default`."""
+        files = kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION
         settings = Configuration()
         settings.retries = CONNECT_RETRIES
         try:
-            config.load_kube_config(kubeconfig, context, client_configuration=settings)
-            contexts, active = config.list_kube_config_contexts(kubeconfig)
-        except (ConfigException, OSError) as error:
+            merged = KubeConfigMerger(files).config
+            if merged is None:
+                raise UserError(f"kubeconfig: nothing there: {files}", "kubectl config get-contexts --kubeconfig FILE")
+            loader = KubeConfigLoader(merged, active_context=context)
+            loader.load_and_set(settings)
+        except (ConfigException, OSError, YAMLError) as error:
             raise UserError(f"kubeconfig: {error}", "kubectl config get-contexts") from error
-        chosen = next((c for c in contexts if c["name"] == context), active)
-        return Cluster(ApiClient(settings), namespace or chosen["context"].get("namespace") or "default")
+        chosen = loader.current_context["context"]
+        return Cluster(ApiClient(settings), namespace or chosen.get("namespace") or "default")
 
     def job(self, name: str) -> Job:
         return Job(

@@ -1,6 +1,9 @@
 """What a user reads when the cluster refuses: kind, name, namespace and the next command, never a traceback."""
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,8 @@ from cli.conftest import Rljob
 from cli.fake_api import FakeApi
 
 from kubectl_rljob.__main__ import main
+
+SOURCE = str(Path(__file__).parents[2] / "operator")
 
 
 def test_a_job_that_does_not_exist(api: FakeApi, rljob: Rljob) -> None:
@@ -57,8 +62,34 @@ def test_an_unreachable_cluster(tmp_path: Path, api: FakeApi, rljob: Rljob) -> N
 
 
 def test_a_kubeconfig_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "--kubeconfig", str(tmp_path / "nothing")]) == 1
-    assert capsys.readouterr().err.startswith("error: kubeconfig: ")
+    missing = tmp_path / "nothing"
+    assert main(["list", "--kubeconfig", str(missing)]) == 1
+    assert capsys.readouterr().err.startswith(f"error: kubeconfig: nothing there: {missing}\n")
+
+
+def test_a_kubeconfig_that_is_not_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "broken").write_text("clusters: [")
+    assert main(["list", "--kubeconfig", str(tmp_path / "broken")]) == 1
+    assert capsys.readouterr().err.startswith("error: kubeconfig: while parsing")
+
+
+def test_a_kubeconfig_without_a_current_context_works_with_the_flag(tmp_path: Path, api: FakeApi, rljob: Rljob) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(kubeconfig.read_text().replace("current-context: here", "current-context: ''"))
+    assert rljob("list", "--context", "here").code == 0
+    assert rljob("list").code == 1
+
+
+def test_a_reader_that_has_seen_enough_ends_the_plugin_quietly(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples/arithmetic/rljob.yaml"
+    program = [sys.executable, "-m", "kubectl_rljob", "plan", "-f", str(example)]
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": SOURCE}
+    ) as plugin:
+        assert plugin.stdout is not None and plugin.stderr is not None
+        plugin.stdout.close()
+        assert plugin.stderr.read() == b""
+        assert plugin.wait(30) == 0
 
 
 def test_a_context_that_does_not_exist(api: FakeApi, rljob: Rljob) -> None:
