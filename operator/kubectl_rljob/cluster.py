@@ -10,7 +10,8 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.rest import RESTResponse
 from kubernetes.config import ConfigException
 from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION, KubeConfigLoader, KubeConfigMerger
-from urllib3.exceptions import HTTPError
+from urllib3 import disable_warnings
+from urllib3.exceptions import HTTPError, InsecureRequestWarning
 from yaml import YAMLError
 
 from kubectl_rljob.errors import UserError
@@ -46,6 +47,8 @@ class Cluster:
             loader.load_and_set(settings)
         except (ConfigException, OSError, YAMLError) as error:
             raise UserError(f"kubeconfig: {error}", "kubectl config get-contexts") from error
+        if not settings.verify_ssl:  # the kubeconfig says so: kubectl does not warn of it either
+            disable_warnings(InsecureRequestWarning)
         chosen = loader.current_context["context"]
         return Cluster(ApiClient(settings), namespace or chosen.get("namespace") or "default")
 
@@ -154,6 +157,9 @@ def refusal(status: int, body: str, what: str, path: str) -> UserError:
         return UserError(
             f"{what}: {message}", f"kubectl auth can-i --list {'-n ' + namespace if namespace else ''}".rstrip()
         )
-    if status == 409:
+    if status == 400 and path.endswith("/log"):
+        *_, namespace, _, pod, _ = path.split("/")
+        return UserError(f"{what}: {message}", f"kubectl describe pod {pod} -n {namespace}")
+    if status == 409 or (status == 422 and "metadata.uid" in message):
         return UserError(f"{what}: changed or was re-created meanwhile; try again")
     return UserError(f"{what}: {message} (HTTP {status})")

@@ -50,7 +50,7 @@ class FakeApi:
         if method == "PATCH":
             assert body is not None
             if body["metadata"]["uid"] != job["metadata"]["uid"]:
-                return 409, _status(409, "the UID in the precondition does not match")
+                return 422, _status(422, f'RLJob.rljob.dev "{name[0]}" is invalid: metadata.uid: field is immutable')
             job["metadata"].setdefault("annotations", {}).update(body["metadata"]["annotations"])
         return 200, job
 
@@ -62,6 +62,8 @@ class FakeApi:
                 "items": [e for e in self.events if e["involvedObject"]["uid"] == wanted["involvedObject.uid"]]
             }
         if rest:
+            if "previous" in query and rest[0] + " previous" not in self.logs:
+                return 400, _status(400, f'previous terminated container "trainer" in pod "{rest[0]}" not found')
             return 200, self.logs[rest[0] + (" previous" if "previous" in query else "")]
         role = dict(term.split("=", 1) for term in query["labelSelector"].split(","))[names.LABEL_ROLE]
         return 200, {"items": [{"metadata": {"name": p}} for p, r in self.pod_roles.items() if r == role]}

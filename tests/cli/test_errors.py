@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from cli.conftest import Rljob
 from cli.fake_api import FakeApi
+from cli.makers import make_job
 
 from kubectl_rljob.__main__ import main
+from kubectl_rljob.cluster import Cluster
+from kubectl_rljob.errors import UserError
 
 SOURCE = str(Path(__file__).parents[2] / "operator")
 
@@ -46,6 +49,18 @@ def test_missing_rights(api: FakeApi, rljob: Rljob, status: int, said: str, then
 def test_any_other_answer_is_passed_on_with_its_number(api: FakeApi, rljob: Rljob) -> None:
     api.refuse = (500, "etcd is away")
     assert rljob("status", "demo").err == "error: rljob demo in namespace research: etcd is away (HTTP 500)\n"
+
+
+def test_an_object_that_was_re_created_meanwhile_is_not_touched(tmp_path: Path, api: FakeApi) -> None:
+    api.add(make_job())
+    cluster = Cluster.connect(str(tmp_path / "kubeconfig"), None, None)
+    seen = cluster.job("demo")
+    successor = make_job()
+    successor["metadata"]["uid"] = "uid-2"
+    api.add(successor)
+    with pytest.raises(UserError, match="rljob demo in namespace research: changed or was re-created meanwhile"):
+        cluster.annotate(seen, "a", "b")
+    assert successor["metadata"]["annotations"] == {}
 
 
 def test_an_unreachable_cluster(tmp_path: Path, api: FakeApi, rljob: Rljob) -> None:

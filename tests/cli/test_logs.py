@@ -47,6 +47,15 @@ def test_flags_reach_the_api(api: FakeApi, rljob: Rljob) -> None:
 
 
 @pytest.mark.usefixtures("job")
+def test_a_container_without_an_earlier_life_says_so(rljob: Rljob) -> None:
+    assert rljob("logs", "demo", "--previous").err == (
+        "error: log of pod demo-trainer-1 in namespace research: "
+        'previous terminated container "trainer" in pod "demo-trainer-1" not found\n'
+        "next:  kubectl describe pod demo-trainer-1 -n research\n"
+    )
+
+
+@pytest.mark.usefixtures("job")
 def test_a_rank_outside_the_world_is_refused(rljob: Rljob) -> None:
     screen = rljob("logs", "demo", "--rank", "16")
     assert (screen.code, screen.err) == (1, "error: --rank 16: rljob demo in namespace research has ranks 0 to 15\n")
