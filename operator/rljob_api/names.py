@@ -88,9 +88,9 @@ def report(pod_name: str) -> str:
     return f"{pod_name}-report"
 
 
-def token(job: str) -> str:
-    """The Secret that holds the token of the job's rollout servers."""
-    return f"{job}-token"
+def token(job: str, uid: str) -> str:
+    """The Secret that holds the token of the job's rollout servers. Nobody may read it to see whose it is, so its name says so."""
+    return f"{job}-token-{uid[:8]}"
 
 
 def master_port(attempt: int) -> int:

@@ -1,0 +1,71 @@
+"""The life of an open attempt: its members are told to drain or stop, and when all of them have ended, it is closed."""
+
+from collections.abc import Iterator
+
+from rljob_api import reasons
+from rljob_api.protocol import Command
+from rljob_api.status import Attempt, JobStatus
+from rljob_operator.decide.cause import Cause, recorded, root
+from rljob_operator.decide.change import Change, Event, is_open, set_
+from rljob_operator.decide.members import View, losing, views
+from rljob_operator.decide.rollouts import misconfigured
+from rljob_operator.decide.stall import stalled
+from rljob_operator.decide.suspend import wanted
+from rljob_operator.snapshot import Snapshot
+from rljob_operator.times import seconds, stamp
+
+
+def advance(s: Snapshot, status: JobStatus) -> Change:
+    attempt = status.attempt
+    if attempt is None or not is_open(attempt):
+        return Change(status)
+    members = views(s, attempt)
+    finished = all(v.result == "succeeded" for v in members)
+    cause = None if finished else root(attempt, members) or stalled(s, status, attempt) or misconfigured(s, attempt)
+    if cause and cause != recorded(attempt):
+        attempt = _failed(attempt, cause, s.now)
+    elif attempt.command == "run" and (reason := _reason_to_drain(s, status, members)):
+        attempt = tell(attempt, "drain", reason, s.now)
+    elif attempt.command == "drain" and s.now >= _drained_by(s, attempt):
+        attempt = tell(attempt, "stop", attempt.reason, s.now)
+    if all(v.ended for v in members):
+        attempt = attempt.model_copy(update={"closed": stamp(s.now)})
+        return Change(set_(status, attempt=attempt), _drained(attempt, finished))
+    return Change(set_(status, attempt=attempt), due=tuple(t for t in _deadlines(s, attempt) if t > s.now))
+
+
+def tell(attempt: Attempt, command: Command, reason: str, now: float) -> Attempt:
+    return attempt.model_copy(update={"command": command, "reason": reason, "told": stamp(now)})
+
+
+def _failed(attempt: Attempt, cause: Cause, now: float) -> Attempt:
+    told = attempt.told if attempt.command == "stop" else stamp(now)
+    news = {"command": "stop", "reason": cause.reason, "told": told, "failure": cause.failure, "failed_pod": cause.pod}
+    return attempt.model_copy(update=news)
+
+
+def _reason_to_drain(s: Snapshot, status: JobStatus, members: list[View]) -> str:
+    if wanted(s, status):
+        return reasons.SUSPENDED
+    if any(v.pod and v.pod.deleting and not v.ended for v in members):
+        return reasons.POD_DELETING
+    return ""
+
+
+def _drained_by(s: Snapshot, attempt: Attempt) -> float:
+    return seconds(attempt.told) + s.lifecycle.drain_timeout_seconds
+
+
+def _deadlines(s: Snapshot, attempt: Attempt) -> Iterator[float]:
+    yield from losing(s, attempt)
+    if attempt.command == "drain":
+        yield _drained_by(s, attempt)
+    if s.beat_age is not None:
+        yield s.now - s.beat_age + s.lifecycle.stall_timeout_seconds
+
+
+def _drained(attempt: Attempt, finished: bool) -> tuple[Event, ...]:
+    if finished or attempt.reason in reasons.FAILURES:
+        return ()
+    message = f"attempt {attempt.number} ended because it was told to {attempt.command} ({attempt.reason})"
+    return (Event("Normal", reasons.ATTEMPT_DRAINED, message),)

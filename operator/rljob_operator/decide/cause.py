@@ -1,0 +1,73 @@
+"""The root cause of a failed attempt: the first thing that went wrong, not what it broke.
+
+When one rank dies, the others lose their collective within a second, and their reports may arrive first. So a cause is kept provisionally
+and improved until the attempt is closed: by a lost pod or container, which explains any broken collective, or by an earlier exception.
+"""
+
+from dataclasses import dataclass
+
+from rljob_api import reasons
+from rljob_api.protocol import Failure
+from rljob_api.status import Attempt
+from rljob_operator.decide.members import View
+
+BY_KIND = {
+    "application": reasons.APPLICATION_FAILED,
+    "configuration": reasons.CONFIGURATION_ERROR,
+    "collective": reasons.COLLECTIVE_FAILED,
+    "killed": reasons.PROCESS_KILLED,
+}
+OF_PROCESSES = frozenset(BY_KIND.values()) - {reasons.COLLECTIVE_FAILED}
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why an attempt failed."""
+
+    reason: str
+    pod: str
+    failure: Failure
+
+    def __str__(self) -> str:
+        """One sentence for people."""
+        f = self.failure
+        if self.reason in reasons.NOT_COUNTED | {reasons.CONTAINER_RESTARTED, reasons.NO_PROGRESS}:
+            return f.message
+        where = self.pod + (f" (rank {f.rank})" if f.rank is not None else "")
+        what = ": ".join(t for t in (f.exception if f.kind != "configuration" else "", f.message) if t)
+        return f"{where}: {what}" if where else what
+
+
+def recorded(attempt: Attempt) -> Cause | None:
+    """The cause that the attempt's status holds."""
+    if attempt.failure is None or attempt.reason not in reasons.FAILURES:
+        return None
+    return Cause(attempt.reason, attempt.failed_pod, attempt.failure)
+
+
+def root(attempt: Attempt, views: list[View]) -> Cause | None:
+    """The best explanation so far; None: nothing failed, or only after the gang was told to stop for another reason."""
+    known = recorded(attempt)
+    if known is None and attempt.command == "stop":
+        return None
+    found = [c for v in views if (c := _cause(attempt, v))]
+    processes = [c for c in found if c.reason in OF_PROCESSES]
+    if known and known.reason in OF_PROCESSES:
+        return min([known, *processes], key=lambda c: c.failure.time)
+    if known and known.reason != reasons.COLLECTIVE_FAILED:
+        return known
+    gone = [c for c in found if c.reason not in OF_PROCESSES and c.reason != reasons.COLLECTIVE_FAILED]
+    if gone:
+        return gone[0]
+    return min(processes, key=lambda c: c.failure.time, default=known or next(iter(found), None))
+
+
+def _cause(attempt: Attempt, view: View) -> Cause | None:
+    if view.state == "gone" and view.failure:
+        return Cause(view.reason, view.member.pod, view.failure)
+    if view.failure:
+        return Cause(BY_KIND[view.failure.kind], view.member.pod, view.failure)
+    if view.result == "stopped" and attempt.command == "run":
+        unasked = Failure(kind="killed", exception="Stopped", message="the launcher stopped the attempt unasked")
+        return Cause(reasons.PROCESS_KILLED, view.member.pod, unasked)
+    return None

@@ -1,0 +1,45 @@
+"""What a policy returns: the next status and what goes with it. Policies are folded in order, each sees the status of those before it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from rljob_api.status import Attempt, JobStatus
+from rljob_operator.snapshot import Pod, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A Kubernetes event about the job."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The outcome of one policy."""
+
+    status: JobStatus
+    events: tuple[Event, ...] = ()
+    due: tuple[float, ...] = ()
+    """Times at which to decide again, even if nothing else happens."""
+    delete: tuple[Pod, ...] = ()
+    """Pods to delete, by their uid."""
+
+
+Policy = Callable[[Snapshot, JobStatus], Change]
+
+
+def set_(status: JobStatus, **fields: object) -> JobStatus:
+    return status.model_copy(update=fields)
+
+
+def is_open(attempt: Attempt | None) -> bool:
+    return attempt is not None and not attempt.closed
+
+
+def just_closed(s: Snapshot, status: JobStatus) -> bool:
+    """The attempt that was open when this pass began has ended: what follows is written together with that, hence once."""
+    return is_open(s.status.attempt) and not is_open(status.attempt)

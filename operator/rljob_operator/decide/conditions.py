@@ -1,0 +1,86 @@
+"""Conditions, by the Kubernetes conventions: all set from the first pass on, each with the generation it speaks of."""
+
+from rljob_api import reasons
+from rljob_api.status import Condition, ConditionType, JobStatus, State
+from rljob_operator.decide.change import is_open
+from rljob_operator.snapshot import Snapshot
+from rljob_operator.times import stamp
+
+Verdict = tuple[bool | None, str, str]
+"""True, false or unknown; reason; message."""
+WORDS = {True: "True", False: "False", None: "Unknown"}
+
+
+def conditions(s: Snapshot, status: JobStatus, state: State) -> list[Condition]:
+    old = {c.type: c for c in status.conditions}
+    verdicts: dict[ConditionType, Verdict] = {
+        "Admitted": _admitted(s),
+        "TrainerReady": (state == "Running", _reason(status, state), ""),
+        "RolloutsReady": _rollouts_ready(s, status),
+        "Reconciling": (state in ("Pending", "Starting", "Restarting", "Suspending"), _reason(status, state), ""),
+        "Checkpointed": _checkpointed(status),
+        "Suspended": (
+            state == "Suspended",
+            reasons.SUSPENDED if state in ("Suspending", "Suspended") else reasons.NOT_SUSPENDED,
+            "",
+        ),
+        "Stalled": (state == "Failed", _reason(status, state), status.message if state == "Failed" else ""),
+        "Succeeded": _succeeded(status),
+    }
+    return [_condition(s, kind, verdict, old.get(kind)) for kind, verdict in verdicts.items()]
+
+
+def _condition(s: Snapshot, kind: ConditionType, verdict: Verdict, old: Condition | None) -> Condition:
+    value, reason, message = verdict
+    word = WORDS[value]
+    since = old.last_transition_time if old and old.status == word else stamp(s.now)
+    return Condition(
+        type=kind,
+        status=word,
+        reason=reason,
+        message=message,
+        last_transition_time=since,
+        observed_generation=s.job.generation,
+    )
+
+
+def _admitted(s: Snapshot) -> Verdict:
+    if s.violations:
+        return False, reasons.INVALID_SPEC, f"{len(s.violations)} broken rules; see status.message"
+    if s.conflicts:
+        return False, reasons.CHILD_CONFLICT, "; ".join(s.conflicts)
+    return True, reasons.SPEC_ACCEPTED, ""
+
+
+def _rollouts_ready(s: Snapshot, status: JobStatus) -> Verdict:
+    spec = s.spec_of(status.attempt)
+    if spec is None:
+        return False, reasons.TOO_FEW_ROLLOUTS, ""
+    enough = status.rollout.ready >= min(spec.rollout.min_replicas, spec.rollout.replicas)
+    return enough, reasons.ENOUGH_ROLLOUTS if enough else reasons.TOO_FEW_ROLLOUTS, status.rollout.text
+
+
+def _checkpointed(status: JobStatus) -> Verdict:
+    latest = status.checkpoint.latest
+    if latest is None:
+        return False, reasons.NO_CHECKPOINT, ""
+    return True, reasons.CHECKPOINT_SAVED, f"step {latest.step} at {latest.path}"
+
+
+def _succeeded(status: JobStatus) -> Verdict:
+    if status.outcome:
+        return status.outcome == "Succeeded", status.outcome_reason, ""
+    return None, reasons.NOT_FINISHED, ""
+
+
+def _reason(status: JobStatus, state: State) -> str:
+    """Why the gang is where it is, in one word."""
+    if state in ("Succeeded", "Failed"):
+        return status.outcome_reason or reasons.INVALID_SPEC
+    if state == "Running":
+        return reasons.RUNNING
+    if state in ("Suspended", "Suspending"):
+        return reasons.SUSPENDED
+    if status.attempt and is_open(status.attempt):
+        return status.attempt.reason or reasons.STARTING
+    return reasons.BACKING_OFF if status.restarts.not_before else reasons.PODS_PENDING

@@ -1,0 +1,30 @@
+"""The part of the status that is for people and tools."""
+
+from rljob_api.status import JobStatus, ProgressStatus, RoleStatus
+from rljob_operator.decide.change import Change, set_
+from rljob_operator.decide.conditions import conditions
+from rljob_operator.decide.message import message
+from rljob_operator.decide.state import state
+from rljob_operator.snapshot import Pod, Snapshot
+
+
+def describe(s: Snapshot, status: JobStatus) -> Change:
+    status = set_(status, observed_generation=s.job.generation, **_roles(s, status))
+    word = state(s, status)
+    status = set_(status, state=word, message=message(s, status))
+    return Change(set_(status, conditions=conditions(s, status, word)))
+
+
+def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
+    spec = s.spec_of(status.attempt)
+    released = bool(status.outcome) or status.suspended or spec is None
+    trainers, rollouts = (0, 0) if released or spec is None else (spec.trainer.nodes, spec.rollout.replicas)
+    progress = status.progress
+    if spec and not progress.text:
+        progress = ProgressStatus(steps=spec.train.steps, text=f"0/{spec.train.steps}")
+    return {"trainer": _role(s.trainers, trainers), "rollout": _role(s.rollouts, rollouts), "progress": progress}
+
+
+def _role(pods: tuple[Pod, ...], desired: int) -> RoleStatus:
+    ready = sum(p.ready and not p.deleting for p in pods)
+    return RoleStatus(ready=ready, desired=desired, text=f"{ready}/{desired}")

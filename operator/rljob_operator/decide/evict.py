@@ -1,0 +1,38 @@
+"""Pods that the operator deletes itself, so that their StatefulSet makes them anew."""
+
+from rljob_api import names, reasons
+from rljob_api.status import Attempt, JobStatus
+from rljob_operator.decide.change import Change, Event, is_open
+from rljob_operator.decide.members import views
+from rljob_operator.render.template import template_hash
+from rljob_operator.snapshot import Pod, Snapshot
+from rljob_operator.times import seconds
+
+STOP_PATIENCE = 60.0
+"""Seconds that a launcher has to answer `stop`; ranks are killed within a few."""
+
+
+def evict(s: Snapshot, status: JobStatus) -> Change:
+    attempt = status.attempt
+    if attempt is not None and is_open(attempt):
+        return _unresponsive(s, status, attempt)
+    if s.spec is None or status.outcome or status.suspended:
+        return Change(status)
+    fresh = {role: template_hash(s.job, s.spec, role) for role in (names.ROLE_TRAINER, names.ROLE_ROLLOUT)}
+    stale = tuple(p for p in s.pods if not p.deleting and p.template_hash != fresh[p.role])
+    return Change(status, tuple(_event(p, "its template is outdated") for p in stale), delete=stale)
+
+
+def _unresponsive(s: Snapshot, status: JobStatus, attempt: Attempt) -> Change:
+    """The next attempt may not start beside a member that did not hear."""
+    if attempt.command != "stop":
+        return Change(status)
+    until = seconds(attempt.told) + STOP_PATIENCE
+    if s.now < until:
+        return Change(status, due=(until,))
+    deaf = tuple(v.pod for v in views(s, attempt) if not v.ended and v.pod and not v.pod.deleting)
+    return Change(status, tuple(_event(p, "its launcher does not answer") for p in deaf), delete=deaf)
+
+
+def _event(pod: Pod, why: str) -> Event:
+    return Event("Normal", reasons.MEMBER_DELETED, f"pod {pod.name} is deleted: {why}")

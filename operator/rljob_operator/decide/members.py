@@ -1,0 +1,77 @@
+"""What became of each member of an attempt, from its pod and its report."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rljob_api import reasons
+from rljob_api.protocol import Failure, Member, Report, Result
+from rljob_api.status import Attempt
+from rljob_operator.snapshot import Pod, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One member, now."""
+
+    member: Member
+    pod: Pod | None
+    state: Literal["alive", "stopped", "gone"]
+    result: Result | None = None
+    """How the attempt ended there, when stopped."""
+    failure: Failure | None = None
+    """Why, if it failed."""
+    reason: str = ""
+    """Why it is gone: one of reasons.FAILURES."""
+
+    @property
+    def ended(self) -> bool:
+        return self.state != "alive"
+
+
+def views(s: Snapshot, attempt: Attempt) -> list[View]:
+    return [view(s, attempt, m) for m in attempt.members]
+
+
+def view(s: Snapshot, attempt: Attempt, member: Member) -> View:
+    pod = s.pod(member)
+    report = s.report(member)
+    reported = _stopped(member, pod, report, attempt.number)
+    if reported:
+        return reported
+    reason, message = _gone(s, member, pod, report)
+    if reason:
+        failure = Failure(kind="killed", exception=reason, message=message)
+        return View(member, pod, "gone", failure=failure, reason=reason)
+    return View(member, pod, "alive")
+
+
+def _stopped(member: Member, pod: Pod | None, report: Report | None, number: int) -> View | None:
+    """The launcher's word that the attempt ended there; it stands, whatever happens to the pod afterwards."""
+    if report is None or report.boot_id != member.boot_id or report.attempt != number or report.state != "stopped":
+        return None
+    failure = report.failure
+    if report.result == "failed" and failure is None:
+        failure = Failure(kind="application", message="the launcher named no cause")
+    return View(member, pod, "stopped", report.result, failure if report.result == "failed" else None)
+
+
+def _gone(s: Snapshot, member: Member, pod: Pod | None, report: Report | None) -> tuple[str, str]:
+    """Reason and message when nothing of the member can be running any more, else two empty texts."""
+    if pod is None:
+        return reasons.POD_DELETED, f"pod {member.pod} was deleted"
+    if pod.lost_since is not None and s.now - pod.lost_since >= s.lifecycle.node_loss_seconds:
+        return reasons.NODE_LOST, f"the node of pod {pod.name} has not answered for {s.lifecycle.node_loss_seconds} s"
+    ended = pod.phase in ("Failed", "Succeeded") or not pod.running
+    if ended and pod.disrupted:
+        return reasons.POD_DISRUPTED, f"pod {pod.name}: {pod.disrupted}"
+    if ended and (pod.deleting or pod.phase in ("Failed", "Succeeded")):
+        return reasons.POD_DELETED, f"pod {pod.name} was deleted"
+    if ended or (report and report.boot_id != member.boot_id):
+        return reasons.CONTAINER_RESTARTED, f"the container of pod {pod.name} ended: {pod.exited or 'no reason given'}"
+    return "", ""
+
+
+def losing(s: Snapshot, attempt: Attempt) -> list[float]:
+    """When members on silent nodes will count as lost."""
+    pods = (s.pod(m) for m in attempt.members)
+    return [p.lost_since + s.lifecycle.node_loss_seconds for p in pods if p and p.lost_since is not None]

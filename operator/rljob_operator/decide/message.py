@@ -1,0 +1,94 @@
+"""status.message: one sentence for people about what is happening, or what to do."""
+
+from rljob_api import reasons, violation
+from rljob_api.status import Attempt, JobStatus, LastFailure
+from rljob_operator.decide.cause import Cause
+from rljob_operator.decide.change import is_open
+from rljob_operator.decide.opening import problems
+from rljob_operator.decide.progress import current
+from rljob_operator.decide.state import runs
+from rljob_operator.decide.suspend import saved
+from rljob_operator.snapshot import Pod, Snapshot
+from rljob_operator.times import seconds
+
+LONGEST = 4096
+"""Characters."""
+
+
+def message(s: Snapshot, status: JobStatus) -> str:
+    return _message(s, status)[:LONGEST]
+
+
+def _message(s: Snapshot, status: JobStatus) -> str:
+    if status.outcome == "Succeeded":
+        export = f"; the Hugging Face model is at {status.progress.export}" if status.progress.export else ""
+        return f"all {status.progress.steps} steps are done{export}"
+    if status.outcome == "Failed":
+        return _failed(status)
+    if status.attempt and is_open(status.attempt):
+        return _of_open(s, status, status.attempt)
+    if s.violations:
+        return violation.message(s.violations)
+    if s.conflicts:
+        return "; ".join(s.conflicts)
+    if status.suspended:
+        return f"suspended {saved(status)}; `kubectl rljob resume {s.job.name}` goes on"
+    return _of_waiting(s, status)
+
+
+def _failed(status: JobStatus) -> str:
+    last = status.last_failure
+    assert last is not None
+    if status.outcome_reason == reasons.REACHED_MAX_RESTARTS:
+        return f"given up after {status.restarts.counted} failures in a row; attempt {last.attempt}: {_why(last)}"
+    return _why(last)
+
+
+def _why(last: LastFailure) -> str:
+    return str(Cause(last.reason, last.pod, last.failure)) if last.failure else last.reason
+
+
+def _of_open(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
+    if attempt.command == "drain":
+        return f"finishing the step and saving ({attempt.reason})"
+    if attempt.command == "stop":
+        cause = Cause(attempt.reason, attempt.failed_pod, attempt.failure) if attempt.failure else attempt.reason
+        return f"stopping attempt {attempt.number}: {cause}"
+    if runs(s, attempt):
+        return (
+            f"runs on with its former spec; the new one is refused: {violation.message(s.violations)}"
+            if s.violations
+            else ""
+        )
+    progress = current(s, attempt)
+    if progress and progress.phase == "waiting":
+        troubles = "; ".join(_troubles(s, s.rollouts))
+        return f"waiting for rollouts, {status.rollout.text} answer" + (f": {troubles}" if troubles else "")
+    return f"attempt {attempt.number} is starting"
+
+
+def _of_waiting(s: Snapshot, status: JobStatus) -> str:
+    last = status.last_failure
+    again = bool(last and status.attempt and last.attempt == status.attempt.number)
+    after = f"attempt {last.attempt} failed ({_why(last)}); " if last and again else ""
+    if s.now < seconds(status.restarts.not_before):
+        return f"{after}the next starts at {status.restarts.not_before}"
+    troubles = list(_troubles(s, s.trainers))
+    found = troubles or list(s.unreadable.values()) or list(problems(s, status))
+    return f"{after}waiting for trainer pods: {'; '.join(found[:3])}" if found else after.rstrip("; ")
+
+
+def _troubles(s: Snapshot, pods: tuple[Pod, ...]) -> list[str]:
+    """What a user has to mend: image, quota, memory, nodes, the rollout's own complaint."""
+    return [f"{pod.name}: {why}" for pod in pods if not pod.ready and (why := _trouble(s, pod))]
+
+
+def _trouble(s: Snapshot, pod: Pod) -> str:
+    report = s.report(pod)
+    if pod.unschedulable:
+        return f"cannot be scheduled: {pod.unschedulable}"
+    if pod.waiting:
+        return pod.waiting + (f", last ended by {pod.exited}" if pod.exited else "")
+    if report and report.failure:
+        return report.failure.message
+    return f"restarted after {pod.exited}" if pod.exited else ""

@@ -1,0 +1,81 @@
+"""A new attempt opens when every trainer pod is there, idle, and has said which boot it is. All start together."""
+
+from collections.abc import Iterator
+
+from rljob_api import names, reasons
+from rljob_api.protocol import Member
+from rljob_api.status import Attempt, JobStatus
+from rljob_operator.decide.change import Change, Event, is_open, set_
+from rljob_operator.decide.suspend import saved
+from rljob_operator.render.template import template_hash
+from rljob_operator.snapshot import Pod, Snapshot
+from rljob_operator.times import seconds, stamp
+
+
+def open_(s: Snapshot, status: JobStatus) -> Change:
+    if not may_open(s, status) or s.spec is None:
+        return Change(status)
+    start = seconds(status.restarts.not_before)
+    if s.now < start:
+        return Change(status, due=(start,))
+    if any(problems(s, status)):
+        return Change(status)
+    attempt = Attempt(
+        number=status.attempt.number + 1 if status.attempt else 1,
+        members=[_member(s, pod) for pod in s.trainers],
+        resume_step=status.resume_step,
+        generation=s.job.generation,
+        opened=stamp(s.now),
+    )
+    message = f"attempt {attempt.number} starts on {len(attempt.members)} pods {saved(status)}"
+    return Change(set_(status, attempt=attempt), (Event("Normal", reasons.ATTEMPT_OPENED, message),))
+
+
+def may_open(s: Snapshot, status: JobStatus) -> bool:
+    finished = status.outcome or status.suspended
+    return s.spec is not None and not s.conflicts and not finished and not is_open(status.attempt)
+
+
+def problems(s: Snapshot, status: JobStatus) -> Iterator[str]:
+    """What keeps the gang from starting, pod by pod."""
+    if s.spec is None:
+        return
+    fresh = template_hash(s.job, s.spec, names.ROLE_TRAINER)
+    pods = {p.ordinal: p for p in s.trainers}
+    for ordinal in range(s.spec.trainer.nodes):
+        name = names.pod(s.job.name, names.ROLE_TRAINER, ordinal)
+        pod = pods.pop(ordinal, None)
+        if problem := _problem(s, status, pod, fresh) if pod else "does not exist yet":
+            yield f"{name} {problem}"
+    yield from (f"{pod.name} is one too many" for pod in pods.values())
+
+
+def _problem(s: Snapshot, status: JobStatus, pod: Pod, fresh: str) -> str:
+    report = s.report(pod)
+    if pod.deleting:
+        return "is being deleted"
+    if pod.lost_since is not None:
+        return "is on a node that does not answer"
+    if pod.template_hash != fresh:
+        return "has an outdated template"
+    if not pod.ip or not pod.running:
+        return "does not run yet"
+    if report is None:
+        return "has not reported yet"
+    if report.state == "running":
+        return f"still runs attempt {report.attempt}"
+    return "restarts" if report.boot_id in _dead_boots(status) else ""
+
+
+def _dead_boots(status: JobStatus) -> set[str]:
+    """A container that restarted may have left a report of its former life."""
+    a = status.attempt
+    if a is None or a.reason != reasons.CONTAINER_RESTARTED:
+        return set()
+    return {m.boot_id for m in a.members if m.pod == a.failed_pod}
+
+
+def _member(s: Snapshot, pod: Pod) -> Member:
+    report = s.report(pod)
+    assert report is not None
+    return Member(pod=pod.name, pod_uid=pod.uid, boot_id=report.boot_id, node_rank=pod.ordinal, address=pod.ip)

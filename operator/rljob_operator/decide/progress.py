@@ -1,0 +1,103 @@
+"""Rank 0's account, copied to status: at once when something people wait for changed, else at most every `progress_interval`."""
+
+import math
+
+from rljob_api import reasons
+from rljob_api.protocol import Checkpoint, Point, Progress
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import Attempt, CheckpointStatus, JobStatus, ProgressStatus, Restarts
+from rljob_operator.decide.change import Change, Event, is_open, just_closed, set_
+from rljob_operator.snapshot import Snapshot
+from rljob_operator.times import seconds, stamp
+
+STABLE_STEPS = 3
+"""An attempt that did so many steps and saved them has run stably."""
+REWARD = "reward/mean"
+
+
+def current(s: Snapshot, attempt: Attempt | None) -> Progress | None:
+    """What rank 0 of this attempt says."""
+    member = next((m for m in attempt.members if m.node_rank == 0), None) if attempt else None
+    report = s.report(member) if member else None
+    if report is None or member is None or attempt is None:
+        return None
+    return report.progress if report.boot_id == member.boot_id and report.attempt == attempt.number else None
+
+
+def record(s: Snapshot, status: JobStatus) -> Change:
+    progress, spec = current(s, status.attempt), s.spec_of(status.attempt)
+    if progress is None or spec is None or status.attempt is None or not is_open(s.status.attempt):
+        return Change(status)
+    new, old = _status(progress, spec, s.now), status.progress
+    checkpoint = _checkpoint(progress, status.checkpoint)
+    events = _news(status.checkpoint.latest, checkpoint.latest)
+    status = set_(
+        status, checkpoint=checkpoint, restarts=_stable(status, progress), resume_step=_resume_step(status, progress)
+    )
+    if _same(new, old):
+        return Change(status, events)
+    due = seconds(old.updated) + s.progress_interval
+    if _urgent(new) == _urgent(old) and not events and s.now < due and not just_closed(s, status):
+        return Change(status, due=(due,))
+    return Change(set_(status, progress=new), events)
+
+
+def _status(p: Progress, spec: RLJobSpec, now: float) -> ProgressStatus:
+    metrics = {k: v for k, v in p.metrics.items() if math.isfinite(v)}
+    return ProgressStatus(
+        step=p.step,
+        steps=spec.train.steps,
+        text=f"{p.step}/{spec.train.steps}",
+        phase=p.phase,
+        policy_step=p.policy_step,
+        reward=f"{metrics[REWARD]:.3f}" if REWARD in metrics else "",
+        metrics=metrics,
+        history=[point for point in p.history if _finite(point)],
+        evaluation={k: v for k, v in p.evaluation.items() if math.isfinite(v)},
+        export=p.export,
+        started_from=p.started_from,
+        backend=p.backend,
+        updated=stamp(now),
+    )
+
+
+def _finite(p: Point) -> bool:
+    return math.isfinite(p.reward) and math.isfinite(p.loss) and math.isfinite(p.seconds)
+
+
+def _checkpoint(p: Progress, old: CheckpointStatus) -> CheckpointStatus:
+    """An attempt that is still loading knows of none; what was known stands."""
+    return CheckpointStatus(latest=p.checkpoints[-1], kept=p.checkpoints) if p.checkpoints else old
+
+
+def _news(old: Checkpoint | None, new: Checkpoint | None) -> tuple[Event, ...]:
+    if new is None or (old and (old.step, old.attempt) == (new.step, new.attempt)):
+        return ()
+    return (Event("Normal", reasons.CHECKPOINT_SAVED, f"step {new.step} is saved at {new.path}"),)
+
+
+def _same(a: ProgressStatus, b: ProgressStatus) -> bool:
+    return a.model_copy(update={"updated": b.updated}) == b
+
+
+def _urgent(p: ProgressStatus) -> tuple[object, ...]:
+    """What is written at once. The phases within a step change several times per step and are not among it."""
+    phase = p.phase if p.phase in ("loading", "waiting", "finishing") else "stepping"
+    return (p.started_from, p.export, p.evaluation, p.backend, phase, p.steps)
+
+
+def _stable(status: JobStatus, p: Progress) -> Restarts:
+    """Counted failures are forgiven once an attempt has made progress that its successor keeps."""
+    assert status.attempt is not None
+    saved = any(c.attempt == status.attempt.number for c in p.checkpoints)
+    if status.restarts.counted and saved and p.started_from is not None and p.step - p.started_from >= STABLE_STEPS:
+        return status.restarts.model_copy(update={"counted": 0})
+    return status.restarts
+
+
+def _resume_step(status: JobStatus, p: Progress) -> int | None:
+    """A request to go back is fulfilled once the attempt that it was given to has started from there."""
+    attempt = status.attempt
+    assert attempt is not None
+    given = attempt.resume_step == status.resume_step and attempt.reason != reasons.RESUME_REQUESTED
+    return None if given and p.started_from is not None else status.resume_step

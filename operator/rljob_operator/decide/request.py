@@ -1,0 +1,60 @@
+"""Requests of `kubectl rljob`: consumed once, by nonce, whatever comes of them."""
+
+import hashlib
+
+from pydantic import ValidationError
+
+from rljob_api import names, reasons
+from rljob_api.request import Request
+from rljob_api.status import JobStatus, Override
+from rljob_operator.decide.attempt import tell
+from rljob_operator.decide.change import Change, Event, is_open, set_
+from rljob_operator.snapshot import Snapshot
+
+
+def consume(s: Snapshot, status: JobStatus) -> Change:
+    text = s.job.annotations.get(names.ANNOTATION_REQUEST)
+    if not text:
+        return Change(status)
+    try:
+        request = Request.model_validate_json(text)
+    except ValidationError as error:
+        return _refuse_unreadable(status, text, error)
+    if request.job_uid != s.job.uid or request.nonce == status.request:
+        return Change(status)
+    status = set_(status, request=request.nonce)
+    if request.action == "suspend" or request.from_step is None:
+        return _override(s, status, request.action == "suspend")
+    return _go_back(s, status, request.from_step)
+
+
+def _override(s: Snapshot, status: JobStatus, suspend: bool) -> Change:
+    if status.outcome:
+        return _refuse(status, f"the job has ended ({status.outcome}); only a resume from a checkpoint opens it again")
+    return Change(set_(status, override=Override(suspend=suspend, spec_suspend=s.spec_suspend)))
+
+
+def _go_back(s: Snapshot, status: JobStatus, step: int) -> Change:
+    """Continue from a complete checkpoint; 0 is the starting model. The attempt that runs is stopped, later steps are given up."""
+    known = sorted({c.step for c in status.checkpoint.kept})
+    if step and step not in known:
+        has = ", ".join(map(str, known)) or "none"
+        return _refuse(status, f"there is no complete checkpoint of step {step}; kept are: {has}")
+    attempt = status.attempt
+    if attempt and is_open(attempt):
+        attempt = tell(attempt, "stop", reasons.RESUME_REQUESTED, s.now)
+    restarts = status.restarts.model_copy(update={"counted": 0, "not_before": ""})
+    override = Override(suspend=False, spec_suspend=s.spec_suspend)
+    news = {"outcome": "", "outcome_reason": "", "resume_step": step}
+    return Change(set_(status, attempt=attempt, restarts=restarts, override=override, **news))
+
+
+def _refuse(status: JobStatus, why: str) -> Change:
+    return Change(status, (Event("Warning", reasons.REQUEST_REFUSED, why),))
+
+
+def _refuse_unreadable(status: JobStatus, text: str, error: ValidationError) -> Change:
+    nonce = "unreadable-" + hashlib.sha256(text.encode()).hexdigest()[:12]
+    if status.request == nonce:
+        return Change(status)
+    return _refuse(set_(status, request=nonce), f"annotation {names.ANNOTATION_REQUEST} cannot be read: {error}")

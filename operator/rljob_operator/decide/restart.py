@@ -1,0 +1,49 @@
+"""What a failed attempt costs: a restart that counts, one that does not, or the job."""
+
+from rljob_api import reasons
+from rljob_api.status import JobStatus, LastFailure, Restarts
+from rljob_operator.decide.cause import Cause, recorded
+from rljob_operator.decide.change import Change, Event, just_closed, set_
+from rljob_operator.snapshot import Snapshot
+from rljob_operator.times import stamp
+
+LONGEST_BACKOFF = 600.0
+"""Seconds."""
+
+
+def account(s: Snapshot, status: JobStatus) -> Change:
+    """Written in one status with the attempt's end, so no crash can count it twice or lose it."""
+    attempt = status.attempt
+    if attempt is None or not just_closed(s, status):
+        return Change(status)
+    cause = recorded(attempt)
+    if cause is None:
+        again = attempt.reason == reasons.POD_DELETING
+        return Change(set_(status, restarts=_again(status.restarts)) if again else status)
+    failure = LastFailure(
+        attempt=attempt.number, reason=cause.reason, pod=cause.pod, failure=cause.failure, time=stamp(s.now)
+    )
+    event = Event("Warning", reasons.ATTEMPT_FAILED, f"attempt {attempt.number} failed ({cause.reason}): {cause}")
+    return Change(_cost(s, set_(status, last_failure=failure), cause), (event,))
+
+
+def _cost(s: Snapshot, status: JobStatus, cause: Cause) -> JobStatus:
+    if cause.reason == reasons.CONFIGURATION_ERROR:
+        return set_(status, outcome="Failed", outcome_reason=cause.reason)
+    if cause.reason in reasons.NOT_COUNTED:
+        return set_(status, restarts=_again(status.restarts))
+    counted = status.restarts.counted + 1
+    if counted > s.lifecycle.max_restarts:
+        restarts = status.restarts.model_copy(update={"counted": counted})
+        return set_(status, outcome="Failed", outcome_reason=reasons.REACHED_MAX_RESTARTS, restarts=restarts)
+    until = stamp(s.now + backoff(s.lifecycle.backoff_seconds, counted))
+    return set_(status, restarts=Restarts(total=status.restarts.total + 1, counted=counted, not_before=until))
+
+
+def backoff(first: float, counted: int) -> float:
+    """Seconds to wait before the counted restart number `counted`: doubles to a cap."""
+    return min(LONGEST_BACKOFF, first * 2 ** (counted - 1))
+
+
+def _again(restarts: Restarts) -> Restarts:
+    return restarts.model_copy(update={"total": restarts.total + 1})

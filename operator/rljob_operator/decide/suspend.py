@@ -1,0 +1,35 @@
+"""Suspension: wanted by spec.suspend, unless a request overrides it; reached when no attempt is open."""
+
+from rljob_api import reasons
+from rljob_api.status import JobStatus
+from rljob_operator.decide.change import Change, Event, is_open, set_
+from rljob_operator.snapshot import Snapshot
+
+
+def wanted(s: Snapshot, status: JobStatus) -> bool:
+    return status.override.suspend if status.override else s.spec_suspend
+
+
+def expire_override(s: Snapshot, status: JobStatus) -> Change:
+    """A request's word holds until somebody changes spec.suspend."""
+    expired = status.override and status.override.spec_suspend != s.spec_suspend
+    return Change(set_(status, override=None) if expired else status)
+
+
+def release(s: Snapshot, status: JobStatus) -> Change:
+    """Give the pods back, or ask for them again."""
+    suspended = wanted(s, status) and not status.outcome
+    if suspended == status.suspended or is_open(status.attempt):
+        return Change(status)
+    status = set_(status, suspended=suspended)
+    if suspended:
+        return Change(status, (Event("Normal", reasons.SUSPENDED, f"pods are released {saved(status)}"),))
+    return Change(status, (Event("Normal", reasons.RESUMED, f"goes on {saved(status)}"),) if not status.outcome else ())
+
+
+def saved(status: JobStatus) -> str:
+    """Where the next attempt will start."""
+    if status.resume_step is not None:
+        return f"from step {status.resume_step}"
+    latest = status.checkpoint.latest
+    return f"at the checkpoint of step {latest.step}" if latest else "without a checkpoint"

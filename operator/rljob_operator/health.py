@@ -1,0 +1,41 @@
+"""Liveness that answers for real progress: the API server answered lately, and no job waits for a worker."""
+
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+
+LIMIT = 180.0
+"""Seconds."""
+
+
+class Pulse:
+    """When the API server answered last."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def beat(self) -> None:
+        self._last = time.monotonic()
+
+    def trouble(self, lag: float) -> str:
+        """Empty when all is well. `lag`: see Queue.lag."""
+        silence = time.monotonic() - self._last
+        if silence > LIMIT:
+            return f"the API server has not answered for {silence:.0f} s"
+        return f"a job has been waiting for {lag:.0f} s" if lag > LIMIT else ""
+
+
+async def serve(port: int, trouble: Callable[[], str]) -> web.AppRunner:
+    """GET /healthz on all addresses."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        why = trouble()
+        return web.Response(text=why or "ok", status=503 if why else 200)
+
+    app = web.Application()
+    app.router.add_get("/healthz", healthz)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, port=port).start()
+    return runner

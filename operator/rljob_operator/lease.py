@@ -1,0 +1,99 @@
+"""One operator acts at a time: it holds a Lease, renews it, and ends itself when it cannot.
+
+A holder that has not renewed for LIFETIME is taken to be dead; one that fails to renew gives up after PATIENCE, which is earlier.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from rljob_operator.api import Api, ApiError, Conflict, NotFound, Object
+
+log = logging.getLogger(__name__)
+
+NAME = "rljob-operator"
+LIFETIME, PATIENCE, PERIOD = 15.0, 10.0, 3.0
+"""Seconds."""
+
+
+class LeaseLost(RuntimeError):
+    """Somebody else may be acting now."""
+
+
+class Lease:
+    """`identity` is the pod's name: a restarted container is the same holder, and its predecessor is certainly dead."""
+
+    def __init__(self, api: Api, namespace: str, identity: str, beat: Callable[[], None]) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._identity = identity
+        self._beat = beat
+        self._seen: tuple[str, float] = ("", 0.0)
+
+    async def acquire(self) -> None:
+        """Waits for as long as somebody else holds it."""
+        while True:
+            if await self._try():
+                return
+            await asyncio.sleep(PERIOD)
+
+    async def renew(self) -> None:
+        """Runs until it fails: LeaseLost."""
+        renewed = time.monotonic()
+        while True:
+            await asyncio.sleep(PERIOD)
+            if await self._try():
+                renewed = time.monotonic()
+            elif time.monotonic() - renewed > PATIENCE:
+                raise LeaseLost(f"lease {self._namespace}/{NAME} could not be renewed for {PATIENCE:.0f} s")
+
+    async def release(self) -> None:
+        """Lets a successor start without waiting."""
+        try:
+            lease = await self._api.get("Lease", self._namespace, NAME)
+            if lease["spec"].get("holderIdentity") == self._identity:
+                await self._api.replace(lease | {"spec": lease["spec"] | {"holderIdentity": ""}})
+        except ApiError as error:
+            log.warning("the lease is not released: %s", error)
+
+    async def _try(self) -> bool:
+        try:
+            held = await asyncio.wait_for(self._take(), PATIENCE / 2)
+        except (ApiError, TimeoutError) as error:
+            log.warning("lease %s/%s: %r", self._namespace, NAME, error)
+            return False
+        self._beat()
+        return held
+
+    async def _take(self) -> bool:
+        try:
+            lease = await self._api.get("Lease", self._namespace, NAME)
+        except NotFound:
+            meta = {"name": NAME, "namespace": self._namespace}
+            lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta}
+            await self._api.create(lease | {"spec": self._spec()})
+            return True
+        if not self._free(lease):
+            return False
+        try:
+            await self._api.replace(lease | {"spec": self._spec()})
+        except Conflict:
+            return False
+        return True
+
+    def _free(self, lease: Object) -> bool:
+        """Expiry is measured on our own clock since we saw the lease change, so clocks need not agree."""
+        holder = lease.get("spec", {}).get("holderIdentity", "")
+        if holder in ("", self._identity):
+            return True
+        version = lease["metadata"]["resourceVersion"]
+        if self._seen[0] != version:
+            log.info("lease %s/%s is held by %s", self._namespace, NAME, holder)
+            self._seen = (version, time.monotonic())
+        return time.monotonic() - self._seen[1] > LIFETIME
+
+    def _spec(self) -> Object:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return {"holderIdentity": self._identity, "leaseDurationSeconds": int(LIFETIME), "renewTime": now}

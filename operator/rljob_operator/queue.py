@@ -1,0 +1,103 @@
+"""A work queue of job keys: a key waits once however often it is added, and never has two workers.
+
+add(key)  ->  due[key] = the earliest wanted time  ->  one task per due key, at most `workers` at once
+              waits for: the key's own worker, its rate limit, a free worker
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from rljob_operator.api import ApiError, Conflict
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+"""Namespace and name."""
+Work = Callable[[Key], Awaitable[float | None]]
+"""Returns the seconds after which the key is due again, or None."""
+
+SPACING = 0.25
+"""Seconds between two passes over one key: bursts of watch events become one pass."""
+FIRST_RETRY, LONGEST_RETRY = 0.5, 60.0
+"""Seconds after a failed pass; doubles."""
+
+
+class Queue:
+    """Everything runs in one event loop."""
+
+    def __init__(self, work: Work, workers: int = 8) -> None:
+        self._work = work
+        self._due: dict[Key, float] = {}
+        self._running: set[Key] = set()
+        self._ready_at: dict[Key, float] = {}
+        self._failures: dict[Key, int] = {}
+        self._free = workers
+        self._changed = asyncio.Event()
+
+    def add(self, key: Key, after: float = 0.0) -> None:
+        due = asyncio.get_running_loop().time() + after
+        self._due[key] = min(due, self._due.get(key, due))
+        self._changed.set()
+
+    def lag(self) -> float:
+        """Seconds by which the most overdue key waits for a worker: how far the operator is behind, or stuck."""
+        now = asyncio.get_running_loop().time()
+        return max((now - self._at(k) for k in self._due), default=0.0)
+
+    async def run(self) -> None:
+        """Until cancelled; then running passes are cancelled too."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._changed.clear()
+                for key in self._startable():
+                    self._start(group, key)
+                await self._wait()
+
+    def _at(self, key: Key) -> float:
+        return max(self._due[key], self._ready_at.get(key, 0.0))
+
+    def _startable(self) -> list[Key]:
+        now = asyncio.get_running_loop().time()
+        keys = [k for k in self._due if k not in self._running and self._at(k) <= now]
+        return sorted(keys, key=self._at)[: self._free]
+
+    def _start(self, group: asyncio.TaskGroup, key: Key) -> None:
+        del self._due[key]
+        self._running.add(key)
+        self._free -= 1
+        group.create_task(self._pass(key))
+
+    async def _pass(self, key: Key) -> None:
+        try:
+            after = await self._work(key)
+            self._failures.pop(key, None)
+        except Exception as error:
+            after = self._failed(key, error)
+        finally:
+            self._running.discard(key)
+            self._free += 1
+            self._ready_at[key] = asyncio.get_running_loop().time() + SPACING
+            self._changed.set()
+        if after is not None:
+            self.add(key, after)
+
+    def _failed(self, key: Key, error: Exception) -> float:
+        """A conflict only means that the job changed while we looked: the next pass sees the change."""
+        if isinstance(error, Conflict):
+            return 0.0
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        after = min(LONGEST_RETRY, FIRST_RETRY * 2 ** (failures - 1))
+        known = isinstance(error, ApiError)
+        log.error("%s/%s: %s; again in %.1f s", *key, error, after, exc_info=None if known else error)
+        return after
+
+    async def _wait(self) -> None:
+        """Until something is added or finished, or the next key becomes due."""
+        waiting = [self._at(k) for k in self._due if k not in self._running] if self._free else []
+        delay = max(0.0, min(waiting) - asyncio.get_running_loop().time()) if waiting else None
+        try:
+            async with asyncio.timeout(delay):
+                await self._changed.wait()
+        except TimeoutError:
+            return

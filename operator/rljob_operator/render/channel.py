@@ -1,0 +1,52 @@
+"""The two kinds of ConfigMaps between operator and launchers."""
+
+from typing import Any
+
+from rljob_api import names
+from rljob_api.protocol import Control, Resume, RolloutEndpoint
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import Attempt, JobStatus, RLJobMeta
+from rljob_operator.render.meta import metadata
+from rljob_operator.snapshot import Snapshot
+
+
+def report(job: RLJobMeta, role: str, name: str) -> dict[str, Any]:
+    """Made empty, so that a launcher needs no right to create; its data is the launcher's."""
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, name, role)}
+
+
+def control(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, Any]:
+    data = {names.CONTROL_KEY: word(s, status, spec).dump_json()}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(s.job, names.control(s.job.name)),
+        "data": data,
+    }
+
+
+def word(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
+    """What the launchers are told: the status's attempt; a closed one is over for whoever still listens to it."""
+    attempt = status.attempt or Attempt(number=0, closed="never opened")
+    return Control(
+        name=s.job.name,
+        namespace=s.job.namespace,
+        job_uid=s.job.uid,
+        attempt=attempt.number,
+        command="stop" if attempt.closed else attempt.command,
+        members=attempt.members,
+        master_address=next((m.address for m in attempt.members if m.node_rank == 0), ""),
+        master_port=names.master_port(attempt.number),
+        resume=Resume(policy=spec.checkpoint.resume, step=attempt.resume_step),
+        rollouts=_rollouts(s),
+        spec=spec,
+    )
+
+
+def _rollouts(s: Snapshot) -> list[RolloutEndpoint]:
+    """Servers that answer. Which of them have the current policy is the trainer's to know."""
+    return [
+        RolloutEndpoint(pod=p.name, pod_uid=p.uid, url=f"http://{p.ip}:{names.ROLLOUT_PORT}")
+        for p in s.rollouts
+        if p.ready and p.ip and not p.deleting and p.lost_since is None
+    ]

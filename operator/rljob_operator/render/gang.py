@@ -1,0 +1,48 @@
+"""A role's pods: StatefulSet, the Service that names them, and the token of the rollout servers."""
+
+from typing import Any
+
+from rljob_api import names
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import RLJobMeta
+from rljob_operator.render.meta import metadata
+from rljob_operator.render.template import pod_template
+
+
+def stateful_set(job: RLJobMeta, spec: RLJobSpec, role: str, replicas: int) -> dict[str, Any]:
+    """All pods at once, and none replaced by the controller's own will: attempts decide when."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": metadata(job, names.gang(job.name, role), role),
+        "spec": {
+            "replicas": replicas,
+            "serviceName": names.gang(job.name, role),
+            "podManagementPolicy": "Parallel",
+            "updateStrategy": {"type": "OnDelete"},
+            "revisionHistoryLimit": 1,
+            "selector": {"matchLabels": names.labels(job.name, role)},
+            "template": pod_template(job, spec, role),
+        },
+    }
+
+
+def service(job: RLJobMeta, role: str) -> dict[str, Any]:
+    """Headless; pods have names before they are ready, because they find each other in order to become so."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(job, names.gang(job.name, role), role),
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": names.labels(job.name, role)},
+    }
+
+
+def token(job: RLJobMeta, value: str) -> dict[str, Any]:
+    """Created once and never read by us: its name carries the job's uid, so an existing one is this job's."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(job, names.token(job.name, job.uid)),
+        "stringData": {names.TOKEN_KEY: value},
+        "immutable": True,
+    }

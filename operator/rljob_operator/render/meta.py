@@ -1,0 +1,24 @@
+"""Metadata that all children share."""
+
+from typing import Any
+
+from rljob_api import names
+from rljob_api.status import RLJobMeta
+
+
+def metadata(job: RLJobMeta, name: str, role: str | None = None) -> dict[str, Any]:
+    """Labelled, and owned by this very job: a namesake's children are not ours."""
+    owner = {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": names.labels(job.name, role),
+        "ownerReferences": [owner],
+    }

@@ -1,0 +1,141 @@
+"""Pod templates that restricted Pod Security admits. A user's `template` chooses a few settings; the rest is ours."""
+
+import hashlib
+import json
+from typing import Any
+
+from rljob_api import names
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import Template
+from rljob_api.spec.roles import RolloutSpec, TrainerSpec
+from rljob_api.status import RLJobMeta
+
+COMMANDS = {names.ROLE_TRAINER: "launch", names.ROLE_ROLLOUT: "rollout"}
+CONTAINERS = {names.ROLE_TRAINER: names.TRAINER_CONTAINER, names.ROLE_ROLLOUT: names.ROLLOUT_CONTAINER}
+
+
+def pod_template(job: RLJobMeta, spec: RLJobSpec, role: str) -> dict[str, Any]:
+    """Carries a hash of itself, by which pods of a former template are told apart."""
+    template = _template(job, spec, role)
+    digest = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
+    template["metadata"]["annotations"] |= {names.ANNOTATION_TEMPLATE_HASH: digest}
+    return template
+
+
+def template_hash(job: RLJobMeta, spec: RLJobSpec, role: str) -> str:
+    return str(pod_template(job, spec, role)["metadata"]["annotations"][names.ANNOTATION_TEMPLATE_HASH])
+
+
+def _template(job: RLJobMeta, spec: RLJobSpec, role: str) -> dict[str, Any]:
+    settings = _role(spec, role)
+    t = settings.template
+    pod = {
+        "serviceAccountName": names.gang(job.name, role),
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": t.termination_grace_period_seconds,
+        "imagePullSecrets": list(spec.image_pull_secrets),
+        "nodeSelector": t.node_selector,
+        "tolerations": list(t.tolerations),
+        "affinity": t.affinity,
+        "priorityClassName": t.priority_class_name,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": names.USER_ID,
+            "runAsGroup": names.USER_ID,
+            "fsGroup": names.USER_ID,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(job, spec, role)],
+        "volumes": _volumes(spec, settings),
+    }
+    labels, annotations = t.labels | names.labels(job.name, role), dict(t.annotations)
+    return {
+        "metadata": {"labels": labels, "annotations": annotations},
+        "spec": {k: v for k, v in pod.items() if v not in (None, [], {})},
+    }
+
+
+def _role(spec: RLJobSpec, role: str) -> TrainerSpec | RolloutSpec:
+    return spec.trainer if role == names.ROLE_TRAINER else spec.rollout
+
+
+def _container(job: RLJobMeta, spec: RLJobSpec, role: str) -> dict[str, Any]:
+    t = _role(spec, role).template
+    container = {
+        "name": CONTAINERS[role],
+        "image": t.image or spec.image,
+        "imagePullPolicy": spec.image_pull_policy,
+        "command": ["python", "-m", "rljob_trainer", COMMANDS[role]],
+        "env": _env(job, spec, t),
+        "envFrom": list(spec.env_from),
+        "resources": _resources(spec, role, t),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": _mounts(spec),
+    }
+    if role == names.ROLE_ROLLOUT:
+        container |= _serving()
+    return {k: v for k, v in container.items() if v not in ([], {})}
+
+
+def _serving() -> dict[str, Any]:
+    """Ready when the server answers, however long it loads; a probe that fails keeps traffic away and kills nothing."""
+    probe = {
+        "httpGet": {"path": "/health", "port": names.ROLLOUT_PORT},
+        "periodSeconds": 2,
+        "timeoutSeconds": 5,
+        "failureThreshold": 3,
+    }
+    return {"ports": [{"name": "http", "containerPort": names.ROLLOUT_PORT}], "readinessProbe": probe}
+
+
+def _env(job: RLJobMeta, spec: RLJobSpec, t: Template) -> list[dict[str, Any]]:
+    """Later entries win, and a list-map has each name once: role over job over our defaults; our own names are refused in a spec."""
+    token = {"secretKeyRef": {"name": names.token(job.name, job.uid), "key": names.TOKEN_KEY}}
+    entries: list[dict[str, Any]] = [
+        {"name": "HOME", "value": "/tmp"},  # the root file system is read-only
+        {"name": "PYTHONUNBUFFERED", "value": "1"},
+        *(e.dump() for e in (*spec.env, *t.env)),
+        {"name": names.ENV_JOB, "value": job.name},
+        {"name": names.ENV_NAMESPACE, "valueFrom": _field("metadata.namespace")},
+        {"name": names.ENV_POD_NAME, "valueFrom": _field("metadata.name")},
+        {"name": names.ENV_POD_UID, "valueFrom": _field("metadata.uid")},
+        {"name": names.ENV_POD_IP, "valueFrom": _field("status.podIP")},
+        {"name": names.ENV_WORK, "value": names.WORK_DIR},
+        {"name": names.ENV_ROLLOUT_TOKEN, "valueFrom": token},
+    ]
+    return list({e["name"]: e for e in entries}.values())
+
+
+def _field(path: str) -> dict[str, Any]:
+    return {"fieldRef": {"fieldPath": path}}
+
+
+def _resources(spec: RLJobSpec, role: str, t: Template) -> dict[str, Any]:
+    processes = spec.trainer.processes_per_node if role == names.ROLE_TRAINER else spec.rollout.tensor_parallel
+    devices = {spec.trainer.resource_name: str(processes)} if spec.trainer.device == "gpu" else {}
+    resources = {"requests": dict(t.resources.requests), "limits": t.resources.limits | devices}
+    return {k: v for k, v in resources.items() if v}
+
+
+def _volumes(spec: RLJobSpec, settings: TrainerSpec | RolloutSpec) -> list[dict[str, Any]]:
+    return [
+        {"name": "rljob-work", "emptyDir": {}},
+        {"name": "rljob-tmp", "emptyDir": {}},
+        {"name": "rljob-shm", "emptyDir": {"medium": "Memory", "sizeLimit": settings.shm_size}},
+        *({"name": v.name, **v.source} for v in spec.volumes),
+    ]
+
+
+def _mounts(spec: RLJobSpec) -> list[dict[str, Any]]:
+    return [
+        {"name": "rljob-work", "mountPath": names.WORK_DIR},
+        {"name": "rljob-tmp", "mountPath": "/tmp"},
+        {"name": "rljob-shm", "mountPath": "/dev/shm"},
+        *({"name": v.name, "mountPath": v.mount_path, "readOnly": v.read_only} for v in spec.volumes),
+    ]

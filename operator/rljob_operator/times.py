@@ -1,0 +1,14 @@
+"""Times in status: RFC 3339 in UTC, whole seconds."""
+
+import math
+from datetime import UTC, datetime
+
+
+def stamp(seconds: float) -> str:
+    """Rounded up, so that a wait is never shorter than was decided."""
+    return datetime.fromtimestamp(math.ceil(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def seconds(text: str) -> float:
+    """Seconds since the epoch; 0 for an empty text."""
+    return datetime.fromisoformat(text).timestamp() if text else 0.0
