@@ -18,9 +18,13 @@ from rljob_trainer.rollout.arguments import server_arguments, server_environment
 
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[subprocess.Popen[str]]:
-    environment = server_environment(spec(Path("/model")), os.environ) | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    environment = server_environment(spec(Path("/model")), os.environ) | {
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)
+    }
     command = [sys.executable, str(Path(__file__).with_name("nursery.py"))]
-    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin and process.stdout
         while process.stdout.readline().strip() != "ready":
             assert process.poll() is None, "the nursery did not start"
@@ -44,7 +48,9 @@ def start(nursery: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFacto
         nursery.stdin.flush()
         pid = int(nursery.stdout.readline())
         pod = f"rollout-{len(servers)}"
-        servers.append(Server(RolloutEndpoint(pod=pod, pod_uid=f"uid-{pod}-{pid}", url=f"http://127.0.0.1:{port}"), pid, log))
+        servers.append(
+            Server(RolloutEndpoint(pod=pod, pod_uid=f"uid-{pod}-{pid}", url=f"http://127.0.0.1:{port}"), pid, log)
+        )
         servers[-1].wait()
         return servers[-1]
 

@@ -3,6 +3,8 @@
 A forked server is ready in seconds, a fresh process needs half a minute. The servers end with this process.
 """
 
+import contextlib
+import importlib
 import json
 import os
 import signal
@@ -31,11 +33,11 @@ def child(order: dict) -> None:
 
 
 def main() -> None:
-    import vllm.model_executor.models.qwen2
+    from rljob_trainer.rollout import server
 
-    import rljob_trainer.rollout.server
-    import rljob_trainer.rollout.worker  # noqa: F401
-
+    server.fork_engine()
+    for module in ("vllm.model_executor.models.qwen2", "rljob_trainer.rollout.worker"):
+        importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)
     groups = []
@@ -46,10 +48,8 @@ def main() -> None:
         groups.append(pid)
         print(pid, flush=True)
     for group in groups:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 if __name__ == "__main__":

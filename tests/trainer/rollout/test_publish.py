@@ -20,7 +20,9 @@ PROMPTS = [tuple(2 + (i * 7 + j * 3) % 120 for j in range(length)) for i, length
 
 
 def publish(server: Server, model: Path, step: int, attempt: int = 1) -> Published:
-    return Publisher(attempt, TOKEN, "127.0.0.1", "cpu").publish(step, iter(models.tensors(model)), [server.endpoint], lambda: None)
+    return Publisher(attempt, TOKEN, "127.0.0.1", "cpu").publish(
+        step, iter(models.tensors(model)), [server.endpoint], lambda: None
+    )
 
 
 def generate(server: Server, attempt: int = 1, n: int = 2, temperature: float = 0.7) -> list[list[Generation]]:

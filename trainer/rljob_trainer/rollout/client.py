@@ -25,7 +25,7 @@ NEUTRAL = {
 """What would change the distribution beyond temperature, switched off explicitly."""
 
 
-class ReplicaLost(RuntimeError):  # noqa: N818: it says what happened
+class ReplicaLost(RuntimeError):
     """This replica did not answer the request and may not answer another: ask elsewhere."""
 
 
@@ -57,7 +57,9 @@ class RolloutClient:
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         connector = aiohttp.TCPConnector(limit=0)
-        self._session = aiohttp.ClientSession(self.endpoint.url, headers=self._headers, timeout=timeout, connector=connector)
+        self._session = aiohttp.ClientSession(
+            self.endpoint.url, headers=self._headers, timeout=timeout, connector=connector
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -109,5 +111,6 @@ def _generations(body: Any, n: int, policy_step: int) -> list[Generation]:
     if len(choices) != n or any(c["finish_reason"] not in ("stop", "length") for c in choices):
         raise ReplicaLost(f"{len(choices)} of {n} responses, finished by {[c['finish_reason'] for c in choices]}")
     return [
-        Generation(tuple(c["token_ids"]), tuple(c["logprobs"]["token_logprobs"]), c["finish_reason"], policy_step) for c in choices
+        Generation(tuple(c["token_ids"]), tuple(c["logprobs"]["token_logprobs"]), c["finish_reason"], policy_step)
+        for c in choices
     ]

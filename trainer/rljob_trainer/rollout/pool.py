@@ -28,7 +28,7 @@ MISSES = 3
 @dataclass(eq=False)
 class _Replica:
     client: RolloutClient
-    gone: asyncio.Future[str]
+    gone: asyncio.Future[Any]
     """Why it left the pool; pending while it is in."""
     load: int = 0
     """Samples in flight."""
@@ -121,7 +121,7 @@ class Pool:
 
 async def _unless_gone(replica: _Replica, answer: Coroutine[Any, Any, list[Generation]]) -> list[Generation]:
     """The answer. Raises ReplicaLost when the replica leaves the pool first."""
-    call = asyncio.ensure_future(answer)
+    call: asyncio.Future[Any] = asyncio.ensure_future(answer)
     try:
         await asyncio.wait({call, replica.gone}, return_when=asyncio.FIRST_COMPLETED)
         if call.done():

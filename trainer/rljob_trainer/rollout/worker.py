@@ -1,7 +1,5 @@
 """Mixed into vLLM's worker (`--worker-extension-cls`): what its weight-transfer API lacks. Importing this registers our engine."""
 
-
-
 from rljob_trainer.weights.engine import GlooEngine
 
 
@@ -19,4 +17,3 @@ class WorkerExtension:
         """Forget an update at any point before it was applied. vLLM 0.26 has no way to leave one."""
         self.weight_transfer_engine.discard()
         self._weight_update_active = False
-

@@ -64,7 +64,9 @@ def unpack(entries: Iterable[Entry], payload: Tensor) -> Iterator[tuple[str, Ten
         data = payload[start : start + entry.size].clone()
         start += entry.size
         if data.numel() != entry.size or _sha256(data) != entry.sha256:
-            raise CorruptBucketError(f"{entry.name}: {data.numel()} of {entry.size} bytes, checksum differs from the sender's")
+            raise CorruptBucketError(
+                f"{entry.name}: {data.numel()} of {entry.size} bytes, checksum differs from the sender's"
+            )
         yield entry.name, data.view(torch_dtype(entry.dtype)).view(entry.shape)
 
 

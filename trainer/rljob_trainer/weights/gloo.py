@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -26,7 +27,7 @@ class TrainerEnd:
         """`address`: an IP of this machine that the workers can reach."""
         self.address = address
         self._store = dist.TCPStore(address, 0, None, True, _timeout(), wait_for_workers=False)
-        self._group: dist.ProcessGroupGloo | None = None
+        self._group: Any = None
         self._pending: dist.Work | None = None
 
     @property
@@ -43,7 +44,6 @@ class TrainerEnd:
 
     def send(self, payload: Tensor) -> None:
         """Begin to send; `settle` waits."""
-        assert self._group is not None
         self._pending = self._group.broadcast([payload], _from_trainer())
 
     def settle(self) -> None:
@@ -83,11 +83,14 @@ def _from_trainer() -> dist.BroadcastOptions:
     return options
 
 
-def _group(store: dist.Store, rank: int, size: int, address: str) -> dist.ProcessGroupGloo:
-    options = dist.ProcessGroupGloo._Options()
+def _group(
+    store: dist.Store, rank: int, size: int, address: str
+) -> Any:  # torch's stub of ProcessGroupGloo lacks its methods
+    backend: Any = dist.ProcessGroupGloo
+    options = backend._Options()
     options._timeout = _timeout()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    return dist.ProcessGroupGloo(dist.PrefixStore("weights", store), rank, size, options)
+    options._devices = [backend.create_device(hostname=address)]
+    return backend(dist.PrefixStore("weights", store), rank, size, options)
 
 
 def _own_address(peer: str, port: int) -> str:

@@ -31,7 +31,7 @@ class Manifest:
         tensors = {}
         for file in sorted(model.glob("*.safetensors")):
             with safe_open(file, "pt") as handle:
-                for name in handle.keys():  # noqa: SIM118: not a dictionary
+                for name in handle.keys():  # noqa: SIM118 not a dictionary
                     part = handle.get_slice(name)
                     own = _DTYPES.get(part.get_dtype(), dtype)
                     tensors[name] = (tuple(part.get_shape()), frozenset({dtype, own}))
@@ -51,7 +51,9 @@ class Manifest:
             if entry.shape != shape:
                 raise RefusedUpdateError(f"{entry.name} has shape {list(entry.shape)}, this model has {list(shape)}")
             if entry.dtype not in dtypes:
-                raise RefusedUpdateError(f"{entry.name} is {entry.dtype}, this model takes {' or '.join(sorted(dtypes))}")
+                raise RefusedUpdateError(
+                    f"{entry.name} is {entry.dtype}, this model takes {' or '.join(sorted(dtypes))}"
+                )
 
     def check_complete(self, names: Iterable[str]) -> None:
         """Nothing is missing. Raises RefusedUpdateError."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -37,7 +38,11 @@ class Publisher:
         self._attempt, self._token, self._address, self._device = attempt, token, address, device
 
     def publish(
-        self, step: int, tensors: Iterator[tuple[str, Tensor]], replicas: list[RolloutEndpoint], beat: Callable[[], None]
+        self,
+        step: int,
+        tensors: Iterator[tuple[str, Tensor]],
+        replicas: list[RolloutEndpoint],
+        beat: Callable[[], None],
     ) -> Published:
         """Send the policy after `step` steps to `replicas` (none: only its digest is computed).
 
@@ -52,11 +57,11 @@ class Publisher:
             for bucket in pack(tensors):
                 entries += bucket.entries
                 round_.settle()
-                round_.start(lambda session, bucket=bucket: session.send(bucket))
+                round_.start(partial(Session.send, bucket=bucket))
                 beat()
             round_.settle()
             version = PolicyVersion(self._attempt, step, digest(entries))
-            round_.start(lambda session: session.commit(version))
+            round_.start(partial(Session.commit, version=version))
             round_.settle()
             beat()
             return Published(version, list(round_.live), round_.failed)

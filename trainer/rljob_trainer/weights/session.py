@@ -69,7 +69,11 @@ class Session:
             raise ReplicaError(f"transfer failed: {error}") from error
 
     def _post(self, path: str, seconds: float, **body: Any) -> None:
-        headers = {"Authorization": f"Bearer {self._token}", wire.ATTEMPT_HEADER: str(self._attempt), "Content-Type": "application/json"}
+        headers = {
+            "Authorization": f"Bearer {self._token}",
+            wire.ATTEMPT_HEADER: str(self._attempt),
+            "Content-Type": "application/json",
+        }
         connection = http.client.HTTPConnection(self._url.hostname or "", self._url.port, timeout=seconds)
         try:
             connection.request("POST", path, json.dumps({"session": self._id} | body), headers)

@@ -21,7 +21,7 @@ COMMIT_SECONDS = 120.0
 """Longest wait for verification, application and the reset of the caches."""
 
 
-class FencedOut(RuntimeError):  # noqa: N818: it says what happened to the attempt
+class FencedOut(RuntimeError):
     """A server has seen a higher attempt: this one is over and must not go on."""
 
     def __init__(self, attempt: int, highest: int) -> None:

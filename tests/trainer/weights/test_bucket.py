@@ -1,0 +1,62 @@
+"""Tensors to buckets and back."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from rljob_trainer.weights.bucket import Bucket, CorruptBucketError, digest, pack, unpack
+
+
+def tensors() -> list[tuple[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        ("a", torch.randn(3, 5, generator=generator)),
+        ("b", torch.randn(7, generator=generator).to(torch.bfloat16)),
+        ("c", torch.randn(4, 6, generator=generator).T),
+        ("d", torch.tensor(1.5)),
+        ("e", torch.randn(2, 2, 2, generator=generator)),
+    ]
+
+
+def entries(limit: int, source: list[tuple[str, torch.Tensor]]) -> list:
+    return [e for bucket in pack(iter(source), limit) for e in bucket.entries]
+
+
+@pytest.mark.parametrize("limit", [1, 50, 100, 10_000])
+def test_what_was_packed_is_unpacked_bit_for_bit(limit: int) -> None:
+    buckets = list(pack(iter(tensors()), limit))
+    assert all(b.payload.numel() >= limit for b in buckets[:-1])
+    received = dict(t for b in buckets for t in unpack(b.entries, b.payload))
+    assert list(received) == [name for name, _ in tensors()]
+    for name, tensor in tensors():
+        assert received[name].dtype == tensor.dtype and torch.equal(received[name], tensor)
+
+
+def test_one_flipped_bit_is_found() -> None:
+    (bucket,) = pack(iter(tensors()))
+    bucket.payload[70] ^= 1
+    with pytest.raises(CorruptBucketError, match="^b: "):
+        dict(unpack(bucket.entries, bucket.payload))
+
+
+def test_a_payload_that_is_too_short_is_found() -> None:
+    (bucket,) = pack(iter(tensors()))
+    with pytest.raises(CorruptBucketError, match="^e: 31 of 32 bytes"):
+        dict(unpack(bucket.entries, bucket.payload[:-1]))
+
+
+def test_a_type_that_torch_does_not_know_is_refused() -> None:
+    (bucket,) = pack(iter(tensors()[:1]))
+    strange = Bucket((dataclasses.replace(bucket.entries[0], dtype="load"),), bucket.payload)
+    with pytest.raises(CorruptBucketError, match="'load' is not a tensor type"):
+        dict(unpack(strange.entries, strange.payload))
+
+
+def test_the_digest_depends_on_the_tensors_and_not_on_packing_or_order() -> None:
+    reference = digest(entries(10_000, tensors()))
+    assert digest(entries(1, tensors()[::-1])) == reference
+    changed = [(n, t + 1 if n == "d" else t) for n, t in tensors()]
+    renamed = [("x" if n == "d" else n, t) for n, t in tensors()]
+    reshaped = [(n, t.reshape(5, 3) if n == "a" else t) for n, t in tensors()]
+    assert len({digest(entries(50, t)) for t in (tensors(), changed, renamed, reshaped)}) == 4

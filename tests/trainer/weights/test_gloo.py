@@ -1,0 +1,70 @@
+"""Both ends of a group, in threads of one process."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from rljob_trainer.weights import gloo
+from rljob_trainer.weights.gloo import TrainerEnd, WorkerEnd
+
+HERE = "127.0.0.1"
+
+
+def test_a_payload_reaches_every_worker_of_a_replica() -> None:
+    trainer = TrainerEnd(HERE)
+    sent = torch.arange(100, dtype=torch.uint8)
+
+    def work(worker: int) -> torch.Tensor:
+        end = WorkerEnd(HERE, trainer.port, worker, 2)
+        payload = torch.empty(100, dtype=torch.uint8)
+        end.receive(payload)
+        return payload
+
+    with ThreadPoolExecutor(2) as pool:
+        received = [pool.submit(work, i) for i in range(2)]
+        trainer.accept(lambda: False)
+        trainer.send(sent)
+        trainer.settle()
+        assert all(torch.equal(r.result(20), sent) for r in received)
+    trainer.close()
+
+
+def test_waiting_ends_when_nobody_will_come() -> None:
+    trainer = TrainerEnd(HERE)
+    trainer.accept(lambda: True)
+    trainer.close()
+
+
+def test_a_worker_that_leaves_is_an_error_and_not_a_hang() -> None:
+    trainer = TrainerEnd(HERE)
+    worker = threading.Thread(target=lambda: WorkerEnd(HERE, trainer.port, 0, 1))
+    worker.start()
+    trainer.accept(lambda: False)
+    worker.join(20)
+    with pytest.raises(RuntimeError):
+        for _ in range(20):
+            trainer.send(torch.zeros(2**22, dtype=torch.uint8))
+            trainer.settle()
+    trainer.close()
+
+
+def test_a_worker_that_does_not_take_what_is_sent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gloo, "TRANSFER_SECONDS", 1.0)
+    trainer, stop = TrainerEnd(HERE), threading.Event()
+
+    def idle() -> None:
+        end = WorkerEnd(HERE, trainer.port, 0, 1)
+        stop.wait(20)
+        del end
+
+    worker = threading.Thread(target=idle)
+    worker.start()
+    trainer.accept(lambda: False)
+    trainer.send(torch.zeros(2**26, dtype=torch.uint8))
+    with pytest.raises(RuntimeError):
+        trainer.settle()
+    stop.set()
+    worker.join(20)
+    trainer.close()

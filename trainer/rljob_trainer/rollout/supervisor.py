@@ -1,0 +1,155 @@
+"""PID 1 of a rollout pod: keeps one server running, tells it the current attempt, reports.
+
+The control object says with which spec and which attempt is current. A server that ends is started again after a back-off, whatever its
+exit code. SIGTERM ends the server and then this process, with 0.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rljob_api import names
+from rljob_api.protocol import Control, Failure, Report, RolloutEndpoint
+from rljob_trainer.rollout.arguments import server_arguments, server_environment
+from rljob_trainer.rollout.client import ReplicaLost, RolloutClient
+from rljob_trainer.rollout.process import ServerProcess
+from rljob_trainer.weights.wire import FencedOut
+
+if TYPE_CHECKING:
+    from rljob_trainer.launcher.channel import Channel
+
+FIRST_BACKOFF_SECONDS = 1.0
+LONGEST_BACKOFF_SECONDS = 60.0
+STABLE_SECONDS = 120.0
+"""A server that ran for so long starts the back-off anew."""
+READY_POLL_SECONDS = 0.5
+REPORT_SECONDS = 15.0
+
+
+async def main(channel: "Channel", environment: Mapping[str, str] = os.environ, port: int = names.ROLLOUT_PORT) -> int:
+    """Runs until SIGTERM. `environment` names the pod and carries the token (names.ENV_*); the server inherits it."""
+    supervisor = Supervisor(channel, environment, port)
+    running = asyncio.create_task(supervisor.run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    return 0
+
+
+class Supervisor:
+    """One server and what is known about it. `run` until cancelled."""
+
+    def __init__(self, channel: "Channel", environment: Mapping[str, str], port: int) -> None:
+        self._channel, self._environment, self._port = channel, environment, port
+        self._boot_id = uuid.uuid4().hex
+        self._control: Control | None = None
+        self._failure: Failure | None = None
+        self._ready = False
+        self._controlled = asyncio.Event()
+        self._restart = asyncio.Event()
+        self._news = asyncio.Event()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow())
+            tasks.create_task(self._report())
+            await self._controlled.wait()
+            await self._keep_running()
+
+    async def _follow(self) -> None:
+        """Take in the operator's word."""
+        async for control in self._channel.controls():
+            before, self._control = self._control, control
+            if before and self._arguments(before) != self._arguments(control):
+                self._restart.set()
+            if before is None or control.attempt != before.attempt:
+                await self._announce()
+                self._news.set()
+            self._controlled.set()
+
+    async def _keep_running(self) -> None:
+        backoff = FIRST_BACKOFF_SECONDS
+        while True:
+            started = time.monotonic()
+            await self._one_life()
+            if time.monotonic() - started > STABLE_SECONDS:
+                backoff = FIRST_BACKOFF_SECONDS
+            if not self._restart.is_set():
+                await asyncio.sleep(backoff)
+                backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
+
+    async def _one_life(self) -> None:
+        """From start to end of one server. Ended by us, it leaves no failure."""
+        assert self._control is not None
+        self._restart.clear()
+        environment = server_environment(self._control.spec, self._environment) | {
+            names.ENV_ATTEMPT: str(self._control.attempt)
+        }
+        server = await ServerProcess.start(self._arguments(self._control), environment)
+        ended, restart = asyncio.create_task(server.wait()), asyncio.create_task(self._restart.wait())
+        becoming_ready = asyncio.create_task(self._become_ready())
+        try:
+            await asyncio.wait({ended, restart}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                self._failure = server.failure(ended.result(), time.time())
+        finally:
+            becoming_ready.cancel()
+            restart.cancel()
+            await server.stop()
+            self._ready = False
+            self._news.set()
+            _reap()
+
+    async def _become_ready(self) -> None:
+        while True:
+            if await self._announce():
+                break
+            await asyncio.sleep(READY_POLL_SECONDS)
+        self._ready, self._failure = True, None
+        self._news.set()
+
+    async def _announce(self) -> bool:
+        """Tell the server the current attempt, so that it refuses lower ones from now on. False when it does not answer."""
+        assert self._control is not None
+        here = RolloutEndpoint(pod="", pod_uid="", url=f"http://127.0.0.1:{self._port}")
+        async with RolloutClient(here, self._environment[names.ENV_ROLLOUT_TOKEN], self._control.attempt) as client:
+            try:
+                await client.state()
+            except FencedOut:
+                return True  # it has heard of a newer one from the trainer
+            except ReplicaLost:
+                return False
+        return True
+
+    async def _report(self) -> None:
+        """On news, and at least every REPORT_SECONDS."""
+        while True:
+            self._news.clear()
+            await self._channel.report(self._state())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), REPORT_SECONDS)
+
+    def _state(self) -> Report:
+        return Report(
+            pod=self._environment[names.ENV_POD_NAME],
+            pod_uid=self._environment[names.ENV_POD_UID],
+            boot_id=self._boot_id,
+            attempt=self._control.attempt if self._control else 0,
+            state="running" if self._ready else "idle",
+            failure=self._failure,
+        )
+
+    def _arguments(self, control: Control) -> list[str]:
+        return server_arguments(control.spec, self._port)
+
+
+def _reap() -> None:
+    """As PID 1: what a killed server's children left in the process table. No child of ours is running now."""
+    with contextlib.suppress(ChildProcessError):
+        while os.getpid() == 1 and os.waitpid(-1, os.WNOHANG)[0]:
+            pass
