@@ -1,0 +1,57 @@
+"""megatron's DistributedOptimizer with torch's AdamW, which it uses where neither Transformer Engine nor Apex is installed, GPU or not.
+
+Three faults of megatron-core 0.19.2 (core/optimizer/distrib_optimizer.py) show as soon as a checkpoint is loaded.
+"""
+
+from typing import Any
+
+import torch
+
+
+def install() -> None:
+    """Mend DistributedOptimizer; nothing to do with FusedAdam."""
+    from megatron.core.optimizer import distrib_optimizer
+
+    if distrib_optimizer.HAVE_APEX_OR_TE:
+        return
+    cls = distrib_optimizer.DistributedOptimizer
+    state_dict, load_state_dict, set_states = (
+        cls.state_dict,
+        cls.load_state_dict,
+        cls._set_main_param_and_optimizer_states,
+    )
+
+    def state_dict_from_the_start(self: Any) -> dict[str, Any]:
+        """:839 asserts that a step was taken; a resumed run loads before its first."""
+        _allocate(self.optimizer)
+        return state_dict(self)
+
+    def load_with_own_steps(self: Any, state: dict[str, Any]) -> None:
+        """:1018 hands one step tensor to all parameters, and each of them then counts it up: Adam's bias correction runs away.
+        :1224 copies into leaves that require gradients, which fp32 parameters are."""
+        with torch.no_grad():
+            load_state_dict(self, state)
+        for parameter_state in self.optimizer.state.values() if self.optimizer else ():
+            parameter_state["step"] = parameter_state["step"].clone()
+
+    def set_states_with_step(self: Any, parameter: torch.Tensor, tensors: dict[str, Any]) -> None:
+        """:1223 looks for `step` among the tensors; the checkpoint keeps it in the parameter group."""
+        group, index = self.model_param_group_index_map[parameter]
+        main = self.optimizer.param_groups[group]["params"][index]
+        with torch.no_grad():
+            set_states(self, parameter, {**tensors, "step": self.optimizer.state[main]["step"]})
+
+    cls.state_dict, cls.load_state_dict = state_dict_from_the_start, load_with_own_steps
+    cls._set_main_param_and_optimizer_states = set_states_with_step
+
+
+def _allocate(optimizer: torch.optim.Optimizer | None) -> None:
+    """Give every parameter the state that AdamW makes at its first step."""
+    for group in optimizer.param_groups if optimizer else ():
+        for p in group["params"]:
+            if not optimizer.state[p]:
+                optimizer.state[p] = {
+                    "step": torch.tensor(0.0),
+                    "exp_avg": torch.zeros_like(p),
+                    "exp_avg_sq": torch.zeros_like(p),
+                }

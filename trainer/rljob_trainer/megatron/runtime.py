@@ -1,0 +1,151 @@
+"""Makes the installed megatron-core and megatron-bridge run here: on CPU when there is no GPU, in torch layers when there is no Transformer Engine.
+
+Measured on megatron-core 0.19.2; files and lines below are of that version.
+"""
+
+import functools
+import importlib.machinery
+import logging
+import os
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+@functools.cache
+def install() -> None:
+    """Patch, in the one order that works. Call it before anything imports megatron; further calls do nothing."""
+    os.environ.setdefault(
+        "TORCHDYNAMO_DISABLE", "1"
+    )  # core/jit.py:26 compiles small functions with a C++ compiler; images have none
+    warnings.filterwarnings("ignore", module=r"(megatron|torch)\.")
+    logging.getLogger("megatron").setLevel(logging.ERROR)  # it reports every optional package that it does not find
+    if not torch.cuda.is_available():
+        _patch_torch()
+        _patch_megatron()
+    from rljob_trainer.megatron import adam, layers
+
+    adam.install()
+    layers.install()
+    _import_bridge()
+
+
+class _Stream:
+    """Stands for torch.cuda.Stream where everything is synchronous: there is one stream and it is always ready."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stream)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def query(self) -> bool:
+        return True
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or self
+
+    def synchronize(self, *_: Any) -> None: ...
+
+    record = wait = wait_stream = wait_event = synchronize
+
+
+def _patch_torch() -> None:
+    """The names of torch that megatron calls without asking whether there is a GPU."""
+    cuda, stream = torch.cuda, _Stream()
+    cuda.current_device = lambda: torch.device(
+        "cpu"
+    )  # param_and_grad_buffer.py:1180 and 115 others use it as `device=`
+    cuda.synchronize = lambda *_, **__: None  # p2p_communication.py:419
+    cuda.Stream = _Stream  # distributed_data_parallel.py:297
+    cuda.current_stream = lambda *_: stream  # param_and_grad_buffer.py:632
+    cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()  # tensor_parallel/random.py:303
+    cuda.manual_seed = lambda seed: torch.manual_seed(seed) and None  # tensor_parallel/random.py:118
+    for name in (
+        "tensor",
+        "zeros",
+        "ones",
+        "empty",
+        "empty_like",
+    ):  # optimizer.py:698, schedules.py:749, transformer/utils.py:39
+        setattr(torch, name, _on_cpu(getattr(torch, name)))
+    torch.Tensor.cuda = lambda self, *_, **__: self
+    torch.Tensor.type = _tensor_type(torch.Tensor.type)
+
+
+def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`factory` with device "cuda" read as "cpu" and pinning left out."""
+
+    @functools.wraps(factory)
+    def on_cpu(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if torch.device(kwargs.get("device") or "cpu").type == "cuda":
+            kwargs["device"] = "cpu"
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        return factory(*args, **kwargs)
+
+    return on_cpu
+
+
+def _tensor_type(original: Callable[..., Any]) -> Callable[..., Any]:
+    """distrib_optimizer.py:477 knows parameters by "torch.cuda.FloatTensor" only; megatron alone gets that answer."""
+
+    def tensor_type(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        answer = original(self, *args, **kwargs)
+        asked_by_megatron = sys._getframe(1).f_globals.get("__name__", "").startswith("megatron.")
+        return answer.replace("torch.", "torch.cuda.", 1) if asked_by_megatron and not args and not kwargs else answer
+
+    return tensor_type
+
+
+def _patch_megatron() -> None:
+    """Two names of megatron's own, which call into CUDA below torch's Python names."""
+    from megatron.core.tensor_parallel import random
+
+    random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+
+
+class _Stub(types.ModuleType):
+    """A module of empty module classes, made as they are asked for."""
+
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (torch.nn.Module,), {})
+
+
+def _import_bridge() -> None:
+    """megatron.bridge imports classes of Transformer Engine for LoRA (peft/lora_layers.py:20), which we never use.
+
+    Stand-ins are there only during that import, so that nobody else takes them for the real package.
+    """
+    import megatron.core.models.gpt.gpt_layer_specs
+    import megatron.core.optimizer
+    from megatron.core.extensions import transformer_engine  # noqa: F401  # has to find out that there is none before the stand-ins come
+
+    names = ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.ops")
+    absent = not megatron.core.models.gpt.gpt_layer_specs.HAVE_TE
+    if absent:
+        for name in names:
+            stub = _Stub(name)
+            stub.__spec__ = importlib.machinery.ModuleSpec(name, None)
+            sys.modules[name] = stub
+            parent, _, child = name.rpartition(".")
+            if parent:
+                setattr(sys.modules[parent], child, stub)
+    try:
+        import megatron.bridge  # noqa: F401
+    finally:
+        for name in names if absent else ():
+            del sys.modules[name]
