@@ -14,7 +14,9 @@ from rljob_trainer.weights.manifest import Manifest, RefusedUpdateError
 def manifest(path: Path, tied: bool = False) -> Manifest:
     """Of a bfloat16 checkpoint with one float32 tensor, served as float16."""
     save_file({"w": torch.zeros(2, 3, dtype=torch.bfloat16)}, path / "model-1.safetensors")
-    save_file({"router": torch.zeros(4)} | ({"lm_head.weight": torch.zeros(2)} if tied else {}), path / "model-2.safetensors")
+    save_file(
+        {"router": torch.zeros(4)} | ({"lm_head.weight": torch.zeros(2)} if tied else {}), path / "model-2.safetensors"
+    )
     (path / "config.json").write_text(json.dumps({"tie_word_embeddings": tied}))
     return Manifest.of(path, "float16")
 

@@ -24,7 +24,7 @@ class UpdateError(RuntimeError):
 
 
 class WeightUpdates:
-    """Drives vLLM's engine through an update. `engine` is vLLM's AsyncLLM."""
+    """Drives vLLM's engine through an update. `engine` is vLLM's AsyncLLM; what its workers do is in weights/engine.py."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -33,35 +33,32 @@ class WeightUpdates:
 
     async def open(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
         """Pause generation (what is in flight ends as aborted) and connect to the trainer. An update that was left open is discarded."""
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
-
+        session, where = body["session"], {"attempt": attempt, "address": body["address"], "port": body["port"]}
         async with self._lock:
             await self._discard(engine)
             async with self._abandon_on_error(engine, attempt):
-                self._gate.updating, self._session = True, body["session"]
+                self._gate.updating, self._session = True, session
                 await engine.pause_generation(mode="abort")
-                where = {"attempt": attempt, "address": body["address"], "port": body["port"]}
-                await engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=where))
-                await engine.start_weight_update()
+                await engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": where})
+                await engine.collective_rpc("start_weight_update")
 
     async def bucket(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
         """Receive, verify and stage one bucket."""
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
+        info = {"attempt": attempt, "entries": body["entries"]}
         async with self._lock:
             self._check(body)
             async with self._abandon_on_error(engine, attempt):
-                info = {"attempt": attempt, "entries": body["entries"]}
-                await engine.update_weights(WeightTransferUpdateRequest(update_info=info))
+                await engine.collective_rpc("update_weights", kwargs={"update_info": info})
 
     async def commit(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
         """Compare the digest of everything, apply, empty the caches, serve."""
+        version = PolicyVersion(attempt, body["step"], body["digest"])
         async with self._lock:
             self._check(body)
             async with self._abandon_on_error(engine, attempt):
-                await engine.collective_rpc("rljob_seal", kwargs={"attempt": attempt, "digest": body["digest"]})
+                await engine.collective_rpc("rljob_seal", kwargs={"attempt": attempt, "digest": version.digest})
             await self._apply(engine)
-            self._gate.serving = PolicyVersion(attempt, body["step"], body["digest"])
+            self._gate.serving = version
             self._gate.updating, self._session = False, ""
 
     async def abort(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
@@ -95,7 +92,7 @@ class WeightUpdates:
     async def _apply(self, engine: Any) -> None:
         self._gate.serving = None
         try:
-            await engine.finish_weight_update()
+            await engine.collective_rpc("finish_weight_update")
             if not await engine.reset_prefix_cache():
                 raise UpdateError("the prefix cache could not be emptied: it holds values of the old weights")
             await engine.resume_generation()

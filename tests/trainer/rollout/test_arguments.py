@@ -1,0 +1,66 @@
+"""From the spec to vLLM's command line."""
+
+from pathlib import Path
+
+from trainer.rollout.servers import spec
+
+from rljob_trainer.rollout.arguments import server_arguments, server_environment
+
+
+def option(arguments: list[str], name: str) -> str:
+    return arguments[len(arguments) - 1 - arguments[::-1].index(f"--{name}") + 1]
+
+
+def test_what_we_own_is_always_said() -> None:
+    arguments = server_arguments(spec(Path("/model")), 8123)
+    expected = {
+        "model": "/model",
+        "dtype": "float32",
+        "port": "8123",
+        "host": "0.0.0.0",
+        "served-model-name": "policy",
+        "generation-config": "vllm",
+        "logprobs-mode": "processed_logprobs",
+        "max-model-len": "300",
+        "tensor-parallel-size": "1",
+        "distributed-executor-backend": "uni",
+        "weight-transfer-config": '{"backend": "gloo"}',
+        "middleware": "rljob_trainer.rollout.front.Front",
+        "worker-extension-cls": "rljob_trainer.rollout.worker.WorkerExtension",
+    }
+    assert {name: option(arguments, name) for name in expected} == expected
+    assert "--no-trust-remote-code" in arguments
+
+
+def test_evaluation_may_have_the_longest_response() -> None:
+    longer = spec(Path("/model")).model_copy(
+        update={"evaluation": spec(Path("/model")).evaluation.model_copy(update={"every_steps": 5})}
+    )
+    assert option(server_arguments(longer, 1), "max-model-len") == str(200 + 1024)
+
+
+def test_the_users_arguments_pass_verbatim_and_replace_defaults_but_nothing_we_own() -> None:
+    users = {
+        "max-num-seqs": 64,
+        "kv-cache-memory-bytes": 1000,
+        "enforce-eager": False,
+        "compilation-config": {"level": 0},
+        "port": 1,
+        "seed": None,
+        "allowed-origins": ["a", "b"],
+    }
+    arguments = server_arguments(spec(Path("/model"), vllmArgs=users), 8000)
+    assert option(arguments, "max-num-seqs") == "64"
+    assert option(arguments, "kv-cache-memory-bytes") == "1000" and arguments.count("--kv-cache-memory-bytes") == 1
+    assert "--no-enforce-eager" in arguments and "--enforce-eager" not in arguments
+    assert option(arguments, "compilation-config") == '{"level": 0}'
+    assert option(arguments, "port") == "8000" and arguments.count("--port") == 1
+    assert "--seed" not in arguments
+    first = arguments.index("--allowed-origins")
+    assert arguments[first + 1 : first + 3] == ["a", "b"]
+
+
+def test_the_users_environment_wins_over_our_defaults() -> None:
+    environment = server_environment(spec(Path("/model")), {"OMP_NUM_THREADS": "4", "PATH": "/bin"})
+    assert environment["OMP_NUM_THREADS"] == "4" and environment["PATH"] == "/bin"
+    assert environment["HF_HUB_OFFLINE"] == environment["TORCHDYNAMO_DISABLE"] == "1"

@@ -1,0 +1,197 @@
+"""Every request gets exactly one answer. The servers speak our protocol over real sockets and die on purpose."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from aiohttp import web
+
+from rljob_api.protocol import RolloutEndpoint
+from rljob_api.spec.common import Sampling
+from rljob_trainer.rollout import pool as pool_module
+from rljob_trainer.rollout.client import RequestRefusedError
+from rljob_trainer.rollout.pool import Pool
+from rljob_trainer.weights.wire import STEP_HEADER, FencedOut
+
+SAMPLING = Sampling(temperature=1.0, max_tokens=8)
+
+
+@dataclass
+class Server:
+    """Answers a prompt with itself. `dies_at`: which request it takes down with it; `status`: what it answers instead."""
+
+    pod: str
+    dies_at: int = -1
+    status: int = 200
+    finish: str = "stop"
+    pause: float = 0.01
+    frozen: bool = False
+    seen: list[int] = field(default_factory=list)
+    most: int = 0
+    now: int = 0
+    endpoint: RolloutEndpoint = field(init=False)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Server"]:
+        application = web.Application()
+        application.add_routes([web.post("/v1/completions", self.complete), web.get("/rljob/state", self.state)])
+        runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        self.endpoint = RolloutEndpoint(pod=self.pod, pod_uid=f"uid-{self.pod}", url=f"http://127.0.0.1:{port}")
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+    async def thaw(self) -> None:
+        while self.frozen:  # noqa: ASYNC110 tests set it from outside
+            await asyncio.sleep(0.1)
+
+    async def state(self, request: web.Request) -> web.Response:
+        await self.thaw()
+        return web.json_response({"attempt": 1, "policy_step": 1, "digest": ""})
+
+    async def complete(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.seen.append(body["prompt"][0])
+        self.now += body["n"]
+        self.most = max(self.most, self.now)
+        try:
+            await asyncio.sleep(self.pause * random.random())
+            await self.thaw()
+            if 0 <= self.dies_at <= len(self.seen):
+                assert request.transport is not None
+                request.transport.abort()
+            if self.status != 200:
+                return web.json_response({"error": "no", "attempt": 7}, status=self.status)
+            choice = {"token_ids": body["prompt"], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": self.finish}
+            choices = [choice | {"index": i} for i in reversed(range(body["n"]))]
+            return web.json_response({"choices": choices}, headers={STEP_HEADER: "3"})
+        finally:
+            self.now -= body["n"]
+
+
+@asynccontextmanager
+async def pool_of(*servers: Server, samples_in_flight: int = 8) -> AsyncIterator[Pool]:
+    pool = Pool("token", 1, samples_in_flight)
+    async with contextmanagers(servers):
+        for server in servers:
+            await pool.admit(server.endpoint)
+        try:
+            yield pool
+        finally:
+            await pool.close()
+
+
+@asynccontextmanager
+async def contextmanagers(servers: tuple[Server, ...]) -> AsyncIterator[None]:
+    if not servers:
+        yield
+        return
+    async with servers[0].running(), contextmanagers(servers[1:]):
+        yield
+
+
+async def ask(pool: Pool, count: int, n: int = 2) -> list[int]:
+    """The prompts that were answered, each with n responses."""
+    answers = await asyncio.wait_for(asyncio.gather(*(pool.generate((i,), n, SAMPLING, i) for i in range(count))), 30)
+    assert all(len(group) == n and {g.policy_step for g in group} == {3} for group in answers)
+    return [group[0].tokens[0] for group in answers]
+
+
+async def test_requests_are_spread_and_bounded() -> None:
+    servers = Server("a"), Server("b")
+    async with pool_of(*servers) as pool:
+        assert await ask(pool, 60) == list(range(60))
+    assert all(s.most <= 8 and len(s.seen) > 10 for s in servers)
+    assert pool.redispatched == 0
+
+
+@pytest.mark.parametrize("fault", [{"dies_at": 5}, {"status": 503}, {"status": 500}, {"finish": "abort"}])
+async def test_a_lost_replica_loses_no_answer_and_doubles_none(fault: dict) -> None:
+    good, bad = Server("good"), Server("bad", **fault)
+    async with pool_of(bad, good) as pool:
+        assert await ask(pool, 60) == list(range(60))
+        assert [r.pod for r in pool.replicas] == ["good"]
+        assert pool.redispatched > 0 and "uid-bad" in pool.lost
+    assert set(Counter(good.seen).values()) == {1}, "no request went to the living replica twice"
+
+
+async def test_when_all_are_lost_requests_wait_for_a_newcomer() -> None:
+    async with pool_of(Server("dead", dies_at=0)) as pool, Server("new").running() as newcomer:
+        asked = asyncio.create_task(ask(pool, 20))
+        await asyncio.sleep(0.2)
+        assert not asked.done() and pool.replicas == []
+        await pool.admit(newcomer.endpoint)
+        assert await asked == list(range(20))
+
+
+async def test_a_newcomer_gets_what_is_still_waiting() -> None:
+    async with pool_of(Server("slow", pause=0.2)) as pool, Server("new").running() as newcomer:
+        asked = asyncio.create_task(ask(pool, 40))
+        await asyncio.sleep(0.05)
+        await pool.admit(newcomer.endpoint)
+        assert await asked == list(range(40))
+        assert len(newcomer.seen) > 10
+
+
+async def test_a_dismissed_replicas_requests_are_answered_by_another() -> None:
+    frozen, good = Server("frozen", frozen=True), Server("good")
+    async with pool_of(frozen, good) as pool:
+        asked = asyncio.create_task(ask(pool, 20))
+        await asyncio.sleep(0.2)
+        assert not asked.done()
+        await pool.dismiss(frozen.endpoint.pod_uid, "its pod is gone")
+        assert await asked == list(range(20))
+        frozen.frozen = False
+
+
+async def test_a_frozen_replica_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr("rljob_trainer.rollout.client.PROBE_SECONDS", 0.1)
+    frozen, good = Server("frozen", frozen=True), Server("good")
+    async with pool_of(frozen, good) as pool:
+        assert await ask(pool, 20) == list(range(20))
+        assert pool.lost["uid-frozen"] == "left 3 questions unanswered"
+        frozen.frozen = False
+
+
+async def test_a_replica_that_was_admitted_again_is_used_again() -> None:
+    server = Server("a", dies_at=3)
+    async with pool_of(server) as pool:
+        asked = asyncio.create_task(ask(pool, 20))
+        await asyncio.sleep(0.2)
+        server.dies_at = -1
+        await pool.admit(server.endpoint)
+        assert await asked == list(range(20))
+        assert pool.lost == {}
+
+
+async def test_a_request_that_is_wrong_fails_at_once() -> None:
+    async with pool_of(Server("a", status=400)) as pool:
+        with pytest.raises(RequestRefusedError, match="400"):
+            await pool.generate((1,), 1, SAMPLING, 0)
+        assert len(pool.replicas) == 1
+
+
+async def test_a_replaced_attempt_learns_it() -> None:
+    async with pool_of(Server("a", status=409)) as pool:
+        with pytest.raises(FencedOut, match="attempt 1 is over: attempt 7"):
+            await pool.generate((1,), 1, SAMPLING, 0)
+
+
+async def test_a_cancelled_request_gives_its_place_back() -> None:
+    server = Server("a", frozen=True)
+    async with pool_of(server, samples_in_flight=2) as pool:
+        first = asyncio.create_task(pool.generate((1,), 2, SAMPLING, 0))
+        await asyncio.sleep(0.1)
+        first.cancel()
+        server.frozen = False
+        assert await ask(pool, 5) == list(range(5))
