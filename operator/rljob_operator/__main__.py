@@ -83,7 +83,7 @@ async def _resync_for_ever(api: Api, namespaces: list[str], queue: Queue, pulse:
 async def _resync(api: Api, namespaces: list[str], queue: Queue, pulse: health.Pulse) -> None:
     scopes: list[str | None] = [*namespaces] or [None]
     for namespace in scopes:
-        for job in await api.list("RLJob", namespace):
+        for job in await api.find("RLJob", namespace):
             queue.add((job["metadata"]["namespace"], job["metadata"]["name"]))
     pulse.beat()
 

@@ -28,7 +28,7 @@ async def observe(api: Api, job: Object, memory: Memory, now: float, progress_in
     meta = RLJobMeta.model_validate({k: v for k, v in job["metadata"].items() if k in KNOWN_META})
     key = (meta.namespace, meta.name)
     selector = names.selector(meta.name)
-    lists = await asyncio.gather(*(api.list(kind, meta.namespace, selector) for kind in ("Pod", *CHILD_KINDS)))
+    lists = await asyncio.gather(*(api.find(kind, meta.namespace, selector) for kind in ("Pod", *CHILD_KINDS)))
     children = {(o["kind"], o["metadata"]["name"]): o for found in lists[1:] for o in found}
     reports, unreadable = _reports(children)
     found = violations(job.get("spec", {}), meta.name)

@@ -54,9 +54,8 @@ def _lost_since(meta: Object, node: Object | None) -> float | None:
     if not node:
         return 0.0
     ready = _condition(node.get("status", {}), "Ready")
-    return (
-        None if ready.get("status") == "True" else seconds(ready.get("lastTransitionTime", meta["creationTimestamp"]))
-    )
+    since: str = ready.get("lastTransitionTime") or meta["creationTimestamp"]
+    return None if ready.get("status") == "True" else seconds(since)
 
 
 def _waiting(waiting: Object) -> str:

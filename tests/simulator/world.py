@@ -1,0 +1,221 @@
+"""A cluster with launchers in its pods: every turn the operator makes a pass, controllers and launchers do theirs, and a second goes by."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from api.specs import raw_spec
+
+from rljob_api import names
+from rljob_api.protocol import Checkpoint, Control, Failure, Progress, Report
+from rljob_api.status import JobStatus
+from rljob_operator.api import Conflict, Object
+from rljob_operator.reconcile import Reconciler
+from simulator.cluster import Crash, FakeCluster, job_object
+
+NAMESPACE = "research"
+GRACE = 3
+"""Turns from the deletion of a pod to its end."""
+
+
+@dataclass
+class Launcher:
+    """PID 1 of one trainer pod."""
+
+    pod: str
+    pod_uid: str
+    boot_id: str
+    attempt: int = 0
+    state: str = "idle"
+    result: str | None = None
+    failure: Failure | None = None
+    progress: Progress | None = None
+
+    def start(self, control: Control) -> None:
+        self.attempt, self.state, self.result, self.failure = control.attempt, "running", None, None
+        self.progress = None
+
+    def stop(self, result: str, failure: Failure | None = None) -> None:
+        self.state, self.result, self.failure = "stopped", result, failure
+
+    def fail(self, kind: str, exception: str, time: float) -> None:
+        self.stop("failed", Failure(kind=kind, rank=0, exception=exception, message="it broke", time=time))
+
+    def report(self) -> str:
+        values = {k: v for k, v in vars(self).items() if v is not None}
+        return Report.model_validate(values).dump_json()
+
+
+@dataclass
+class World:
+    """One job of `nodes` trainers and two rollouts. Checkpoints are the shared volume's content."""
+
+    steps: int = 10
+    cluster: FakeCluster = field(default_factory=FakeCluster)
+    now: float = 1_000_000.0
+    launchers: dict[str, Launcher] = field(default_factory=dict)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    crashes: int = 0
+    seen: list[str] = field(default_factory=list)
+    """States in the order in which a user saw them."""
+
+    def __post_init__(self) -> None:
+        self.restart_operator()
+
+    def restart_operator(self) -> None:
+        self.operator = Reconciler(self.cluster, progress_interval=0, clock=lambda: self.now)
+
+    def apply(self, **changes: Any) -> None:
+        changes = {"train": {"steps": self.steps}, "trainer": {"device": "cpu", "nodes": 2}} | changes
+        self.cluster.put(job_object("demo", raw_spec(**changes)))
+
+    @property
+    def job(self) -> Object:
+        return self.cluster.objects[("RLJob", NAMESPACE, "demo")]
+
+    @property
+    def status(self) -> JobStatus:
+        return JobStatus.model_validate(self.job.get("status", {}))
+
+    @property
+    def control(self) -> Control | None:
+        stored = self.cluster.objects.get(("ConfigMap", NAMESPACE, "demo-control"))
+        return Control.model_validate_json(stored["data"][names.CONTROL_KEY]) if stored else None
+
+    def events(self) -> list[str]:
+        return [o["reason"] for (kind, _, _), o in self.cluster.objects.items() if kind == "Event"]
+
+    def request(self, nonce: str, action: str, from_step: int | None = None) -> None:
+        value = {"jobUid": self.job["metadata"]["uid"], "nonce": nonce, "action": action}
+        job = self.cluster.edit("RLJob", NAMESPACE, "demo")
+        job["metadata"]["annotations"][names.ANNOTATION_REQUEST] = json.dumps(
+            value | ({"fromStep": from_step} if from_step is not None else {})
+        )
+
+    def edit_spec(self, **changes: Any) -> None:
+        job = self.cluster.edit("RLJob", NAMESPACE, "demo")
+        job["spec"] |= changes
+        job["metadata"]["generation"] += 1
+
+    async def turn(self) -> None:
+        self.now += 1
+        try:
+            await self.operator((NAMESPACE, "demo"))
+        except Crash:
+            self.crashes += 1
+            self.restart_operator()
+        except Conflict:
+            pass  # as the queue does: another pass
+        self._finish_deletions()
+        self.cluster.sync_stateful_sets()
+        self._boot()
+        self._run()
+        self._report()
+        if (state := self.status.state) != (self.seen[-1] if self.seen else None):
+            self.seen.append(state)
+
+    async def until(self, *, state: str = "", step: int = 0, attempt: int = 0, turns: int = 200) -> None:
+        """Turn until the status says so."""
+        for _ in range(turns):
+            await self.turn()
+            status = self.status
+            number = status.attempt.number if status.attempt else 0
+            progress = status.progress.step if number >= attempt else 0
+            if (not state or status.state == state) and progress >= step and number >= attempt:
+                return
+        raise AssertionError(f"never {state or step}: {self.status}")
+
+    # What breaks
+
+    def launcher(self, ordinal: int) -> Launcher:
+        pod = self.cluster.objects[("Pod", NAMESPACE, f"demo-trainer-{ordinal}")]
+        return self.launchers[pod["metadata"]["uid"]]
+
+    def delete_pod(self, name: str) -> None:
+        self.cluster.edit("Pod", NAMESPACE, name)["metadata"]["deletionTimestamp"] = str(self.now + GRACE)
+
+    def kill_pod(self, name: str) -> None:
+        self.cluster.remove(self.cluster.objects[("Pod", NAMESPACE, name)])
+
+    def restart_container(self, ordinal: int) -> None:
+        old = self.launcher(ordinal)
+        self.launchers[old.pod_uid] = Launcher(old.pod, old.pod_uid, old.boot_id + "+")
+
+    # What happens by itself
+
+    def _finish_deletions(self) -> None:
+        for pod in self.cluster.pods(NAMESPACE):
+            if float(pod["metadata"].get("deletionTimestamp", "inf").split("-")[0]) <= self.now:
+                self.cluster.remove(pod)
+
+    def _boot(self) -> None:
+        alive = {p["metadata"]["uid"]: p["metadata"]["name"] for p in self.cluster.pods(NAMESPACE)}
+        self.launchers = {uid: found for uid, found in self.launchers.items() if uid in alive}
+        for uid, name in alive.items():
+            if name.startswith("demo-trainer"):
+                self.launchers.setdefault(uid, Launcher(name, uid, f"boot-of-{uid}"))
+
+    def _run(self) -> None:
+        control = self.control
+        if control is None:
+            return
+        gang = [
+            found for m in control.members if (found := self.launchers.get(m.pod_uid)) and found.boot_id == m.boot_id
+        ]
+        for launcher in self.launchers.values():
+            if launcher not in gang and launcher.state == "running":
+                launcher.stop("stopped")
+        for launcher in gang:
+            self._obey(launcher, control)
+        running = [one for one in gang if one.state == "running"]
+        if running and len(running) == len(control.members):
+            self._step(running, control)
+        elif control.command == "run":
+            for launcher in running:
+                launcher.fail("collective", "DistBackendError", self.now + 0.5)
+
+    def _obey(self, launcher: Launcher, control: Control) -> None:
+        if control.command == "run" and control.attempt > launcher.attempt:
+            launcher.start(control)
+        if launcher.state == "running" and control.command == "stop":
+            launcher.stop("stopped")
+        if launcher.state == "running" and control.command == "drain":
+            if launcher.progress:
+                self._save(launcher.progress.step, control.attempt)
+                launcher.progress = launcher.progress.model_copy(update={"checkpoints": self.checkpoints})
+            launcher.stop("drained")
+
+    def _step(self, gang: list[Launcher], control: Control) -> None:
+        rank0 = gang[0]
+        if rank0.progress is None:
+            step = self._start_step(control)
+            rank0.progress = Progress(phase="loading", started_from=step, step=step)
+            return
+        step = rank0.progress.step + 1
+        if step % 2 == 0:
+            self._save(step, control.attempt)
+        news = {
+            "phase": "training",
+            "step": step,
+            "beat": rank0.progress.beat + 1,
+            "checkpoints": list(self.checkpoints),
+        }
+        rank0.progress = rank0.progress.model_copy(update=news)
+        if step == control.spec.train.steps:
+            for launcher in gang:
+                launcher.stop("succeeded")
+
+    def _start_step(self, control: Control) -> int:
+        if control.resume.step is not None:
+            self.checkpoints = [c for c in self.checkpoints if c.step <= control.resume.step]
+        return self.checkpoints[-1].step if self.checkpoints else 0
+
+    def _save(self, step: int, attempt: int) -> None:
+        if step > (self.checkpoints[-1].step if self.checkpoints else 0):
+            self.checkpoints.append(Checkpoint(step=step, attempt=attempt, path=f"/data/run/global_step_{step}"))
+
+    def _report(self) -> None:
+        for launcher in self.launchers.values():
+            stored = self.cluster.objects.get(("ConfigMap", NAMESPACE, names.report(launcher.pod)))
+            if stored is not None:
+                stored["data"] = {names.REPORT_KEY: launcher.report()}
