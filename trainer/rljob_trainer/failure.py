@@ -1,4 +1,22 @@
-"""Why a process ended an attempt."""
+"""Why a process ended an attempt, and where it says so: `error-<who>.json` in the attempt's directory, one file per process."""
+
+import signal
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from rljob_api.protocol import Failure
+
+Kind = Literal["application", "configuration", "collective", "killed"]
+
+KEPT_LINES = 20
+LONGEST_TEXT = 4096
+COLLECTIVE_ERRORS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "PeerLost"})
+"""Class names, so that processes without torch can tell."""
+COLLECTIVE_TEXTS = ("gloo/transport", "Connection closed by peer", "ncclRemoteError", "ncclSystemError")
+"""Gloo raises plain RuntimeErrors (torch 2.11); what its messages have in common."""
 
 
 class ConfigurationError(ValueError):
@@ -7,3 +25,82 @@ class ConfigurationError(ValueError):
     def __init__(self, field: str, value: object, rule: str, fix: str) -> None:
         super().__init__(f"{field} = {value}: {rule}; {fix}")
         self.field, self.value, self.rule, self.fix = field, str(value), rule, fix
+
+
+class PeerLost(ConnectionError):
+    """Another process of the attempt ended. It, or whoever watches it, says why; the one who raises this only follows."""
+
+
+def write(directory: Path, who: int | str, error: BaseException) -> None:
+    """Say why the process `who` (a global rank, or a name such as `driver`) fails."""
+    record(directory, who, classify(error, who if isinstance(who, int) else None))
+
+
+def record(directory: Path, who: int | str, failure: Failure) -> None:
+    """Atomically."""
+    scratch = directory / f".error-{who}.tmp"
+    scratch.write_text(failure.dump_json())
+    scratch.replace(error_file(directory, who))
+
+
+def error_file(directory: Path, who: int | str) -> Path:
+    return directory / f"error-{who}.json"
+
+
+def classify(error: BaseException, rank: int | None = None) -> Failure:
+    """What an exception says. A broken collective at its origin makes it a symptom; one that is raised while another error is handled does not."""
+    chain = list(_chain(error))
+    named = next((e for e in chain if isinstance(e, ConfigurationError)), None)
+    kind: Kind = "configuration" if named else "collective" if _is_collective(chain[-1]) else "application"
+    shown = named or next((e for e in chain if not _is_collective(e)), error)
+    return Failure(
+        kind=kind,
+        rank=rank,
+        exception=type(shown).__name__,
+        message=str(shown)[:LONGEST_TEXT],
+        lines=last_lines("".join(traceback.format_exception(shown))),
+        time=time.time(),
+        field=named.field if named else "",
+    )
+
+
+def ended(code: int, rank: int | None, log: str) -> Failure:
+    """A process that ended with `code` (negative: of that signal) and without a word; `log` is the end of its output."""
+    lines, now = last_lines(log), time.time()
+    if code < 0:
+        name = f"Signal {-code} ({signal.Signals(-code).name})"
+        message = "the process was killed" + (", for example because memory ran out" if code == -signal.SIGKILL else "")
+        return Failure(kind="killed", rank=rank, exception=name, message=message, lines=lines, time=now)
+    message = next((line for line in reversed(lines) if line.strip()), "the process ended without a word")
+    return Failure(kind="application", rank=rank, exception=f"exit code {code}", message=message, lines=lines, time=now)
+
+
+def last_lines(text: str) -> list[str]:
+    return [line[:LONGEST_TEXT] for line in text.splitlines()[-KEPT_LINES:]]
+
+
+def read(directory: Path) -> list[Failure]:
+    """What the processes of an attempt said."""
+    return [Failure.model_validate_json(file.read_text()) for file in sorted(directory.glob("error-*.json"))]
+
+
+def first(failures: Iterable[Failure]) -> Failure | None:
+    """The root cause: the earliest, but for those who only lost a peer; among those, the earliest when nobody names another cause."""
+    return min(failures, key=lambda f: (f.kind == "collective", f.time), default=None)
+
+
+def read_first(directory: Path) -> Failure | None:
+    return first(read(directory))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception, and those it came of."""
+    following: BaseException | None = error
+    while following is not None:
+        yield following
+        following = following.__cause__ or (None if following.__suppress_context__ else following.__context__)
+
+
+def _is_collective(error: BaseException) -> bool:
+    classes = {c.__name__ for c in type(error).__mro__}
+    return bool(classes & COLLECTIVE_ERRORS) or (isinstance(error, RuntimeError) and any(t in str(error) for t in COLLECTIVE_TEXTS))

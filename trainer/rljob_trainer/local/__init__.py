@@ -1,0 +1,1 @@
+"""`python -m rljob_trainer run`: a job on one machine, without Kubernetes."""
