@@ -1,0 +1,104 @@
+"""What people and tools read: state, message, conditions, progress."""
+
+import math
+
+import pytest
+from simulator.makers import NOW, checkpoint, make_job
+
+from rljob_api.protocol import Point
+from rljob_api.status import ProgressStatus
+from rljob_operator.times import stamp
+
+
+def test_a_job_is_running_only_when_every_member_says_so() -> None:
+    job = make_job().with_attempt().running()
+    assert job.next().state == "Running"
+    assert job.reporting(1, attempt=0, state="idle").next().state == "Starting"
+    assert job.running(phase="loading").next().state == "Starting"
+    assert job.running(phase="waiting").next().state == "Starting"
+    assert job.changing_pod(1, deleting=True).next().state == "Restarting"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"unschedulable": "0/3 nodes are available"}, "cannot be scheduled: 0/3 nodes are available"),
+        ({"waiting": "ImagePullBackOff: no such image"}, "ImagePullBackOff: no such image"),
+        ({"waiting": "CrashLoopBackOff", "exited": "OOMKilled (exit code 137)"}, "CrashLoopBackOff, last ended by OOMKilled (exit code 137)"),
+    ],
+)
+def test_a_pod_in_trouble_explains_itself_in_the_message(change: dict[str, str], message: str) -> None:
+    status = make_job().with_pods().changing_pod(1, ready=False, running=False, **change).next()
+    assert status.state == "Pending"
+    assert status.message == f"waiting for trainer pods: demo-trainer-1: {message}"
+
+
+def test_a_pod_of_another_release_is_named() -> None:
+    status = make_job(nodes=1).with_pods().having(unreadable={"demo-trainer-0": "pod demo-trainer-0 speaks protocol 2"}).next()
+    assert status.message == "waiting for trainer pods: pod demo-trainer-0 speaks protocol 2"
+
+
+def test_waiting_for_rollouts_names_their_trouble() -> None:
+    job = make_job().with_attempt().with_rollout(ready=False, waiting="CrashLoopBackOff: back-off").running(phase="waiting")
+    assert job.next().message == "waiting for rollouts, 0/1 answer: demo-rollout-0: CrashLoopBackOff: back-off"
+
+
+def test_conditions_follow_the_state_and_keep_their_times() -> None:
+    job = make_job().with_attempt().with_rollout().running()
+    first = job.next()
+    assert {c.type: c.status for c in first.conditions} == {
+        "Admitted": "True",
+        "TrainerReady": "True",
+        "RolloutsReady": "True",
+        "Reconciling": "False",
+        "Checkpointed": "False",
+        "Suspended": "False",
+        "Stalled": "False",
+        "Succeeded": "Unknown",
+    }
+    later = job.with_status(conditions=first.conditions).running(checkpoints=[checkpoint(1)]).next(NOW + 60)
+    times = {c.type: c.last_transition_time for c in later.conditions}
+    assert times.pop("Checkpointed") == stamp(NOW + 60)
+    assert set(times.values()) == {stamp(NOW)}
+
+
+def test_progress_alone_is_written_at_most_every_interval() -> None:
+    job = make_job().with_attempt()
+    written = job.running(step=1).next()
+    job = job.with_status(progress=written.progress)
+    throttled = job.running(step=2).decide(NOW + 10)
+    assert throttled.status.progress == written.progress
+    assert throttled.requeue_after == 20
+    assert job.running(step=2).next(NOW + 30).progress.text == "2/10"
+
+
+def test_a_checkpoint_is_written_at_once() -> None:
+    job = make_job().with_attempt()
+    job = job.with_status(progress=job.running(step=1).next().progress)
+    status = job.running(step=2, checkpoints=[checkpoint(2)]).next(NOW + 1)
+    assert status.progress.step == 2
+    assert status.checkpoint.latest == checkpoint(2)
+
+
+def test_numbers_that_json_cannot_say_are_left_out() -> None:
+    points = [Point(step=1, reward=0.5, loss=math.nan, seconds=1.0), Point(step=2, reward=0.6, loss=0.1, seconds=1.0)]
+    metrics = {"reward/mean": 0.6049, "train/loss": math.inf}
+    status = make_job().with_attempt().running(step=2, history=points, metrics=metrics, backend="torch, gloo").next()
+    assert status.progress == ProgressStatus(
+        step=2,
+        steps=10,
+        text="2/10",
+        phase="training",
+        reward="0.605",
+        metrics={"reward/mean": 0.6049},
+        history=points[1:],
+        started_from=0,
+        backend="torch, gloo",
+        updated=stamp(NOW),
+    )
+
+
+def test_nothing_changes_when_nothing_happened() -> None:
+    job = make_job().with_attempt().with_rollout().running(step=2)
+    first = job.next()
+    assert job.with_status(**{k: getattr(first, k) for k in type(first).model_fields}).next(NOW + 5) == first

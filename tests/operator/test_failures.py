@@ -1,0 +1,107 @@
+"""Which failure is the root cause, and what it costs."""
+
+import pytest
+from simulator.makers import NOW, checkpoint, make_job
+
+from rljob_api import reasons
+from rljob_api.status import Restarts
+from rljob_operator.decide.restart import backoff
+from rljob_operator.times import stamp
+
+
+def test_a_failure_stops_the_rest_of_the_gang_first() -> None:
+    decision = make_job().with_attempt().running().failing(1).decide()
+    attempt = decision.status.attempt
+    assert attempt and (attempt.command, attempt.reason, attempt.failed_pod) == ("stop", reasons.APPLICATION_FAILED, "demo-trainer-1")
+    assert attempt.closed == ""
+    assert decision.status.restarts == Restarts()
+    assert decision.status.message == "stopping attempt 1: demo-trainer-1 (rank 1): ValueError: it broke"
+
+
+def test_the_cause_is_not_a_rank_that_only_lost_its_peer() -> None:
+    status = make_job().with_attempt().failing(0, kind="collective", time=NOW - 2).failing(1, time=NOW - 1).next()
+    assert status.last_failure and (status.last_failure.pod, status.last_failure.reason) == ("demo-trainer-1", reasons.APPLICATION_FAILED)
+
+
+def test_the_cause_is_the_earliest_exception() -> None:
+    status = make_job().with_attempt().failing(0, time=NOW - 1).failing(1, exception="KeyError", time=NOW - 2).next()
+    assert status.last_failure and status.last_failure.failure and status.last_failure.failure.exception == "KeyError"
+
+
+def test_an_exception_reported_late_replaces_the_broken_collective() -> None:
+    job = make_job().with_attempt().running().failing(0, kind="collective")
+    job = job.with_status(attempt=job.next().attempt)
+    assert job.status.attempt and job.status.attempt.reason == reasons.COLLECTIVE_FAILED
+    status = job.failing(1, exception="OutOfMemoryError").next()
+    assert status.last_failure and status.last_failure.reason == reasons.APPLICATION_FAILED
+
+
+def test_a_lost_pod_explains_what_its_peers_report() -> None:
+    status = make_job().with_attempt().failing(0, kind="collective").without_pod(1).next()
+    assert status.last_failure and (status.last_failure.reason, status.last_failure.pod) == (reasons.POD_DELETED, "demo-trainer-1")
+    assert status.restarts == Restarts(total=1, counted=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "counted"),
+    [
+        ({"phase": "Failed", "running": False, "disrupted": "preempted by x"}, reasons.POD_DISRUPTED, 0),
+        ({"deleting": True, "running": False}, reasons.POD_DELETED, 0),
+        ({"lost_since": NOW - 120}, reasons.NODE_LOST, 0),
+        ({"running": False, "exited": "OOMKilled (exit code 137)"}, reasons.CONTAINER_RESTARTED, 1),
+    ],
+)
+def test_only_what_nobody_did_on_purpose_counts(change: dict[str, object], reason: str, counted: int) -> None:
+    job = make_job().with_attempt().failing(0, kind="collective").changing_pod(1, **change)
+    status = job.next()
+    assert status.last_failure and status.last_failure.reason == reason
+    assert status.restarts.counted == counted
+    assert status.restarts.total == 1
+
+
+def test_a_killed_process_counts() -> None:
+    status = make_job().with_attempt().failing(0, kind="collective").failing(1, kind="killed", exception="Signal 9 (SIGKILL)").next()
+    assert status.last_failure and status.last_failure.reason == reasons.PROCESS_KILLED
+    assert status.restarts == Restarts(total=1, counted=1, not_before=stamp(NOW + 5))
+
+
+def test_the_back_off_doubles_to_a_cap() -> None:
+    assert [backoff(5, n) for n in (1, 2, 3, 8, 20)] == [5, 10, 20, 600, 600]
+
+
+def test_a_configuration_error_fails_the_job_with_its_message() -> None:
+    status = make_job().with_attempt().failing(0, kind="configuration").failing(1, kind="collective").next()
+    assert (status.outcome, status.outcome_reason) == ("Failed", reasons.CONFIGURATION_ERROR)
+    assert status.message == "demo-trainer-0 (rank 0): it broke"
+
+
+def test_a_stable_and_saved_run_is_forgiven() -> None:
+    job = make_job().with_status(restarts=Restarts(total=2, counted=2)).with_attempt(2)
+    assert job.running(step=3).next().restarts.counted == 2, "nothing saved yet"
+    assert job.running(step=2, checkpoints=[checkpoint(2, attempt=2)]).next().restarts.counted == 2, "too short"
+    assert job.running(step=3, checkpoints=[checkpoint(2, attempt=2)]).next().restarts == Restarts(total=2, counted=0)
+
+
+def test_a_heartbeat_that_stands_still_is_a_failure() -> None:
+    job = make_job(lifecycle={"stallTimeoutSeconds": 60}).with_attempt().running(step=4)
+    assert job.having(beat_age=59.0).decide().requeue_after == 1
+    status = job.having(beat_age=60.0).next()
+    assert status.attempt and (status.attempt.command, status.attempt.reason) == ("stop", reasons.NO_PROGRESS)
+    assert status.message == "stopping attempt 1: no progress for 60 s while training at step 4"
+
+
+def test_a_stall_while_generating_is_blamed_on_the_rollouts() -> None:
+    job = make_job(lifecycle={"stallTimeoutSeconds": 60}).with_attempt().with_rollout(ready=False)
+    status = job.running(step=4, phase="waiting").having(beat_age=60.0).next()
+    assert status.message.endswith("the trainer is waiting for its rollouts, of which 0 answer")
+
+
+def test_a_rollout_that_is_misconfigured_fails_the_job() -> None:
+    from rljob_api.protocol import Failure, Report
+
+    failure = Failure(kind="configuration", exception="ConfigurationError", message="spec.rollout.vllmArgs: no such argument")
+    report = Report(pod="demo-rollout-0", pod_uid="rollout-0", boot_id="b", failure=failure)
+    job = make_job().with_attempt().with_rollout(ready=False).having(reports={"demo-rollout-0": report})
+    status = job.next()
+    assert status.attempt and status.attempt.reason == reasons.CONFIGURATION_ERROR
+    assert "spec.rollout.vllmArgs: no such argument" in status.message
