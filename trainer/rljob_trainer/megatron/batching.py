@@ -6,8 +6,8 @@ from itertools import accumulate
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
-from rljob_api.spec import RLJobSpec
 
+from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Sample
 from rljob_trainer.megatron import packing
 from rljob_trainer.megatron.parallel import Place

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+
 from rljob_api.layout import Layout
 from rljob_api.spec import RLJobSpec
-
 from rljob_trainer.algorithm.advantage import ADVANTAGES
 from rljob_trainer.batch import Sample, StepBatch
 from rljob_trainer.megatron import checkpoint, parallel

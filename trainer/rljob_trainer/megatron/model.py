@@ -11,9 +11,9 @@ from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.module import Float16Module
+
 from rljob_api.layout import Amounts, model_violations
 from rljob_api.spec import RLJobSpec
-
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron import layers
 from rljob_trainer.megatron.parallel import Place

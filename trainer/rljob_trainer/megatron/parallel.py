@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
 from rljob_api.layout import Layout
 
 SEED = 1234

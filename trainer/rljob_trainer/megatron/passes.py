@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from rljob_api.spec.algorithm import AlgorithmSpec
 
+from rljob_api.spec.algorithm import AlgorithmSpec
 from rljob_trainer.algorithm.aggregation import token_mean
 from rljob_trainer.algorithm.objective import objective
 from rljob_trainer.megatron.batching import MicroBatch, MiniBatch

@@ -4,13 +4,15 @@ Measured on megatron-core 0.19.2; files and lines below are of that version.
 """
 
 import functools
+import importlib
 import importlib.machinery
 import logging
 import os
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +25,6 @@ def install() -> None:
         "TORCHDYNAMO_DISABLE", "1"
     )  # core/jit.py:26 compiles small functions with a C++ compiler; images have none
     warnings.filterwarnings("ignore", module=r"(megatron|torch)\.")
-    logging.getLogger("megatron").setLevel(logging.ERROR)  # it reports every optional package that it does not find
     if not torch.cuda.is_available():
         _patch_torch()
         _patch_megatron()
@@ -126,26 +127,43 @@ class _Stub(types.ModuleType):
 
 
 def _import_bridge() -> None:
-    """megatron.bridge imports classes of Transformer Engine for LoRA (peft/lora_layers.py:20), which we never use.
+    """megatron.bridge imports classes of Transformer Engine for LoRA (peft/lora_layers.py:20), which we never use."""
+    from megatron.core.models.gpt import gpt_layer_specs
 
-    Stand-ins are there only during that import, so that nobody else takes them for the real package.
-    """
-    import megatron.core.models.gpt.gpt_layer_specs
-    import megatron.core.optimizer
-    from megatron.core.extensions import transformer_engine  # noqa: F401  # has to find out that there is none before the stand-ins come
+    importlib.import_module(
+        "megatron.core.extensions.transformer_engine"
+    )  # has to find out that there is none before the stand-ins come
+    with nullcontext() if gpt_layer_specs.HAVE_TE else _stand_ins(), _logging_as_it_was():
+        importlib.import_module("megatron.bridge")
+    logging.getLogger("megatron").setLevel(logging.ERROR)
 
+
+@contextmanager
+def _stand_ins() -> Iterator[None]:
+    """Stand-ins for Transformer Engine, gone afterwards, so that nobody else takes them for the real package."""
     names = ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.ops")
-    absent = not megatron.core.models.gpt.gpt_layer_specs.HAVE_TE
-    if absent:
-        for name in names:
-            stub = _Stub(name)
-            stub.__spec__ = importlib.machinery.ModuleSpec(name, None)
-            sys.modules[name] = stub
-            parent, _, child = name.rpartition(".")
-            if parent:
-                setattr(sys.modules[parent], child, stub)
+    for name in names:
+        sys.modules[name] = _Stub(name)
+        sys.modules[name].__spec__ = importlib.machinery.ModuleSpec(name, None)
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, sys.modules[name])
     try:
-        import megatron.bridge  # noqa: F401
+        yield
     finally:
-        for name in names if absent else ():
+        for name in names:
             del sys.modules[name]
+
+
+@contextmanager
+def _logging_as_it_was() -> Iterator[None]:
+    """The import configures the root logger and reports, with tracebacks, every optional package that it does not find."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+        root.setLevel(level)
+        root.handlers[:] = handlers

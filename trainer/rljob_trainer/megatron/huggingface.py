@@ -1,0 +1,71 @@
+"""The policy as a Hugging Face directory: safetensors shards beside the configuration and the tokenizer of the model it started from."""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from rljob_trainer.megatron.engine import Engine
+
+SHARD_BYTES = 4 * 2**30
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
+
+
+def write_hugging_face(engine: Engine, source: Path, target: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write the policy into the new directory `target`. Rank 0 writes, one shard in memory at a time. Collective; complete when it returns.
+
+    `source` is the model directory that the job started from. Everything at its top but weights is copied; config.json gets our dtype.
+    """
+    if dist.get_rank() == 0:
+        target.mkdir(parents=True)
+        dtype = _write_weights(engine.export(), target, shard_bytes)
+        _copy_the_rest(source, target, dtype)
+    else:
+        for _ in engine.export():
+            pass
+    dist.barrier()
+
+
+def _write_weights(tensors: Iterable[tuple[str, torch.Tensor]], target: Path, shard_bytes: int) -> torch.dtype:
+    """Shards under temporary names, renamed when their number is known, and an index if there are several. Returns the tensors' dtype."""
+    shards: list[list[str]] = []
+    size = 0
+    for number, shard in enumerate(_shards(tensors, shard_bytes)):
+        save_file(shard, target / f"{number}.part", metadata={"format": "pt"})
+        shards.append(list(shard))
+        size += sum(t.nbytes for t in shard.values())
+        dtype = next(iter(shard.values())).dtype
+    count = len(shards)
+    files = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)] if count > 1 else ["model.safetensors"]
+    for number, file in enumerate(files):
+        (target / f"{number}.part").rename(target / file)
+    if count > 1:
+        where = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        index = {"metadata": {"total_size": size}, "weight_map": where}
+        (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    return dtype
+
+
+def _shards(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Copies of consecutive tensors in host memory, up to `limit` bytes together; a larger one is alone."""
+    shard: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors:
+        if shard and sum(t.nbytes for t in shard.values()) + tensor.nbytes > limit:
+            yield shard
+            shard = {}
+        shard[name] = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format).copy_(tensor)
+    yield shard
+
+
+def _copy_the_rest(source: Path, target: Path, dtype: torch.dtype) -> None:
+    for file in source.iterdir():
+        if file.is_file() and not file.name.endswith(_WEIGHTS):
+            shutil.copyfile(file, target / file.name)
+    config = json.loads((source / "config.json").read_text())
+    config.pop("torch_dtype", None)  # its name before transformers 5
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
