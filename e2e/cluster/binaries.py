@@ -14,13 +14,14 @@ KUBERNETES_VERSION = "v1.34.3"
 class Component:
     """One Go module with `tool` lines for the programs we want from it.
 
-    `go build` names a program after its package; `rename` says where that is not its name.
+    `go build` names a program after its package; `rename` says where that is not its name. `static` ones run in an image without libc.
     """
 
     name: str
     programs: tuple[str, ...]
     variables: tuple[str, ...] = ()
     rename: tuple[tuple[str, str], ...] = ()
+    static: bool = False
 
 
 COMPONENTS = (
@@ -35,7 +36,7 @@ COMPONENTS = (
         ),
     ),
     Component("etcd", ("etcd",), rename=(("server", "etcd"),)),
-    Component("coredns", ("coredns",)),
+    Component("coredns", ("coredns",), static=True),
     Component("helm", ("helm",)),
 )
 
@@ -56,7 +57,8 @@ def build(component: Component) -> None:
     if present and stamp.exists() and stamp.read_text() == recipe:
         return
     command = ["go", "build", "-trimpath", f"-ldflags={flags}", "-o", f"{BIN}/", "tool"]
-    run_step(f"compiling {component.name}", command, cwd=directory, env={"GOFLAGS": "-mod=readonly", "CGO_ENABLED": "0"})
+    env = {"GOFLAGS": "-mod=readonly"} | ({"CGO_ENABLED": "0"} if component.static else {})
+    run_step(f"compiling {component.name}", command, cwd=directory, env=env)
     for built, name in component.rename:
         (BIN / built).rename(BIN / name)
     stamp.write_text(recipe)

@@ -6,19 +6,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from binaries import build_binaries
-from built_images import load_images
+from built_images import build_images, load_images
 from steps import BIN, CACHE, HERE, STATE, StepFailed, run_step, say
 
 SYSTEM_IMAGES = ["registry.k8s.io/pause:3.10.1", "registry.k8s.io/coredns/coredns:v1.12.4"]
 
 
 def up(nodes: int, images: list[str]) -> None:
-    """Bring up what is not: packages, binaries, control plane, nodes with the given images, DNS and storage."""
+    """Bring up what is not: packages, binaries, the project's given images, control plane, nodes, DNS and storage."""
     run_step("packages", [HERE / "install-packages"])
     build_binaries()
     run_step("system images", [HERE / "build-system-images"])
     # before the nodes start: a new node gets the seed's images as hard links, one that runs needs a copy
-    load_images(SYSTEM_IMAGES + images)
+    load_images(SYSTEM_IMAGES + (build_images(images) if images else []))
     run_step("control plane", [HERE / "control-plane"])
     with ThreadPoolExecutor() as pool:
         list(pool.map(start_node, range(1, nodes + 1)))

@@ -29,7 +29,9 @@ def run_step(title: str, command: list[str | Path], *, env: dict[str, str] | Non
     start = time.monotonic()
     say(f"{title} ...")
     with log.open("w") as output:
-        process = subprocess.Popen(command, cwd=cwd, env=os.environ | (env or {}), stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=cwd, env=os.environ | (env or {}), stdout=output, stderr=subprocess.STDOUT
+        )
     while True:
         try:
             code = process.wait(timeout=SIGN_OF_LIFE_SECONDS)
