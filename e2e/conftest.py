@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+
 from e2e import stack
 from e2e.job import Job, example, metrics
 from e2e.kube import Kube, Object
 from e2e.prepare import WORKBENCH, prepare, read_file, workbench
 from e2e.providers import Provider
-
 from rljob_api import names
 
 NAMESPACE = "rljob-e2e"

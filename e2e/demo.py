@@ -12,7 +12,6 @@ from e2e.curve import plot
 from e2e.job import Job, example, metrics
 from e2e.prepare import prepare, read_file, workbench
 from e2e.providers import Unavailable
-
 from rljob_api.status import JobStatus
 
 REQUIRED_RISE = 0.1

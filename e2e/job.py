@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from e2e.kube import Kube, Object, wait_for
 
+from e2e.kube import Kube, Object, wait_for
 from rljob_api import names
 from rljob_api.status import JobStatus
 

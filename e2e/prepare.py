@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import yaml
+
 from e2e.job import EXAMPLE
 from e2e.kube import Kube, Object, wait_for
 from e2e.providers import Provider

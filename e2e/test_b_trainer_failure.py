@@ -2,7 +2,6 @@
 
 from e2e.conftest import Lab
 from e2e.job import Job
-
 from rljob_api import names
 
 KILL_A_RANK = """

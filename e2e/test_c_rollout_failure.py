@@ -3,9 +3,9 @@
 import json
 
 import pytest
+
 from e2e.conftest import Lab
 from e2e.job import Job
-
 from rljob_api import names
 from rljob_api.protocol import Report
 

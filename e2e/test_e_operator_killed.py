@@ -4,6 +4,7 @@ import random
 import time
 
 import pytest
+
 from e2e.conftest import Lab
 from e2e.job import Job
 from e2e.test_b_trainer_failure import kill_a_rank

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from e2e.conftest import Lab
 from e2e.job import Job, example
 from e2e.kube import CommandFailed

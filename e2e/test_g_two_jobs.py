@@ -1,6 +1,7 @@
 """Two jobs at once do not touch each other."""
 
 import pytest
+
 from e2e.conftest import Lab
 from e2e.job import Job
 from e2e.test_b_trainer_failure import kill_a_rank

@@ -1,5 +1,4 @@
 from api.specs import make_spec
-
 from rljob_api.layout import Amounts, Layout
 
 

@@ -1,8 +1,8 @@
 """One clear message per broken rule, all of them at once."""
 
 import pytest
-from api.specs import raw_spec
 
+from api.specs import raw_spec
 from rljob_api.validate import violations
 
 
