@@ -2,7 +2,11 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +16,11 @@ from trainer.rollout.servers import TOKEN, Server
 
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout.client import Generation, ReplicaLost, RolloutClient
+from rljob_trainer.weights.bucket import pack
 from rljob_trainer.weights.publisher import Published, Publisher
+from rljob_trainer.weights.session import ReplicaError, Session
+from rljob_trainer.weights.version import PolicyVersion
+from rljob_trainer.weights.wire import FencedOut
 
 pytestmark = pytest.mark.slow
 
@@ -62,3 +70,130 @@ def test_published_weights_are_what_generates(server: Server, checkpoints: dict[
     assert difference(checkpoints["old"], answers) > 0.1, "the two models must differ for this test to say anything"
     status, state = server.get("/rljob/state", Authorization=f"Bearer {TOKEN}")
     assert (status, json.loads(state)) == (200, {"attempt": 1, "policy_step": 1, "digest": published.version.digest})
+
+
+def served(server: Server) -> int:
+    """Step of the policy that the server says it serves."""
+    return json.loads(server.get("/rljob/state", Authorization=f"Bearer {TOKEN}")[1])["policy_step"]
+
+
+def test_a_corrupted_bucket_is_refused_and_the_old_weights_are_served(
+    server: Server, checkpoints: dict[str, Path]
+) -> None:
+    publish(server, checkpoints["old"], 2)
+    (bucket,) = pack(iter(models.tensors(checkpoints["new"])))
+    bucket.payload[12345] ^= 1
+    session = Session(server.endpoint, TOKEN, 1, "127.0.0.1", "cpu")
+    session.open()
+    with pytest.raises(ReplicaError, match="checksum differs from the sender's"):
+        session.send(bucket)
+    session.abort()
+    assert served(server) == 2
+    assert difference(checkpoints["old"], generate(server)) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t[:-1], "1 tensors are missing"),
+        (lambda t: [*t[:-1], (t[-1][0], t[-1][1].to(torch.float64))], "is float64, this model takes float32"),
+        (lambda t: [*t[:-1], (t[-1][0], t[-1][1][1:])], "has shape"),
+        (lambda t: [*t, ("model.extra", torch.zeros(1))], "model.extra is not a tensor of this model"),
+    ],
+)
+def test_an_update_that_does_not_fit_the_model_is_refused(
+    server: Server, checkpoints: dict[str, Path], change: Callable, message: str
+) -> None:
+    publish(server, checkpoints["old"], 3)
+    wrong = change(models.tensors(checkpoints["new"]))
+    published = Publisher(1, TOKEN, "127.0.0.1", "cpu").publish(4, iter(wrong), [server.endpoint], lambda: None)
+    assert published.ok == [] and message in published.failed[server.endpoint.pod]
+    assert served(server) == 3
+    assert difference(checkpoints["old"], generate(server)) < 1e-4
+
+
+def test_a_wrong_digest_is_refused(server: Server, checkpoints: dict[str, Path]) -> None:
+    publish(server, checkpoints["old"], 5)
+    session = Session(server.endpoint, TOKEN, 1, "127.0.0.1", "cpu")
+    session.open()
+    for bucket in pack(iter(models.tensors(checkpoints["new"])), 100_000):
+        session.send(bucket)
+    with pytest.raises(ReplicaError, match="the update's digest is"):
+        session.commit(PolicyVersion(1, 6, "0" * 64))
+    session.abort()
+    assert served(server) == 5
+
+
+def test_a_trainer_that_dies_mid_publish_leaves_a_usable_server(server: Server, checkpoints: dict[str, Path]) -> None:
+    publish(server, checkpoints["old"], 7)
+    program = f"""
+import os
+from pathlib import Path
+from trainer.rollout import models
+from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer.weights.bucket import pack
+from rljob_trainer.weights.session import Session
+session = Session(RolloutEndpoint.model_validate_json('''{server.endpoint.dump_json()}'''), "{TOKEN}", 1, "127.0.0.1", "cpu")
+session.open()
+session.send(next(pack(iter(models.tensors(Path("{checkpoints["new"]}"))), 100_000)))
+os._exit(9)
+"""
+    died = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, timeout=120
+    )
+    assert died.returncode == 9
+    assert publish(server, checkpoints["new"], 8).ok == [server.endpoint.pod]
+    assert difference(checkpoints["new"], generate(server)) < 1e-4
+
+
+def test_prompts_that_were_cached_under_the_old_weights_are_computed_anew(
+    server: Server, checkpoints: dict[str, Path]
+) -> None:
+    for step, name in enumerate(("old", "new", "old"), start=9):
+        publish(server, checkpoints[name], step)
+        assert difference(checkpoints[name], generate(server)) < 1e-4
+        assert difference(checkpoints[name], generate(server)) < 1e-4, "with a warm prefix cache"
+
+
+def test_an_update_in_many_buckets_equals_one_in_a_single_bucket(
+    server: Server, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = publish(server, checkpoints["new"], 12).version
+    monkeypatch.setattr("rljob_trainer.weights.publisher.pack", partial(pack, limit=50_000))
+    assert publish(server, checkpoints["new"], 12).version == whole
+    assert difference(checkpoints["new"], generate(server)) < 1e-4
+
+
+def test_greedy_generation_is_scored_under_the_policy_and_ends_at_the_limit(
+    server: Server, checkpoints: dict[str, Path]
+) -> None:
+    publish(server, checkpoints["old"], 13)
+    for group in generate(server, n=1, temperature=0.0):
+        assert group[0].finish_reason == "length" or group[0].tokens[-1] == models.END
+        assert len(group[0].tokens) == len(group[0].log_probs) <= 24
+
+
+def test_a_lower_attempt_is_refused(server: Server, checkpoints: dict[str, Path]) -> None:
+    publish(server, checkpoints["old"], 0, attempt=5)
+    with pytest.raises(FencedOut, match="attempt 4 is over: attempt 5 holds"):
+        publish(server, checkpoints["new"], 1, attempt=4)
+    with pytest.raises(FencedOut):
+        generate(server, attempt=4)
+    with pytest.raises(ReplicaLost, match="503"):
+        generate(server, attempt=6)
+    with pytest.raises(FencedOut):
+        publish(server, checkpoints["new"], 1, attempt=5)
+    assert publish(server, checkpoints["new"], 0, attempt=6).ok
+    assert difference(checkpoints["new"], generate(server, attempt=6)) < 1e-4
+
+
+def test_tied_embeddings_follow_an_update(start: Callable[..., Server], checkpoints: dict[str, Path]) -> None:
+    tied = start(checkpoints["tied"])
+    for step, name in enumerate(("tied", "tied-new")):
+        publish(tied, checkpoints[name], step)
+        assert difference(checkpoints[name], generate(tied)) < 1e-4
+    with_head = [*models.tensors(checkpoints["tied"])]
+    with_head.append(("lm_head.weight", dict(with_head)["model.embed_tokens.weight"]))
+    published = Publisher(1, TOKEN, "127.0.0.1", "cpu").publish(2, iter(with_head), [tied.endpoint], lambda: None)
+    assert published.ok
+    assert difference(checkpoints["tied"], generate(tied)) < 1e-4
