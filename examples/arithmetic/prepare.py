@@ -1,0 +1,222 @@
+"""Make what the example job starts from: a small model that adds two-digit numbers badly, and problems to learn from.
+
+    python prepare.py OUTPUT_DIR [--seed 0] [--accuracy 0.3]
+
+    OUTPUT_DIR/model/                 Qwen2-architecture Hugging Face checkpoint, 0.3 M parameters, with a character tokenizer
+    OUTPUT_DIR/data/train.parquet     prompt "37+48=", answer "85", data_source "arithmetic"
+    OUTPUT_DIR/data/heldout.parquet   problems that are in the training file in neither order of their terms
+
+The warm-up is supervised training on a careless pupil's answers, who writes most sums backwards ("58" for 85). It stops when a
+sample at temperature 1 is right with the given probability. So most groups of samples hold both rewards, and reinforcement
+learning has two things to teach: which way to write, and to add more surely.
+"""
+
+import argparse
+import random
+import sys
+import time
+from itertools import combinations_with_replacement
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import torch.nn.functional as F
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+TERMS = range(10, 100)
+HELD_OUT_PAIRS = 256
+PAD, EOS = "<pad>", "<eos>"
+# Sixteen tokens with the two special ones: a vocabulary that every tensor-parallel size divides. This task leaves - and * unused.
+CHARACTERS = "0123456789+-*="
+ANSWER_TOKENS = 4  # three digits and the end
+
+BACKWARDS = 0.65
+BATCH = 64
+LEARNING_RATE = 1e-3
+STEPS_BETWEEN_MEASUREMENTS = 20
+MEASURED_PROBLEMS = 512
+MAX_WARM_UP_STEPS = 3000
+
+
+class Problem(NamedTuple):
+    """One addition, as the texts that the model reads and should write."""
+
+    prompt: str
+    answer: str
+
+
+class Examples(NamedTuple):
+    """Token ids of problems: prompts [problems, 6] and answers [problems, 4], which end in eos and are padded."""
+
+    prompts: Tensor
+    answers: Tensor
+
+
+def split_problems(seed: int) -> tuple[list[Problem], list[Problem]]:
+    """All 8100 problems as (train, held out), each in random order. a+b and b+a are on the same side: one gives the other away."""
+    order = random.Random(seed)
+    pairs = list(combinations_with_replacement(TERMS, 2))
+    order.shuffle(pairs)
+    held_out, train = pairs[:HELD_OUT_PAIRS], pairs[HELD_OUT_PAIRS:]
+    return both_orders(train, order), both_orders(held_out, order)
+
+
+def both_orders(pairs: list[tuple[int, int]], order: random.Random) -> list[Problem]:
+    """The problems a+b and b+a of every pair, shuffled."""
+    sums = sorted({(a, b) for pair in pairs for a, b in (pair, pair[::-1])})
+    order.shuffle(sums)
+    return [Problem(f"{a}+{b}=", str(a + b)) for a, b in sums]
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per character. Nothing is added in front or behind; a character outside the alphabet raises."""
+    vocabulary = {token: i for i, token in enumerate([PAD, EOS, *CHARACTERS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=EOS,
+        pad_token=PAD,
+        clean_up_tokenization_spaces=False,
+        model_max_length=512,
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
+    """A random model in float32. Its heads, layers and vocabulary divide by 2, so it can be cut in two either way."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,  # of size 32, the smallest that vLLM's CPU kernels take
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        initializer_range=0.06,  # 0.02 suits wide models; this narrow one learns twice as fast from here
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = Qwen2ForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    return model
+
+
+def encode(problems: list[Problem], tokenizer: PreTrainedTokenizerFast) -> Examples:
+    """Tokenize problems into rectangles; all prompts are equally long, answers are padded here."""
+    # Padding by the tokenizer would be saved with it and then apply to whoever loads it.
+    answers = [p.answer + EOS + PAD * (ANSWER_TOKENS - 1 - len(p.answer)) for p in problems]
+    return Examples(
+        *(tokenizer(texts, return_tensors="pt").input_ids for texts in ([p.prompt for p in problems], answers))
+    )
+
+
+def answer_log_probs(model: Qwen2ForCausalLM, examples: Examples) -> Tensor:
+    """Log-probability of every answer token [problems, 4], 0 at padding."""
+    inputs = torch.cat([examples.prompts, examples.answers[:, :-1]], dim=1)
+    logits = model(inputs).logits[:, -ANSWER_TOKENS:]
+    log_probs = -F.cross_entropy(logits.transpose(1, 2), examples.answers, reduction="none")
+    return log_probs * (examples.answers != model.config.pad_token_id)
+
+
+@torch.no_grad()
+def sampled_accuracy(model: Qwen2ForCausalLM, examples: Examples) -> float:
+    """Share of right answers among samples at temperature 1: exactly, as the mean probability of the right answer."""
+    return answer_log_probs(model, examples).sum(1).exp().mean().item()
+
+
+def warm_up(
+    model: Qwen2ForCausalLM, right: Examples, careless: Examples, accuracy: float, seed: int
+) -> tuple[int, float]:
+    """Train on a mixture of right and careless answers to the same prompts until `sampled_accuracy` reaches `accuracy`.
+
+    Returns the steps taken and the accuracy reached. Raises RuntimeError when MAX_WARM_UP_STEPS do not suffice.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    measured = Examples(*(ids[:MEASURED_PROBLEMS] for ids in right))
+    reached = 0.0
+    for step in range(1, MAX_WARM_UP_STEPS + 1):
+        loss = -answer_log_probs(model, draw_mixture(right, careless, draw)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % STEPS_BETWEEN_MEASUREMENTS == 0:
+            reached = sampled_accuracy(model, measured)
+            if reached >= accuracy:
+                return step, reached
+    raise RuntimeError(
+        f"sampled accuracy is {reached:.2f} after {MAX_WARM_UP_STEPS} warm-up steps, not {accuracy}: ask for less"
+    )
+
+
+def draw_mixture(right: Examples, careless: Examples, draw: torch.Generator) -> Examples:
+    """A random batch of prompts with their right answers, or with the careless ones in a share BACKWARDS of the rows."""
+    rows = torch.randint(len(right.prompts), (BATCH,), generator=draw)
+    slips = torch.rand(BATCH, 1, generator=draw) < BACKWARDS
+    return Examples(right.prompts[rows], torch.where(slips, careless.answers[rows], right.answers[rows]))
+
+
+def write_problems(problems: list[Problem], path: Path) -> None:
+    """Write one parquet row per problem."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = {"prompt": [p.prompt for p in problems], "answer": [p.answer for p in problems]}
+    pq.write_table(pa.table({**columns, "data_source": ["arithmetic"] * len(problems)}), path)
+
+
+def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
+    """Write a Hugging Face directory that every user can read: pods run as another one, and weights are saved with mode 0600."""
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    for file in path.iterdir():
+        file.chmod(0o644)
+
+
+def prepare(output: Path, seed: int, accuracy: float) -> None:
+    """Write the model and both data files into `output` and say what was made."""
+    train, held_out = split_problems(seed)
+    write_problems(train, output / "data" / "train.parquet")
+    write_problems(held_out, output / "data" / "heldout.parquet")
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, seed)
+    start = time.monotonic()
+    careless = [problem._replace(answer=problem.answer[::-1]) for problem in train]
+    steps, reached = warm_up(model, encode(train, tokenizer), encode(careless, tokenizer), accuracy, seed)
+    unseen = sampled_accuracy(model, encode(held_out, tokenizer))
+    save(model, tokenizer, output / "model")
+    print(
+        f"{output}: {model.num_parameters():,} parameters, {len(train)} training and {len(held_out)} held-out problems"
+    )
+    print(
+        f"warm-up: {steps} steps, {time.monotonic() - start:.0f} s; sampled accuracy {reached:.2f}, held out {unseen:.2f}"
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """Parse the command line and prepare the directory, on one thread so that a seed always gives the same model."""
+    parser = argparse.ArgumentParser(description="Make the arithmetic example's starting model and data.")
+    parser.add_argument("output", type=Path, metavar="OUTPUT_DIR")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--accuracy", type=float, default=0.3, help="sampled accuracy that ends the warm-up (default 0.3)"
+    )
+    options = parser.parse_args(arguments)
+    if not 0 < options.accuracy <= 1 - BACKWARDS:
+        parser.error(
+            f"--accuracy {options.accuracy}: must be above 0 and at most {1 - BACKWARDS:.2f}, the share of right warm-up answers"
+        )
+    torch.set_num_threads(1)
+    disable_progress_bar()
+    prepare(options.output, options.seed, options.accuracy)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
