@@ -1,0 +1,305 @@
+"""The driver as rank 0 sees it: the real process's code, over its real socket, with rollout servers in this process."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rljob_api import names
+from rljob_api.protocol import Control, Progress, Resume, RolloutEndpoint
+from rljob_trainer.batch import StepBatch
+from rljob_trainer.driver import main
+from rljob_trainer.driver.client import DriverClient, DriverLost
+from rljob_trainer.driver.frame import listen
+from rljob_trainer.failure import ConfigurationError
+
+sys.path.insert(0, str(Path(__file__).parent))
+from servers import EOS, Server
+
+METRICS = {"train/loss": 0.5, "train/tokens": 48.0}
+
+
+class Characters:
+    """A tokenizer with one token per character, which ends responses with a full stop."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(c) for c in text]
+
+    def decode(self, tokens, skip_special_tokens: bool) -> str:
+        return "".join(chr(t) for t in tokens if t != EOS)
+
+
+class Bench:
+    """One attempt's directory, a driver in it, and rank 0's end of the channel."""
+
+    def __init__(self, tmp_path: Path):
+        self.root = tmp_path / "run"
+        self._tmp_path = tmp_path
+        self.directory = tmp_path / "attempt-1"
+        self.directory.mkdir()
+        pairs = [(a, b) for a in range(1, 5) for b in range(1, 4)]
+        table = pa.table(
+            {
+                "prompt": [f"{a}+{b}=" for a, b in pairs],
+                "answer": [str(a + b) for a, b in pairs],
+                "data_source": ["sum"] * 12,
+            }
+        )
+        pq.write_table(table, tmp_path / "train.parquet")
+        pq.write_table(table.slice(0, 3), tmp_path / "held.parquet")
+        self.spec: dict[str, Any] = {
+            "model": {"path": str(tmp_path)},
+            "data": {"train": [str(tmp_path / "train.parquet")], "validation": [str(tmp_path / "held.parquet")]},
+            "rewards": [{"rule": "exactMatch"}],
+            "train": {"steps": 2, "promptsPerStep": 4, "samplesPerPrompt": 3},
+            "rollout": {"replicas": 2, "minReplicas": 1},
+            "checkpoint": {"path": str(self.root)},
+            "image": "i",
+        }
+
+    def control(self, command: str = "run", rollouts: tuple[RolloutEndpoint, ...] = ()) -> None:
+        control = Control(
+            name="demo",
+            namespace="n",
+            job_uid="u",
+            attempt=1,
+            command=command,
+            resume=Resume(policy="auto"),
+            rollouts=list(rollouts),
+            spec=self.spec,
+        )
+        scratch = self.directory / "control.tmp"
+        scratch.write_text(control.dump_json())
+        scratch.replace(self.directory / "control.json")
+
+    async def connect(self) -> DriverClient:
+        socket, error = self.directory / "driver.sock", self.directory / "error-driver.json"
+        socket.unlink(missing_ok=True)
+        listener = listen(socket)
+        rank = DriverClient.connect(socket, error, 0)
+        self.driver = asyncio.create_task(main.drive(self.directory, listener, "token"))
+        rank._socket.settimeout(10)  # a test that fails must not leave a thread that waits for ever
+        return rank
+
+    def progress(self) -> Progress:
+        return Progress.model_validate_json((self.directory / "progress.json").read_text())
+
+    def metrics(self) -> list[dict]:
+        return [json.loads(line) for line in names.metrics_file(self.root).read_text().splitlines()]
+
+
+async def call(method, *arguments) -> Any:
+    return await asyncio.wait_for(asyncio.to_thread(method, *arguments), 10)
+
+
+async def until(rank: DriverClient, verb: str) -> dict[str, Any]:
+    """Rank 0 asks until the driver says `verb`; newcomers are published to on the way, by whoever reads the returned list."""
+    for _ in range(20):
+        if (word := await call(rank.next))["do"] == verb:
+            return word
+        assert word["do"] == "wait", word
+    raise AssertionError(f"{verb} never came")
+
+
+async def publish(rank: DriverClient, step: int, servers: list[Server], failed: dict[str, str] | None = None) -> None:
+    for server in servers:
+        server.policy_step = step
+    await call(rank.published, step, f"digest{step}", failed or {}, 0.1)
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    monkeypatch.setattr(main, "load_tokenizer", lambda spec: Characters())
+    return Bench(tmp_path)
+
+
+async def test_a_run_from_the_first_publish_to_the_goodbye(bench):
+    bench.spec["evaluation"] = {"everySteps": 2}
+    bench.spec["train"]["batches"] = {"record": True}
+    async with Server("demo-rollout-0") as a, Server("demo-rollout-1") as b:
+        bench.control(rollouts=(a.endpoint, b.endpoint))
+        rank = await bench.connect()
+        await call(rank.start, 0, None, [], "torch layers")
+        targets = await until(rank, "publish")
+        assert {r["pod"] for r in targets["replicas"]} == {"demo-rollout-0", "demo-rollout-1"}
+        await publish(rank, 0, [a, b])
+        for step in (1, 2):
+            batch = StepBatch.from_json((await until(rank, "train"))["batch"])
+            assert [(s.group, s.sample) for s in batch.samples] == [(g, s) for g in range(4) for s in range(3)]
+            assert {s.policy_step for s in batch.samples} == {step - 1} and {s.reward for s in batch.samples} == {1.0}
+            assert len(await call(rank.trained, step, METRICS)) == 2
+            await publish(rank, step, [a, b])
+        assert await call(rank.saving) == {"consumed": 8, "prompts": 12}
+        await until(rank, "finish")
+        await call(rank.end, "/exported")
+        await asyncio.wait_for(bench.driver, 5)
+    assert a.requests and b.requests
+    progress = bench.progress()
+    assert (progress.step, progress.policy_step, progress.digest, progress.export) == (2, 2, "digest2", "/exported")
+    assert (progress.phase, progress.evaluation, [p.step for p in progress.history]) == (
+        "finishing",
+        {"first": 1.0, "last": 1.0},
+        [1, 2],
+    )
+    evaluated = [m["step"] for m in bench.metrics() if "evaluation/reward" in m]
+    assert evaluated == [0, 2]
+    assert names.batch_file(bench.root, 2).exists()
+
+
+async def test_a_replica_that_dies_while_it_generates_costs_no_sample_and_comes_back_with_new_weights(bench):
+    async with Server("demo-rollout-0", delay=0.2) as a, Server("demo-rollout-1", delay=0.2) as b:
+        bench.control(rollouts=(a.endpoint, b.endpoint))
+        rank = await bench.connect()
+        await call(rank.start, 0, None, [], "")
+        await until(rank, "publish")
+        b.dying = True
+        await publish(rank, 0, [a, b])
+        batch = StepBatch.from_json((await until(rank, "train"))["batch"])
+        assert len(batch.samples) == 12 and batch.metrics["rollout/redispatched"] > 0
+        b.dying, a.delay = False, 3.0
+        assert [r.pod for r in await call(rank.trained, 1, METRICS)] == ["demo-rollout-0"]
+        await publish(rank, 1, [a])
+        again = await until(rank, "publish")
+        assert [r["pod"] for r in again["replicas"]] == ["demo-rollout-1"]
+        await publish(rank, 1, [b])
+        await until(rank, "train")
+        assert {r.pod: r.policy_step for r in bench.progress().rollouts}.keys() == {"demo-rollout-0", "demo-rollout-1"}
+        bench.driver.cancel()
+
+
+async def test_a_newcomer_is_published_to_while_the_others_generate(bench):
+    async with Server("demo-rollout-0", delay=2.0) as a, Server("demo-rollout-1") as b:
+        bench.control(rollouts=(a.endpoint,))
+        rank = await bench.connect()
+        await call(rank.start, 0, None, [], "")
+        await until(rank, "publish")
+        await publish(rank, 0, [a])
+        bench.control(rollouts=(a.endpoint, b.endpoint))
+        word = await until(rank, "publish")
+        assert [r["pod"] for r in word["replicas"]] == ["demo-rollout-1"]
+        await publish(rank, 0, [b])
+        await until(rank, "train")
+        bench.driver.cancel()
+
+
+async def test_generation_waits_for_min_replicas(bench):
+    bench.spec["rollout"]["minReplicas"] = 2
+    async with Server("demo-rollout-0") as a, Server("demo-rollout-1") as b:
+        bench.control(rollouts=(a.endpoint,))
+        rank = await bench.connect()
+        await call(rank.start, 0, None, [], "")
+        await until(rank, "publish")
+        await publish(rank, 0, [a])
+        assert (await call(rank.next))["do"] == "wait"
+        await asyncio.sleep(0.6)
+        assert bench.progress().phase == "waiting" and not a.requests
+        bench.control(rollouts=(a.endpoint, b.endpoint))
+        await until(rank, "publish")
+        await publish(rank, 0, [b])
+        await until(rank, "train")
+        bench.driver.cancel()
+
+
+async def test_a_replica_that_did_not_take_the_weights_generates_nothing(bench):
+    async with Server("demo-rollout-0") as a, Server("demo-rollout-1") as b:
+        bench.control(rollouts=(a.endpoint, b.endpoint))
+        rank = await bench.connect()
+        await call(rank.start, 0, None, [], "")
+        await until(rank, "publish")
+        await publish(rank, 0, [a], failed={"demo-rollout-1": "digest differs"})
+        await until(rank, "train")
+        assert a.requests and not b.requests
+        bench.driver.cancel()
+
+
+async def test_drain_comes_at_once_also_when_nobody_generates(bench):
+    bench.control()
+    rank = await bench.connect()
+    await call(rank.start, 0, None, [], "")
+    assert (await call(rank.next))["do"] == "wait"
+    bench.control("drain")
+    await until(rank, "drain")
+    await call(rank.end, "")
+    await asyncio.wait_for(bench.driver, 5)
+
+
+async def test_a_resumed_attempt_draws_what_an_uninterrupted_one_would_have_drawn(bench):
+    bench.spec["train"]["batches"] = {"record": True}
+    async with Server("demo-rollout-0") as a:
+        bench.control(rollouts=(a.endpoint,))
+        rank = await bench.connect()
+        await call(rank.start, 0, None, [], "")
+        await until(rank, "publish")
+        await publish(rank, 0, [a])
+        await until(rank, "train")
+        await call(rank.trained, 1, METRICS)
+        state = await call(rank.saving)
+        await publish(rank, 1, [a])
+        expected = json.loads((await until(rank, "train"))["batch"])["samples"]
+        await call(rank.end, "")
+        await asyncio.wait_for(bench.driver, 5)
+
+        rank = await bench.connect()
+        await call(rank.start, 1, state, [], "")
+        await until(rank, "publish")
+        await publish(rank, 1, [a])
+        assert json.loads((await until(rank, "train"))["batch"])["samples"] == expected
+        bench.driver.cancel()
+
+
+async def test_recorded_batches_are_replayed_without_any_rollout(bench):
+    bench.spec["train"]["batches"] = {"record": True}
+    async with Server("demo-rollout-0") as a:
+        bench.control(rollouts=(a.endpoint,))
+        rank = await bench.connect()
+        await call(rank.start, 0, None, [], "")
+        await until(rank, "publish")
+        await publish(rank, 0, [a])
+        recorded = (await until(rank, "train"))["batch"]
+        await call(rank.end, "")
+        await asyncio.wait_for(bench.driver, 5)
+    bench.spec["train"]["batches"] = {"replay": str(bench.root / "batches")}
+    bench.spec["rollout"] = {"replicas": 0}
+    bench.spec["evaluation"] = {"everySteps": 1}
+    bench.control()
+    rank = await bench.connect()
+    await call(rank.start, 0, None, [], "")
+    assert (await until(rank, "train"))["batch"] == recorded
+    assert await call(rank.trained, 1, METRICS) == []
+    with pytest.raises(DriverLost):
+        await until(rank, "train")
+    with pytest.raises(ConfigurationError, match="no batch of step 2"):
+        await bench.driver
+
+
+async def test_a_step_whose_rewards_all_raise_ends_the_attempt_with_the_users_line(bench, tmp_path):
+    reward = tmp_path / "reward.py"
+    reward.write_text("def reward(prompt, response, answer):\n    return 1 / 0\n")
+    bench.spec["rewards"] = [{"python": {"path": str(reward)}}]
+    async with Server("demo-rollout-0") as a:
+        bench.control(rollouts=(a.endpoint,))
+        rank = await bench.connect()
+        await call(rank.start, 0, None, [], "")
+        await until(rank, "publish")
+        await publish(rank, 0, [a])
+        with pytest.raises(DriverLost):
+            await until(rank, "train")
+        with pytest.raises(
+            ConfigurationError, match=r"ZeroDivisionError: division by zero \(reward.py line 2: return 1 / 0\)"
+        ):
+            await bench.driver
+
+
+async def test_a_missing_file_ends_the_driver_before_rank_0_has_waited(bench):
+    bench.spec["data"]["train"] = ["/nowhere.parquet"]
+    bench.control()
+    rank = await bench.connect()
+    with pytest.raises(ConfigurationError, match=r"spec.data.train\[0\]"):
+        await bench.driver
+    with pytest.raises(DriverLost):
+        await call(rank.start, 0, None, [], "")

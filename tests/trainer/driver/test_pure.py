@@ -1,0 +1,119 @@
+import pytest
+
+from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer.batch import Sample
+from rljob_trainer.driver.assembly import Outcome, assemble
+from rljob_trainer.driver.recording import record, replay
+from rljob_trainer.driver.replicas import Replicas
+from rljob_trainer.driver.seeds import evaluation_seed, training_seed
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.reward.case import RewardFailed
+
+
+def outcome(group: int, sample: int, reward: float = 1.0, policy_step: int = 2) -> Outcome:
+    return Outcome(group, sample, Sample(7, group, sample, (1, 2), (3,), (-0.1,), policy_step, "stop", reward))
+
+
+def failed(group: int, sample: int) -> Outcome:
+    return Outcome(
+        group, sample, RewardFailed("spec.rewards[0].python.path", "/r.py", "ValueError: no (r.py line 2: x)")
+    )
+
+
+FULL = [outcome(g, s, reward=float(s)) for g in (1, 0) for s in (1, 0)]
+
+
+def test_a_batch_is_in_group_and_sample_order_however_it_came():
+    batch = assemble(3, 2, 2, FULL, {"time/generate": 1.5})
+    assert [(s.group, s.sample) for s in batch.samples] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert batch.metrics == {
+        "time/generate": 1.5,
+        "reward/mean": 0.5,
+        "reward/failed": 0.0,
+        "reward/same": 0.0,
+        "response_length/mean": 1.0,
+        "response_length/clipped": 0.0,
+    }
+
+
+@pytest.mark.parametrize("wrong", [FULL[1:], [*FULL, FULL[0]], [*FULL[1:], FULL[1]]])
+def test_a_lost_or_doubled_sample_never_passes(wrong):
+    with pytest.raises(AssertionError):
+        assemble(3, 2, 2, wrong, {})
+
+
+def test_a_sample_of_an_older_policy_never_passes():
+    with pytest.raises(AssertionError, match="another policy"):
+        assemble(3, 2, 2, [outcome(0, 0, policy_step=1), *[o for o in FULL if (o.group, o.sample) != (0, 0)]], {})
+
+
+def test_a_sample_whose_reward_failed_leaves_the_batch_and_is_counted():
+    batch = assemble(3, 1, 3, [outcome(0, 0), failed(0, 1), outcome(0, 2, reward=0.0)], {})
+    assert [s.sample for s in batch.samples] == [0, 2]
+    assert (batch.metrics["reward/failed"], batch.metrics["reward/mean"]) == (1.0, 0.5)
+
+
+def test_a_step_whose_rewards_all_failed_is_the_users_to_mend():
+    with pytest.raises(
+        ConfigurationError, match=r"every reward of a step failed; the first said: ValueError: no \(r.py line 2: x\)"
+    ) as caught:
+        assemble(3, 1, 2, [failed(0, 0), failed(0, 1)], {})
+    assert caught.value.field == "spec.rewards[0].python.path"
+
+
+def test_a_recorded_batch_comes_back_bit_equal(tmp_path):
+    batch = assemble(3, 2, 2, FULL, {"time/generate": 1 / 3})
+    record(tmp_path, batch)
+    assert replay(tmp_path / "batches", 3) == batch
+    with pytest.raises(ConfigurationError, match="no batch of step 4"):
+        replay(tmp_path / "batches", 4)
+
+
+def test_seeds_are_the_same_for_the_same_place_and_differ_elsewhere():
+    assert training_seed("u", 0, 1, 5) == training_seed("u", 0, 1, 5)
+    assert (
+        len(
+            {training_seed(u, s, n, p) for u in "uv" for s in (0, 1) for n in (1, 2) for p in (5, 6)}
+            | {evaluation_seed("u", 0, 5)}
+        )
+        == 17
+    )
+    assert training_seed("u", 0, 1, 5) < 2**48
+
+
+def endpoint(uid: str, url: str = "http://a") -> RolloutEndpoint:
+    return RolloutEndpoint(pod="demo-rollout-0", pod_uid=uid, url=url)
+
+
+def test_a_replica_becomes_current_by_way_of_health_and_weights():
+    replicas, a = Replicas(), endpoint("a")
+    replicas.follow([a])
+    assert (replicas.to_probe(0.0), replicas.to_publish()) == ([a], [])
+    replicas.healthy(a)
+    assert (replicas.to_probe(0.0), replicas.to_publish(), replicas.current()) == ([], [a], [])
+    replicas.published(a, 4)
+    assert (replicas.to_publish(), replicas.current(), replicas.report()[0].policy_step) == ([], [a], 4)
+    replicas.trained()
+    assert (replicas.to_publish(), replicas.current()) == ([a], [])
+
+
+def test_a_lost_replica_waits_longer_each_time_and_needs_weights_again():
+    replicas, a = Replicas(), endpoint("a")
+    replicas.follow([a])
+    for wait in (1.0, 2.0, 4.0):
+        replicas.healthy(a)
+        replicas.lost(a, now=100.0)
+        assert replicas.to_probe(100.0 + wait - 0.1) == [] and replicas.to_probe(100.0 + wait) == [a]
+    replicas.healthy(a)
+    assert replicas.to_publish() == [a]
+
+
+def test_a_new_pod_of_an_old_name_knows_nothing():
+    replicas, old, new = Replicas(), endpoint("old"), endpoint("new")
+    replicas.follow([old])
+    replicas.healthy(old)
+    replicas.published(old, 4)
+    replicas.follow([new])
+    assert (replicas.current(), replicas.to_probe(0.0)) == ([], [new])
+    replicas.published(old, 4)
+    assert replicas.current() == []

@@ -1,0 +1,126 @@
+import time
+from pathlib import Path
+
+import pytest
+
+from rljob_api.spec.model import PythonReward, RewardSpec
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.reward.case import Case, RewardFailed
+from rljob_trainer.reward.judge import Judge
+
+CASE = Case("1+1=", " 2\n", "2")
+
+
+def python(tmp_path: Path, code: str, **fields) -> RewardSpec:
+    file = tmp_path / "reward.py"
+    file.write_text(code)
+    return RewardSpec(python=PythonReward(path=str(file)), **fields)
+
+
+@pytest.fixture
+async def judged(tmp_path):
+    """Makes started judges and stops them."""
+    started = []
+
+    async def start(*rewards: RewardSpec) -> Judge:
+        judge = Judge(rewards)
+        started.append(judge)
+        await judge.start()
+        return judge
+
+    yield start
+    for judge in started:
+        await judge.stop()
+
+
+async def test_an_exact_match_strips_the_response(judged):
+    judge = await judged(RewardSpec(rule="exactMatch"))
+    assert await judge.score("any", CASE) == 1.0
+    assert await judge.score("any", Case("", "2.", "2")) == 0.0
+
+
+async def test_entries_of_one_data_source_are_weighted_and_summed_and_the_star_takes_the_rest(judged):
+    judge = await judged(
+        RewardSpec(rule="exactMatch", data_source="sum", weight=2.0),
+        RewardSpec(rule="exactMatch", data_source="sum", weight=0.5),
+        RewardSpec(rule="exactMatch", weight=3.0),
+    )
+    assert await judge.score("sum", CASE) == 2.5
+    assert await judge.score("product", CASE) == 3.0
+
+
+def test_a_data_source_that_nobody_judges_is_refused():
+    with pytest.raises(ConfigurationError, match="'product'"):
+        Judge([RewardSpec(rule="exactMatch", data_source="sum")]).require({"sum", "product"})
+
+
+async def test_a_function_of_the_users_sees_prompt_response_and_answer_and_may_print(judged, tmp_path):
+    code = "def reward(prompt, response, answer):\n    print('noise')\n    return len(prompt) + (response.strip() == answer)\n"
+    assert await (await judged(python(tmp_path, code))).score("s", CASE) == 5.0
+
+
+async def test_a_function_may_import_what_lies_beside_it(judged, tmp_path):
+    (tmp_path / "rules.py").write_text("VALUE = 7\n")
+    assert (
+        await (await judged(python(tmp_path, "import rules\ndef reward(p, r, a): return rules.VALUE\n"))).score(
+            "s", CASE
+        )
+        == 7
+    )
+
+
+async def test_what_a_reward_raises_is_told_with_its_line(judged, tmp_path):
+    judge = await judged(python(tmp_path, "def reward(p, r, a):\n    return int('x' + r)\n"))
+    with pytest.raises(
+        RewardFailed, match=r"ValueError: invalid literal.* \(reward.py line 2: return int\('x' \+ r\)\)"
+    ):
+        await judge.score("s", CASE)
+
+
+@pytest.mark.parametrize("value", ["float('nan')", "None", "'much'"])
+async def test_what_is_not_a_finite_number_is_a_failure(judged, tmp_path, value):
+    judge = await judged(python(tmp_path, f"def reward(p, r, a): return {value}\n"))
+    with pytest.raises(RewardFailed):
+        await judge.score("s", CASE)
+
+
+async def test_a_call_that_takes_too_long_ends_its_process_and_the_next_gets_another(judged, tmp_path):
+    code = "import time\ndef reward(p, r, a):\n    time.sleep(60 if r == 'slow' else 0)\n    return 1\n"
+    judge = await judged(python(tmp_path, code, timeout_seconds=0.3))
+    began = time.monotonic()
+    with pytest.raises(RewardFailed, match=r"longer than 0.3 s"):
+        await judge.score("s", Case("", "slow", ""))
+    assert time.monotonic() - began < 5
+    for _ in range(4):
+        judge_again = await judge.score("s", Case("", "quick", ""))
+        assert judge_again == 1
+
+
+async def test_a_function_that_ends_its_process_is_a_failure_and_the_next_call_works(judged, tmp_path):
+    code = "import os\ndef reward(p, r, a):\n    if r == 'die': os._exit(3)\n    return 1\n"
+    judge = await judged(python(tmp_path, code))
+    for _ in range(3):
+        with pytest.raises(RewardFailed, match="ended during the call"):
+            await judge.score("s", Case("", "die", ""))
+    assert await judge.score("s", CASE) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("import nothing_of_that_name\n", "No module named"),
+        ("def other(p, r, a): return 1\n", r"no function reward\(prompt, response, answer\)"),
+        ("def reward(:\n", "SyntaxError"),
+    ],
+)
+async def test_a_file_that_cannot_be_used_fails_at_the_start(tmp_path, code, text):
+    judge = Judge([RewardSpec(rule="exactMatch", data_source="x"), python(tmp_path, code)])
+    with pytest.raises(ConfigurationError, match=text) as caught:
+        await judge.start()
+    await judge.stop()
+    assert caught.value.field == "spec.rewards[1].python.path"
+
+
+async def test_a_file_that_is_not_there_fails_at_the_start():
+    with pytest.raises(ConfigurationError, match="no such file"):
+        await Judge([RewardSpec(python=PythonReward(path="/nowhere/reward.py"))]).start()

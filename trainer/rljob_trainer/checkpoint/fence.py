@@ -1,0 +1,71 @@
+"""Who may write to the checkpoint directory: the attempt with the newest fence, and nobody else.
+
+A fence is made once, at the start of an attempt, and lists what the attempt inherits. An attempt that was partitioned away finds a newer
+one before it commits or prunes; what it commits in the instant between is under an old fence that no newer one lists, so nobody reads it.
+"""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rljob_api import names
+from rljob_trainer.checkpoint.files import write_json
+
+
+class FencedOut(RuntimeError):
+    """A newer attempt owns the job. This one must end and touch nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """One attempt's claim."""
+
+    seq: int
+    """Grows with every claim on this directory, over all jobs."""
+    attempt: int
+    job_uid: str
+    lineage: tuple[tuple[int, int], ...]
+    """(step, seq) of the complete checkpoints that it inherits, by step."""
+    time: float
+
+
+def fences(root: Path) -> list[Fence]:
+    """All fences of the directory, oldest first."""
+    directory = names.fence_dir(root)
+    files = directory.glob("*.json") if directory.is_dir() else ()
+    return sorted((_read(f) for f in files), key=lambda f: f.seq)
+
+
+def newest(root: Path) -> Fence | None:
+    directory = names.fence_dir(root)
+    numbers = [int(f.stem) for f in directory.glob("*.json")] if directory.is_dir() else []
+    return _read(directory / f"{max(numbers)}.json") if numbers else None
+
+
+def claim(root: Path, job_uid: str, attempt: int, lineage: Sequence[tuple[int, int]]) -> Fence:
+    """Make the newest fence. Its number is taken with an exclusive create, its content appears whole."""
+    directory = names.fence_dir(root)
+    directory.mkdir(parents=True, exist_ok=True)
+    fence = Fence(_take_number(directory), attempt, job_uid, tuple(lineage), time.time())
+    write_json(directory / f"{fence.seq}.json", asdict(fence))
+    return fence
+
+
+def _take_number(directory: Path) -> int:
+    """A claim whose maker died before it wrote the content leaves a gap, which is harmless."""
+    number = max((int(f.stem) for f in directory.iterdir() if f.stem.isdigit()), default=0)
+    while True:
+        number += 1
+        try:
+            os.close(os.open(directory / f"{number}.claim", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            continue
+        return number
+
+
+def _read(file: Path) -> Fence:
+    content = json.loads(file.read_text())
+    return Fence(**content | {"lineage": tuple((s, q) for s, q in content["lineage"])})

@@ -1,0 +1,49 @@
+"""Small JSON values between ranks, over a gloo group of their own: no pickle, bounded waits."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class Ranks:
+    """The ranks of the attempt. Every method is collective: all ranks call it, in the same order."""
+
+    def __init__(self, timeout_seconds: float):
+        """`timeout_seconds`: how long a rank waits for its peers before it gives the attempt up."""
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value; what others pass is ignored."""
+        return self._from(0, value)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on every rank."""
+        return [self._from(rank, value) for rank in range(self.world)]
+
+    def _from(self, source: int, value: Any) -> Any:
+        body = _encode(value)
+        size = torch.tensor([body.numel()])
+        dist.broadcast(size, source, group=self._group)
+        if self.rank != source:
+            body = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(body, source, group=self._group)
+        return _decode(body)
+
+    def barrier(self) -> None:
+        dist.barrier(group=self._group)
+
+
+def _encode(value: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _decode(body: torch.Tensor) -> Any:
+    return json.loads(body.numpy().tobytes())

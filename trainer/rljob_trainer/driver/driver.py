@@ -1,0 +1,178 @@
+"""The driver's state, and what it answers to rank 0."""
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+from rljob_api.protocol import Checkpoint, Control, RolloutEndpoint
+from rljob_trainer.data.order import Cursor
+from rljob_trainer.data.prompts import PromptSet
+from rljob_trainer.driver.progress import ProgressFile
+from rljob_trainer.driver.rollouts import Rollouts
+from rljob_trainer.driver.work import Next, Source
+from rljob_trainer.report.sinks import Sinks
+
+ANSWER_SECONDS = 1.0
+"""`next` answers after this time at the latest, so that the other ranks' broadcast stays alive."""
+
+
+class Driver:
+    """One attempt. The methods without underscore are rank 0's calls (driver/client.py documents them)."""
+
+    def __init__(
+        self, control: Control, source: Source, prompts: PromptSet, rollouts: Rollouts, progress: ProgressFile
+    ):
+        self._spec, self._source, self._prompts, self._rollouts, self._progress = (
+            control.spec,
+            source,
+            prompts,
+            rollouts,
+            progress,
+        )
+        self._command = control.command
+        self._wake = asyncio.Event()
+        self._step, self._cursor = 0, Cursor()
+        self._work: asyncio.Task[Next | None] | None = None
+        self._handed: Next | None = None
+        self._step_began = 0.0
+        self._rank_phase = ""
+        self._work_phase = "training"
+        self._targets: list[RolloutEndpoint] = []
+
+    async def obey(self, control: Control) -> None:
+        """The operator said something new."""
+        self._command = control.command
+        await self._rollouts.follow(control.rollouts)
+
+    def wake(self) -> None:
+        """Something changed that `next` may be waiting for."""
+        self._progress.update(rollouts=self._rollouts.report())
+        self._show()
+        self._wake.set()
+
+    def phase(self, name: str) -> None:
+        """What the work does. Shown while rank 0 has nothing of its own to do."""
+        self._work_phase = name
+        self._show()
+
+    async def start(self, step: int, data: dict[str, int] | None, checkpoints: list[dict], backend: str) -> None:
+        self._step = step
+        self._cursor = Cursor.restore(data, self._prompts) if data else Cursor()
+        self._sinks = Sinks(Path(self._spec.checkpoint.path), step, self._spec.train.steps)
+        self._step_began = time.monotonic()
+        self._progress.update(
+            step=step,
+            started_from=step,
+            policy_step=step,
+            backend=backend,
+            metrics=self._sinks.of(step),
+            history=self._sinks.history(),
+            evaluation=self._sinks.evaluation(),
+            checkpoints=[Checkpoint.model_validate(c) for c in checkpoints],
+        )
+        self._begin_work()
+
+    async def next(self) -> dict[str, Any]:
+        self._enter("")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                while not (answer := self._answer()):
+                    self._wake.clear()
+                    await self._wake.wait()
+                return answer
+        return {"do": "wait"}
+
+    async def trained(self, step: int, metrics: dict[str, float]) -> list[dict]:
+        assert self._handed is not None and step == self._handed.batch.step == self._step + 1, (
+            f"step {step} was not handed out"
+        )
+        now = time.monotonic()
+        seconds, self._step_began = now - self._step_began, now
+        rate = metrics["train/tokens"] / seconds
+        self._record(step, self._handed.batch.metrics | metrics | {"time/step": seconds, "perf/tokens_per_s": rate})
+        self._step, self._cursor, self._handed = step, self._handed.cursor, None
+        self._progress.update(step=step, history=self._sinks.history())
+        await self._rollouts.trained()
+        self._enter("syncing")
+        self._begin_work()
+        return [r.dump() for r in self._take_targets()]
+
+    async def published(self, step: int, digest: str, failed: dict[str, str], seconds: float) -> None:
+        assert step == self._step, f"published step {step} at step {self._step}"
+        self._progress.update(policy_step=step, digest=digest)
+        await self._rollouts.published(step, self._targets, failed)
+        self._record(step, {"time/sync": seconds, "rollout/replicas": float(self._rollouts.count)})
+
+    async def saving(self) -> dict[str, int]:
+        self._enter("saving")
+        return self._cursor.state(self._prompts)
+
+    async def saved(self, checkpoints: list[dict], seconds: float) -> None:
+        if self._step:
+            self._record(self._step, {"time/save": seconds})
+        self._progress.update(checkpoints=[Checkpoint.model_validate(c) for c in checkpoints])
+
+    async def end(self, export: str) -> None:
+        self._enter("finishing")
+        self._progress.update(export=export)
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop working, write what is known."""
+        if self._work:
+            self._work.cancel()
+            await asyncio.wait([self._work])
+        self._sinks.close()
+        self._progress.flush()
+
+    def _answer(self) -> dict[str, Any] | None:
+        """What rank 0 shall do now; None: nothing yet."""
+        assert self._work is not None, "start comes first"
+        if self._command == "drain":
+            return {"do": "drain"}
+        if replicas := self._take_targets():
+            return {"do": "publish", "replicas": [r.dump() for r in replicas]}
+        if not self._work.done():
+            return None
+        self._handed = self._work.result()
+        if self._handed is None:
+            return {"do": "finish"}
+        self._enter("training")
+        return {"do": "train", "batch": self._handed.batch.to_json()}
+
+    def _take_targets(self) -> list[RolloutEndpoint]:
+        """Whom rank 0 is about to publish to."""
+        self._targets = self._rollouts.to_publish()
+        return self._targets
+
+    def _begin_work(self) -> None:
+        self._work = asyncio.create_task(self._do_work(self._step))
+        self._work.add_done_callback(lambda _: self._wake.set())
+
+    async def _do_work(self, step: int) -> Next | None:
+        """Evaluate the policy of `step` when that is due; the batch of the step after, None after the last."""
+        if self._evaluation_due(step) and (metrics := await self._source.evaluate()):
+            self._record(step, metrics)
+            self._progress.update(evaluation=self._sinks.evaluation())
+        if step >= self._spec.train.steps:
+            return None
+        return await self._source.batch(step + 1, self._cursor)
+
+    def _evaluation_due(self, step: int) -> bool:
+        every = self._spec.evaluation.every_steps
+        due = every > 0 and (step % every == 0 or step >= self._spec.train.steps)
+        return due and "evaluation/reward" not in self._sinks.of(step)
+
+    def _record(self, step: int, metrics: dict[str, float]) -> None:
+        self._sinks.record(step, metrics)
+        self._progress.update(metrics=self._sinks.of(step))
+
+    def _enter(self, rank_phase: str) -> None:
+        self._rank_phase = rank_phase
+        self._show()
+
+    def _show(self) -> None:
+        starving = self._work_phase in ("evaluating", "generating") and not self._rollouts.is_enough
+        self._progress.update(phase=self._rank_phase or ("waiting" if starving else self._work_phase))

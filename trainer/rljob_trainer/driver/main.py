@@ -1,0 +1,130 @@
+"""The life of the driver process: read the data, serve rank 0, leave."""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable
+from pathlib import Path
+
+from rljob_api import names
+from rljob_api.protocol import Control
+from rljob_trainer import failure
+from rljob_trainer.data.prompts import PromptSet, data_sources, load_prompts
+from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer
+from rljob_trainer.driver.control import follow_control, read_control
+from rljob_trainer.driver.driver import Driver
+from rljob_trainer.driver.frame import listen
+from rljob_trainer.driver.generation import Generator
+from rljob_trainer.driver.progress import ProgressFile
+from rljob_trainer.driver.rollouts import Rollouts
+from rljob_trainer.driver.server import serve
+from rljob_trainer.driver.work import Generated, Replayed, Source
+from rljob_trainer.reward.judge import Judge
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s driver %(message)s", force=True)
+    directory = Path(os.environ["RLJOB_ATTEMPT_DIR"])
+    try:
+        listener = listen(directory / "driver.sock")
+        asyncio.run(drive(directory, listener, os.environ[names.ENV_ROLLOUT_TOKEN]))
+    except BaseException as error:
+        failure.write(directory, "driver", _first(error))
+        raise
+
+
+async def drive(directory: Path, listener: socket.socket, token: str) -> None:
+    """One attempt, from its control to rank 0's goodbye. Raises what went wrong first."""
+    control = read_control(directory)
+    progress = ProgressFile(directory / "progress.json")
+    progress.flush()
+    judge = Judge(control.spec.rewards)
+    try:
+        tokenizer = load_tokenizer(control.spec.model)
+        train, validation = _load(control, tokenizer, "train"), _load(control, tokenizer, "validation")
+        judge.require(data_sources([train, validation]))
+        await judge.start()
+        await _Life(directory, control, token, progress, tokenizer, judge, train, validation).run(listener)
+    finally:
+        listener.close()
+        await judge.stop()
+
+
+class _Life:
+    """The driver and what runs beside it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        control: Control,
+        token: str,
+        progress: ProgressFile,
+        tokenizer: Tokenizer,
+        judge: Judge,
+        train: PromptSet,
+        validation: PromptSet,
+    ):
+        self._directory, self._progress = directory, progress
+        spec = control.spec
+        self._rollouts = Rollouts(token, control.attempt, spec.rollout.min_replicas, lambda: self._driver.wake())
+        generator = Generator(spec, control.job_uid, tokenizer, judge, self._rollouts.pool, progress.beat)
+        source: Source = (
+            Replayed(spec, train)
+            if spec.train.batches.replay
+            else Generated(spec, train, validation, generator, self._rollouts, lambda phase: self._driver.phase(phase))
+        )
+        self._driver = Driver(control, source, train, self._rollouts, progress)
+
+    async def run(self, listener: socket.socket) -> None:
+        """Until rank 0 has said goodbye; the first error of any part ends all."""
+        d = self._driver
+        calls = {
+            "start": d.start,
+            "next": d.next,
+            "trained": d.trained,
+            "published": d.published,
+            "saving": d.saving,
+            "saved": d.saved,
+            "end": d.end,
+        }
+        served = serve(listener, calls, self._progress.beat)
+        try:
+            await _first_to_end(served, self._follow(), self._rollouts.run(), self._progress.run())
+        finally:
+            await self._rollouts.pool.close()
+
+    async def _follow(self) -> None:
+        async for control in follow_control(self._directory):
+            await self._driver.obey(control)
+
+
+async def _first_to_end(*parts: Awaitable[None]) -> None:
+    """Run all until one ends or fails, which cancels the others."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+def _load(control: Control, tokenizer: Tokenizer, split: str) -> PromptSet:
+    prompts = load_prompts(control.spec.data, split, tokenizer)
+    if prompts.prompts:
+        log.info(
+            "%s: %d prompts, %d left out as longer than maxPromptTokens", split, len(prompts.prompts), prompts.too_long
+        )
+    return prompts
+
+
+def _first(error: BaseException) -> BaseException:
+    """The cause inside groups of errors."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

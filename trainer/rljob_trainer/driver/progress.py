@@ -1,0 +1,40 @@
+"""progress.json: rank 0's account for the launcher's report, rewritten on change, at most twice a second."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from rljob_api.protocol import Progress
+
+WRITE_SECONDS = 0.5
+
+
+class ProgressFile:
+    """The account and its file."""
+
+    def __init__(self, file: Path):
+        self._file = file
+        self.progress = Progress()
+        self._written: Progress | None = None
+
+    def update(self, **fields: Any) -> None:
+        """Replace fields. Counts as a beat: something moved."""
+        self.progress = self.progress.model_copy(update=fields | {"beat": self.progress.beat + 1})
+
+    def beat(self, count: int = 1) -> None:
+        self.progress = self.progress.model_copy(update={"beat": self.progress.beat + count})
+
+    async def run(self) -> None:
+        """Write whatever changes, until cancelled."""
+        while True:
+            self.flush()
+            await asyncio.sleep(WRITE_SECONDS)
+
+    def flush(self) -> None:
+        """Atomically."""
+        if self.progress is self._written:
+            return
+        scratch = self._file.with_suffix(".tmp")
+        scratch.write_text(self.progress.dump_json())
+        scratch.replace(self._file)
+        self._written = self.progress

@@ -1,0 +1,39 @@
+"""The loop of every rank, on one screen:
+
+    generate -> score -> log-probs -> advantages -> train -> sync -> save
+
+The driver generates and scores (driver/work.py) and tells rank 0 what is next; all ranks do it together. Log-probs, advantages and
+training are one call of the engine. Whoever needs the policy gets it: all rollouts after each step, newcomers while others generate.
+"""
+
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rljob_trainer.attempt import Attempt
+
+
+def run(attempt: "Attempt") -> Literal["succeeded", "drained"]:
+    """From the step that the attempt starts at to the last step, or to the step at which the operator wants the pods back."""
+    step = attempt.begin()
+    while True:
+        match attempt.next():
+            case {"do": "wait"}:
+                continue
+            case {"do": "publish", "replicas": replicas}:
+                attempt.sync(step, replicas)
+            case {"do": "train", "batch": batch}:
+                step += 1
+                replicas = attempt.train(step, batch)
+                attempt.sync(step, replicas)
+                if attempt.save_due(step):
+                    attempt.save(step)
+            case {"do": "drain"}:
+                attempt.save(step)
+                attempt.end()
+                return "drained"
+            case {"do": "finish"}:
+                attempt.save(step)
+                attempt.end(export=attempt.export(step))
+                return "succeeded"
+            case unknown:
+                raise ValueError(f"the driver said {unknown}")

@@ -1,0 +1,114 @@
+"""`python -m rljob_trainer.rank`: one rank of an attempt, started by torchrun."""
+
+import hashlib
+import importlib
+import logging
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from rljob_api import names
+from rljob_api.protocol import Control
+from rljob_trainer import failure, loop
+from rljob_trainer.checkpoint.files import write_json
+from rljob_trainer.checkpoint.store import Store
+from rljob_trainer.checkpoint.volume import remove_nonce, require_shared, sees_nonce, write_nonce
+from rljob_trainer.collective import Ranks
+from rljob_trainer.driver.client import DriverClient
+from rljob_trainer.driver.control import read_control
+from rljob_trainer.megatron import runtime
+
+log = logging.getLogger(__name__)
+
+
+def prepare() -> None:
+    """Import everything that takes seconds. The launcher calls this in the process that it forks ranks from, so nothing may touch a GPU."""
+    runtime.install()
+    importlib.import_module("rljob_trainer.attempt")
+
+
+def main() -> None:
+    """Returns only after a well-ended loop; else writes why and exits 1."""
+    rank = int(os.environ["RANK"])
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(message)s", force=True)
+    directory = Path(os.environ["RLJOB_ATTEMPT_DIR"])
+    try:
+        prepare()
+        result = live(directory)
+    except BaseException as error:
+        failure.write(directory, rank, error)
+        log.exception("rank %d failed", rank)
+        os._exit(1)  # without destructors: they wait for peers that are gone
+    if os.environ["LOCAL_RANK"] == "0":
+        write_json(directory / "outcome.json", {"result": result})
+
+
+def live(directory: Path) -> str:
+    """One attempt on this rank."""
+    control = read_control(directory)
+    _join(control)
+    try:
+        return loop.run(_attempt(directory, control))
+    finally:
+        dist.destroy_process_group()
+
+
+def _join(control: Control) -> None:
+    """The process group; whoever waits longer than the stall timeout for a peer gives up."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    gpu = control.spec.trainer.device == "gpu"
+    if gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    timeout = timedelta(seconds=control.spec.lifecycle.stall_timeout_seconds)
+    dist.init_process_group("nccl" if gpu else "gloo", timeout=timeout)
+
+
+def _attempt(directory: Path, control: Control) -> "loop.Attempt":
+    from rljob_trainer.attempt import Attempt, First  # imports megatron, which needs the runtime installed
+    from rljob_trainer.megatron.engine import Engine
+    from rljob_trainer.weights.publisher import Publisher
+
+    spec = control.spec
+    ranks = Ranks(spec.lifecycle.stall_timeout_seconds)
+    store = _open_store(control) if ranks.is_first else None
+    _prove_shared(Path(spec.checkpoint.path), ranks)
+    driver = _connect(directory, control) if ranks.is_first else None
+    engine = Engine(spec, driver.beat if driver else _silence)
+    if not (store and driver):
+        return Attempt(control, ranks, engine, None)
+    token, address = os.environ[names.ENV_ROLLOUT_TOKEN], os.environ[names.ENV_POD_IP]
+    publisher = Publisher(control.attempt, token, address, spec.trainer.device)
+    return Attempt(control, ranks, engine, First(driver, store, publisher))
+
+
+def _silence() -> None:
+    """The beat of every rank but the first: what it does shows in what the first can do."""
+
+
+def _open_store(control: Control) -> Store:
+    spec = control.spec
+    model = hashlib.sha256((Path(spec.model.path) / "config.json").read_bytes()).hexdigest()
+    return Store(
+        Path(spec.checkpoint.path), control.job_uid, control.attempt, model, control.resume, spec.checkpoint.keep_last
+    )
+
+
+def _prove_shared(root: Path, ranks: Ranks) -> None:
+    nonce = ranks.broadcast(write_nonce(root) if ranks.is_first else None)
+    seen = ranks.gather(sees_nonce(root, nonce))
+    if ranks.is_first:
+        remove_nonce(root, nonce)
+    require_shared(root, [rank for rank, saw in enumerate(seen) if not saw])
+
+
+def _connect(directory: Path, control: Control) -> DriverClient:
+    return DriverClient.connect(
+        directory / "driver.sock", directory / "error-driver.json", control.spec.lifecycle.stall_timeout_seconds
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""metrics.jsonl: every metric at full precision, one object per line; what a resumed run goes on from."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+
+class MetricsLog:
+    """Lines `{"step": 3, "train/loss": ...}`, in the order they were measured; several lines may belong to one step."""
+
+    def __init__(self, file: Path):
+        self._file = file
+
+    def append(self, step: int, metrics: Mapping[str, float]) -> None:
+        """`repr` of a float is exact, so bit-equal losses are equal lines."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.open("a") as stream:
+            stream.write(json.dumps({"step": step, **metrics}) + "\n")
+
+    def truncate(self, step: int) -> None:
+        """Drop the lines of later steps, and what a killed process left half written. Atomic."""
+        if not self._file.exists():
+            return
+        kept = [line for line, record in self._records() if record["step"] <= step]
+        scratch = self._file.with_suffix(".tmp")
+        scratch.write_text("".join(kept))
+        scratch.replace(self._file)
+
+    def by_step(self) -> dict[int, dict[str, float]]:
+        """All metrics of each step, steps ascending."""
+        merged: dict[int, dict[str, float]] = {}
+        for _, record in self._records():
+            merged.setdefault(record["step"], {}).update({k: v for k, v in record.items() if k != "step"})
+        return dict(sorted(merged.items()))
+
+    def _records(self) -> Iterator[tuple[str, dict]]:
+        if not self._file.exists():
+            return
+        for line in self._file.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                yield line, json.loads(line)

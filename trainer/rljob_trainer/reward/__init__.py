@@ -1,0 +1,1 @@
+"""Rewards: who judges a response, by data source, and what happens when a judge fails."""

@@ -1,0 +1,123 @@
+"""A user's reward function in processes of its own: JSON lines over pipes, so that it can neither corrupt, block nor end the driver."""
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+from typing import Any
+
+from rljob_api import names
+from rljob_api.spec.model import PythonReward
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.reward.case import Case, RewardFailed
+
+START_SECONDS = 60.0
+LINE_LIMIT = 2**20
+
+
+class WorkerLost(Exception):
+    """The process ended, or did not answer in time."""
+
+
+class PythonFile:
+    """`workers` processes that share the calls. A call that takes longer than `seconds` ends its process; the next call starts another."""
+
+    def __init__(self, field: str, spec: PythonReward, seconds: float, workers: int):
+        self._field, self._spec, self._seconds = field, spec, seconds
+        self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
+        self._workers = [_Worker(spec) for _ in range(workers)]
+
+    async def start(self) -> None:
+        """Raises ConfigurationError when the file is missing, cannot be imported, or lacks the function."""
+        self._require_file()
+        started = await asyncio.gather(*(worker.start() for worker in self._workers), return_exceptions=True)
+        for error in filter(None, started):
+            fix = "mend the file; it is imported by itself, with the image's packages"
+            raise ConfigurationError(self._field, self._spec.path, f"cannot be loaded: {error}", fix) from error
+        for worker in self._workers:
+            self._idle.put_nowait(worker)
+
+    async def score(self, case: Case) -> float:
+        """Raises RewardFailed."""
+        worker = await self._idle.get()
+        try:
+            reply = await worker.call(
+                {"prompt": case.prompt, "response": case.response, "answer": case.answer}, self._seconds
+            )
+        except WorkerLost as error:
+            raise RewardFailed(self._field, self._spec.path, str(error)) from error
+        finally:
+            self._idle.put_nowait(worker)
+        if "error" in reply:
+            raise RewardFailed(self._field, self._spec.path, reply["error"])
+        return reply["value"]
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(worker.stop() for worker in self._workers))
+
+    def _require_file(self) -> None:
+        if not Path(self._spec.path).is_file():
+            fix = "correct the path, or mount the ConfigMap or volume that holds the file in spec.volumes"
+            raise ConfigurationError(self._field, self._spec.path, "there is no such file in the trainer pod", fix)
+
+
+class _Worker:
+    """One process. Not for concurrent use."""
+
+    def __init__(self, spec: PythonReward):
+        self._spec = spec
+        self._process: Process | None = None
+
+    async def start(self) -> None:
+        """Raises WorkerLost with what the file's import said."""
+        command = (sys.executable, "-m", "rljob_trainer.reward.worker", self._spec.path, self._spec.function)
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, env=_environment(), limit=LINE_LIMIT
+        )
+        reply = await self._answer(START_SECONDS)
+        if "error" in reply:
+            await self.stop()
+            raise WorkerLost(reply["error"])
+
+    async def call(self, request: dict[str, str], seconds: float) -> dict[str, Any]:
+        """The process's answer. Raises WorkerLost, after which the next call starts a new process."""
+        if self._process is None:
+            await self.start()
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise await self._lost("its process is gone") from error
+        return await self._answer(seconds)
+
+    async def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+    async def _answer(self, seconds: float) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), seconds)
+        except TimeoutError as error:
+            raise await self._lost(f"took longer than {seconds:g} s") from error
+        except asyncio.CancelledError:
+            await self.stop()  # its answer would be taken for the next call's
+            raise
+        if not line:
+            raise await self._lost("its process ended during the call")
+        return json.loads(line)
+
+    async def _lost(self, reason: str) -> WorkerLost:
+        await self.stop()
+        return WorkerLost(reason)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without the key to the rollout servers."""
+    return {k: v for k, v in os.environ.items() if k != names.ENV_ROLLOUT_TOKEN}

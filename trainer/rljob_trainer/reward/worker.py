@@ -1,0 +1,83 @@
+"""The process that runs a user's reward function: `python -m rljob_trainer.reward.worker FILE FUNCTION`.
+
+Speaks JSON lines. First it says {"ready": true} or {"error": text}; then it answers each {"prompt", "response", "answer"} on stdin with
+{"value": number} or {"error": text}. The user's own prints go to stderr. Imports nothing of ours, so that it starts at once.
+"""
+
+import contextlib
+import ctypes
+import importlib.util
+import json
+import math
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+Reward = Callable[[str, str, str], float]
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main() -> None:
+    path, function = sys.argv[1:]
+    _die_with_parent()
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    try:
+        reward = load(path, function)
+    except BaseException as error:
+        _say(answers, error=explain(error, path))
+        return
+    _say(answers, ready=True)
+    for line in sys.stdin:
+        _say(answers, **answer(reward, json.loads(line), path))
+
+
+def load(path: str, function: str) -> Reward:
+    """The function of that name in the file; the file's directory is importable, as for a script."""
+    sys.path.insert(0, str(Path(path).parent))
+    spec = importlib.util.spec_from_file_location("rljob_user_reward", path)
+    if spec is None or spec.loader is None:
+        raise ImportError("not a Python file: its name has to end in .py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    reward = getattr(module, function, None)
+    if not callable(reward):
+        raise AttributeError(f"the file has no function {function}(prompt, response, answer)")
+    return reward
+
+
+def answer(reward: Reward, case: dict[str, str], path: str) -> dict[str, object]:
+    """One call, with whatever the user's code raises turned into text."""
+    try:
+        value = reward(case["prompt"], case["response"], case["answer"])
+        number = float(value)
+    except BaseException as error:
+        return {"error": explain(error, path)}
+    if not math.isfinite(number):
+        return {"error": f"returned {number}, which is not a finite number"}
+    return {"value": number}
+
+
+def explain(error: BaseException, path: str) -> str:
+    """`ValueError: text (reward.py line 7: the line)`: the innermost frame in the user's file, if the error came by there."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+    place = f" ({Path(path).name} line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
+    return f"{type(error).__name__}: {error}"[:3000] + place
+
+
+def _say(stream: IO[str], **message: object) -> None:
+    stream.write(json.dumps(message) + "\n")
+
+
+def _die_with_parent() -> None:
+    """A function that never returns must not outlive a driver that was killed. Linux only; elsewhere the closed pipe ends us."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
