@@ -125,6 +125,11 @@ def test_a_spec_that_cannot_be_read_still_has_a_page_with_the_operators_words(ap
     assert rljob("status", "demo").out == WRONG
 
 
+def test_a_checkpoint_without_a_time_has_no_age(api: FakeApi, rljob: Rljob) -> None:
+    api.add(make_job(checkpoint={"latest": make_checkpoint(80, 5) | {"time": 0}}))
+    assert "Checkpoint:  step 80\n" in rljob("status", "demo").out
+
+
 def test_a_request_that_waits_for_the_operator_is_shown(api: FakeApi, rljob: Rljob) -> None:
     api.add(make_job(state="Suspended", suspended=True, checkpoint={"kept": [make_checkpoint(80, 5)]}))
     rljob("resume", "demo", "--from-step", "80")

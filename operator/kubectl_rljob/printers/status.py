@@ -49,7 +49,7 @@ def summary(job: Job, now: datetime) -> list[str]:
         ("Restarts", restarts(job)),
         (
             "Checkpoint",
-            f"step {s.checkpoint.latest.step}, {age(s.checkpoint.latest.time, now)} ago"
+            f"step {s.checkpoint.latest.step}{since(s.checkpoint.latest.time, now)}"
             if s.checkpoint.latest
             else "none yet",
         ),
@@ -59,6 +59,11 @@ def summary(job: Job, now: datetime) -> list[str]:
     width = max(map(len, cells)) + 4
     lines = [f"{cell:<{width}}{key + ':':<13}{value}" for cell, (key, value) in zip(cells, right, strict=True)]
     return [*lines, *message(job)]
+
+
+def since(when: str | float, now: datetime) -> str:
+    """`, 12m ago`; nothing when the time is not known."""
+    return f", {age(when, now)} ago" if when else ""
 
 
 def state(job: Job) -> str:
@@ -145,8 +150,7 @@ def failure(job: Job, now: datetime) -> list[str]:
     cause = last.failure
     rank = f"rank {cause.rank}" if cause and cause.rank is not None else ""
     where = " of ".join(part for part in (rank, last.pod) if part)
-    when = f", {age(last.time, now)} ago" if last.time else ""
-    head = f"LAST FAILURE   attempt {last.attempt}{when}: {last.reason}{', ' + where if where else ''}"
+    head = f"LAST FAILURE   attempt {last.attempt}{since(last.time, now)}: {last.reason}{', ' + where if where else ''}"
     return [head, *root_cause(cause)] if cause else [head]
 
 
