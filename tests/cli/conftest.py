@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from cli.fake_api import FakeApi, serve
 from cli.makers import NOW
-
 from kubectl_rljob.__main__ import main
 
 

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from cli.conftest import Rljob
 from cli.fake_api import FakeApi
 from cli.makers import make_job
-
 from kubectl_rljob.__main__ import main
 from kubectl_rljob.cluster import Cluster
 from kubectl_rljob.errors import UserError

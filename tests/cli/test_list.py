@@ -1,6 +1,7 @@
 """The list, whole, and the ways to choose what is listed."""
 
 import yaml
+
 from cli.conftest import Rljob
 from cli.fake_api import FakeApi
 from cli.makers import make_job, running

@@ -1,6 +1,7 @@
 """Which pod's log is printed, and how."""
 
 import pytest
+
 from cli.conftest import Rljob
 from cli.fake_api import FakeApi
 from cli.makers import make_job, running

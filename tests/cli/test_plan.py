@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import yaml
-from cli.makers import make_spec
 
+from cli.makers import make_spec
 from kubectl_rljob.__main__ import main
 from rljob_api import names
 

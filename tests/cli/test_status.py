@@ -6,13 +6,12 @@ from typing import Any
 from cli.conftest import Rljob
 from cli.fake_api import FakeApi
 from cli.makers import NOW, ago, make_checkpoint, make_event, make_job, make_spec, running
-
 from kubectl_rljob.job import Job
 from kubectl_rljob.printers import status
 
 RUNNING = """\
 Name:       demo                      State:       Running, step 120/500 (24 %), about 50m left
-Namespace:  research                  Attempt:     2, opened 33m ago
+Namespace:  research                  Attempt:     2, 33m ago
 Algorithm:  grpo, ppo loss            Restarts:    2 (1 of 3 counted)
 Model:      /data/model (bfloat16)    Checkpoint:  step 100, 12m ago
 Message:    training

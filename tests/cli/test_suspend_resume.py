@@ -5,7 +5,6 @@ from typing import Any
 from cli.conftest import Rljob
 from cli.fake_api import FakeApi
 from cli.makers import ago, make_checkpoint, make_job, make_spec, running
-
 from rljob_api import names
 from rljob_api.request import Request
 

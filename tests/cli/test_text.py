@@ -1,8 +1,8 @@
 """Ages and tables as kubectl prints them."""
 
 import pytest
-from cli.makers import NOW, ago, epoch
 
+from cli.makers import NOW, ago, epoch
 from kubectl_rljob.printers.metrics import curve, trend
 from kubectl_rljob.printers.text import age, clip, duration, plural, table
 from rljob_api.protocol import Point

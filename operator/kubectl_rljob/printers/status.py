@@ -38,21 +38,12 @@ def summary(job: Job, now: datetime) -> list[str]:
             ("Algorithm", f"{spec.algorithm.advantage}, {spec.algorithm.loss} loss"),
             ("Model", f"{spec.model.path} ({spec.model.dtype})"),
         ]
+    attempt, latest = s.attempt, s.checkpoint.latest
     right = [
         ("State", state(job)),
-        (
-            "Attempt",
-            f"{s.attempt.number}, opened {age(s.attempt.opened, now)} ago"
-            if s.attempt and s.attempt.opened
-            else "none yet",
-        ),
+        ("Attempt", f"{attempt.number}{since(attempt.opened, now)}" if attempt else "none yet"),
         ("Restarts", restarts(job)),
-        (
-            "Checkpoint",
-            f"step {s.checkpoint.latest.step}{since(s.checkpoint.latest.time, now)}"
-            if s.checkpoint.latest
-            else "none yet",
-        ),
+        ("Checkpoint", f"step {latest.step}{since(latest.time, now)}" if latest else "none yet"),
     ]
     left += [("", "")] * (len(right) - len(left))
     cells = [f"{key + ':':<12}{value}" if key else "" for key, value in left]
