@@ -5,24 +5,21 @@ kind       Kubernetes in Docker, where Docker answers
 local      Kubernetes in namespaces of this machine, as root on Linux (e2e/cluster)
 """
 
-import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+from e2e.cluster import built_images, lifecycle, steps
 
 ROOT = Path(__file__).resolve().parents[1]
-IMAGE_SOURCES = {
-    "operator": ("images/operator", "operator"),
-    "trainer": ("images/trainer", "operator/rljob_api", "trainer"),
-}
+VOLUMES = [f"shared-{i:02d}" for i in range(1, 25)]
 
 
-class Unavailable(Exception):
+class Unavailable(RuntimeError):
     """No cluster can be had on this machine; the message says what to install or set."""
 
 
@@ -55,49 +52,47 @@ def choose() -> Provider:
     if sys.platform == "linux" and os.geteuid() == 0:
         return Local()
     raise Unavailable(
-        "No cluster to run on. Either install Docker, kind, kubectl and helm; or name a cluster by RLJOB_KUBECONFIG (path), RLJOB_IMAGE_REPOSITORY "
-        "(a registry that it pulls from and Docker pushes to) and RLJOB_STORAGE_CLASS (ReadWriteMany); or run as root on Linux, which needs neither."
+        "No cluster to run on. Do one of these:\n"
+        "- install Docker, kind, kubectl and helm\n"
+        "- name a cluster: RLJOB_KUBECONFIG (path), RLJOB_IMAGE_REPOSITORY (Docker pushes to it, the cluster pulls from it),\n"
+        "  RLJOB_STORAGE_CLASS (ReadWriteMany)\n"
+        "- run as root on Debian or Ubuntu with Go 1.24 or later"
     )
 
 
 class Local:
-    """The cluster of e2e/cluster, by its command."""
+    """The cluster of e2e/cluster: two nodes, node1 and node2."""
 
     name = "local"
     storage_class = "rljob-shared"
+    kubeconfig = steps.KUBECONFIG
+    tools = str(steps.BIN)
 
     def __init__(self) -> None:
-        cache = Path(os.environ.get("RLJOB_CACHE") or Path.home() / ".cache" / "rljob")
-        self.kubeconfig = cache / "cluster" / "kubeconfig"
-        self.tools = str(cache / "bin")
         self.operator_image = self.trainer_image = ""
 
     def up(self) -> None:
-        self._cluster("up")
+        lifecycle.up()
 
     def down(self) -> None:
-        self._cluster("down")
+        lifecycle.down()
 
     def build_images(self) -> None:
-        self.operator_image, self.trainer_image = self._cluster("build", "operator", "trainer").split()
-        self._cluster("load", self.operator_image, self.trainer_image)
+        self.operator_image, self.trainer_image = built_images.build_images(["operator", "trainer"])
+        built_images.load_images([self.operator_image, self.trainer_image])
 
     def load_image(self, image: str) -> None:
-        self._cluster("load", image)
+        built_images.load_images([image])
 
     def stop_node(self, node: str, how: str = "power") -> None:
-        """`how`: kubelet, power, unplug or pause."""
-        self._cluster("stop-node", node.removeprefix("node"), how)
+        lifecycle.stop_node(int(node.removeprefix("node")), how)
 
     def start_node(self, node: str) -> None:
-        self._cluster("start-node", node.removeprefix("node"))
-
-    def _cluster(self, *arguments: str) -> str:
-        return run(sys.executable, str(ROOT / "e2e/cluster/cluster"), *arguments)
+        lifecycle.start_node(int(node.removeprefix("node")))
 
 
 class Kind:
-    """A kind cluster named rljob with two workers, which share one directory of the host for volumes. Not yet run by us."""
+    """A kind cluster of two workers, which share a directory of the host for volumes. Not yet run by us."""
 
     name = "kind"
     storage_class = "rljob-shared"
@@ -105,34 +100,26 @@ class Kind:
 
     def __init__(self) -> None:
         require("kind", "kubectl", "helm")
-        self.directory = Path(os.environ.get("RLJOB_CACHE") or Path.home() / ".cache" / "rljob") / "kind"
+        self.directory = steps.CACHE / "kind"
         self.kubeconfig = self.directory / "kubeconfig"
         self.operator_image = self.trainer_image = ""
 
     def up(self) -> None:
-        volumes = [self.directory / "volumes" / f"shared-{i:02d}" for i in range(1, 25)]
-        for volume in volumes:
-            volume.mkdir(parents=True, exist_ok=True)
-            volume.chmod(0o777)
         if "rljob" not in run("kind", "get", "clusters").split():
-            mount = {"hostPath": str(self.directory / "volumes"), "containerPath": "/volumes"}
-            nodes = [{"role": "control-plane"}, *({"role": "worker", "extraMounts": [mount]} for _ in range(2))]
-            config = {"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "nodes": nodes}
-            run(
-                "kind",
-                "create",
-                "cluster",
-                "--name=rljob",
-                f"--kubeconfig={self.kubeconfig}",
-                "--config=-",
-                stdin=json.dumps(config),
-            )
-        objects = [
-            storage_class(self.storage_class),
-            *(host_volume(self.storage_class, volume.name) for volume in volumes),
-        ]
+            self._create()
+        objects = [storage_class(self.storage_class), *(host_volume(self.storage_class, name) for name in VOLUMES)]
         manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
         run("kubectl", f"--kubeconfig={self.kubeconfig}", "apply", "-f", "-", stdin=manifest)
+
+    def _create(self) -> None:
+        directory = self.directory / "volumes"
+        for name in VOLUMES:
+            (directory / name).mkdir(parents=True, exist_ok=True)
+            (directory / name).chmod(0o777)
+        mount = {"hostPath": str(directory), "containerPath": "/volumes"}
+        nodes = [{"role": "control-plane"}, *({"role": "worker", "extraMounts": [mount]} for _ in range(2))]
+        config = json.dumps({"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "nodes": nodes})
+        run("kind", "create", "cluster", "--name=rljob", f"--kubeconfig={self.kubeconfig}", "--config=-", stdin=config)
 
     def down(self) -> None:
         run("kind", "delete", "cluster", "--name=rljob", f"--kubeconfig={self.kubeconfig}")
@@ -167,7 +154,7 @@ class Kind:
 
 
 class Existing:
-    """A cluster that somebody else runs. Images go through its registry; its nodes are left alone. Not yet run by us."""
+    """A cluster that somebody else runs: images go through its registry, nodes are left alone. Not yet run by us."""
 
     name = "existing"
     tools = ""
@@ -204,38 +191,21 @@ class Existing:
     start_node = stop_node
 
 
-def image_name(repository: str, image: str) -> str:
-    """`<repository>/<image>:<hash of all files it is built from>`: a changed source is another image, never a stale one."""
-    digest = hashlib.sha256()
-    for path in source_files(image):
-        digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
-    return f"{repository}/{image}:{digest.hexdigest()[:12]}"
-
-
-def source_files(image: str) -> Iterator[Path]:
-    for source in IMAGE_SOURCES[image]:
-        for path in sorted((ROOT / source).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                yield path
-
-
 def docker_build(repository: str) -> list[str]:
-    names = {image: image_name(repository, image) for image in IMAGE_SOURCES}
+    """Images of operator and trainer, in this order."""
+    names = {image: built_images.image_name(image, repository) for image in built_images.SOURCES}
     for image, name in names.items():
         run("docker", "build", "-t", name, "-f", str(ROOT / f"images/{image}/Dockerfile"), str(ROOT))
     return list(names.values())
 
 
-def storage_class(name: str) -> dict[str, object]:
-    return {
-        "apiVersion": "storage.k8s.io/v1",
-        "kind": "StorageClass",
-        "metadata": {"name": name},
-        "provisioner": "kubernetes.io/no-provisioner",
-    }
+def storage_class(name: str) -> dict[str, Any]:
+    metadata = {"name": name}
+    provisioner = "kubernetes.io/no-provisioner"
+    return {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": metadata, "provisioner": provisioner}
 
 
-def host_volume(class_name: str, name: str) -> dict[str, object]:
+def host_volume(class_name: str, name: str) -> dict[str, Any]:
     """A directory that all nodes of the kind cluster see."""
     spec = {
         "storageClassName": class_name,
@@ -262,3 +232,21 @@ def answers(*command: str) -> bool:
 def run(*command: str, stdin: str | None = None) -> str:
     """Standard output of a command that has to work; its progress and errors pass through to the terminal."""
     return subprocess.run(command, check=True, text=True, input=stdin, stdout=subprocess.PIPE).stdout
+
+
+def main() -> int:
+    """`python -m e2e.providers up|down`."""
+    try:
+        provider = choose()
+        provider.up() if sys.argv[1:] == ["up"] else provider.down()
+    except (Unavailable, steps.StepFailed) as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    print(
+        f"export KUBECONFIG={provider.kubeconfig}" + (f"\nexport PATH={provider.tools}:$PATH" if provider.tools else "")
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,7 +5,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from steps import BIN, HERE, run_step
+from e2e.cluster.steps import BIN, HERE, run_step
 
 KUBERNETES_VERSION = "v1.34.3"
 
@@ -14,7 +14,8 @@ KUBERNETES_VERSION = "v1.34.3"
 class Component:
     """One Go module with `tool` lines for the programs we want from it.
 
-    `go build` names a program after its package; `rename` says where that is not its name. `static` ones run in an image without libc.
+    `go build` names a program after its package; `rename` says where that is not its name.
+    Those that are `static` run in an image without libc.
     """
 
     name: str
@@ -22,6 +23,21 @@ class Component:
     variables: tuple[str, ...] = ()
     rename: tuple[tuple[str, str], ...] = ()
     static: bool = False
+
+    @property
+    def directory(self) -> Path:
+        return HERE / "components" / self.name
+
+    @property
+    def linker_flags(self) -> str:
+        return " ".join(["-s", "-w", *(f"-X {variable}" for variable in self.variables)])
+
+    @property
+    def recipe(self) -> str:
+        """Hash of the module files, the flags and the compiler: what is built from the same needs no building."""
+        go = subprocess.run(["go", "version"], check=True, capture_output=True).stdout
+        modules = [(self.directory / name).read_bytes() for name in ("go.mod", "go.sum")]
+        return hashlib.sha256(b"\0".join([go, self.linker_flags.encode(), *modules])).hexdigest()
 
 
 COMPONENTS = (
@@ -44,27 +60,24 @@ COMPONENTS = (
 def build_binaries() -> None:
     BIN.mkdir(parents=True, exist_ok=True)
     for component in COMPONENTS:
-        build(component)
+        if not is_built(component):
+            build(component)
+
+
+def is_built(component: Component) -> bool:
+    stamp = stamp_of(component)
+    present = all((BIN / program).exists() for program in component.programs)
+    return present and stamp.exists() and stamp.read_text() == component.recipe
 
 
 def build(component: Component) -> None:
-    """Compile a component, unless what is there was made from the same module files, flags and compiler."""
-    directory = HERE / "components" / component.name
-    flags = " ".join(["-s", "-w", *(f"-X {variable}" for variable in component.variables)])
-    stamp = BIN / f".{component.name}"
-    recipe = recipe_of(directory, flags)
-    present = all((BIN / program).exists() for program in component.programs)
-    if present and stamp.exists() and stamp.read_text() == recipe:
-        return
-    command = ["go", "build", "-trimpath", f"-ldflags={flags}", "-o", f"{BIN}/", "tool"]
+    command = ["go", "build", "-trimpath", f"-ldflags={component.linker_flags}", "-o", f"{BIN}/", "tool"]
     env = {"GOFLAGS": "-mod=readonly"} | ({"CGO_ENABLED": "0"} if component.static else {})
-    run_step(f"compiling {component.name}", command, cwd=directory, env=env)
+    run_step(f"compiling {component.name}", *command, cwd=component.directory, env=env)
     for built, name in component.rename:
         (BIN / built).rename(BIN / name)
-    stamp.write_text(recipe)
+    stamp_of(component).write_text(component.recipe)
 
 
-def recipe_of(directory: Path, flags: str) -> str:
-    go = subprocess.run(["go", "version"], check=True, capture_output=True).stdout
-    modules = [(directory / name).read_bytes() for name in ("go.mod", "go.sum")]
-    return hashlib.sha256(b"\0".join([go, flags.encode(), *modules])).hexdigest()
+def stamp_of(component: Component) -> Path:
+    return BIN / f".{component.name}"

@@ -5,20 +5,21 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from steps import CACHE, HERE, REPOSITORY, run_step
+from e2e.cluster.steps import CACHE, REPOSITORY, SCRIPTS, run_step
 
 SOURCES = {
     "operator": ("images/operator", "operator"),
     "trainer": ("images/trainer", "operator/rljob_api", "trainer"),
 }
+LOCAL_REPOSITORY = "rljob.dev"
 
 
-def image_name(image: str) -> str:
-    """`rljob.dev/<image>:<hash of all files it is built from>`: a changed source is another image, never a stale one."""
+def image_name(image: str, repository: str = LOCAL_REPOSITORY) -> str:
+    """`<repository>/<image>:<hash of what it is built from>`: a changed source is another image, never a stale one."""
     digest = hashlib.sha256()
     for path in source_files(image):
         digest.update(f"{path.relative_to(REPOSITORY)}\0".encode() + path.read_bytes())
-    return f"rljob.dev/{image}:{digest.hexdigest()[:12]}"
+    return f"{repository}/{image}:{digest.hexdigest()[:12]}"
 
 
 def source_files(image: str) -> Iterator[Path]:
@@ -30,11 +31,11 @@ def source_files(image: str) -> Iterator[Path]:
 
 def build_images(images: list[str]) -> list[str]:
     """Build those that are missing from the store. Returns their names."""
-    run_step("base image", [HERE / "build-base-image"])
+    run_step("base image", SCRIPTS / "build-base-image")
     names = [image_name(image) for image in images]
     for image, name in zip(images, names, strict=True):
         if not in_store(name):
-            run_step(f"building the {image} image", [HERE / "build-image", name, f"images/{image}/Dockerfile"])
+            run_step(f"{image} image", SCRIPTS / "build-image", name, f"images/{image}/Dockerfile")
     return names
 
 
@@ -44,9 +45,9 @@ def load_images(names: list[str]) -> None:
     before = loaded.read_text().split() if loaded.exists() else []
     missing = [name for name in names if name not in before]
     if missing:
-        run_step("loading images into the nodes", [HERE / "images", "load", *missing])
+        run_step("loading images", SCRIPTS / "images", "load", *missing)
         loaded.write_text("\n".join(before + missing))
 
 
 def in_store(name: str) -> bool:
-    return subprocess.run([HERE / "have-image", name], check=False).returncode == 0
+    return subprocess.run([SCRIPTS / "have-image", name], check=False).returncode == 0

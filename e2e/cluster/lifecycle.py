@@ -5,48 +5,52 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from binaries import build_binaries
-from built_images import build_images, load_images
-from steps import BIN, CACHE, HERE, STATE, StepFailed, run_step, say
+from e2e.cluster.binaries import build_binaries
+from e2e.cluster.built_images import SOURCES, build_images, load_images
+from e2e.cluster.steps import CACHE, SCRIPTS, STATE, StepFailed, run_step, say
 
 SYSTEM_IMAGES = ["registry.k8s.io/pause:3.10.1", "registry.k8s.io/coredns/coredns:v1.12.4"]
 
 
-def up(nodes: int, images: list[str]) -> None:
-    """Bring up what is not: packages, binaries, the project's given images, control plane, nodes, DNS and storage."""
-    run_step("packages", [HERE / "install-packages"])
-    build_binaries()
-    run_step("system images", [HERE / "build-system-images"])
+def up(nodes: int = 2, images: list[str] | None = None) -> None:
+    """Bring up what is not: packages, binaries, the project's images, control plane, nodes, DNS and storage."""
+    run_step("packages", SCRIPTS / "install-packages")
+    with ThreadPoolExecutor() as pool:  # compiling keeps the processors busy, building images the disk and the network
+        compiled = pool.submit(build_binaries)
+        names = build_images(list(SOURCES) if images is None else images)
+        compiled.result()
+    run_step("system images", SCRIPTS / "build-system-images")
     # before the nodes start: a new node gets the seed's images as hard links, one that runs needs a copy
-    load_images(SYSTEM_IMAGES + (build_images(images) if images else []))
-    run_step("control plane", [HERE / "control-plane"])
+    load_images(SYSTEM_IMAGES + names)
+    run_step("control plane", SCRIPTS / "control-plane")
     with ThreadPoolExecutor() as pool:
         list(pool.map(start_node, range(1, nodes + 1)))
-    run_step("storage class", [HERE / "volumes", "make"])
-    run_step("DNS", [HERE / "dns"])
-    say(f"cluster up: {nodes} nodes; export KUBECONFIG={STATE}/kubeconfig PATH={BIN}:$PATH")
+    run_step("storage class", SCRIPTS / "volumes", "make")
+    run_step("DNS", SCRIPTS / "dns")
 
 
 def start_node(number: int) -> None:
-    run_step(f"node {number}", [HERE / "node", "start", str(number)])
+    run_step(f"node {number}", SCRIPTS / "node", "start", str(number))
 
 
 def stop_node(number: int, how: str) -> None:
-    run_step(f"node {number} {how}", [HERE / "node", "stop", str(number), how])
+    run_step(f"node {number}", SCRIPTS / "node", "stop", str(number), how)
 
 
 def down() -> None:
     """End the cluster, and fail if anything of it is left. Compiled binaries, built images and volumes stay."""
-    run_step("ending the cluster", [HERE / "down"])
+    run_step("ending the cluster", SCRIPTS / "down")
     left = leftovers()
     if left:
         raise StepFailed("left behind:\n" + "\n".join(left))
-    say("nothing left: no process, namespace, mount, control group, interface or firewall rule of the cluster")
+    say("nothing left: no process, mount, control group, interface or firewall rule of the cluster")
 
 
 def purge() -> None:
+    """`down`, and remove everything that was compiled, built or stored."""
     down()
-    shutil.rmtree(CACHE, ignore_errors=True)
+    run_step("removing the cache", SCRIPTS / "purge")
+    shutil.rmtree(CACHE)
     say(f"removed {CACHE}")
 
 
@@ -59,7 +63,7 @@ def leftovers() -> list[str]:
 
 
 def processes() -> list[str]:
-    """Those whose command line names the cluster's state, or that are one of its machines."""
+    """Those whose command line names the cluster's state: all its daemons, and PID 1 of its machines."""
     found = []
     for directory in Path("/proc").glob("[0-9]*"):
         try:

@@ -7,40 +7,46 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+SCRIPTS = HERE / "scripts"
 REPOSITORY = HERE.parents[1]
 CACHE = Path(os.environ.get("RLJOB_CACHE") or Path.home() / ".cache" / "rljob")
 BIN = CACHE / "bin"
 STATE = CACHE / "cluster"
+KUBECONFIG = STATE / "kubeconfig"
 SIGN_OF_LIFE_SECONDS = 15
+QUIET_SECONDS = 1.0
 
 
-class StepFailed(Exception):
+class StepFailed(RuntimeError):
     """A step's command failed; the message has its last lines and the path of its log."""
 
 
 def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
-def run_step(title: str, command: list[str | Path], *, env: dict[str, str] | None = None, cwd: Path = HERE) -> None:
-    """Run `command` with its output in a log under the cache, and say how long it takes while it does."""
+def run_step(title: str, *command: str | Path, env: dict[str, str] | None = None, cwd: Path = HERE) -> None:
+    """Run `command` with its output in a log under the cache, and say what it does if it takes longer than a moment."""
     log = CACHE / "logs" / f"{title.replace(' ', '-')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
-    say(f"{title} ...")
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, cwd=cwd, env=os.environ | (env or {}), stdout=output, stderr=subprocess.STDOUT
-        )
-    while True:
-        try:
-            code = process.wait(timeout=SIGN_OF_LIFE_SECONDS)
-            break
-        except subprocess.TimeoutExpired:
-            say(f"{title}: {time.monotonic() - start:.0f} s: {last_lines(log, 1)[:100]}")
+    with log.open("w") as out:
+        process = subprocess.Popen(command, cwd=cwd, env=os.environ | (env or {}), stdout=out, stderr=subprocess.STDOUT)
+    code = _wait(process, title, log, start)
     if code != 0:
         raise StepFailed(f"{title} failed (exit {code}), see {log}:\n{last_lines(log, 15)}")
-    say(f"{title}: done in {time.monotonic() - start:.0f} s")
+    if time.monotonic() - start > QUIET_SECONDS:
+        say(f"{title}: done in {time.monotonic() - start:.0f} s")
+
+
+def _wait(process: subprocess.Popen[bytes], title: str, log: Path, start: float) -> int:
+    patience = QUIET_SECONDS
+    while True:
+        try:
+            return process.wait(timeout=patience)
+        except subprocess.TimeoutExpired:
+            patience = SIGN_OF_LIFE_SECONDS
+            say(f"{title}: {time.monotonic() - start:.0f} s  {last_lines(log, 1)[:90]}".rstrip())
 
 
 def last_lines(log: Path, count: int) -> str:
