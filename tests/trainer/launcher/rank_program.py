@@ -1,0 +1,56 @@
+"""A rank without a model: it meets its peers on gloo, over and over, and does what a file tells it."""
+
+import os
+import time
+from pathlib import Path
+
+from rljob_api import names
+from rljob_api.protocol import Control
+from rljob_trainer import failure
+from rljob_trainer.failure import ConfigurationError
+
+
+def prepare() -> None:
+    import torch.distributed  # noqa: F401
+
+
+def main() -> None:
+    import torch
+    import torch.distributed as dist
+
+    rank, directory = int(os.environ["RANK"]), Path(os.environ[names.ENV_ATTEMPT_DIR])
+    control = Control.model_validate_json((directory / "control.json").read_text())
+    root = Path(control.spec.checkpoint.path)
+    try:
+        dist.init_process_group("gloo")
+        print(f"rank {rank} of {dist.get_world_size()} has begun")
+        (root / f"pid-{control.attempt}-{rank}").write_text(str(os.getpid()))
+        while not (root / f"finish-{control.attempt}").exists():
+            dist.all_reduce(torch.ones(1))
+            obey(root / f"rank-{rank}")
+            time.sleep(0.02)
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException as error:
+        failure.write(directory, rank, error)
+        raise
+    if os.environ["LOCAL_RANK"] == "0":
+        (directory / "outcome.json").write_text('{"result": "succeeded"}')
+
+
+def obey(file: Path) -> None:
+    """Once: the next attempt is spared."""
+    if not file.exists():
+        return
+    word = file.read_text()
+    file.unlink()
+    match word:
+        case "raise":
+            raise ValueError("the loss is a banana")
+        case "configuration":
+            raise ConfigurationError("spec.data.train", "/nowhere.parquet", "does not exist", "mount it")
+        case "exit":
+            print("about to leave", flush=True)
+            os._exit(7)
+        case "orphan":
+            os.system("setsid sleep 600 & echo $! > " + str(file.with_name("orphan")))

@@ -1,0 +1,99 @@
+"""`python -m rljob_trainer COMMAND`: what containers, and people without a cluster, start."""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rljob_api import names
+
+if TYPE_CHECKING:
+    from rljob_trainer.launcher.channel import Channel
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    options = parser().parse_args(arguments)
+    return int(options.command(options))
+
+
+def parser() -> argparse.ArgumentParser:
+    root = argparse.ArgumentParser("python -m rljob_trainer", description="Trainer and rollout processes of an RLJob.")
+    commands = root.add_subparsers(required=True, metavar="COMMAND")
+    launch = _command(commands, "launch", launch_pod, "PID 1 of a trainer pod")
+    launch.add_argument("--rank", metavar="MODULE", default="rljob_trainer.rank", help=argparse.SUPPRESS)
+    launch.add_argument("--driver", metavar="MODULE", default="rljob_trainer.driver", help=argparse.SUPPRESS)
+    rollout = _command(commands, "rollout", rollout_pod, "PID 1 of a rollout pod")
+    rollout.add_argument("--port", type=int, default=names.ROLLOUT_PORT, help="port of the server (%(default)s)")
+    for pod in (launch, rollout):
+        pod.add_argument("--channel", type=Path, metavar="DIR", help="files in place of Kubernetes, as `run` uses them")
+    run = _command(commands, "run", run_here, "run a whole job on this machine, without Kubernetes")
+    run.add_argument("manifest", type=Path, help="an RLJob in YAML")
+    run.add_argument("--mount", action="append", default=[], metavar="/PATH=DIR", help="where a path of the spec is here")
+    run.add_argument("--work", type=Path, metavar="DIR", help="for files that only the run itself needs (a new temporary one)")
+    _command(commands, "doctor", doctor, "say which versions and kernels this environment has")
+    return root
+
+
+def _command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, do: object, text: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=text)
+    command.set_defaults(command=do)
+    return command
+
+
+def launch_pod(options: argparse.Namespace) -> int:
+    from rljob_trainer.launcher.ranks import Nursery
+    from rljob_trainer.launcher.setting import Setting
+
+    setting = Setting.of(os.environ, options.rank, options.driver)
+    nursery = Nursery(setting.rank, setting.environment)
+
+    async def live() -> None:
+        await nursery.warm()  # before our own imports: its own take longest
+        from rljob_trainer.launcher.launcher import Launcher
+
+        await Launcher(_channel(options), setting, nursery).run()
+
+    asyncio.run(live())
+    return 0
+
+
+def rollout_pod(options: argparse.Namespace) -> int:
+    from rljob_trainer.rollout import supervisor
+
+    async def live() -> int:
+        return await supervisor.main(_channel(options), os.environ, options.port)
+
+    return asyncio.run(live())
+
+
+def run_here(options: argparse.Namespace) -> int:
+    from rljob_trainer.local.run import run
+
+    return run(options.manifest, options.mount, options.work)
+
+
+def doctor(_: argparse.Namespace) -> int:
+    from rljob_trainer.doctor import describe
+
+    print(describe())
+    return 0
+
+
+def _channel(options: argparse.Namespace) -> "Channel":
+    """Made inside the event loop, as the Kubernetes client wants it."""
+    if options.channel:
+        from rljob_trainer.launcher.file_channel import FileChannel
+
+        return FileChannel(options.channel)
+    from rljob_trainer.launcher.kubernetes_channel import in_cluster
+
+    return in_cluster(os.environ[names.ENV_NAMESPACE], os.environ[names.ENV_JOB], os.environ[names.ENV_POD_NAME])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""One attempt on this pod: its directories, its ranks, on node rank 0 the driver; then how it ended, and nothing left running."""
+
+import asyncio
+import json
+import logging
+import shutil
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rljob_api import names
+from rljob_api.protocol import Control, Failure, Member, Progress, Result
+from rljob_trainer import failure
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.launcher.conclude import conclude
+from rljob_trainer.launcher.driver import DriverProcess
+from rljob_trainer.launcher.file_channel import read_text, replace
+from rljob_trainer.launcher.logs import Follower, tail
+from rljob_trainer.launcher.order import Order
+from rljob_trainer.launcher.processes import sweep
+from rljob_trainer.launcher.ranks import Nursery
+from rljob_trainer.launcher.setting import Setting
+
+GOODBYE_SECONDS = 10.0
+"""For the driver, after the ranks ended well."""
+SETTLE_SECONDS = 0.5
+"""For the driver to say why it left the ranks, when all that they say is that they lost somebody."""
+STOP_SECONDS = 2.0
+"""Between SIGTERM, which makes ranks write where they stand, and SIGKILL."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How it ended."""
+
+    result: Result
+    failure: Failure | None = None
+
+
+class Attempt:
+    """`run` it once; meanwhile `obey` and `stop`."""
+
+    def __init__(self, control: Control, member: Member, setting: Setting, nursery: Nursery) -> None:
+        self.number = control.attempt
+        self._control, self._member, self._setting, self._nursery = control, member, setting, nursery
+        self._directory = setting.directory(control.attempt)
+        self._logs = names.log_dir(Path(control.spec.checkpoint.path), control.attempt)
+        self._stop = asyncio.Event()
+        self._driver: DriverProcess | None = None
+
+    async def run(self) -> Ended:
+        """From nothing to nothing: when this returns, no process of the attempt lives."""
+        try:
+            await asyncio.to_thread(self._make_directories)
+        except OSError as error:
+            return Ended("failed", failure.classify(_unwritable(self._control.spec.checkpoint.path, error)))
+        with Follower([*self._rank_logs(), self._driver_log()]):
+            return await self._live()
+
+    def obey(self, control: Control) -> None:
+        """Hand the operator's word on: to drain, or which rollouts there are."""
+        if control != self._control:
+            self._control = control
+            replace(self._directory / names.CONTROL_KEY, control.dump_json())
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def progress(self) -> Progress | None:
+        text = read_text(self._directory / "progress.json")
+        return Progress.model_validate_json(text) if text else None
+
+    @property
+    def pids(self) -> set[int]:
+        """Children that this attempt waits for."""
+        return {self._driver.pid} if self._driver else set()
+
+    async def _live(self) -> Ended:
+        ranks = asyncio.create_task(self._run_ranks())
+        driver = asyncio.create_task(self._run_driver()) if self._member.node_rank == 0 else None
+        stop = asyncio.create_task(self._stop.wait())
+        parts = {task for task in (ranks, driver) if task}
+        ending = await self._until_over(ranks, driver, stop)
+        stop.cancel()
+        killed = time.time()
+        await self._kill(ranks, parts)
+        await asyncio.to_thread(sweep, {self._nursery.pid or 0})
+        return Ended(*conclude(self._outcome() if ending == "well" else None, ending == "stopped", self._failures(killed)))
+
+    async def _until_over(
+        self, ranks: asyncio.Task[int], driver: asyncio.Task[int] | None, stop: asyncio.Task[bool]
+    ) -> str:
+        """`well`, `badly` or `stopped`. A driver may end well before its ranks do."""
+        awaited: set[asyncio.Task[int] | asyncio.Task[bool]] = {task for task in (ranks, driver, stop) if task}
+        while True:
+            done, awaited = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.result() for task in done if task is not stop):
+                await self._settle(driver)
+                return "badly"
+            if ranks in done:
+                await _bounded(driver, GOODBYE_SECONDS)
+                return "well"
+            if stop in done:
+                return "stopped"
+
+    async def _settle(self, driver: asyncio.Task[int] | None) -> None:
+        """Until the driver ended, if it may be the cause."""
+        cause = failure.read_first(self._directory)
+        if cause is None or cause.kind == "collective":
+            await _bounded(driver, SETTLE_SECONDS)
+
+    async def _run_ranks(self) -> int:
+        try:
+            await self._nursery.ready()
+        except RuntimeError as error:
+            failure.write(self._directory, "nursery", error)
+            return 1
+        code = await self._nursery.run(self._order())
+        if code < 0:
+            failure.record(self._directory, "agent", failure.ended(code, None, ""))
+        return code
+
+    async def _run_driver(self) -> int:
+        self._driver = await DriverProcess.start(self._setting.driver, self._environment(), self._driver_log())
+        code = await self._driver.wait()
+        if code and not failure.error_file(self._directory, "driver").exists():
+            failure.record(self._directory, "driver", failure.ended(code, None, tail(self._driver_log())))
+        return code
+
+    async def _kill(self, ranks: asyncio.Task[int], parts: set[asyncio.Task[int]]) -> None:
+        if not self._nursery.busy:
+            ranks.cancel()
+        for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
+            if any(not task.done() for task in parts):
+                self._nursery.kill(number)
+                if self._driver:
+                    self._driver.kill(number)
+            await asyncio.wait(parts, timeout=seconds)
+
+    def _outcome(self) -> Result | None:
+        text = read_text(self._directory / "outcome.json")
+        return json.loads(text)["result"] if text else None
+
+    def _failures(self, before: float) -> list[Failure]:
+        return [f for f in failure.read(self._directory) if f.time <= before]
+
+    def _make_directories(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.mkdir(parents=True)
+        replace(self._directory / names.CONTROL_KEY, self._control.dump_json())
+        self._logs.mkdir(parents=True, exist_ok=True)
+
+    def _rank_logs(self) -> list[Path]:
+        ranks = range(self._control.spec.trainer.processes_per_node)
+        return [self._logs / f"{self._setting.pod}-{rank}.log" for rank in ranks]
+
+    def _driver_log(self) -> Path:
+        return self._logs / f"{self._setting.pod}-driver.log"
+
+    def _environment(self) -> dict[str, str]:
+        return {**self._setting.environment, names.ENV_ATTEMPT_DIR: str(self._directory)}
+
+    def _order(self) -> Order:
+        control = self._control
+        return Order(
+            module=self._setting.rank,
+            directory=str(self._directory),
+            logs=[str(file) for file in self._rank_logs()],
+            environment={names.ENV_ATTEMPT_DIR: str(self._directory)},
+            run_id=f"{control.job_uid}-{control.attempt}",
+            nodes=len(control.members),
+            node_rank=self._member.node_rank,
+            master_address=control.master_address,
+            master_port=control.master_port,
+            timeout_seconds=control.spec.lifecycle.stall_timeout_seconds,
+        )
+
+
+async def _bounded(task: asyncio.Task[int] | None, seconds: float) -> None:
+    if task:
+        await asyncio.wait({task}, timeout=seconds)
+
+
+def _unwritable(path: str, error: OSError) -> ConfigurationError:
+    rule = f"the trainer cannot write there: {error.strerror}: {error.filename}"
+    return ConfigurationError("spec.checkpoint.path", path, rule, "mount a volume there that all trainer pods can write to")

@@ -1,0 +1,119 @@
+"""The launcher's life: hear the operator, run the attempts that list this boot, say what came of them."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import uuid
+
+from rljob_api.protocol import Control, Report
+from rljob_trainer import failure
+from rljob_trainer.launcher.attempt import Attempt, Ended
+from rljob_trainer.launcher.channel import Channel, ProtocolMismatch
+from rljob_trainer.launcher.decide import decide
+from rljob_trainer.launcher.processes import adopt_orphans, reap
+from rljob_trainer.launcher.ranks import Nursery
+from rljob_trainer.launcher.setting import Setting
+
+REPORT_SECONDS = 15.0
+PROGRESS_SECONDS = 1.0
+"""Progress is reported at most so often; a new state at once."""
+LAST_REPORT_SECONDS = 5.0
+"""For the last report of a launcher that leaves."""
+
+log = logging.getLogger(__name__)
+
+
+class Launcher:
+    """`run` until SIGTERM."""
+
+    def __init__(self, channel: Channel, setting: Setting, nursery: Nursery) -> None:
+        self._channel, self._setting, self._nursery = channel, setting, nursery
+        self._boot_id = uuid.uuid4().hex
+        self._report = Report(pod=setting.pod, pod_uid=setting.pod_uid, boot_id=self._boot_id)
+        self._news = asyncio.Event()
+        self._control: Control | None = None
+        self._attempt: Attempt | None = None
+        self._leaving = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def run(self) -> None:
+        """SIGTERM: the pod is being deleted. The operator drains the gang, so an attempt goes on until it ends or the pod does."""
+        adopt_orphans()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leaving.set)
+        await self._nursery.warm()
+        async with asyncio.TaskGroup() as tasks:
+            parts = [tasks.create_task(part) for part in (self._follow(tasks), self._reporting(), self._watching())]
+            await self._leaving.wait()
+            await self._idle.wait()
+            for part in parts:
+                part.cancel()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._channel.report(self._report), LAST_REPORT_SECONDS)
+        await self._nursery.close()
+
+    async def _follow(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            try:
+                async for control in self._channel.controls():
+                    self._control = control
+                    self._act(tasks)
+            except ProtocolMismatch as mismatch:
+                log.error("%s", mismatch)
+                self._say(attempt=mismatch.attempt, state="stopped", result="failed", failure=failure.classify(mismatch))
+                await asyncio.sleep(REPORT_SECONDS)
+
+    def _act(self, tasks: asyncio.TaskGroup) -> None:
+        """On a new control, and when an attempt has ended."""
+        control, attempt = self._control, self._attempt
+        assert control
+        match decide(control, self._boot_id, self._report.attempt, attempt is not None):
+            case "start" if not self._leaving.is_set():
+                tasks.create_task(self._live(control, tasks))
+            case "decline":
+                self._say(attempt=control.attempt, state="stopped", result="stopped", failure=None, progress=None)
+            case "follow" if attempt:
+                attempt.obey(control)
+            case "stop" if attempt:
+                attempt.stop()
+
+    async def _live(self, control: Control, tasks: asyncio.TaskGroup) -> None:
+        """One attempt, from the control that lists us to the report of its end."""
+        member = control.member(self._boot_id)
+        assert member
+        self._attempt = attempt = Attempt(control, member, self._setting, self._nursery)
+        self._idle.clear()
+        log.info("attempt %d begins; node rank %d of %d", control.attempt, member.node_rank, len(control.members))
+        self._say(attempt=control.attempt, state="running", result=None, failure=None, progress=None)
+        ended = await attempt.run()
+        log.info("attempt %d %s", control.attempt, _sentence(ended))
+        self._say(state="stopped", result=ended.result, failure=ended.failure, progress=attempt.progress())
+        self._attempt = None
+        await self._nursery.warm()
+        self._idle.set()
+        self._act(tasks)
+
+    async def _reporting(self) -> None:
+        while True:
+            self._news.clear()
+            await self._channel.report(self._report)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), REPORT_SECONDS)
+
+    async def _watching(self) -> None:
+        """Progress of the attempt that runs; orphans that ended."""
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            if self._attempt and (progress := self._attempt.progress()) and progress != self._report.progress:
+                self._say(progress=progress)
+            reap({self._nursery.pid or 0} | (self._attempt.pids if self._attempt else set()))
+
+    def _say(self, **news: object) -> None:
+        self._report = self._report.model_copy(update=news)
+        self._news.set()
+
+
+def _sentence(ended: Ended) -> str:
+    cause = ended.failure
+    return ended.result + (f": {cause.exception}: {cause.message}" if cause else "")

@@ -1,0 +1,47 @@
+"""`python -m rljob_trainer.launcher.nursery MODULE`: a process that has imported what a rank needs, and forks the ranks of each attempt.
+
+Importing torch and megatron takes ten seconds of a core. Here it happens while the pod waits for its attempt, once for all attempts of a
+pod; forked ranks begin within a tenth of a second and share its memory. Nothing but imports ever happens in this process.
+
+    stdin   one Order a line; the end of it ends the nursery
+    stdout  {"ready": 1} when everything is imported; per order {"agent": pid} when its agent runs, {"code": exit code} when it has ended
+"""
+
+import importlib
+import json
+import os
+import sys
+from typing import TextIO
+
+from rljob_trainer.launcher import agent
+from rljob_trainer.launcher.order import Order
+from rljob_trainer.launcher.processes import die_with_parent
+
+
+def main(module: str) -> None:
+    die_with_parent()
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what imports print is no answer
+    importlib.import_module(module).prepare()
+    _say(answers, {"ready": 1})
+    while line := sys.stdin.readline():
+        _live(Order.from_line(line), answers)
+
+
+def _live(order: Order, answers: TextIO) -> None:
+    """One attempt."""
+    child = os.fork()
+    if child == 0:
+        answers.close()
+        os._exit(agent.run(order))
+    _say(answers, {"agent": child})
+    _, status = os.waitpid(child, 0)
+    _say(answers, {"code": os.waitstatus_to_exitcode(status)})
+
+
+def _say(answers: TextIO, what: dict[str, int]) -> None:
+    answers.write(json.dumps(what) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
