@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ class Kube:
 
     @property
     def environment(self) -> dict[str, str]:
-        search = os.pathsep.join(filter(None, (self.path, os.environ["PATH"])))
+        ours = str(Path(sys.executable).parent)  # kubectl finds its plugin kubectl-rljob there
+        search = os.pathsep.join(filter(None, (self.path, ours, os.environ["PATH"])))
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": search}
 
     def run(self, *command: str, stdin: str | None = None, timeout: float = 120) -> str:

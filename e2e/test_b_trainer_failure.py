@@ -41,12 +41,12 @@ def test_a_deleted_pod_and_a_killed_rank_cost_no_more_than_the_steps_since_the_l
 def test_a_launcher_of_an_old_attempt_cannot_commit_a_checkpoint(lab: Lab, baseline: Job) -> None:
     program = """
 from pathlib import Path
+from rljob_api.protocol import Resume
 from rljob_trainer.checkpoint.store import FencedOut, Store
 root = Path("/data/runs/fenced")
-root.mkdir(parents=True, exist_ok=True)
-old, new = (Store.open(root, "uid", attempt) for attempt in (1, 2))
+old, new = (Store(root, "uid", attempt, "model", Resume(policy="auto"), 3) for attempt in (1, 2))
 try:
-    old.check_fence()
+    old.begin(1)
 except FencedOut as error:
     print("refused:", error)
 """
