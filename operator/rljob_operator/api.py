@@ -81,8 +81,8 @@ class KubernetesApi:
     async def find(self, kind: str, namespace: str | None, selector: str = "") -> list[Object]:
         """Not from the API server's cache: what was written before is in it."""
         query = {"labelSelector": selector} if selector else {}
-        items = (await self._request("GET", _path(kind, namespace), query=query))["items"]
-        return [{"kind": kind, **item} for item in items]
+        found = await self._request("GET", _path(kind, namespace), query=query)
+        return [{"apiVersion": found["apiVersion"], "kind": kind, **item} for item in found["items"]]
 
     async def create(self, obj: Object) -> Object:
         path = _path(obj["kind"], obj["metadata"]["namespace"])

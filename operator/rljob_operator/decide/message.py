@@ -80,7 +80,7 @@ def _of_waiting(s: Snapshot, status: JobStatus) -> str:
 
 def _troubles(s: Snapshot, pods: tuple[Pod, ...]) -> list[str]:
     """What a user has to mend: image, quota, memory, nodes, the rollout's own complaint."""
-    return [f"{pod.name}: {why}" for pod in pods if not pod.ready and (why := _trouble(s, pod))]
+    return [f"{pod.name}: {why}" for pod in pods if not (pod.ready or pod.deleting) and (why := _trouble(s, pod))]
 
 
 def _trouble(s: Snapshot, pod: Pod) -> str:

@@ -52,10 +52,10 @@ def problems(s: Snapshot, status: JobStatus) -> Iterator[str]:
 
 def _problem(s: Snapshot, status: JobStatus, pod: Pod, fresh: str) -> str:
     report = s.report(pod)
-    if pod.deleting:
-        return "is being deleted"
     if pod.lost_since is not None:
         return "is on a node that does not answer"
+    if pod.deleting:
+        return "is being deleted"
     if pod.template_hash != fresh:
         return "has an outdated template"
     if not pod.ip or not pod.running:

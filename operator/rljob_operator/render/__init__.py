@@ -26,12 +26,18 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     objects.append(control(s, status, spec))
     for role, size in sizes.items():
         exists = ("StatefulSet", names.gang(s.job.name, role)) in s.children
-        if not (exists and _in_use(status)):
-            objects += [] if exists else [token(s.job, s.fresh_token)]
+        if exists and not _in_use(status):
             objects.append(stateful_set(s.job, spec, role, 0 if released else size))
+        elif not exists and not _in_the_way(s, role):
+            objects += [token(s.job, s.fresh_token), stateful_set(s.job, spec, role, 0 if released else size)]
     return objects
 
 
 def _in_use(status: JobStatus) -> bool:
     """While an attempt is open its pods' template stays as it is, also when the operator was updated."""
     return status.attempt is not None and not status.attempt.closed
+
+
+def _in_the_way(s: Snapshot, role: str) -> bool:
+    """Pods of a former StatefulSet are still going. Their successor would fail to make its own, and back off for minutes."""
+    return any(p.deleting for p in s.pods if p.role == role)
