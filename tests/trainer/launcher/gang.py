@@ -1,12 +1,14 @@
 """Launchers as processes of their own, told by files, and what they answer."""
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,8 @@ class Gang:
         self.root, self._channel = directory / "run", directory / "channel"
         self.root.mkdir()
         self._channel.mkdir()
-        self._port = _free_port()
+        self._ports, self.attempt = _free_ports(), 0
+        self._port = next(self._ports)
         self.spec = make_spec(
             trainer={"device": "cpu", "nodes": nodes, "processesPerNode": processes}, checkpoint={"path": str(self.root)}
         )
@@ -57,6 +60,11 @@ class Gang:
         arguments = ["launch", "--channel", str(self._channel), "--rank", "rank_program", "--driver", "driver_program"]
         return subprocess.Popen([sys.executable, "-m", "rljob_trainer", *arguments], env=environment)
 
+    def start(self) -> int:
+        """Tell all launchers to run the next attempt; its number."""
+        self.tell(self.attempt + 1)
+        return self.attempt
+
     def close(self) -> None:
         for launcher in self.launchers.values():
             launcher.kill()
@@ -65,6 +73,8 @@ class Gang:
     def tell(self, attempt: int, command: str = "run", boots: list[str] | None = None, **changes: Any) -> None:
         """Publish a control for all launchers' boots, or for these."""
         listed = boots if boots is not None else [self.report(pod).boot_id for pod in self.pods]
+        if attempt != self.attempt:
+            self.attempt, self._port = attempt, next(self._ports)
         members = [
             Member(pod=pod, pod_uid=f"uid-{pod}", boot_id=boot, node_rank=i, address="127.0.0.1")
             for i, (pod, boot) in enumerate(zip(self.pods, listed, strict=True))
@@ -77,7 +87,7 @@ class Gang:
             command=command,
             members=members,
             master_address="127.0.0.1",
-            master_port=self._port + attempt,
+            master_port=self._port,
             resume=Resume(policy="auto"),
             spec=self.spec,
         )
@@ -88,6 +98,9 @@ class Gang:
 
     def finish(self, attempt: int) -> None:
         (self.root / f"finish-{attempt}").touch()
+
+    def log(self, attempt: int, who: str) -> str:
+        return (self.root / "logs" / f"attempt-{attempt}" / f"{who}.log").read_text()
 
     def report(self, pod: str) -> Report:
         file = self._channel / f"{names.report(pod)}.json"
@@ -121,7 +134,10 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1]) % 30000 + 20000
+def _free_ports() -> Iterator[int]:
+    """Below those that the system hands out by itself, so that nobody takes one meanwhile."""
+    while True:
+        port = random.randint(10_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            yield port

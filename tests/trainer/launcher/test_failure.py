@@ -1,0 +1,80 @@
+"""What an exception means, and which of several failures is the cause."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from rljob_api.protocol import Failure
+from rljob_trainer import failure
+from rljob_trainer.failure import ConfigurationError, PeerLost
+
+GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711"
+
+
+class DistBackendError(RuntimeError):
+    """Named as torch's."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError(GLOO), DistBackendError("NCCL error"), PeerLost("the driver is gone")])
+def test_a_broken_collective_is_a_symptom(error: Exception) -> None:
+    assert failure.classify(error).kind == "collective"
+
+
+def test_a_broken_collective_stays_one_when_it_is_wrapped() -> None:
+    try:
+        raise ValueError("the batch did not arrive") from RuntimeError(GLOO)
+    except ValueError as error:
+        assert failure.classify(error).kind == "collective"
+
+
+def test_an_error_during_which_the_collective_broke_is_the_cause() -> None:
+    try:
+        try:
+            raise ZeroDivisionError("no samples")
+        finally:
+            raise RuntimeError(GLOO)  # noqa: B012
+    except RuntimeError as error:
+        found = failure.classify(error, 3)
+    assert (found.kind, found.exception, found.message, found.rank) == ("application", "ZeroDivisionError", "no samples", 3)
+
+
+def test_a_mistake_of_the_users_names_its_field() -> None:
+    found = failure.classify(ConfigurationError("spec.x", 3, "must be even", "take 4"))
+    assert (found.kind, found.field, found.message) == ("configuration", "spec.x", "spec.x = 3: must be even; take 4")
+
+
+def test_an_exception_that_replaced_another_is_itself() -> None:
+    try:
+        try:
+            {}["missing"]
+        except KeyError:
+            raise ConfigurationError("spec.x", 3, "must be even", "take 4") from None
+    except ConfigurationError as error:
+        assert failure.classify(error).exception == "ConfigurationError"
+
+
+def test_a_signal_is_named() -> None:
+    found = failure.ended(-signal.SIGSEGV, 1, "loading\n")
+    assert (found.kind, found.exception, found.lines) == ("killed", "Signal 11 (SIGSEGV)", ["loading"])
+
+
+def test_the_first_failure_is_the_cause_and_symptoms_lose_whenever_they_came() -> None:
+    symptom = Failure(kind="collective", time=1)
+    late, early = Failure(kind="application", time=3), Failure(kind="killed", time=2)
+    assert failure.first([symptom, late, early]) is early
+    assert failure.first([symptom]) is symptom
+    assert failure.first([]) is None
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    failure.write(tmp_path, 2, ValueError("two"))
+    failure.write(tmp_path, "driver", ValueError("driver"))
+    assert [(f.rank, f.message) for f in failure.read(tmp_path)] == [(2, "two"), (None, "driver")]
+    assert failure.read_first(tmp_path) == failure.read(tmp_path)[0]
+
+
+def test_long_texts_and_tracebacks_fit_into_a_report(tmp_path: Path) -> None:
+    failure.write(tmp_path, 0, ValueError("x" * 10_000 + "\n" * 100))
+    (found,) = failure.read(tmp_path)
+    assert len(found.message) == 4096 and len(found.lines) == 20
