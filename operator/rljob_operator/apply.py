@@ -23,8 +23,17 @@ async def write_status(api: Api, job: Object, old: JobStatus, new: JobStatus) ->
 
 
 async def write_children(api: Api, s: Snapshot, wanted: list[Object]) -> tuple[str, ...]:
-    """Create what is missing, correct what is ours, leave alone what is not; the last are returned, each as a sentence."""
-    return tuple([conflict for child in wanted if (conflict := await _write_child(api, s, child))])
+    """Create what is missing, correct what is ours, leave alone what is not; the last are returned, each as a sentence.
+
+    Pods are not started beside a conflict: they would find somebody else's object in the place of ours.
+    """
+    conflicts: list[str] = []
+    for child in wanted:
+        if conflicts and child["kind"] == "StatefulSet":
+            continue
+        if conflict := await _write_child(api, s, child):
+            conflicts.append(conflict)
+    return tuple(conflicts)
 
 
 async def _write_child(api: Api, s: Snapshot, child: Object) -> str:

@@ -1,12 +1,12 @@
 """When an attempt opens, drains, stops and closes."""
 
 import pytest
-from simulator.makers import META, NOW, checkpoint, make_job
 
 from rljob_api import reasons
 from rljob_api.protocol import Member, Progress
 from rljob_api.status import Attempt, Restarts
 from rljob_operator.times import seconds, stamp
+from simulator.makers import META, NOW, checkpoint, make_job
 
 DRAINED = {"state": "stopped", "result": "drained"}
 STOPPED = {"state": "stopped", "result": "stopped"}
@@ -50,7 +50,9 @@ def test_no_attempt_opens_while_a_pod_still_runs_the_last_one() -> None:
 
 
 def test_no_attempt_opens_before_the_back_off_has_passed() -> None:
-    job = make_job().with_pods().reported().with_status(restarts=Restarts(total=1, counted=1, not_before=stamp(NOW + 20)))
+    job = (
+        make_job().with_pods().reported().with_status(restarts=Restarts(total=1, counted=1, not_before=stamp(NOW + 20)))
+    )
     decision = job.decide()
     assert decision.status.attempt is None
     assert decision.requeue_after == 20
@@ -68,7 +70,11 @@ def test_a_suspend_drains_and_after_the_limit_stops() -> None:
 
 
 def test_a_drained_gang_is_suspended_and_says_where() -> None:
-    job = make_job(suspend=True).with_attempt(command="drain", reason=reasons.SUSPENDED, told=stamp(NOW - 5)).reported(**DRAINED)
+    job = (
+        make_job(suspend=True)
+        .with_attempt(command="drain", reason=reasons.SUSPENDED, told=stamp(NOW - 5))
+        .reported(**DRAINED)
+    )
     status = job.running(step=7, checkpoints=[checkpoint(7)]).next()
     assert status.suspended
     assert status.state == "Suspended"
@@ -127,7 +133,13 @@ def test_pods_of_an_outdated_template_are_deleted_between_attempts_only() -> Non
 
 
 def test_all_members_finishing_is_success() -> None:
-    decision = make_job().with_attempt().reported(state="stopped", result="succeeded").running(step=10, export="/data/hf").decide()
+    decision = (
+        make_job()
+        .with_attempt()
+        .reported(state="stopped", result="succeeded")
+        .running(step=10, export="/data/hf")
+        .decide()
+    )
     assert decision.status.outcome == "Succeeded"
     assert decision.status.message == "all 10 steps are done; the Hugging Face model is at /data/hf"
     assert [e.reason for e in decision.events] == [reasons.SUCCEEDED]

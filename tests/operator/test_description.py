@@ -3,11 +3,11 @@
 import math
 
 import pytest
-from simulator.makers import NOW, checkpoint, make_job
 
 from rljob_api.protocol import Point
 from rljob_api.status import ProgressStatus
 from rljob_operator.times import stamp
+from simulator.makers import NOW, checkpoint, make_job
 
 
 def test_a_job_is_running_only_when_every_member_says_so() -> None:
@@ -24,7 +24,10 @@ def test_a_job_is_running_only_when_every_member_says_so() -> None:
     [
         ({"unschedulable": "0/3 nodes are available"}, "cannot be scheduled: 0/3 nodes are available"),
         ({"waiting": "ImagePullBackOff: no such image"}, "ImagePullBackOff: no such image"),
-        ({"waiting": "CrashLoopBackOff", "exited": "OOMKilled (exit code 137)"}, "CrashLoopBackOff, last ended by OOMKilled (exit code 137)"),
+        (
+            {"waiting": "CrashLoopBackOff", "exited": "OOMKilled (exit code 137)"},
+            "CrashLoopBackOff, last ended by OOMKilled (exit code 137)",
+        ),
     ],
 )
 def test_a_pod_in_trouble_explains_itself_in_the_message(change: dict[str, str], message: str) -> None:
@@ -34,12 +37,22 @@ def test_a_pod_in_trouble_explains_itself_in_the_message(change: dict[str, str],
 
 
 def test_a_pod_of_another_release_is_named() -> None:
-    status = make_job(nodes=1).with_pods().having(unreadable={"demo-trainer-0": "pod demo-trainer-0 speaks protocol 2"}).next()
+    status = (
+        make_job(nodes=1)
+        .with_pods()
+        .having(unreadable={"demo-trainer-0": "pod demo-trainer-0 speaks protocol 2"})
+        .next()
+    )
     assert status.message == "waiting for trainer pods: pod demo-trainer-0 speaks protocol 2"
 
 
 def test_waiting_for_rollouts_names_their_trouble() -> None:
-    job = make_job().with_attempt().with_rollout(ready=False, waiting="CrashLoopBackOff: back-off").running(phase="waiting")
+    job = (
+        make_job()
+        .with_attempt()
+        .with_rollout(ready=False, waiting="CrashLoopBackOff: back-off")
+        .running(phase="waiting")
+    )
     assert job.next().message == "waiting for rollouts, 0/1 answer: demo-rollout-0: CrashLoopBackOff: back-off"
 
 

@@ -1,18 +1,22 @@
 """Which failure is the root cause, and what it costs."""
 
 import pytest
-from simulator.makers import NOW, checkpoint, make_job
 
 from rljob_api import reasons
 from rljob_api.status import Restarts
 from rljob_operator.decide.restart import backoff
 from rljob_operator.times import stamp
+from simulator.makers import NOW, checkpoint, make_job
 
 
 def test_a_failure_stops_the_rest_of_the_gang_first() -> None:
     decision = make_job().with_attempt().running().failing(1).decide()
     attempt = decision.status.attempt
-    assert attempt and (attempt.command, attempt.reason, attempt.failed_pod) == ("stop", reasons.APPLICATION_FAILED, "demo-trainer-1")
+    assert attempt and (attempt.command, attempt.reason, attempt.failed_pod) == (
+        "stop",
+        reasons.APPLICATION_FAILED,
+        "demo-trainer-1",
+    )
     assert attempt.closed == ""
     assert decision.status.restarts == Restarts()
     assert decision.status.message == "stopping attempt 1: demo-trainer-1 (rank 1): ValueError: it broke"
@@ -20,7 +24,10 @@ def test_a_failure_stops_the_rest_of_the_gang_first() -> None:
 
 def test_the_cause_is_not_a_rank_that_only_lost_its_peer() -> None:
     status = make_job().with_attempt().failing(0, kind="collective", time=NOW - 2).failing(1, time=NOW - 1).next()
-    assert status.last_failure and (status.last_failure.pod, status.last_failure.reason) == ("demo-trainer-1", reasons.APPLICATION_FAILED)
+    assert status.last_failure and (status.last_failure.pod, status.last_failure.reason) == (
+        "demo-trainer-1",
+        reasons.APPLICATION_FAILED,
+    )
 
 
 def test_the_cause_is_the_earliest_exception() -> None:
@@ -38,7 +45,10 @@ def test_an_exception_reported_late_replaces_the_broken_collective() -> None:
 
 def test_a_lost_pod_explains_what_its_peers_report() -> None:
     status = make_job().with_attempt().failing(0, kind="collective").without_pod(1).next()
-    assert status.last_failure and (status.last_failure.reason, status.last_failure.pod) == (reasons.POD_DELETED, "demo-trainer-1")
+    assert status.last_failure and (status.last_failure.reason, status.last_failure.pod) == (
+        reasons.POD_DELETED,
+        "demo-trainer-1",
+    )
     assert status.restarts == Restarts(total=1, counted=0)
 
 
@@ -60,7 +70,13 @@ def test_only_what_nobody_did_on_purpose_counts(change: dict[str, object], reaso
 
 
 def test_a_killed_process_counts() -> None:
-    status = make_job().with_attempt().failing(0, kind="collective").failing(1, kind="killed", exception="Signal 9 (SIGKILL)").next()
+    status = (
+        make_job()
+        .with_attempt()
+        .failing(0, kind="collective")
+        .failing(1, kind="killed", exception="Signal 9 (SIGKILL)")
+        .next()
+    )
     assert status.last_failure and status.last_failure.reason == reasons.PROCESS_KILLED
     assert status.restarts == Restarts(total=1, counted=1, not_before=stamp(NOW + 5))
 
@@ -99,7 +115,9 @@ def test_a_stall_while_generating_is_blamed_on_the_rollouts() -> None:
 def test_a_rollout_that_is_misconfigured_fails_the_job() -> None:
     from rljob_api.protocol import Failure, Report
 
-    failure = Failure(kind="configuration", exception="ConfigurationError", message="spec.rollout.vllmArgs: no such argument")
+    failure = Failure(
+        kind="configuration", exception="ConfigurationError", message="spec.rollout.vllmArgs: no such argument"
+    )
     report = Report(pod="demo-rollout-0", pod_uid="rollout-0", boot_id="b", failure=failure)
     job = make_job().with_attempt().with_rollout(ready=False).having(reports={"demo-rollout-0": report})
     status = job.next()

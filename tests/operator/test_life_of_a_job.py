@@ -1,9 +1,8 @@
 """Whole lives of a job against a cluster in memory, with the operator killed between any two of its writes."""
 
+from rljob_api import reasons
 from simulator.cluster import Crash
 from simulator.world import NAMESPACE, World
-
-from rljob_api import reasons
 
 
 async def live(world: World) -> World:

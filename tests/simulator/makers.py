@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from api.specs import raw_spec
-
 from rljob_api import names
 from rljob_api.protocol import Checkpoint, Failure, Member, Progress, Report
 from rljob_api.spec import RLJobSpec
@@ -36,7 +35,13 @@ class Job:
         fresh = template_hash(META, self.spec, names.ROLE_TRAINER)
         defaults = {"phase": "Running", "ready": True, "running": True, "template_hash": fresh}
         pods = (
-            Pod(name=f"demo-trainer-{i}", uid=f"pod-{i}", role="trainer", ordinal=i, **defaults | {"ip": f"10.0.0.{i}"} | fields)
+            Pod(
+                name=f"demo-trainer-{i}",
+                uid=f"pod-{i}",
+                role="trainer",
+                ordinal=i,
+                **defaults | {"ip": f"10.0.0.{i}"} | fields,
+            )
             for i in range(self.spec.trainer.nodes)
         )
         return replace(self, pods=tuple(pods))
@@ -56,7 +61,7 @@ class Job:
 
     def reported(self, **fields: Any) -> "Job":
         """By every trainer pod."""
-        return self._with_reports({i: fields for i in range(self.spec.trainer.nodes)})
+        return self._with_reports(dict.fromkeys(range(self.spec.trainer.nodes), fields))
 
     def reporting(self, ordinal: int, **fields: Any) -> "Job":
         return self._with_reports({ordinal: fields})
@@ -75,15 +80,21 @@ class Job:
             Member(pod=f"demo-trainer-{i}", pod_uid=f"pod-{i}", boot_id=f"boot-{i}", node_rank=i, address=f"10.0.0.{i}")
             for i in range(self.spec.trainer.nodes)
         ]
-        attempt = Attempt(number=number, members=members, generation=1, opened=stamp(NOW - 100)).model_copy(update=fields)
+        attempt = Attempt(number=number, members=members, generation=1, opened=stamp(NOW - 100)).model_copy(
+            update=fields
+        )
         return self.with_status(attempt=attempt).with_pods().reported(attempt=number, state="running")
 
     def running(self, step: int = 1, **fields: Any) -> "Job":
         progress = Progress(phase="training", step=step, started_from=0, beat=step).model_copy(update=fields)
         return self.reporting(0, progress=progress)
 
-    def failing(self, ordinal: int, kind: str = "application", exception: str = "ValueError", time: float = NOW) -> "Job":
-        failure = Failure.model_validate({"kind": kind, "rank": ordinal, "exception": exception, "message": "it broke", "time": time})
+    def failing(
+        self, ordinal: int, kind: str = "application", exception: str = "ValueError", time: float = NOW
+    ) -> "Job":
+        failure = Failure.model_validate(
+            {"kind": kind, "rank": ordinal, "exception": exception, "message": "it broke", "time": time}
+        )
         return self.reporting(ordinal, state="stopped", result="failed", failure=failure)
 
     def having(self, **fields: Any) -> "Job":
@@ -91,7 +102,12 @@ class Job:
         return replace(self, extra=self.extra | fields)
 
     def snapshot(self, now: float = NOW) -> Snapshot:
-        values: dict[str, Any] = {"job": META, "spec": self.spec, "spec_suspend": self.spec.suspend, "status": self.status}
+        values: dict[str, Any] = {
+            "job": META,
+            "spec": self.spec,
+            "spec_suspend": self.spec.suspend,
+            "status": self.status,
+        }
         return Snapshot(**(values | {"pods": self.pods, "reports": self.reports, "now": now} | self.extra))
 
     def decide(self, now: float = NOW) -> Decision:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from api.specs import raw_spec
-
 from rljob_api import names
 from rljob_api.protocol import Checkpoint, Control, Failure, Progress, Report
 from rljob_api.status import JobStatus

@@ -1,0 +1,131 @@
+"""The work queue and the lease."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rljob_operator import lease, queue
+from rljob_operator.api import Conflict
+from rljob_operator.health import LIMIT, Pulse
+from rljob_operator.lease import Lease
+from rljob_operator.queue import Key, Queue, Work
+from simulator.cluster import BrokenCluster, FakeCluster
+
+A, B = ("research", "a"), ("research", "b")
+
+
+@asynccontextmanager
+async def running(work: Work) -> AsyncIterator[Queue]:
+    found = Queue(work, workers=2)
+    task = asyncio.create_task(found.run())
+    try:
+        yield found
+    finally:
+        task.cancel()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "SPACING", 0.02)
+    monkeypatch.setattr(queue, "FIRST_RETRY", 0.02)
+
+
+async def test_a_burst_of_events_is_one_pass_and_one_more() -> None:
+    passes: list[Key] = []
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def work(key: Key) -> None:
+        passes.append(key)
+        started.set()
+        await go_on.wait()
+
+    async with running(work) as found:
+        found.add(A)
+        await started.wait()
+        for _ in range(50):
+            found.add(A)
+        found.add(B)
+        await asyncio.sleep(0.05)
+        assert passes == [A, B], "one worker per key, and others do not wait"
+        go_on.set()
+        await asyncio.sleep(0.1)
+        assert passes == [A, B, A]
+
+
+async def test_a_key_comes_again_when_it_said() -> None:
+    times: list[float] = []
+
+    async def work(key: Key) -> float | None:
+        times.append(asyncio.get_running_loop().time())
+        return 0.1 if len(times) == 1 else None
+
+    async with running(work) as found:
+        found.add(A)
+        await asyncio.sleep(0.3)
+    assert len(times) == 2
+    assert times[1] - times[0] >= 0.1
+
+
+async def test_a_failed_pass_is_repeated_and_a_conflict_at_once() -> None:
+    errors: list[Exception] = [ValueError("broken"), Conflict(409, "changed")]
+    passes: list[Key] = []
+
+    async def work(key: Key) -> None:
+        passes.append(key)
+        if errors:
+            raise errors.pop(0)
+
+    async with running(work) as found:
+        found.add(A)
+        await asyncio.sleep(0.3)
+    assert passes == [A, A, A]
+
+
+async def test_the_queue_knows_how_far_it_is_behind() -> None:
+    async def work(key: Key) -> None:
+        await asyncio.sleep(10)
+
+    async with running(work) as found:
+        for name in "abc":
+            found.add(("research", name))
+        await asyncio.sleep(0.1)
+        assert found.lag() >= 0.05, "two workers, three keys"
+
+
+def test_the_pulse_is_bad_when_a_job_waits_too_long() -> None:
+    pulse = Pulse()
+    assert pulse.trouble(lag=0) == ""
+    assert pulse.trouble(lag=LIMIT + 1) == "a job has been waiting for 181 s"
+
+
+async def test_a_second_operator_waits_for_the_lease_and_gets_a_released_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "PERIOD", 0.01)
+    cluster = FakeCluster()
+    beats: list[int] = []
+    first, second = (Lease(cluster, "rljob-system", name, lambda: beats.append(1)) for name in ("one", "two"))
+    await first.acquire()
+    await first.acquire()
+    waiting = asyncio.create_task(second.acquire())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await first.release()
+    await asyncio.wait_for(waiting, 1)
+    assert cluster.edit("Lease", "rljob-system", lease.NAME)["spec"]["holderIdentity"] == "two"
+    assert beats
+
+
+async def test_the_lease_of_a_dead_operator_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "PERIOD", 0.01)
+    monkeypatch.setattr(lease, "LIFETIME", 0.1)
+    cluster = FakeCluster()
+    await Lease(cluster, "rljob-system", "dead", lambda: None).acquire()
+    await asyncio.wait_for(Lease(cluster, "rljob-system", "next", lambda: None).acquire(), 2)
+
+
+async def test_an_operator_that_cannot_renew_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "PERIOD", 0.01)
+    monkeypatch.setattr(lease, "PATIENCE", 0.05)
+    with pytest.raises(lease.LeaseLost):
+        await asyncio.wait_for(Lease(BrokenCluster(), "rljob-system", "one", lambda: None).renew(), 2)

@@ -1,0 +1,68 @@
+"""Which writes are made, and which are not."""
+
+from api.specs import raw_spec
+from rljob_operator.api import owned_by_creation
+from rljob_operator.apply import covers
+from rljob_operator.reconcile import Reconciler
+from simulator.cluster import FakeCluster, job_object
+from simulator.world import NAMESPACE, World
+
+
+async def test_a_pass_over_an_unchanged_job_writes_nothing() -> None:
+    cluster = FakeCluster()
+    cluster.put(job_object("demo", raw_spec()))
+    operator = Reconciler(cluster, progress_interval=30, clock=lambda: 1000.0)
+    await operator((NAMESPACE, "demo"))
+    written = list(cluster.writes)
+    assert written[0] == "replace RLJob demo", "the status comes first"
+    for _ in range(3):
+        await operator((NAMESPACE, "demo"))
+    assert cluster.writes[len(written) :] in ([], ["replace RLJob demo"]), cluster.writes
+
+
+async def test_an_edited_child_is_corrected() -> None:
+    world = World()
+    world.apply()
+    await world.until(state="Running")
+    service = world.cluster.edit("Service", NAMESPACE, "demo-trainer")
+    service["spec"]["publishNotReadyAddresses"] = False
+    await world.turn()
+    assert world.cluster.edit("Service", NAMESPACE, "demo-trainer")["spec"]["publishNotReadyAddresses"] is True
+
+
+async def test_a_child_of_a_namesake_is_not_taken_over() -> None:
+    world = World()
+    world.apply()
+    await world.until(state="Running")
+    service = world.cluster.edit("Service", NAMESPACE, "demo-trainer")
+    service["metadata"]["ownerReferences"][0]["uid"] = "another"
+    service["spec"]["publishNotReadyAddresses"] = False
+    await world.turn()
+    assert world.cluster.edit("Service", NAMESPACE, "demo-trainer")["spec"]["publishNotReadyAddresses"] is False
+
+
+async def test_a_job_that_is_being_deleted_is_left_to_its_owner_references() -> None:
+    cluster = FakeCluster()
+    job = cluster.put(job_object("demo", raw_spec()))
+    job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert await Reconciler(cluster, 30)((NAMESPACE, "demo")) is None
+    assert await Reconciler(cluster, 30)((NAMESPACE, "gone")) is None
+    assert cluster.writes == []
+
+
+def test_what_others_add_does_not_matter() -> None:
+    assert covers({"a": 1, "b": [{"c": 2, "default": 3}]}, {"a": 1, "b": [{"c": 2}]})
+    assert not covers({"a": 1}, {"a": 2})
+    assert not covers({"b": [1, 2]}, {"b": [1]})
+    assert covers({}, {"readOnly": False}), "the API server leaves zero values out"
+
+
+def test_fields_of_a_creation_become_fields_of_an_apply() -> None:
+    entries = [{"manager": "launcher", "operation": "Apply"}, {"manager": "rljob-operator", "operation": "Update"}]
+    live = {"metadata": {"resourceVersion": "7", "managedFields": entries}}
+    assert owned_by_creation(live) == [
+        {"op": "replace", "path": "/metadata/managedFields/1/operation", "value": "Apply"},
+        {"op": "replace", "path": "/metadata/resourceVersion", "value": "7"},
+    ]
+    entries[1]["operation"] = "Apply"
+    assert owned_by_creation(live) == []
