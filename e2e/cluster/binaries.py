@@ -15,14 +15,14 @@ class Component:
     """One Go module with `tool` lines for the programs we want from it.
 
     `go build` names a program after its package; `rename` says where that is not its name.
-    Those that are `static` run in an image without libc.
+    Without `cgo` a program is static: CoreDNS runs in an image that has no libc.
     """
 
     name: str
     programs: tuple[str, ...]
     variables: tuple[str, ...] = ()
     rename: tuple[tuple[str, str], ...] = ()
-    static: bool = False
+    cgo: bool = False
 
     @property
     def directory(self) -> Path:
@@ -50,9 +50,10 @@ COMPONENTS = (
             "k8s.io/component-base/version.gitMajor=1",
             "k8s.io/component-base/version.gitMinor=34",
         ),
+        cgo=True,  # as upstream builds kubelet
     ),
     Component("etcd", ("etcd",), rename=(("server", "etcd"),)),
-    Component("coredns", ("coredns",), static=True),
+    Component("coredns", ("coredns",)),
     Component("helm", ("helm",)),
 )
 
@@ -72,7 +73,7 @@ def is_built(component: Component) -> bool:
 
 def build(component: Component) -> None:
     command = ["go", "build", "-trimpath", f"-ldflags={component.linker_flags}", "-o", f"{BIN}/", "tool"]
-    env = {"GOFLAGS": "-mod=readonly"} | ({"CGO_ENABLED": "0"} if component.static else {})
+    env = {"GOFLAGS": "-mod=readonly", "CGO_ENABLED": str(int(component.cgo))}
     run_step(f"compiling {component.name}", *command, cwd=component.directory, env=env)
     for built, name in component.rename:
         (BIN / built).rename(BIN / name)

@@ -14,7 +14,7 @@ BIN = CACHE / "bin"
 STATE = CACHE / "cluster"
 KUBECONFIG = STATE / "kubeconfig"
 SIGN_OF_LIFE_SECONDS = 15
-QUIET_SECONDS = 1.0
+QUIET_SECONDS = 5.0
 
 
 class StepFailed(RuntimeError):
