@@ -10,7 +10,7 @@ from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout.arguments import SERVED_MODEL
 from rljob_trainer.weights.wire import ATTEMPT_HEADER, STATE, STEP_HEADER, FencedOut
 
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = 30.0
 PROBE_SECONDS = 10.0
 """Longest wait for an answer to a question that costs the server nothing."""
 
@@ -56,7 +56,8 @@ class RolloutClient:
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-        connector = aiohttp.TCPConnector(limit=0)
+        # A kept connection that the server closes as we reuse it looks like a lost replica.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(
             self.endpoint.url, headers=self._headers, timeout=timeout, connector=connector
         )
