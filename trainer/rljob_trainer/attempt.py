@@ -13,6 +13,7 @@ from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.megatron.engine import Engine
+from rljob_trainer.megatron.huggingface import write_hugging_face
 from rljob_trainer.weights.publisher import Publisher
 
 MEGATRON = "megatron"
@@ -112,9 +113,7 @@ class Attempt:
         scratch = target.with_name(target.name + ".tmp")
         if self._first:
             shutil.rmtree(scratch, ignore_errors=True)
-        self._ranks.barrier()
-        self._engine.write_hugging_face(scratch)
-        self._ranks.barrier()
+        write_hugging_face(self._engine, Path(self._spec.model.path), scratch)
         if self._first:
             self._first.store.check()
             shutil.rmtree(target, ignore_errors=True)

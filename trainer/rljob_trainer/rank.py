@@ -34,7 +34,7 @@ def main() -> None:
     """Returns only after a well-ended loop; else writes why and exits 1."""
     rank = int(os.environ["RANK"])
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(message)s", force=True)
-    directory = Path(os.environ["RLJOB_ATTEMPT_DIR"])
+    directory = Path(os.environ[names.ENV_ATTEMPT_DIR])
     try:
         prepare()
         result = live(directory)

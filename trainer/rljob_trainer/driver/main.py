@@ -18,7 +18,7 @@ from rljob_trainer.driver.frame import listen
 from rljob_trainer.driver.generation import Generator
 from rljob_trainer.driver.progress import ProgressFile
 from rljob_trainer.driver.rollouts import Rollouts
-from rljob_trainer.driver.server import serve
+from rljob_trainer.driver.server import Call, serve
 from rljob_trainer.driver.work import Generated, Replayed, Source
 from rljob_trainer.reward.judge import Judge
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s driver %(message)s", force=True)
-    directory = Path(os.environ["RLJOB_ATTEMPT_DIR"])
+    directory = Path(os.environ[names.ENV_ATTEMPT_DIR])
     try:
         listener = listen(directory / "driver.sock")
         asyncio.run(drive(directory, listener, os.environ[names.ENV_ROLLOUT_TOKEN]))
@@ -81,7 +81,7 @@ class _Life:
     async def run(self, listener: socket.socket) -> None:
         """Until rank 0 has said goodbye; the first error of any part ends all."""
         d = self._driver
-        calls = {
+        calls: dict[str, Call] = {
             "start": d.start,
             "next": d.next,
             "trained": d.trained,
