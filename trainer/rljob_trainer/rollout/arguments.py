@@ -14,7 +14,10 @@ CPU_KV_CACHE_BYTES = 256 * 2**20
 CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # vLLM would bind every server of a node to the same first cores
 }
+CPU_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""Without it vLLM on CPU overrules `uni` and spawns a worker of its own, which imports everything again and holds 1.2 GB."""
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -55,7 +58,10 @@ def longest_response(spec: RLJobSpec) -> int:
 
 def server_environment(spec: RLJobSpec, inherited: Mapping[str, str]) -> dict[str, str]:
     """The inherited environment and, where it says nothing, our defaults."""
-    return ENVIRONMENT | (CPU_ENVIRONMENT if spec.trainer.device == "cpu" else {}) | dict(inherited)
+    cpu: dict[str, str] = {}
+    if spec.trainer.device == "cpu":
+        cpu = CPU_ENVIRONMENT | (CPU_ONE_PROCESS if spec.rollout.tensor_parallel == 1 else {})
+    return ENVIRONMENT | cpu | dict(inherited)
 
 
 def _command_line(arguments: Mapping[str, Any]) -> Iterator[str]:
