@@ -33,13 +33,19 @@ def parser() -> argparse.ArgumentParser:
         pod.add_argument("--channel", type=Path, metavar="DIR", help="files in place of Kubernetes, as `run` uses them")
     run = _command(commands, "run", run_here, "run a whole job on this machine, without Kubernetes")
     run.add_argument("manifest", type=Path, help="an RLJob in YAML")
-    run.add_argument("--mount", action="append", default=[], metavar="/PATH=DIR", help="where a path of the spec is here")
-    run.add_argument("--work", type=Path, metavar="DIR", help="for files that only the run itself needs (a new temporary one)")
+    run.add_argument(
+        "--mount", action="append", default=[], metavar="/PATH=DIR", help="where a path of the spec is here"
+    )
+    run.add_argument(
+        "--work", type=Path, metavar="DIR", help="for files that only the run itself needs (a new temporary one)"
+    )
     _command(commands, "doctor", doctor, "say which versions and kernels this environment has")
     return root
 
 
-def _command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, do: object, text: str) -> argparse.ArgumentParser:
+def _command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, do: object, text: str
+) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=text)
     command.set_defaults(command=do)
     return command

@@ -8,7 +8,9 @@ PACKAGES = ("torch", "megatron-core", "megatron-bridge", "transformer-engine", "
 def describe() -> str:
     import torch
 
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    gpus = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    )
     layers = "Transformer Engine" if _version("transformer-engine") != "absent" else "torch"
     facts = {name: _version(name) for name in PACKAGES} | {
         "devices": ", ".join(gpus) or "no GPU: gloo on CPU",

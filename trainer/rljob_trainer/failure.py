@@ -103,4 +103,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _is_collective(error: BaseException) -> bool:
     classes = {c.__name__ for c in type(error).__mro__}
-    return bool(classes & COLLECTIVE_ERRORS) or (isinstance(error, RuntimeError) and any(t in str(error) for t in COLLECTIVE_TEXTS))
+    return bool(classes & COLLECTIVE_ERRORS) or (
+        isinstance(error, RuntimeError) and any(t in str(error) for t in COLLECTIVE_TEXTS)
+    )

@@ -17,8 +17,11 @@ if __name__ == "__main__":
     (root / f"pid-{control.attempt}-driver").write_text(str(os.getpid()))
     while not (root / f"finish-{control.attempt}").exists():
         control = Control.model_validate_json((directory / "control.json").read_text())
+        if control.command == "drain":
+            (root / f"drain-{control.attempt}").touch()
+            break
         beat += 1
-        replace(directory / "progress.json", Progress(beat=beat, phase="saving" if control.command == "drain" else "training").dump_json())
+        replace(directory / "progress.json", Progress(beat=beat, phase="training", step=control.attempt).dump_json())
         if (root / "driver").exists():
             (root / "driver").unlink()
             sys.exit("the driver gives up")

@@ -1,6 +1,5 @@
 """Launchers as processes of their own, told by files, and what they answer."""
 
-import contextlib
 import os
 import random
 import signal
@@ -41,7 +40,8 @@ class Gang:
         self._ports, self.attempt = _free_ports(), 0
         self._port = next(self._ports)
         self.spec = make_spec(
-            trainer={"device": "cpu", "nodes": nodes, "processesPerNode": processes}, checkpoint={"path": str(self.root)}
+            trainer={"device": "cpu", "nodes": nodes, "processesPerNode": processes},
+            checkpoint={"path": str(self.root)},
         )
         self.pods = [f"job-trainer-{i}" for i in range(nodes)]
         self.launchers = {pod: self._launch(directory / pod, pod) for pod in self.pods}
@@ -138,6 +138,7 @@ def _free_ports() -> Iterator[int]:
     """Below those that the system hands out by itself, so that nobody takes one meanwhile."""
     while True:
         port = random.randint(10_000, 30_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
+        with socket.socket() as probe:
+            taken = probe.connect_ex(("127.0.0.1", port)) == 0
+        if not taken:
             yield port

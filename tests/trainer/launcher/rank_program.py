@@ -1,5 +1,6 @@
 """A rank without a model: it meets its peers on gloo, over and over, and does what a file tells it."""
 
+import json
 import os
 import time
 from pathlib import Path
@@ -15,7 +16,6 @@ def prepare() -> None:
 
 
 def main() -> None:
-    import torch
     import torch.distributed as dist
 
     rank, directory = int(os.environ["RANK"]), Path(os.environ[names.ENV_ATTEMPT_DIR])
@@ -25,17 +25,27 @@ def main() -> None:
         dist.init_process_group("gloo")
         print(f"rank {rank} of {dist.get_world_size()} has begun")
         (root / f"pid-{control.attempt}-{rank}").write_text(str(os.getpid()))
-        while not (root / f"finish-{control.attempt}").exists():
-            dist.all_reduce(torch.ones(1))
-            obey(root / f"rank-{rank}")
-            time.sleep(0.02)
-        dist.barrier()
+        result = meet(root, control.attempt, rank)
         dist.destroy_process_group()
     except BaseException as error:
         failure.write(directory, rank, error)
         raise
     if os.environ["LOCAL_RANK"] == "0":
-        (directory / "outcome.json").write_text('{"result": "succeeded"}')
+        (directory / "outcome.json").write_text(json.dumps({"result": result}))
+
+
+def meet(root: Path, attempt: int, rank: int) -> str:
+    """Until one of the ranks has seen that the attempt is over; all agree when."""
+    import torch
+    import torch.distributed as dist
+
+    while True:
+        seen = torch.tensor([(root / f"{word}-{attempt}").exists() for word in ("finish", "drain")], dtype=torch.int32)
+        dist.all_reduce(seen)
+        if seen.any():
+            return "succeeded" if seen[0] else "drained"
+        obey(root / f"rank-{rank}")
+        time.sleep(0.02)
 
 
 def obey(file: Path) -> None:

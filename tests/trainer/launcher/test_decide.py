@@ -37,7 +37,9 @@ def control(attempt: int, command: Command, boot: str = "mine") -> Control:
         ("run", 1, 2, "wait"),
     ],
 )
-def test_an_idle_launcher_starts_only_newer_attempts(command: Command, attempt: int, newest: int, action: Action) -> None:
+def test_an_idle_launcher_starts_only_newer_attempts(
+    command: Command, attempt: int, newest: int, action: Action
+) -> None:
     assert decide(control(attempt, command), "mine", newest, running=False) == action
 
 
@@ -45,7 +47,9 @@ def test_an_idle_launcher_starts_only_newer_attempts(command: Command, attempt: 
     ("command", "attempt", "action"),
     [("run", 2, "follow"), ("drain", 2, "follow"), ("stop", 2, "stop"), ("run", 3, "stop"), ("run", 1, "stop")],
 )
-def test_a_running_launcher_follows_its_own_attempt_and_stops_for_any_other(command: Command, attempt: int, action: Action) -> None:
+def test_a_running_launcher_follows_its_own_attempt_and_stops_for_any_other(
+    command: Command, attempt: int, action: Action
+) -> None:
     assert decide(control(attempt, command), "mine", 2, running=True) == action
 
 

@@ -36,7 +36,12 @@ def test_an_error_during_which_the_collective_broke_is_the_cause() -> None:
             raise RuntimeError(GLOO)  # noqa: B012
     except RuntimeError as error:
         found = failure.classify(error, 3)
-    assert (found.kind, found.exception, found.message, found.rank) == ("application", "ZeroDivisionError", "no samples", 3)
+    assert (found.kind, found.exception, found.message, found.rank) == (
+        "application",
+        "ZeroDivisionError",
+        "no samples",
+        3,
+    )
 
 
 def test_a_mistake_of_the_users_names_its_field() -> None:

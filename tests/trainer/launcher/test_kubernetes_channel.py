@@ -15,7 +15,9 @@ SECONDS = 20.0
 
 
 def control(attempt: int, name: str = "job") -> str:
-    return Control(name=name, namespace="ns", job_uid="uid", attempt=attempt, resume=Resume(policy="auto"), spec=make_spec()).dump_json()
+    return Control(
+        name=name, namespace="ns", job_uid="uid", attempt=attempt, resume=Resume(policy="auto"), spec=make_spec()
+    ).dump_json()
 
 
 @pytest.fixture
@@ -92,5 +94,7 @@ async def test_a_control_larger_than_a_line_buffer_arrives(api: FakeApi) -> None
 
 async def test_another_protocol_is_refused_before_the_rest_is_read(api: FakeApi) -> None:
     api.control = '{"protocol": 7, "attempt": 4, "spec": {"image": "trainer:old"}}'
-    with pytest.raises(ProtocolMismatch, match="trainer:old, speaks protocol 1 of the control, the operator protocol 7"):
+    with pytest.raises(
+        ProtocolMismatch, match="trainer:old, speaks protocol 1 of the control, the operator protocol 7"
+    ):
         await next_attempt((await connect(api)).controls())

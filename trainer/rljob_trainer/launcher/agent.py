@@ -23,7 +23,9 @@ def run(order: Order) -> int:
     die_with_parent()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.update(order.environment)
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # says in ten lines what wardens say in one
+    logging.getLogger("torch.distributed.elastic").setLevel(
+        logging.CRITICAL
+    )  # says in ten lines what wardens say in one
     directory = Path(order.directory)
     try:
         elastic_launch(_config(order), guard)(order)

@@ -88,7 +88,9 @@ class Attempt:
         killed = time.time()
         await self._kill(ranks, parts)
         await asyncio.to_thread(sweep, {self._nursery.pid or 0})
-        return Ended(*conclude(self._outcome() if ending == "well" else None, ending == "stopped", self._failures(killed)))
+        return Ended(
+            *conclude(self._outcome() if ending == "well" else None, ending == "stopped", self._failures(killed))
+        )
 
     async def _until_over(
         self, ranks: asyncio.Task[int], driver: asyncio.Task[int] | None, stop: asyncio.Task[bool]
@@ -186,4 +188,6 @@ async def _bounded(task: asyncio.Task[int] | None, seconds: float) -> None:
 
 def _unwritable(path: str, error: OSError) -> ConfigurationError:
     rule = f"the trainer cannot write there: {error.strerror}: {error.filename}"
-    return ConfigurationError("spec.checkpoint.path", path, rule, "mount a volume there that all trainer pods can write to")
+    return ConfigurationError(
+        "spec.checkpoint.path", path, rule, "mount a volume there that all trainer pods can write to"
+    )

@@ -34,5 +34,7 @@ def parse_control(text: str) -> Control:
     """Raises ProtocolMismatch before anything else of another version is believed."""
     raw = json.loads(text)
     if raw.get("protocol") != names.PROTOCOL:
-        raise ProtocolMismatch(raw.get("protocol"), str(raw.get("spec", {}).get("image", "")), int(raw.get("attempt", 0)))
+        raise ProtocolMismatch(
+            raw.get("protocol"), str(raw.get("spec", {}).get("image", "")), int(raw.get("attempt", 0))
+        )
     return Control.model_validate(raw)

@@ -61,7 +61,9 @@ class KubernetesChannel:
         patch, patience = {"data": {names.REPORT_KEY: report.dump_json()}}, _Patience(self._report)
         while True:
             try:
-                async with await self._request("PATCH", f"/{self._report}", patch, timeout=ClientTimeout(REQUEST_SECONDS)):
+                async with await self._request(
+                    "PATCH", f"/{self._report}", patch, timeout=ClientTimeout(REQUEST_SECONDS)
+                ):
                     return patience.restored()
             except OUTAGE as error:
                 await patience.wait(error)
@@ -101,7 +103,9 @@ class _Patience:
 
     async def wait(self, error: Exception) -> None:
         if self._seconds == FIRST_BACKOFF_SECONDS:
-            log.warning("ConfigMap %s: %s; trying again", self._what, " ".join(f"{error!s}".split()) or type(error).__name__)
+            log.warning(
+                "ConfigMap %s: %s; trying again", self._what, " ".join(f"{error!s}".split()) or type(error).__name__
+            )
         await asyncio.sleep(self._seconds)
         self._seconds = min(2 * self._seconds, LONGEST_BACKOFF_SECONDS)
 

@@ -61,7 +61,9 @@ class Launcher:
                     self._act(tasks)
             except ProtocolMismatch as mismatch:
                 log.error("%s", mismatch)
-                self._say(attempt=mismatch.attempt, state="stopped", result="failed", failure=failure.classify(mismatch))
+                self._say(
+                    attempt=mismatch.attempt, state="stopped", result="failed", failure=failure.classify(mismatch)
+                )
                 await asyncio.sleep(REPORT_SECONDS)
 
     def _act(self, tasks: asyncio.TaskGroup) -> None:

@@ -1,0 +1,104 @@
+"""What becomes of a job on one machine."""
+
+from dataclasses import replace
+from typing import Any
+
+from api.specs import raw_spec
+
+from rljob_api.protocol import Failure, Report
+from rljob_trainer.local.decide import End, Seen, State, advance
+from rljob_trainer.local.manifest import mounted
+
+CAUSE = Failure(kind="application", rank=1, exception="ValueError", message="the loss is a banana", time=2)
+SYMPTOM = Failure(kind="collective", exception="RuntimeError", message="connection closed by peer", time=1)
+
+
+def report(pod: str, boot: str = "1", **fields: Any) -> Report:
+    return Report(pod=pod, pod_uid=f"uid-{pod}", boot_id=f"{pod}-{boot}", **fields)
+
+
+def seen(*trainers: Report | None, rollout: Report | None = None) -> Seen:
+    return Seen({f"t{i}": r for i, r in enumerate(trainers)}, {"r0": rollout})
+
+
+IDLE = seen(report("t0"), report("t1"))
+FIRST = advance(State(), IDLE, "run", 3)
+assert isinstance(FIRST, State)
+
+
+def ended(pod: str, result: str, failure: Failure | None = None) -> Report:
+    return report(pod, attempt=1, state="stopped", result=result, failure=failure)
+
+
+def running(pod: str) -> Report:
+    return report(pod, attempt=1, state="running")
+
+
+def test_the_first_attempt_opens_when_every_launcher_has_reported() -> None:
+    assert advance(State(), seen(report("t0"), None), "run", 3) == State()
+    assert isinstance(FIRST, State)
+    assert (FIRST.attempt, FIRST.command) == (1, "run")
+    assert [(m.pod, m.boot_id, m.node_rank) for m in FIRST.members] == [("t0", "t0-1", 0), ("t1", "t1-1", 1)]
+
+
+def test_the_job_has_succeeded_when_every_member_has() -> None:
+    assert advance(FIRST, seen(ended("t0", "succeeded"), running("t1")), "run", 3) == FIRST
+    assert advance(FIRST, seen(ended("t0", "succeeded"), ended("t1", "succeeded")), "run", 3) == End(0, "succeeded")
+
+
+def test_a_failed_member_stops_the_others_and_then_the_next_attempt_opens() -> None:
+    stopping = advance(FIRST, seen(ended("t0", "failed", SYMPTOM), running("t1")), "run", 3)
+    assert stopping == replace(FIRST, command="stop", cause=SYMPTOM)
+    following = advance(stopping, seen(ended("t0", "failed", SYMPTOM), ended("t1", "failed", CAUSE)), "run", 3)
+    assert isinstance(following, State)
+    assert (following.attempt, following.command, following.failures) == (2, "run", 1)
+
+
+def test_more_failures_than_max_restarts_end_the_job_with_the_cause_not_the_symptom() -> None:
+    end = advance(FIRST, seen(ended("t0", "failed", SYMPTOM), ended("t1", "failed", CAUSE)), "run", 0)
+    message = "attempt 1 failed, and spec.lifecycle.maxRestarts is 0: rank 1: ValueError: the loss is a banana"
+    assert end == End(1, message)
+
+
+def test_a_mistake_of_the_users_is_not_tried_again() -> None:
+    mistake = Failure(kind="configuration", exception="ConfigurationError", message="spec.x = 3: must be even; take 4")
+    assert advance(FIRST, seen(ended("t0", "failed", mistake), ended("t1", "stopped")), "run", 3) == End(
+        1, mistake.message
+    )
+
+
+def test_a_rollout_that_refuses_its_arguments_ends_the_job() -> None:
+    mistake = Failure(kind="configuration", message="vLLM refused its arguments")
+    state = seen(running("t0"), running("t1"), rollout=report("r0", failure=mistake))
+    assert advance(FIRST, state, "run", 3) == End(1, mistake.message)
+
+
+def test_a_launcher_that_is_gone_has_ended_its_attempt_as_the_cause_of_broken_collectives() -> None:
+    stopping = advance(FIRST, seen(running("t0"), None), "run", 3)
+    assert isinstance(stopping, State)
+    assert stopping.cause and stopping.cause.exception == "LauncherLost"
+    waiting = advance(stopping, seen(ended("t0", "failed", SYMPTOM), None), "run", 3)
+    assert waiting == stopping
+    following = advance(stopping, seen(ended("t0", "failed", SYMPTOM), report("t1", "2")), "run", 3)
+    assert isinstance(following, State)
+    assert [m.boot_id for m in following.members] == ["t0-1", "t1-2"]
+
+
+def test_an_interrupted_job_drains_then_stops_and_ends_with_130() -> None:
+    live = seen(running("t0"), running("t1"))
+    draining = advance(FIRST, live, "drain", 3)
+    assert draining == replace(FIRST, command="drain")
+    assert advance(draining, live, "stop", 3) == replace(FIRST, command="stop")
+    end = advance(draining, seen(ended("t0", "drained"), ended("t1", "drained")), "drain", 3)
+    assert end == End(130, "interrupted; what was saved is complete")
+    assert advance(State(), IDLE, "drain", 3) == End(130, "interrupted before it began")
+
+
+def test_mounts_replace_whole_beginnings_of_paths_on_volumes_only() -> None:
+    spec = raw_spec(
+        data={"train": ["/data/train.parquet", "/database/x", "/data/deep/y"]}, rollout={"vllmArgs": {"x": "/data/z"}}
+    )
+    here = mounted(spec, {"/data": "/here", "/data/deep": "/there"})
+    assert here["data"]["train"] == ["/here/train.parquet", "/database/x", "/there/y"]
+    assert (here["model"]["path"], here["checkpoint"]["path"]) == ("/here/model", "/here/run")
+    assert here["rollout"] == spec["rollout"]

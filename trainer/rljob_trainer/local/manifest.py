@@ -1,0 +1,80 @@
+"""Reads an RLJob for this machine: paths of its volumes become directories here, and all rules are checked before anything starts."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rljob_api import names
+from rljob_api.spec import RLJobSpec
+from rljob_api.validate import violations
+from rljob_api.violation import message
+
+MOUNTED = ("model", "data", "rewards", "checkpoint")
+"""Sections of the spec whose paths lie on volumes."""
+
+
+class ManifestError(ValueError):
+    """One message for the user."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A valid job."""
+
+    name: str
+    namespace: str
+    spec: RLJobSpec
+
+
+def load(file: Path, mounts: list[str]) -> Job:
+    """`mounts`: `/path=directory`. Raises ManifestError."""
+    try:
+        raw = yaml.safe_load(file.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ManifestError(f"{file}: {error}") from error
+    if not isinstance(raw, dict) or (raw.get("apiVersion"), raw.get("kind")) != (names.API_VERSION, names.KIND):
+        raise ManifestError(f"{file}: not an object of apiVersion {names.API_VERSION} and kind {names.KIND}")
+    meta, spec = raw.get("metadata") or {}, mounted(raw.get("spec") or {}, parse_mounts(mounts))
+    name = str(meta.get("name", ""))
+    if found := violations(spec, name, _model_config(spec)):
+        raise ManifestError(message(found))
+    return Job(name, str(meta.get("namespace", "default")), RLJobSpec.model_validate(spec))
+
+
+def parse_mounts(mounts: list[str]) -> dict[str, str]:
+    """Absolute directories by the path that they stand for."""
+    found = {}
+    for mount in mounts:
+        path, equals, directory = mount.partition("=")
+        if not equals or not path.startswith("/") or not Path(directory).is_dir():
+            raise ManifestError(f"--mount {mount}: must be /PATH=DIR with an absolute path and a directory that exists")
+        found[path.rstrip("/")] = str(Path(directory).resolve())
+    return found
+
+
+def mounted(spec: dict[str, Any], mounts: dict[str, str]) -> dict[str, Any]:
+    """The raw spec with the longest matching mount put in place of each path's beginning."""
+    by_length = sorted(mounts.items(), key=lambda mount: -len(mount[0]))
+    return spec | {section: _mounted(spec[section], by_length) for section in MOUNTED if section in spec}
+
+
+def _mounted(value: Any, mounts: list[tuple[str, str]]) -> Any:
+    if isinstance(value, dict):
+        return {k: _mounted(v, mounts) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_mounted(v, mounts) for v in value]
+    if not isinstance(value, str):
+        return value
+    return next(
+        (here + value[len(path) :] for path, here in mounts if value == path or value.startswith(path + "/")), value
+    )
+
+
+def _model_config(spec: dict[str, Any]) -> dict[str, Any] | None:
+    """The model's own numbers, when it is there already."""
+    model = spec.get("model")
+    file = Path(str(model.get("path", ""))) / "config.json" if isinstance(model, dict) else None
+    return json.loads(file.read_text()) if file and file.is_file() else None

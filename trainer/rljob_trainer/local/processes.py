@@ -1,0 +1,108 @@
+"""The processes of a job on one machine: in place of each pod one launcher or supervisor, which talk to us by files."""
+
+import os
+import random
+import secrets
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from pathlib import Path
+
+from rljob_api import names
+from rljob_api.protocol import Control, Report
+from rljob_trainer.launcher.file_channel import read_text, replace
+from rljob_trainer.launcher.processes import adopt_orphans, kill_group, sweep
+from rljob_trainer.launcher.tied import command
+
+GOODBYE_SECONDS = 10.0
+"""Between SIGTERM and SIGKILL."""
+
+
+class Processes:
+    """One per pod, by its name. Use as a context: at its end none of them, nor anything that they started, lives."""
+
+    def __init__(self, work: Path, job: str) -> None:
+        self._work, self._job = work, job
+        self._channel = work / "channel"
+        self._token = secrets.token_hex(16)
+        self._commands: dict[str, tuple[str, ...]] = {}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> "Processes":
+        adopt_orphans()
+        self._channel.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._running.values():
+            process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + GOODBYE_SECONDS
+        for process in self._running.values():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                kill_group(process.pid, signal.SIGKILL)
+                process.wait()
+        sweep(set())
+
+    def add(self, pod: str, *arguments: str) -> None:
+        """Start `python -m rljob_trainer ARGUMENTS`."""
+        self._commands[pod] = command("rljob_trainer", *arguments, "--channel", str(self._channel))
+        self._start(pod)
+
+    def restart(self) -> None:
+        """Start again whatever ended, as a kubelet would; each start is a new boot."""
+        for pod, process in list(self._running.items()):
+            if process.poll() is not None:
+                self._report_file(pod).unlink(missing_ok=True)
+                self._start(pod)
+
+    def tell(self, control: Control) -> None:
+        replace(self._channel / names.CONTROL_KEY, control.dump_json())
+
+    def report(self, pod: str) -> Report | None:
+        text = read_text(self._report_file(pod))
+        return Report.model_validate_json(text) if text else None
+
+    def log(self, pod: str) -> Path:
+        return self._work / f"{pod}.log"
+
+    def _report_file(self, pod: str) -> Path:
+        return self._channel / f"{names.report(pod)}.json"
+
+    def _start(self, pod: str) -> None:
+        environment = os.environ | {
+            names.ENV_JOB: self._job,
+            names.ENV_POD_NAME: pod,
+            names.ENV_POD_UID: uuid.uuid4().hex,
+            names.ENV_POD_IP: "127.0.0.1",
+            names.ENV_WORK: str(self._work / pod),
+            names.ENV_ROLLOUT_TOKEN: self._token,
+        }
+        with self.log(pod).open("ab") as log:
+            self._running[pod] = subprocess.Popen(
+                self._commands[pod],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+
+def free_port() -> int:
+    """Below the ports that the system hands out by itself, so that nobody takes it before its user does."""
+    while _taken(port := random.randint(10_000, 30_000)):
+        pass
+    return port
+
+
+def _taken(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return True
+    return False

@@ -1,0 +1,115 @@
+"""The loop of `run`: see the reports, decide, tell."""
+
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+from rljob_api import names
+from rljob_api.protocol import Command, Control, Resume, RolloutEndpoint
+from rljob_trainer.local import status
+from rljob_trainer.local.decide import End, Seen, State, advance
+from rljob_trainer.local.manifest import Job, ManifestError, load
+from rljob_trainer.local.processes import Processes, free_port
+from rljob_trainer.launcher.setting import DRIVER, RANK
+
+POLL_SECONDS = 0.2
+
+
+def run(manifest: Path, mounts: list[str], work: Path | None, rank: str = RANK, driver: str = DRIVER) -> int:
+    """The exit code: 0 succeeded, 1 failed, with the cause in one message, 130 interrupted, after a drain."""
+    try:
+        job = load(manifest, mounts)
+    except ManifestError as error:
+        print(error, file=sys.stderr)
+        return 1
+    work = work or Path(tempfile.mkdtemp(prefix=f"rljob-{job.name}-"))
+    print(f"{job.name}: logs of its processes are in {work}, those of its ranks in {job.spec.checkpoint.path}/logs")
+    end = Here(job, work.resolve()).run(rank, driver)
+    print(f"{job.name}: {end.message}", file=sys.stderr if end.code else sys.stdout)
+    return end.code
+
+
+class Here:
+    """One job on this machine."""
+
+    def __init__(self, job: Job, work: Path) -> None:
+        self._job, self._spec = job, job.spec
+        self._uid = uuid.uuid4().hex
+        self._processes = Processes(work, job.name)
+        self._trainers = [names.pod(job.name, names.ROLE_TRAINER, i) for i in range(self._spec.trainer.nodes)]
+        self._ports = {
+            names.pod(job.name, names.ROLE_ROLLOUT, i): free_port() for i in range(self._spec.rollout.replicas)
+        }
+        self._master_ports: dict[int, int] = {}
+        self._state, self._wanted = State(), "run"
+        self._told: Control | None = None
+        self._line = ""
+
+    def run(self, rank: str, driver: str) -> End:
+        """Ctrl-C and SIGTERM drain; the second one stops."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+        with self._processes as processes:
+            for pod in self._trainers:
+                processes.add(pod, "launch", "--rank", rank, "--driver", driver)
+            for pod, port in self._ports.items():
+                processes.add(pod, "rollout", "--port", str(port))
+            while True:
+                seen = self._see()
+                following = advance(self._state, seen, self._wanted, self._spec.lifecycle.max_restarts)
+                if isinstance(following, End):
+                    return following
+                self._state = following
+                self._tell(seen)
+                self._show(seen)
+                time.sleep(POLL_SECONDS)
+                processes.restart()
+
+    def _interrupt(self, *_: object) -> None:
+        self._wanted: Command = "drain" if self._wanted == "run" else "stop"
+
+    def _see(self) -> Seen:
+        report = self._processes.report
+        return Seen({pod: report(pod) for pod in self._trainers}, {pod: report(pod) for pod in self._ports})
+
+    def _tell(self, seen: Seen) -> None:
+        """Only what is new."""
+        control = self._control(seen)
+        if control != self._told:
+            self._told = control
+            self._processes.tell(control)
+
+    def _control(self, seen: Seen) -> Control:
+        state, spec = self._state, self._spec
+        return Control(
+            name=self._job.name,
+            namespace=self._job.namespace,
+            job_uid=self._uid,
+            attempt=state.attempt,
+            command=state.command,
+            members=list(state.members),
+            master_address="127.0.0.1",
+            master_port=self._master_port(state.attempt),
+            resume=Resume(policy=spec.checkpoint.resume),
+            rollouts=[
+                RolloutEndpoint(pod=pod, pod_uid=report.pod_uid, url=f"http://127.0.0.1:{self._ports[pod]}")
+                for pod, report in seen.rollouts.items()
+                if report and report.state == "running"
+            ],
+            spec=spec,
+        )
+
+    def _master_port(self, attempt: int) -> int:
+        """Of its own for each attempt; several jobs may share a machine."""
+        if attempt not in self._master_ports:
+            self._master_ports[attempt] = free_port()
+        return self._master_ports[attempt]
+
+    def _show(self, seen: Seen) -> None:
+        line = status.line(self._state, seen, self._spec.train.steps)
+        if line != self._line:
+            self._line = line
+            print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)

@@ -1,0 +1,35 @@
+"""What a person sees of a job on one machine: one line per change. Pure."""
+
+from rljob_api.protocol import Progress, Report
+from rljob_trainer.local.decide import Seen, State
+
+STEADY = ("evaluating", "generating", "training", "syncing", "saving")
+"""Phases that alternate within a step; a line for each would be noise."""
+
+
+def line(state: State, seen: Seen, steps: int) -> str:
+    """For example `attempt 1: step 12/100, reward 0.438, loss 0.0012, 3.4 s; trainers 2/2, rollouts 2/2`."""
+    trainers = sum(_runs(report, state) for report in seen.trainers.values())
+    rollouts = sum(report is not None and report.state == "running" for report in seen.rollouts.values())
+    counts = f"trainers {trainers}/{len(seen.trainers)}, rollouts {rollouts}/{len(seen.rollouts)}"
+    if state.attempt == 0:
+        return f"starting; {counts}"
+    order = "" if state.command == "run" else f" ({state.command})"
+    progress = next((r.progress for r in seen.trainers.values() if r and _runs(r, state) and r.progress), None)
+    return f"attempt {state.attempt}{order}: {_progress(progress, steps)}; {counts}"
+
+
+def _runs(report: Report | None, state: State) -> bool:
+    return report is not None and report.attempt == state.attempt and report.state == "running"
+
+
+def _progress(progress: Progress | None, steps: int) -> str:
+    if progress is None:
+        return "starting"
+    parts = [f"step {progress.step}/{steps}"]
+    if progress.history:
+        last = progress.history[-1]
+        parts.append(f"reward {last.reward:.3f}, loss {last.loss:.4f}, {last.seconds:.1f} s")
+    if progress.phase not in STEADY:
+        parts.append(progress.phase)
+    return ", ".join(parts)
