@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from api.specs import make_spec
-
 from rljob_api import names
 from rljob_api.protocol import Control, Member, Report, Resume
 from rljob_trainer.launcher.file_channel import replace

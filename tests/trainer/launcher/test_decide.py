@@ -1,8 +1,8 @@
 """What a launcher does about a control, and how it concludes an attempt."""
 
 import pytest
-from api.specs import make_spec
 
+from api.specs import make_spec
 from rljob_api.protocol import Command, Control, Failure, Member, Resume
 from rljob_trainer.launcher.conclude import conclude
 from rljob_trainer.launcher.decide import Action, decide

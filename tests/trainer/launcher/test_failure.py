@@ -33,7 +33,7 @@ def test_an_error_during_which_the_collective_broke_is_the_cause() -> None:
         try:
             raise ZeroDivisionError("no samples")
         finally:
-            raise RuntimeError(GLOO)  # noqa: B012
+            raise RuntimeError(GLOO)
     except RuntimeError as error:
         found = failure.classify(error, 3)
     assert (found.kind, found.exception, found.message, found.rank) == (

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from api.specs import make_spec
-from trainer.launcher.fake_api import FakeApi
 
+from api.specs import make_spec
 from rljob_api.protocol import Control, Report, Resume
 from rljob_trainer.launcher.channel import ProtocolMismatch
 from rljob_trainer.launcher.kubernetes_channel import KubernetesChannel
+from trainer.launcher.fake_api import FakeApi
 
 SECONDS = 20.0
 

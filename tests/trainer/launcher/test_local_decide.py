@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 from api.specs import raw_spec
-
 from rljob_api.protocol import Failure, Report
 from rljob_trainer.local.decide import End, Seen, State, advance
 from rljob_trainer.local.manifest import mounted

@@ -10,10 +10,16 @@ from typing import Any
 
 import pytest
 import yaml
+
 from api.specs import raw_spec
 from trainer.launcher.gang import HERE, alive, kill, wait_for
 
-RUN = "import sys; from pathlib import Path; from rljob_trainer.local.run import run; sys.exit(run(Path(sys.argv[1]), sys.argv[3:], Path(sys.argv[2]), 'rank_program', 'driver_program'))"
+RUN = """
+import sys
+from pathlib import Path
+from rljob_trainer.local.run import run
+sys.exit(run(Path(sys.argv[1]), sys.argv[3:], Path(sys.argv[2]), "rank_program", "driver_program"))
+"""
 
 
 class Run:

@@ -62,7 +62,7 @@ class KubernetesChannel:
         while True:
             try:
                 async with await self._request(
-                    "PATCH", f"/{self._report}", patch, timeout=ClientTimeout(REQUEST_SECONDS)
+                    "PATCH", f"/{self._report}", patch, limits=ClientTimeout(REQUEST_SECONDS)
                 ):
                     return patience.restored()
             except OUTAGE as error:
@@ -72,7 +72,7 @@ class KubernetesChannel:
         """The control's text: now, and after each change. Ends after WATCH_SECONDS."""
         query = {"fieldSelector": f"metadata.name={self._control}", "watch": "1", "timeoutSeconds": WATCH_SECONDS}
         silence = ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=WATCH_SECONDS + REQUEST_SECONDS)
-        async with await self._request("GET", f"?{urlencode(query)}", timeout=silence) as response:
+        async with await self._request("GET", f"?{urlencode(query)}", limits=silence) as response:
             async for line in _lines(response):
                 event = json.loads(line)
                 if event["type"] == "ERROR":
@@ -81,13 +81,13 @@ class KubernetesChannel:
                 if text and event["type"] != "DELETED":
                     yield text
 
-    async def _request(self, method: str, path: str, body: Any = None, *, timeout: ClientTimeout) -> ClientResponse:
+    async def _request(self, method: str, path: str, body: Any = None, *, limits: ClientTimeout) -> ClientResponse:
         headers = {"Accept": "application/json", "Content-Type": "application/merge-patch+json"}
         serialized = await self._client.param_serialize(
             method, self._path + path, header_params=headers, body=body, auth_settings=["BearerToken"]
         )
         verb, url, sent, data, post = serialized
-        answer = await self._client.call_api(verb, url, sent, data, post, _request_timeout=timeout)
+        answer = await self._client.call_api(verb, url, sent, data, post, _request_timeout=limits)
         response: ClientResponse = answer.response
         if response.status >= 400:
             text = await response.text()

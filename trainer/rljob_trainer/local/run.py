@@ -9,11 +9,11 @@ from pathlib import Path
 
 from rljob_api import names
 from rljob_api.protocol import Command, Control, Resume, RolloutEndpoint
+from rljob_trainer.launcher.setting import DRIVER, RANK
 from rljob_trainer.local import status
 from rljob_trainer.local.decide import End, Seen, State, advance
 from rljob_trainer.local.manifest import Job, ManifestError, load
 from rljob_trainer.local.processes import Processes, free_port
-from rljob_trainer.launcher.setting import DRIVER, RANK
 
 POLL_SECONDS = 0.2
 
@@ -44,7 +44,8 @@ class Here:
             names.pod(job.name, names.ROLE_ROLLOUT, i): free_port() for i in range(self._spec.rollout.replicas)
         }
         self._master_ports: dict[int, int] = {}
-        self._state, self._wanted = State(), "run"
+        self._state = State()
+        self._wanted: Command = "run"
         self._told: Control | None = None
         self._line = ""
 
@@ -69,7 +70,7 @@ class Here:
                 processes.restart()
 
     def _interrupt(self, *_: object) -> None:
-        self._wanted: Command = "drain" if self._wanted == "run" else "stop"
+        self._wanted = "drain" if self._wanted == "run" else "stop"
 
     def _see(self) -> Seen:
         report = self._processes.report
