@@ -197,7 +197,10 @@ async def test_generation_waits_for_min_replicas(bench):
         await publish(rank, 0, [a])
         assert (await call(rank.next))["do"] == "wait"
         await asyncio.sleep(0.6)
-        assert bench.progress().phase == "waiting" and not a.requests
+        waiting = bench.progress()
+        assert waiting.phase == "waiting" and not a.requests
+        assert (await call(rank.next))["do"] == "wait"
+        assert bench.progress().beat == waiting.beat, "waiting is no progress"
         bench.control(rollouts=(a.endpoint, b.endpoint))
         await until(rank, "publish")
         await publish(rank, 0, [b])

@@ -25,7 +25,7 @@ from trainer.megatron.models import make_batch, make_model
 
 pytestmark = pytest.mark.slow
 
-WORLD, STEPS, SECONDS = 2, 5, 180
+WORLD, STEPS, SECONDS = 2, 5, 300
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def until_step(job: Job, step: int) -> None:
 
 
 def test_a_run_leaves_checkpoints_an_export_and_its_account(uninterrupted):
-    job, running = uninterrupted
+    _, running = uninterrupted
     progress = running.progress()
     assert running.outcome() == "succeeded"
     assert [c.step for c in progress.checkpoints] == [2, 4, 5]

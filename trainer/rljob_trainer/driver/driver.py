@@ -37,7 +37,7 @@ class Driver:
         self._work: asyncio.Task[Next | None] | None = None
         self._handed: Next | None = None
         self._step_began = 0.0
-        self._rank_phase = ""
+        self._rank_phase = "loading"
         self._work_phase = "training"
         self._targets: list[RolloutEndpoint] = []
 
@@ -51,6 +51,11 @@ class Driver:
         self._progress.update(rollouts=self._rollouts.report())
         self._show()
         self._wake.set()
+
+    def beat(self, count: int) -> None:
+        """Rank 0 moved. Between steps it only serves newcomers: if they fail again and again, that is no progress."""
+        if self._rank_phase:
+            self._progress.beat(count)
 
     def phase(self, name: str) -> None:
         """What the work does. Shown while rank 0 has nothing of its own to do."""
@@ -93,6 +98,7 @@ class Driver:
         rate = metrics["train/tokens"] / seconds
         self._record(step, self._handed.batch.metrics | metrics | {"time/step": seconds, "perf/tokens_per_s": rate})
         self._step, self._cursor, self._handed = step, self._handed.cursor, None
+        self._progress.beat()
         self._progress.update(step=step, history=self._sinks.history())
         await self._rollouts.trained()
         self._enter("syncing")
@@ -134,10 +140,9 @@ class Driver:
         assert self._work is not None, "start comes first"
         if self._command == "drain":
             return {"do": "drain"}
-        if replicas := self._take_targets():
-            return {"do": "publish", "replicas": [r.dump() for r in replicas]}
         if not self._work.done():
-            return None
+            targets = self._take_targets()
+            return {"do": "publish", "replicas": [r.dump() for r in targets]} if targets else None
         self._handed = self._work.result()
         if self._handed is None:
             return {"do": "finish"}
@@ -176,5 +181,6 @@ class Driver:
         self._show()
 
     def _show(self) -> None:
+        """The phase, for the report."""
         starving = self._work_phase in ("evaluating", "generating") and not self._rollouts.is_enough
         self._progress.update(phase=self._rank_phase or ("waiting" if starving else self._work_phase))

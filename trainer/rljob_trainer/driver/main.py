@@ -90,7 +90,7 @@ class _Life:
             "saved": d.saved,
             "end": d.end,
         }
-        served = serve(listener, calls, self._progress.beat)
+        served = serve(listener, calls, d.beat)
         try:
             await _first_to_end(served, self._follow(), self._rollouts.run(), self._progress.run())
         finally:

@@ -18,10 +18,11 @@ class ProgressFile:
         self._written: Progress | None = None
 
     def update(self, **fields: Any) -> None:
-        """Replace fields. Counts as a beat: something moved."""
-        self.progress = self.progress.model_copy(update=fields | {"beat": self.progress.beat + 1})
+        """Replace fields. Not a beat: that a rollout came and went, or that somebody waits, is no progress."""
+        self.progress = self.progress.model_copy(update=fields)
 
     def beat(self, count: int = 1) -> None:
+        """Something moved: a sample, a micro-batch, a bucket, a step."""
         self.progress = self.progress.model_copy(update={"beat": self.progress.beat + count})
 
     async def run(self) -> None:
