@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from trainer.rollout import models
-from trainer.rollout.servers import TOKEN, Server, free_port, spec
 
 from rljob_api import names
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.rollout.arguments import server_arguments, server_environment
+from trainer.rollout import models
+from trainer.rollout.servers import TOKEN, Server, free_port, spec
 
 
 @pytest.fixture(scope="session")

@@ -39,11 +39,15 @@ def main() -> None:
     for module in ("vllm.model_executor.models.qwen2", "rljob_trainer.rollout.worker"):
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN
+    )  # whoever stops the tests closes our input; the servers must not outlive us
     print("ready", flush=True)
     groups = []
     for line in sys.stdin:
         if (pid := os.fork()) == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in (signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
             child(json.loads(line))
         groups.append(pid)
         print(pid, flush=True)

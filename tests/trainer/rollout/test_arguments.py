@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from trainer.rollout.servers import spec
-
 from rljob_trainer.rollout.arguments import server_arguments, server_environment
+from trainer.rollout.servers import spec
 
 
 def option(arguments: list[str], name: str) -> str:
@@ -64,3 +63,5 @@ def test_the_users_environment_wins_over_our_defaults() -> None:
     environment = server_environment(spec(Path("/model")), {"OMP_NUM_THREADS": "4", "PATH": "/bin"})
     assert environment["OMP_NUM_THREADS"] == "4" and environment["PATH"] == "/bin"
     assert environment["HF_HUB_OFFLINE"] == environment["TORCHDYNAMO_DISABLE"] == "1"
+    assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in server_environment(spec(Path("/model"), tensorParallel=2), {})

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainer.rollout import models
-from trainer.rollout.servers import TOKEN, Server
 
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout.client import Generation, ReplicaLost, RolloutClient
@@ -21,6 +19,8 @@ from rljob_trainer.weights.publisher import Published, Publisher
 from rljob_trainer.weights.session import ReplicaError, Session
 from rljob_trainer.weights.version import PolicyVersion
 from rljob_trainer.weights.wire import FencedOut
+from trainer.rollout import models
+from trainer.rollout.servers import TOKEN, Server
 
 pytestmark = pytest.mark.slow
 

@@ -68,3 +68,12 @@ def test_a_worker_that_does_not_take_what_is_sent_is_given_up(monkeypatch: pytes
     stop.set()
     worker.join(20)
     trainer.close()
+
+
+def test_a_trainer_that_has_gone_is_noticed_at_once() -> None:
+    trainer = TrainerEnd(HERE)
+    port = trainer.port
+    trainer.close()
+    del trainer
+    with pytest.raises(OSError):
+        WorkerEnd(HERE, port, 0, 1)

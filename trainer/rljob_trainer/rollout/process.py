@@ -10,6 +10,7 @@ from typing import Literal
 
 from rljob_api.protocol import Failure
 
+SERVER = "rljob_trainer.rollout.server"
 STOP_SECONDS = 20.0
 """Between SIGTERM and SIGKILL."""
 KEPT_LINES = 20
@@ -29,7 +30,7 @@ class ServerProcess:
     @staticmethod
     async def start(arguments: Sequence[str], environment: Mapping[str, str]) -> "ServerProcess":
         """`arguments`: of vLLM's server. In a session of its own, so that all of it can be killed at once."""
-        command = (sys.executable, "-m", "rljob_trainer.rollout.server", *arguments)
+        command = (sys.executable, "-m", SERVER, *arguments)
         pipe, merged = asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
         return ServerProcess(
             await asyncio.create_subprocess_exec(

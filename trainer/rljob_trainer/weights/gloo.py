@@ -62,11 +62,12 @@ class WorkerEnd:
     """Rank 1 and up of the group."""
 
     def __init__(self, address: str, port: int, worker: int, workers: int) -> None:
-        """`worker` of `workers`: this process's place in its replica. Raises RuntimeError when the trainer does not answer."""
+        """`worker` of `workers`: this process's place in its replica. Raises OSError or RuntimeError when the trainer does not answer."""
+        own_address = _own_address(address, port)  # fails at once when the trainer has gone; the store would try on
         self._store = dist.TCPStore(address, port, None, False, _timeout(), wait_for_workers=False)
         if worker == 0:
             self._store.set(SIZE_KEY, str(workers + 1))
-        self._group = _group(self._store, worker + 1, workers + 1, _own_address(address, port))
+        self._group = _group(self._store, worker + 1, workers + 1, own_address)
 
     def receive(self, payload: Tensor) -> None:
         """Fill `payload`. Raises RuntimeError when the trainer is gone or TRANSFER_SECONDS have passed."""

@@ -1,0 +1,43 @@
+"""What the supervisor sees of a server, without vLLM: `python -m trainer.rollout.stand_in <arguments>`.
+
+`--max-num-seqs` steers it: 1 ends at once like argparse does on a wrong argument, 2 ends with 0 after it has answered for a moment.
+Its answers say the highest attempt it has seen.
+"""
+
+import asyncio
+import os
+import sys
+
+from aiohttp import web
+
+from rljob_api import names
+from rljob_trainer.weights.wire import ATTEMPT_HEADER
+
+highest = int(os.environ.get(names.ENV_ATTEMPT, "0"))
+
+
+async def state(request: web.Request) -> web.Response:
+    global highest
+    highest = max(highest, int(request.headers[ATTEMPT_HEADER]))
+    return web.json_response({"attempt": highest})
+
+
+async def main(port: int, behaviour: str) -> None:
+    print("started with", sys.argv[1:3], "by attempt", highest, flush=True)
+    application = web.Application()
+    application.add_routes([web.get("/rljob/state", state)])
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await asyncio.sleep(0.5 if behaviour == "2" else 3600)
+
+
+def option(name: str) -> str:
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else ""
+
+
+if __name__ == "__main__":
+    if option("--max-num-seqs") == "1":
+        print("error: argument --max-num-seqs: 1 is not enough", flush=True)
+        sys.exit(2)
+    asyncio.run(main(int(option("--port")), option("--max-num-seqs")))

@@ -1,0 +1,74 @@
+"""Real servers that die: the pool answers every request once, and a publish to a dead or frozen replica ends in time."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from rljob_api.spec.common import Sampling
+from rljob_trainer.rollout.client import Generation
+from rljob_trainer.rollout.pool import Pool
+from rljob_trainer.weights import wire
+from rljob_trainer.weights.publisher import Published, Publisher
+from trainer.rollout import models
+from trainer.rollout.servers import TOKEN, Server
+
+pytestmark = pytest.mark.slow
+
+
+def publish(servers: list[Server], model: Path, step: int) -> Published:
+    publisher = Publisher(1, TOKEN, "127.0.0.1", "cpu")
+    return publisher.publish(step, iter(models.tensors(model)), [s.endpoint for s in servers], lambda: None)
+
+
+@pytest.fixture(scope="module")
+def servers(start: Callable[..., Server], checkpoints: dict[str, Path]) -> list[Server]:
+    return [start(checkpoints["old"]) for _ in range(2)]
+
+
+async def test_a_server_killed_mid_generation_costs_no_answer(
+    servers: list[Server], checkpoints: dict[str, Path]
+) -> None:
+    new = checkpoints["new"]
+    published = await asyncio.to_thread(publish, servers, new, 1)
+    assert sorted(published.ok) == sorted(s.endpoint.pod for s in servers)
+    pool = Pool(TOKEN, 1, samples_in_flight=16)
+    for server in servers:
+        await pool.admit(server.endpoint)
+    prompts = [(2 + i, 3, 4) for i in range(40)]
+    sampling = Sampling(temperature=1.0, max_tokens=100)
+    asked = [asyncio.create_task(pool.generate(p, 4, sampling, seed=i)) for i, p in enumerate(prompts)]
+    await asyncio.sleep(0.5)
+    servers[1].kill()
+    groups: list[list[Generation]] = await asyncio.wait_for(asyncio.gather(*asked), 120)
+    assert pool.redispatched > 0 and [r.pod for r in pool.replicas] == [servers[0].endpoint.pod]
+    assert len(groups) == 40 and all(len(g) == 4 for g in groups)
+    for prompt, group in zip(prompts[::8], groups[::8], strict=True):
+        for generation in group:
+            difference = models.log_probs(new, prompt, generation.tokens) - torch.tensor(generation.log_probs)
+            assert difference.abs().max() < 1e-4
+    await pool.close()
+
+
+def test_a_dead_and_a_frozen_replica_fail_in_time_and_alone(
+    servers: list[Server], start: Callable[..., Server], checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second server is dead since the test before."""
+    monkeypatch.setattr(wire, "OPEN_SECONDS", 3.0)
+    monkeypatch.setattr(wire, "ABORT_SECONDS", 1.0)
+    frozen = start(checkpoints["old"])
+    os.killpg(frozen.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    published = publish([*servers, frozen], checkpoints["old"], 2)
+    assert time.monotonic() - began < 15
+    assert published.ok == [servers[0].endpoint.pod]
+    assert "ConnectionRefusedError" in published.failed[servers[1].endpoint.pod]
+    assert "TimeoutError" in published.failed[frozen.endpoint.pod]
+    os.killpg(frozen.pid, signal.SIGCONT)
+    monkeypatch.undo()
+    assert publish([frozen], checkpoints["old"], 2).ok == [frozen.endpoint.pod]

@@ -1,0 +1,177 @@
+"""PID 1 of a rollout pod, with a stand-in for vLLM's server; the last test has the real one."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rljob_api import names
+from rljob_api.protocol import Control, Report, Resume, RolloutEndpoint
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.rollout import process, supervisor
+from rljob_trainer.rollout.client import ReplicaLost, RolloutClient
+from rljob_trainer.rollout.supervisor import Supervisor
+from rljob_trainer.weights.wire import FencedOut
+from trainer.rollout import models
+from trainer.rollout.servers import TOKEN, free_port, spec
+
+
+class Channel:
+    """Both directions in memory."""
+
+    def __init__(self) -> None:
+        self.words: asyncio.Queue[Control] = asyncio.Queue()
+        self.reports: list[Report] = []
+        self.reported = asyncio.Condition()
+
+    async def controls(self) -> AsyncIterator[Control]:
+        while True:
+            yield await self.words.get()
+
+    async def report(self, report: Report) -> None:
+        async with self.reported:
+            self.reports.append(report)
+            self.reported.notify_all()
+
+    async def wait(self, condition: Callable[[Report], bool], seconds: float = 20) -> Report:
+        """The newest report that fulfils a condition, once there is one after those seen so far."""
+        seen = len(self.reports)
+        async with asyncio.timeout(seconds), self.reported:
+            while True:
+                if match := [r for r in self.reports[max(seen - 1, 0) :] if condition(r)]:
+                    return match[-1]
+                await self.reported.wait()
+
+
+class Pod:
+    """A supervisor at work."""
+
+    def __init__(self, model: Path = Path("/model")) -> None:
+        self.channel, self.port, self.model = Channel(), free_port(), model
+        environment = dict(os.environ) | {
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+            names.ENV_ROLLOUT_TOKEN: TOKEN,
+            names.ENV_POD_NAME: "demo-rollout-0",
+            names.ENV_POD_UID: "uid",
+        }
+        self.task = asyncio.create_task(Supervisor(self.channel, environment, self.port).run())
+
+    def say(self, attempt: int, **vllm_args: object) -> None:
+        self.channel.words.put_nowait(control(spec(self.model, vllmArgs=vllm_args), attempt))
+
+    async def state(self, attempt: int = 0) -> dict:
+        endpoint = RolloutEndpoint(pod="", pod_uid="", url=f"http://127.0.0.1:{self.port}")
+        async with RolloutClient(endpoint, TOKEN, attempt) as client:
+            return await client.state()
+
+    async def end(self) -> None:
+        self.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await self.task
+
+
+def control(spec: RLJobSpec, attempt: int) -> Control:
+    return Control(
+        name="demo", namespace="default", job_uid="job", attempt=attempt, resume=Resume(policy="auto"), spec=spec
+    )
+
+
+def is_running(report: Report) -> bool:
+    return report.state == "running"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "slow" not in request.keywords:
+        monkeypatch.setattr(process, "SERVER", "trainer.rollout.stand_in")
+        monkeypatch.setattr(supervisor, "FIRST_BACKOFF_SECONDS", 0.05)
+        monkeypatch.setattr(supervisor, "READY_POLL_SECONDS", 0.05)
+
+
+async def test_a_server_is_started_and_reported_ready(capfd: pytest.CaptureFixture[str]) -> None:
+    pod = Pod()
+    pod.say(3)
+    report = await pod.channel.wait(is_running)
+    assert (report.pod, report.pod_uid, report.attempt, report.failure) == ("demo-rollout-0", "uid", 3, None)
+    assert (await pod.state())["attempt"] == 3
+    await pod.end()
+    with pytest.raises(ReplicaLost):
+        await pod.state()
+    assert "by attempt 3" in capfd.readouterr().out
+
+
+async def test_a_new_attempt_is_told_to_the_running_server() -> None:
+    pod = Pod()
+    pod.say(1)
+    await pod.channel.wait(is_running)
+    pod.say(2)
+    await pod.channel.wait(lambda r: r.attempt == 2 and r.state == "running")
+    assert (await pod.state())["attempt"] == 2
+    await pod.end()
+
+
+async def test_a_server_that_ends_is_started_again_whatever_its_exit_code() -> None:
+    pod = Pod()
+    pod.say(1, **{"max-num-seqs": 2})
+    await pod.channel.wait(is_running)
+    ended = await pod.channel.wait(lambda r: r.failure is not None)
+    assert ended.failure and (ended.state, ended.failure.kind, ended.failure.exception) == (
+        "idle",
+        "application",
+        "exit code 0",
+    )
+    again = await pod.channel.wait(is_running)
+    assert again.failure is None and again.boot_id == ended.boot_id
+    await pod.end()
+
+
+async def test_refused_arguments_are_the_users_to_mend_and_a_new_spec_restarts_the_server() -> None:
+    pod = Pod()
+    pod.say(1, **{"max-num-seqs": 1})
+    failure = (await pod.channel.wait(lambda r: r.failure is not None)).failure
+    assert failure and (failure.kind, failure.field) == ("configuration", "spec.rollout.vllmArgs")
+    assert failure.lines[-1] == "error: argument --max-num-seqs: 1 is not enough"
+    pod.say(1, **{"max-num-seqs": 3})
+    await pod.channel.wait(is_running)
+    pod.say(2, **{"max-num-seqs": 4})
+    await pod.channel.wait(lambda r: r.state == "idle")
+    report = await pod.channel.wait(is_running)
+    assert report.attempt == 2 and report.failure is None, "a restart of ours is no failure"
+    await pod.end()
+
+
+async def test_a_report_comes_regularly_without_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "REPORT_SECONDS", 0.05)
+    pod = Pod()
+    await asyncio.sleep(0.5)
+    assert len(pod.channel.reports) > 4 and {r.state for r in pod.channel.reports} == {"idle"}
+    await pod.end()
+
+
+@pytest.mark.slow
+async def test_a_real_server_starts_is_killed_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    pod = Pod(models.make(tmp_path / "model", seed=1))
+    pod.say(4)
+    await pod.channel.wait(is_running, 180)
+    assert await pod.state(4) == {"attempt": 4, "policy_step": None, "digest": ""}
+    with pytest.raises(FencedOut):
+        await pod.state(3)
+    family = server_processes()
+    family[0].kill()
+    report = await pod.channel.wait(lambda r: r.failure is not None)
+    assert report.failure and (report.failure.kind, report.failure.exception) == ("killed", "Signal 9 (SIGKILL)")
+    await pod.channel.wait(is_running, 180)
+    family += server_processes()
+    await pod.end()
+    assert len(family) >= 4, "a server and its engine, twice"
+    assert not [p for p in family if p.is_running()]
+
+
+def server_processes() -> list[psutil.Process]:
+    """The server that this process's supervisor started, and what that started."""
+    (server,) = [p for p in psutil.Process().children() if "rljob_trainer.rollout.server" in p.cmdline()]
+    return [server, *server.children(recursive=True)]
