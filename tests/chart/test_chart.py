@@ -64,6 +64,8 @@ def test_the_chart_installs_these_objects() -> None:
         ("Role", "rljob-lease"),
         ("RoleBinding", "rljob-lease"),
         ("ServiceAccount", "rljob"),
+        ("ValidatingAdmissionPolicy", "rljob-own-report"),
+        ("ValidatingAdmissionPolicyBinding", "rljob-own-report"),
     ]
 
 
@@ -136,7 +138,7 @@ def test_common_labels_reach_every_object() -> None:
 def test_every_value_is_described_and_every_described_value_is_in_the_schema() -> None:
     lines = (CHART / "values.yaml").read_text().splitlines()
     keys = [i for i, line in enumerate(lines) if line and not line.startswith((" ", "#"))]
-    sections = ("image:", "crds:", "serviceAccount:", "rbac:")
+    sections = ("image:", "crds:", "serviceAccount:", "rbac:", "admissionPolicy:")
     for i in keys:
         assert lines[i] in sections or lines[i - 1].startswith("# --"), lines[i]
     properties = yaml.safe_load((CHART / "values.schema.json").read_text())["properties"]
