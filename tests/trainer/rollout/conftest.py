@@ -15,6 +15,9 @@ from rljob_trainer.rollout.arguments import server_arguments, server_environment
 from trainer.rollout import models
 from trainer.rollout.servers import TOKEN, Server, free_port, spec
 
+ONE_PROCESS = {one: {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not one))} for one in (True, False)}
+"""The nursery's environment is that of a server without tensor parallelism."""
+
 
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[subprocess.Popen[str]]:
@@ -38,12 +41,14 @@ def start(nursery: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFacto
     """`start(model)`: a server that answers /health. It is killed after the module."""
     servers: list[Server] = []
 
-    def begin(model: Path, attempt: int = 0, port: int = 0) -> Server:
+    def begin(model: Path, attempt: int = 0, tensor_parallel: int = 1) -> Server:
         assert nursery.stdin and nursery.stdout
-        port = port or free_port()
+        port, served = free_port(), spec(model, tensorParallel=tensor_parallel)
         log = tmp_path_factory.mktemp("server") / "log"
-        environment = {names.ENV_ROLLOUT_TOKEN: TOKEN, names.ENV_ATTEMPT: str(attempt)}
-        order = {"arguments": server_arguments(spec(model), port), "environment": environment, "log": str(log)}
+        environment = {names.ENV_ROLLOUT_TOKEN: TOKEN, names.ENV_ATTEMPT: str(attempt)} | ONE_PROCESS[
+            tensor_parallel == 1
+        ]
+        order = {"arguments": server_arguments(served, port), "environment": environment, "log": str(log)}
         nursery.stdin.write(json.dumps(order) + "\n")
         nursery.stdin.flush()
         pid = int(nursery.stdout.readline())

@@ -197,3 +197,12 @@ def test_tied_embeddings_follow_an_update(start: Callable[..., Server], checkpoi
     published = Publisher(1, TOKEN, "127.0.0.1", "cpu").publish(2, iter(with_head), [tied.endpoint], lambda: None)
     assert published.ok
     assert difference(checkpoints["tied"], generate(tied)) < 1e-4
+
+
+def test_every_worker_of_a_tensor_parallel_server_gets_its_part(
+    start: Callable[..., Server], checkpoints: dict[str, Path]
+) -> None:
+    two = start(checkpoints["old"], tensor_parallel=2)
+    for step, name in enumerate(("new", "old")):
+        assert publish(two, checkpoints[name], step).ok
+        assert difference(checkpoints[name], generate(two)) < 1e-4
