@@ -34,7 +34,10 @@ def install_operator(provider: Provider) -> None:
     """The chart, with the image that was just built; status is refreshed every 2 s because the example's steps take one."""
     repository, _, tag = provider.operator_image.rpartition(":")
     strings = (f"image.repository={repository}", f"image.tag={tag}")
-    sets = [argument for value in strings for argument in ("--set-string", value)] + ["--set", "progressIntervalSeconds=2"]
+    sets = [argument for value in strings for argument in ("--set-string", value)] + [
+        "--set",
+        "progressIntervalSeconds=2",
+    ]
     command = (
         "helm",
         "upgrade",

@@ -36,7 +36,7 @@ print(model.config.model_type, all(p.isfinite().all() for p in model.parameters(
 
 def test_the_checkpoints_of_the_status_are_complete_on_the_volume(lab: Lab, baseline: Job) -> None:
     kept = baseline.status().checkpoint.kept
-    assert [c.step for c in kept] == [80, 90, 100]
+    assert [c.step for c in kept] == [40, 50, 60]
     for checkpoint in kept:
         assert json.loads(read_file(lab.kube, f"{checkpoint.path}/manifest.json"))["files"]
 
