@@ -1,0 +1,49 @@
+"""The socket alone."""
+
+import asyncio
+
+import pytest
+
+from rljob_trainer.driver.client import DriverClient, DriverLost
+from rljob_trainer.driver.frame import listen
+from rljob_trainer.driver.server import RankLost, serve
+
+
+async def ask(method, *arguments):
+    return await asyncio.wait_for(asyncio.to_thread(method, *arguments), 5)
+
+
+async def test_large_messages_beats_and_deep_directories(tmp_path):
+    deep = tmp_path / ("d" * 100) / ("e" * 100)
+    deep.mkdir(parents=True)
+    listener = listen(deep / "driver.sock")
+    rank = DriverClient.connect(deep / "driver.sock", deep / "error", 0)
+    beats = []
+
+    async def following() -> dict:
+        return {"do": "train", "batch": "x" * 2_000_000}
+
+    async def end(export: str) -> None:
+        pass
+
+    served = asyncio.create_task(serve(listener, {"next": following, "end": end}, beats.append))
+    rank.beat()
+    assert len((await ask(rank.next))["batch"]) == 2_000_000
+    await ask(rank.end, "")
+    await asyncio.wait_for(served, 5)
+    assert beats == [1]
+
+
+async def test_a_rank_that_leaves_without_a_word_is_noticed(tmp_path):
+    listener = listen(tmp_path / "driver.sock")
+    rank = DriverClient.connect(tmp_path / "driver.sock", tmp_path / "error", 0)
+    rank._socket.close()
+    rank._reader.close()
+    with pytest.raises(RankLost):
+        await asyncio.wait_for(serve(listener, {}, lambda _: None), 5)
+
+
+def test_a_driver_that_failed_is_not_waited_for(tmp_path):
+    (tmp_path / "error-driver.json").write_text("{}")
+    with pytest.raises(DriverLost, match="did not start"):
+        DriverClient.connect(tmp_path / "driver.sock", tmp_path / "error-driver.json", 60)
