@@ -40,7 +40,9 @@ def _write_weights(tensors: Iterable[tuple[str, torch.Tensor]], target: Path, sh
         size += sum(t.nbytes for t in shard.values())
         dtype = next(iter(shard.values())).dtype
     count = len(shards)
-    files = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)] if count > 1 else ["model.safetensors"]
+    files = (
+        [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)] if count > 1 else ["model.safetensors"]
+    )
     for number, file in enumerate(files):
         (target / f"{number}.part").rename(target / file)
     if count > 1:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.utils._device
 
 
 @functools.cache
@@ -62,21 +63,19 @@ class _Stream:
 def _patch_torch() -> None:
     """The names of torch that megatron calls without asking whether there is a GPU."""
     cuda, stream = torch.cuda, _Stream()
-    cuda.current_device = lambda: torch.device(
-        "cpu"
-    )  # param_and_grad_buffer.py:1180 and 115 others use it as `device=`
-    cuda.synchronize = lambda *_, **__: None  # p2p_communication.py:419
-    cuda.Stream = _Stream  # distributed_data_parallel.py:297
-    cuda.current_stream = lambda *_: stream  # param_and_grad_buffer.py:632
-    cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()  # tensor_parallel/random.py:303
-    cuda.manual_seed = lambda seed: torch.manual_seed(seed) and None  # tensor_parallel/random.py:118
-    for name in (
-        "tensor",
-        "zeros",
-        "ones",
-        "empty",
-        "empty_like",
-    ):  # optimizer.py:698, schedules.py:749, transformer/utils.py:39
+    # used as `device=`: param_and_grad_buffer.py:1180 and 115 others
+    cuda.current_device = lambda: torch.device("cpu")
+    # p2p_communication.py:419; distributed_data_parallel.py:297; param_and_grad_buffer.py:632
+    cuda.synchronize, cuda.Stream, cuda.current_stream = lambda *_, **__: None, _Stream, lambda *_: stream
+    # tensor_parallel/random.py:303 and :118
+    cuda.get_rng_state, cuda.manual_seed = (
+        lambda *_, **__: torch.get_rng_state(),
+        lambda seed: torch.manual_seed(seed) and None,
+    )
+    # `with torch.device(...)` knows factories by identity and has to remember the originals, or models made on "meta" have no values
+    torch.utils._device._device_constructors()
+    # optimizer.py:698, schedules.py:749, transformer/utils.py:39
+    for name in ("tensor", "zeros", "ones", "empty", "empty_like"):
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     torch.Tensor.cuda = lambda self, *_, **__: self
     torch.Tensor.type = _tensor_type(torch.Tensor.type)

@@ -1,0 +1,87 @@
+"""Tiny Hugging Face models and batches whose log-probabilities come from them."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from api.specs import make_spec
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.batch import Sample, StepBatch
+
+SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def make_model(directory: Path, kind: str = "qwen2", tied: bool = True, vocabulary: int = 160) -> Path:
+    """A random model with norms and biases away from their neutral values."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+    configs = {"qwen2": Qwen2Config, "llama": LlamaConfig, "qwen3": Qwen3Config}
+    more = {"head_dim": 32} if kind == "qwen3" else {}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(
+        configs[kind](**SHAPE, **more, vocab_size=vocabulary, tie_word_embeddings=tied)
+    )
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith("bias"):
+            parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(directory)
+    (directory / "tokenizer.json").write_text(json.dumps({"stands": "for a tokenizer"}))
+    return directory
+
+
+def make_batch(model: Path, step: int = 1, groups: int = 4, samples: int = 4, temperature: float = 1.0) -> StepBatch:
+    """Random tokens in prompts of 2-8 and responses of 1-8, with the log-probabilities that the model in `model` gives them."""
+    from transformers import AutoModelForCausalLM
+
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    draw = random.Random(step)
+    tokens = lambda n: tuple(draw.randrange(policy.config.vocab_size) for _ in range(n))  # noqa: E731
+    prompts = [tokens(draw.randrange(2, 9)) for _ in range(groups)]
+    found = []
+    for group, sample in ((g, s) for g in range(groups) for s in range(samples)):
+        response = tokens(draw.randrange(1, 9))
+        log_probs = response_log_probs(policy, prompts[group], response, temperature)
+        found.append(
+            Sample(
+                group, group, sample, prompts[group], response, log_probs, step - 1, "stop", float(draw.random() < 0.5)
+            )
+        )
+    return StepBatch(step, tuple(found), {})
+
+
+@torch.no_grad()
+def response_log_probs(
+    model: Any, prompt: tuple[int, ...], response: tuple[int, ...], temperature: float
+) -> tuple[float, ...]:
+    logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1] / temperature
+    return tuple(logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0].tolist())
+
+
+def job(
+    model: Path, tensor: int = 1, pipeline: int = 1, data: int = 1, dtype: str = "float32", **train: Any
+) -> RLJobSpec:
+    """A spec for the layout, with a KL penalty and an entropy bonus so that every term of the loss is there, and `train` merged into spec.train."""
+    temperature = train.pop("temperature", 1.0)
+    algorithm = train.pop("algorithm", {"kl": {"coefficient": 0.1}, "entropyCoefficient": 0.01})
+    return make_spec(
+        model={"path": str(model), "dtype": dtype},
+        algorithm=algorithm,
+        train={"tokensPerMicroBatch": 64, "optimizer": {"learningRate": 1e-3}} | train,
+        trainer={"nodes": tensor * pipeline * data, "parallelism": {"tensor": tensor, "pipeline": pipeline}},
+        rollout={"sampling": {"maxTokens": 8, "temperature": temperature}},
+    )
+
+
+def ranks_of(spec: RLJobSpec) -> int:
+    return spec.trainer.nodes * spec.trainer.processes_per_node

@@ -1,0 +1,145 @@
+"""What a step refuses, and what leaves the policy as it is."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rljob_trainer.batch import Sample, StepBatch
+from rljob_trainer.failure import ConfigurationError
+from trainer.megatron.models import job, make_batch, make_model, ranks_of
+from trainer.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+
+def change(batch: StepBatch, function: Callable[[Sample], Sample]) -> StepBatch:
+    return replace(batch, samples=tuple(function(s) for s in batch.samples))
+
+
+def weights(engine: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in engine.export()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def attempt(model: Path, batch: StepBatch, error: str, **train: Any) -> tuple[str, bool]:
+    """The message of the error that a step raised, and whether the weights are as before it."""
+
+    def on_a_rank() -> tuple[str, bool]:
+        from rljob_trainer.megatron import engine as module
+
+        engine = module.Engine(job(model, data=2, **train), lambda: None)
+        before = weights(engine)
+        with pytest.raises(getattr(module, error)) as caught:
+            engine.train_step(batch)
+        return str(caught.value), same(before, weights(engine))
+
+    first, second = run_ranks(2, on_a_rank)
+    assert first == second
+    return first
+
+
+@pytest.mark.parametrize("mini_batches", [1, 2])
+def test_rollouts_with_other_weights_stop_the_step_before_the_optimizer(model: Path, mini_batches: int) -> None:
+    batch = change(make_batch(model), lambda s: replace(s, log_probs=tuple(x - 0.5 for x in s.log_probs)))
+    message, unchanged = attempt(model, batch, "MismatchError", miniBatches=mini_batches)
+    assert unchanged
+    assert "differ by 0.5 per token on average" in message
+
+
+def test_a_reward_that_is_not_finite_stops_the_step_before_the_optimizer(model: Path) -> None:
+    batch = change(make_batch(model), lambda s: replace(s, reward=math.inf if s.sample == 0 else 0.0))
+    message, unchanged = attempt(model, batch, "NonFiniteError")
+    assert unchanged
+    assert message == "the loss is nan"
+
+
+def test_without_learning_the_ratio_is_one_and_the_weights_stay(model: Path) -> None:
+    def on_a_rank() -> Any:
+        from rljob_trainer.megatron.engine import Engine
+
+        engine = Engine(job(model, data=2, miniBatches=4, optimizer={"learningRate": 1e-30}), lambda: None)
+        before = weights(engine)
+        metrics = [engine.train_step(make_batch(model, step)) for step in (1, 2)]
+        return metrics, same(before, weights(engine))
+
+    metrics, unchanged = run_ranks(2, on_a_rank)[0]
+    assert unchanged
+    for step in metrics:
+        assert step["train/ratio_mean"] == 1.0
+        assert step["train/clip_fraction"] == step["train/kl"] == 0.0
+        assert step["train_rollout/log_prob_diff_max"] < 1e-5
+
+
+def test_the_learning_rate_rises_from_zero_and_stays(model: Path) -> None:
+    def on_a_rank() -> list[float]:
+        from rljob_trainer.megatron.engine import Engine
+
+        engine = Engine(job(model, steps=2, optimizer={"learningRate": 1e-6, "warmupSteps": 2}), lambda: None)
+        return [engine.train_step(make_batch(model, step))["train/learning_rate"] for step in (1, 2, 3, 4)]
+
+    assert run_ranks(1, on_a_rank)[0] == [0.0, 5e-7, 1e-6, 1e-6]
+
+
+def test_learning_makes_rewarded_responses_likelier(model: Path) -> None:
+    batch = change(make_batch(model), lambda s: replace(s, reward=float(s.sample % 2), policy_step=-1))
+
+    def on_a_rank() -> list[float]:
+        from rljob_trainer.megatron.engine import Engine
+
+        engine = Engine(job(model, algorithm={}, miniBatches=1), lambda: None)
+        gain = 0.0
+        for _ in range(5):
+            engine.train_step(batch)
+        from rljob_trainer.megatron.batching import micro_batch
+
+        micro = micro_batch([(s, 2 * s.reward - 1) for s in batch.samples], 1, torch.device("cpu"))
+        from rljob_trainer.megatron.batching import MiniBatch
+
+        after = engine._passes.log_probs(MiniBatch([micro], 1))[0]
+        gain = ((after - micro.rollout_log_probs) * micro.advantages * micro.mask).sum()
+        return float(gain)
+
+    assert run_ranks(1, on_a_rank)[0] > 1.0
+
+
+def refusal(spec: Any) -> ConfigurationError:
+    def on_a_rank() -> tuple[str, str]:
+        from rljob_trainer.megatron.engine import Engine
+
+        with pytest.raises(ConfigurationError) as caught:
+            Engine(spec, lambda: None)
+        return caught.value.field, str(caught.value)
+
+    return run_ranks(ranks_of(spec), on_a_rank)[0]
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "field", "words"),
+    [
+        ({"tensor": 3}, {}, "spec.trainer.parallelism.tensor", "num_attention_heads = 4"),
+        ({"pipeline": 3}, {}, "spec.trainer.parallelism.pipeline", "num_hidden_layers = 4"),
+        ({}, {"architectures": ["SomethingElseForCausalLM"]}, "spec.model.path", "SomethingElseForCausalLM"),
+        ({}, None, "spec.model.path", "holds no config.json"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_by_field(
+    megatron: None, tmp_path: Path, layout: dict[str, int], change: dict[str, Any] | None, field: str, words: str
+) -> None:
+    path = make_model(tmp_path / "model")
+    config = path / "config.json"
+    if change is None:
+        config.unlink()
+    else:
+        config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    found, message = refusal(job(path, **layout))
+    assert found == field
+    assert words in message

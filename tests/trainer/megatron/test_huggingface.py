@@ -1,0 +1,76 @@
+"""What goes in comes out, bit for bit."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer.megatron.models import job, make_model, ranks_of
+from trainer.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+LAYOUTS = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1)]
+
+
+@pytest.mark.parametrize(("tensor", "pipeline", "data"), LAYOUTS)
+@pytest.mark.parametrize(
+    ("kind", "tied", "vocabulary"),
+    [("qwen2", True, 160), ("qwen2", False, 161), ("qwen3", True, 161), ("llama", False, 160)],
+)
+def test_export_after_import_is_identical(
+    megatron: None, tmp_path: Path, kind: str, tied: bool, vocabulary: int, tensor: int, pipeline: int, data: int
+) -> None:
+    from safetensors.torch import load_file
+
+    source = make_model(tmp_path / "source", kind, tied, vocabulary)
+    expected = load_file(source / "model.safetensors")
+
+    def on_a_rank() -> None:
+        from rljob_trainer.megatron.engine import Engine
+
+        exported = dict(Engine(job(source, tensor, pipeline, data), lambda: None).export())
+        assert exported.keys() == expected.keys()
+        assert [n for n in expected if not torch.equal(exported[n], expected[n])] == []
+
+    run_ranks(tensor * pipeline * data, on_a_rank)
+
+
+def test_a_directory_is_written_in_shards_that_transformers_reads(model: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    spec, target = job(model, tensor=2), tmp_path / "exported"
+
+    def on_a_rank() -> None:
+        from rljob_trainer.megatron.engine import Engine
+        from rljob_trainer.megatron.huggingface import write_hugging_face
+
+        write_hugging_face(Engine(spec, lambda: None), model, target, shard_bytes=200_000)
+
+    run_ranks(ranks_of(spec), on_a_rank)
+    files = sorted(f.name for f in target.iterdir())
+    assert len([f for f in files if f.endswith(".safetensors")]) > 2
+    assert [f for f in files if not f.endswith(".safetensors")] == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+    ]
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    ours, theirs = (AutoModelForCausalLM.from_pretrained(path)(tokens).logits for path in (target, model))
+    assert torch.equal(ours, theirs)
+
+
+def test_an_export_says_its_own_dtype(model: Path, tmp_path: Path) -> None:
+    spec, target = job(model, dtype="bfloat16"), tmp_path / "exported"
+
+    def on_a_rank() -> None:
+        from rljob_trainer.megatron.engine import Engine
+        from rljob_trainer.megatron.huggingface import write_hugging_face
+
+        write_hugging_face(Engine(spec, lambda: None), model, target)
+
+    run_ranks(1, on_a_rank)
+    assert json.loads((target / "config.json").read_text())["dtype"] == "bfloat16"
+    assert (target / "model.safetensors").is_file()
