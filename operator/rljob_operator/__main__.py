@@ -4,12 +4,13 @@ import argparse
 import asyncio
 import logging
 import socket
+import sys
 
 import kopf
 
 from rljob_operator import handlers, health
 from rljob_operator.api import Api, ApiError, KubernetesApi, connect
-from rljob_operator.lease import Lease
+from rljob_operator.lease import Lease, LeaseLost
 from rljob_operator.queue import Queue
 from rljob_operator.reconcile import Reconciler
 
@@ -93,7 +94,10 @@ def main() -> None:
     logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     logging.getLogger("kopf.activities").setLevel(logging.WARNING)
-    asyncio.run(operate(args))
+    try:
+        asyncio.run(operate(args))
+    except* LeaseLost as lost:
+        sys.exit(f"{lost.exceptions[0]}; another operator may act now")
 
 
 if __name__ == "__main__":

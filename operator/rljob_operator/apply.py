@@ -84,6 +84,7 @@ async def delete_pods(api: Api, namespace: str, pods: tuple[Pod, ...]) -> None:
 async def post_events(api: Api, job: RLJobMeta, events: tuple[Event, ...], now: float) -> None:
     """For people; one that cannot be written is not worth a second pass."""
     for event in events:
+        log.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, event.message)
         try:
             await api.create(_event(job, event, now))
         except ApiError as error:

@@ -31,6 +31,7 @@ class Lease:
         self._identity = identity
         self._beat = beat
         self._seen: tuple[str, float] = ("", 0.0)
+        """Version of somebody else's lease, and since when we have seen it."""
 
     async def acquire(self) -> None:
         """Waits for as long as somebody else holds it."""
@@ -46,8 +47,10 @@ class Lease:
             await asyncio.sleep(PERIOD)
             if await self._try():
                 renewed = time.monotonic()
-            elif time.monotonic() - renewed > PATIENCE:
-                raise LeaseLost(f"lease {self._namespace}/{NAME} could not be renewed for {PATIENCE:.0f} s")
+            elif self._seen[0] or time.monotonic() - renewed > PATIENCE:
+                raise LeaseLost(
+                    f"lease {self._namespace}/{NAME} could not be renewed for {time.monotonic() - renewed:.0f} s"
+                )
 
     async def release(self) -> None:
         """Lets a successor start without waiting."""
@@ -77,6 +80,7 @@ class Lease:
             return True
         if not self._free(lease):
             return False
+        self._seen = ("", 0.0)
         try:
             await self._api.replace(lease | {"spec": self._spec()})
         except Conflict:
