@@ -21,6 +21,16 @@ from rljob_operator.queue import Key
 from rljob_operator.snapshot import Pod, Snapshot
 
 CHILD_KINDS = ("ConfigMap", "Service", "ServiceAccount", "Role", "RoleBinding", "StatefulSet")
+KNOWN_META = {
+    "name",
+    "namespace",
+    "uid",
+    "generation",
+    "resourceVersion",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "annotations",
+}
 
 
 async def observe(api: Api, job: Object, memory: Memory, now: float, progress_interval: float) -> Snapshot:
@@ -49,18 +59,6 @@ async def observe(api: Api, job: Object, memory: Memory, now: float, progress_in
         now=now,
     )
     return _with_beat(snapshot, memory, key)
-
-
-KNOWN_META = {
-    "name",
-    "namespace",
-    "uid",
-    "generation",
-    "resourceVersion",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "annotations",
-}
 
 
 def _with_beat(s: Snapshot, memory: Memory, key: Key) -> Snapshot:

@@ -129,3 +129,13 @@ async def test_an_operator_that_cannot_renew_ends_itself(monkeypatch: pytest.Mon
     monkeypatch.setattr(lease, "PATIENCE", 0.05)
     with pytest.raises(lease.LeaseLost):
         await asyncio.wait_for(Lease(BrokenCluster(), "rljob-system", "one", lambda: None).renew(), 2)
+
+
+async def test_an_operator_that_sees_another_holder_ends_itself_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "PERIOD", 0.01)
+    cluster = FakeCluster()
+    held = Lease(cluster, "rljob-system", "one", lambda: None)
+    await held.acquire()
+    cluster.edit("Lease", "rljob-system", lease.NAME)["spec"]["holderIdentity"] = "thief"
+    with pytest.raises(lease.LeaseLost):
+        await asyncio.wait_for(held.renew(), 2)
