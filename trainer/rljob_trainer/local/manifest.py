@@ -12,7 +12,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.validate import violations
 from rljob_api.violation import message
 
-MOUNTED = ("model", "data", "rewards", "checkpoint")
+MOUNTED = ("model", "data", "rewards", "train", "checkpoint")
 """Sections of the spec whose paths lie on volumes."""
 
 
@@ -30,18 +30,18 @@ class Job:
 
 
 def load(file: Path, mounts: list[str]) -> Job:
-    """`mounts`: `/path=directory`. Raises ManifestError."""
+    """`mounts`: `/path=directory`. The object itself is held to all rules, then its paths are those of this machine. Raises ManifestError."""
     try:
         raw = yaml.safe_load(file.read_text())
     except (OSError, yaml.YAMLError) as error:
         raise ManifestError(f"{file}: {error}") from error
     if not isinstance(raw, dict) or (raw.get("apiVersion"), raw.get("kind")) != (names.API_VERSION, names.KIND):
         raise ManifestError(f"{file}: not an object of apiVersion {names.API_VERSION} and kind {names.KIND}")
-    meta, spec = raw.get("metadata") or {}, mounted(raw.get("spec") or {}, parse_mounts(mounts))
-    name = str(meta.get("name", ""))
-    if found := violations(spec, name, _model_config(spec)):
+    meta, spec = raw.get("metadata") or {}, raw.get("spec") or {}
+    name, here = str(meta.get("name", "")), mounted(spec, parse_mounts(mounts))
+    if found := violations(spec, name, _model_config(here)):
         raise ManifestError(message(found))
-    return Job(name, str(meta.get("namespace", "default")), RLJobSpec.model_validate(spec))
+    return Job(name, str(meta.get("namespace", "default")), RLJobSpec.model_validate(here))
 
 
 def parse_mounts(mounts: list[str]) -> dict[str, str]:
