@@ -10,8 +10,6 @@ PODS_PENDING = "PodsPending"  # trainer pods do not exist, are not scheduled, or
 BACKING_OFF = "BackingOff"  # the pause before a counted restart
 STARTING = "Starting"  # an attempt is open and has not begun its first step
 RUNNING = "Running"  # all members of the open attempt run
-STOPPING = "Stopping"  # the open attempt was told to drain or stop
-PROTOCOL_MISMATCH = "ProtocolMismatch"  # a pod speaks another version of the runtime protocol than the operator
 
 # Rollouts
 ENOUGH_ROLLOUTS = "EnoughRollouts"  # at least minReplicas rollouts answer

@@ -115,3 +115,18 @@ def test_nothing_changes_when_nothing_happened() -> None:
     job = make_job().with_attempt().with_rollout().running(step=2)
     first = job.next()
     assert job.with_status(**{k: getattr(first, k) for k in type(first).model_fields}).next(NOW + 5) == first
+
+
+def test_an_attempt_that_is_loading_does_not_forget_the_run() -> None:
+    job = make_job().with_attempt()
+    status = job.running(step=7, checkpoints=[checkpoint(6)], metrics={"reward/mean": 0.5}).next()
+    job = job.with_status(progress=status.progress, checkpoint=status.checkpoint)
+    loading = job.running(step=0, phase="loading", started_from=None).next()
+    assert (loading.progress.text, loading.progress.reward, loading.progress.phase) == ("7/10", "0.500", "loading")
+    assert loading.checkpoint == status.checkpoint
+
+
+def test_an_attempt_that_started_over_has_no_checkpoint() -> None:
+    job = make_job().with_attempt()
+    job = job.with_status(checkpoint=job.running(step=7, checkpoints=[checkpoint(6)]).next().checkpoint)
+    assert job.running(step=0, started_from=0).next().checkpoint.latest is None

@@ -28,7 +28,8 @@ def record(s: Snapshot, status: JobStatus) -> Change:
     progress, spec = current(s, status.attempt), s.spec_of(status.attempt)
     if progress is None or spec is None or status.attempt is None or not is_open(s.status.attempt):
         return Change(status)
-    new, old = _status(progress, spec, s.now), status.progress
+    old = status.progress
+    new = _status(progress, spec, s.now) if _started(progress) else _loading(progress, old, s.now)
     checkpoint = _checkpoint(progress, status.checkpoint)
     events = _news(status.checkpoint.latest, checkpoint.latest)
     status = set_(
@@ -40,6 +41,15 @@ def record(s: Snapshot, status: JobStatus) -> Change:
     if _urgent(new) == _urgent(old) and not events and s.now < due and not just_closed(s, status):
         return Change(status, due=(due,))
     return Change(set_(status, progress=new), events)
+
+
+def _started(p: Progress) -> bool:
+    """Before it has chosen its checkpoint, an attempt knows nothing; what was known of the run stands."""
+    return p.started_from is not None
+
+
+def _loading(p: Progress, old: ProgressStatus, now: float) -> ProgressStatus:
+    return old.model_copy(update={"phase": p.phase, "started_from": None, "updated": stamp(now)})
 
 
 def _status(p: Progress, spec: RLJobSpec, now: float) -> ProgressStatus:
@@ -66,8 +76,9 @@ def _finite(p: Point) -> bool:
 
 
 def _checkpoint(p: Progress, old: CheckpointStatus) -> CheckpointStatus:
-    """An attempt that is still loading knows of none; what was known stands."""
-    return CheckpointStatus(latest=p.checkpoints[-1], kept=p.checkpoints) if p.checkpoints else old
+    if not _started(p):
+        return old
+    return CheckpointStatus(latest=p.checkpoints[-1] if p.checkpoints else None, kept=p.checkpoints)
 
 
 def _news(old: Checkpoint | None, new: Checkpoint | None) -> tuple[Event, ...]:
