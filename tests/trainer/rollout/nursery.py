@@ -36,7 +36,11 @@ def main() -> None:
     from rljob_trainer.rollout import server
 
     server.fork_engine()
-    for module in ("vllm.model_executor.models.qwen2", "rljob_trainer.rollout.worker"):
+    for module in (
+        "vllm.model_executor.models.qwen2",
+        "vllm.model_executor.models.llama",
+        "rljob_trainer.rollout.worker",
+    ):
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(

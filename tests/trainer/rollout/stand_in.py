@@ -1,6 +1,7 @@
 """What the supervisor sees of a server, without vLLM: `python -m trainer.rollout.stand_in <arguments>`.
 
-`--max-num-seqs` steers it: 1 ends at once like argparse does on a wrong argument, 2 ends with 0 after it has answered for a moment.
+`--max-num-seqs` steers it: 1 ends at once like argparse does on a wrong argument, 2 ends with 0 after it has answered for a moment and
+leaves a child behind that holds its output open, as vLLM's engine does.
 Its answers say the highest attempt it has seen.
 """
 
@@ -29,7 +30,11 @@ async def main(port: int, behaviour: str) -> None:
     runner = web.AppRunner(application)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
-    await asyncio.sleep(0.5 if behaviour == "2" else 3600)
+    if behaviour == "2":
+        await asyncio.create_subprocess_exec("sleep", "3600")
+        await asyncio.sleep(0.5)
+        os._exit(0)
+    await asyncio.sleep(3600)
 
 
 def option(name: str) -> str:

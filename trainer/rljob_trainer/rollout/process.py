@@ -22,21 +22,22 @@ USAGE_ERROR = 2
 class ServerProcess:
     """Use `start`; then `wait` or `stop`."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self._tail = b""
-        self._output = asyncio.create_task(self._pass_on())
+    def __init__(self, process: asyncio.subprocess.Process, output: asyncio.StreamReader) -> None:
+        self._process, self._tail = process, b""
+        self._output = asyncio.create_task(self._pass_on(output))
 
     @staticmethod
     async def start(arguments: Sequence[str], environment: Mapping[str, str]) -> "ServerProcess":
         """`arguments`: of vLLM's server. In a session of its own, so that all of it can be killed at once."""
         command = (sys.executable, "-m", SERVER, *arguments)
-        pipe, merged = asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
-        return ServerProcess(
-            await asyncio.create_subprocess_exec(
-                *command, env=dict(environment), stdout=pipe, stderr=merged, start_new_session=True
+        output, end = await _pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, env=dict(environment), stdout=end, stderr=end, start_new_session=True
             )
-        )
+        finally:
+            os.close(end)
+        return ServerProcess(process, output)
 
     async def wait(self) -> int:
         """The exit code, negative for a signal; what the process left behind is killed. vLLM also exits 0 when its engine died."""
@@ -66,9 +67,18 @@ class ServerProcess:
         kind: Literal["killed", "application"] = "killed" if code < 0 else "application"
         return Failure(kind=kind, exception=how, message="the rollout server ended", lines=lines, time=time)
 
-    async def _pass_on(self) -> None:
-        assert self._process.stdout is not None
-        while chunk := await self._process.stdout.read(KEPT_BYTES):
+    async def _pass_on(self, output: asyncio.StreamReader) -> None:
+        while chunk := await output.read(KEPT_BYTES):
             sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
             self._tail = (self._tail + chunk)[-KEPT_BYTES:]
+
+
+async def _pipe() -> tuple[asyncio.StreamReader, int]:
+    """A pipe of our own. With asyncio's, waiting for a process also waits for every child that has inherited the pipe."""
+    ours, theirs = os.pipe()
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ours, "rb")
+    )
+    return reader, theirs

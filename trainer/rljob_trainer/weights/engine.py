@@ -121,8 +121,8 @@ class GlooEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
 
 def _repack_embeddings(model: torch.nn.Module) -> None:
-    """vLLM on CPU keeps a packed copy of each embedding for its use as output layer. A tied one gets no tensor of its own on reload, so
-    vLLM 0.26 leaves the copy of the old weights in place: the log-probabilities would be the old policy's."""
+    """vLLM on CPU keeps a packed copy of an output layer's weights. One that only shares its weight with the embedding (Llama's) gets no
+    tensor of its own on reload, and vLLM 0.26 then leaves the packed copy of the old weights: log-probabilities of no policy at all."""
     for module in model.modules():
         if isinstance(module, VocabParallelEmbedding) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
