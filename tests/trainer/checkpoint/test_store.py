@@ -10,9 +10,7 @@ from rljob_api import names
 from rljob_trainer.checkpoint.fence import FencedOut, fences
 from rljob_trainer.checkpoint.manifest import read_manifest, read_manifests
 from rljob_trainer.failure import ConfigurationError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from saving import open_store, save
+from trainer.checkpoint.saving import open_store, save
 
 
 def steps(store) -> list[int]:
