@@ -14,7 +14,7 @@ KILLS = 10
 
 def kill_the_operator(lab: Lab) -> None:
     """Force deletion sends SIGKILL at once."""
-    for pod in lab.system.list("pod", "app.kubernetes.io/name=rljob"):
+    for pod in lab.system.list("pod", "app.kubernetes.io/name=rljob-operator"):
         lab.system.kubectl(
             "delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force", "--ignore-not-found"
         )
