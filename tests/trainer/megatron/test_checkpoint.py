@@ -77,10 +77,23 @@ def test_a_checkpoint_goes_on_in_another_layout(
         torch.testing.assert_close(torch.tensor(resumed_weights[name]), torch.tensor(expected), rtol=0, atol=1e-4)
 
 
-def test_the_spec_has_the_last_word_on_the_learning_rate(model: Path, batches: list[StepBatch], tmp_path: Path) -> None:
-    run(off_policy(job(model)), batches[:2], save=tmp_path / "c")
-    resumed, _, _ = run(off_policy(job(model, optimizer={"learningRate": 5e-4})), batches[2:3], load=tmp_path / "c")
-    assert resumed[0]["train/learning_rate"] == 5e-4
+def test_the_spec_has_the_last_word_on_the_optimizer(model: Path, batches: list[StepBatch], tmp_path: Path) -> None:
+    first, second = (
+        off_policy(job(model, optimizer={"learningRate": rate, "beta1": beta}))
+        for rate, beta in ((1e-3, 0.9), (5e-4, 0.5))
+    )
+    run(first, batches[:2], save=tmp_path / "c")
+    resumed, _, _ = run(second, batches[2:], load=tmp_path / "c")
+    assert [step["train/learning_rate"] for step in resumed] == [5e-4, 5e-4]
+
+    def on_a_rank() -> Any:
+        from rljob_trainer.megatron.engine import Engine
+
+        engine = Engine(second, lambda: None)
+        engine.load(tmp_path / "c")
+        return engine._optimizer.param_groups[0]["betas"][0]
+
+    assert run_ranks(1, on_a_rank) == [0.5]
 
 
 def test_training_twice_gives_the_same_bits(model: Path, batches: list[StepBatch]) -> None:

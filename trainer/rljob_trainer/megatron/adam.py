@@ -47,7 +47,9 @@ def install() -> None:
 
 def _allocate(optimizer: torch.optim.Optimizer | None) -> None:
     """Give every parameter the state that AdamW makes at its first step."""
-    for group in optimizer.param_groups if optimizer else ():
+    if optimizer is None:  # a rank may hold no part of the parameters
+        return
+    for group in optimizer.param_groups:
         for p in group["params"]:
             if not optimizer.state[p]:
                 optimizer.state[p] = {

@@ -13,13 +13,14 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from megatron.core.transformer.module import MegatronModule
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """The live objects that a checkpoint is taken of or put into."""
 
-    module: torch.nn.Module
+    module: MegatronModule
     """The model without its wrappers, whose names would get into the file."""
     optimizer: Any
     scheduler: OptimizerParamScheduler
@@ -46,11 +47,20 @@ def load(directory: Path, state: State) -> None:
         del wanted["random"]
     loaded = dist_checkpointing.load(wanted, str(directory))
     state.module.load_state_dict(loaded["model"])
+    _keep_settings(loaded["optimizer"], state.optimizer)
     state.optimizer.load_state_dict(loaded["optimizer"])
     state.scheduler.load_state_dict(loaded["scheduler"])
     if same_layout:
         torch.set_rng_state(loaded["random"]["torch"])
         get_cuda_rng_tracker().set_states(loaded["random"]["tracker"])
+
+
+def _keep_settings(loaded: dict[str, Any], optimizer: Any) -> None:
+    """The spec of today has the last word on the optimizer's numbers; megatron would take those of the checkpoint, or, by the learning rate,
+    not recognise its parameter groups (distrib_optimizer.py:970). The scheduler sets rate and weight decay."""
+    ours = optimizer.param_groups[0]
+    for group in loaded["optimizer"]["param_groups"]:
+        group.update({key: ours[key] for key in ("max_lr", "min_lr", "betas", "eps")})
 
 
 def _sharded(state: State, loading: bool) -> dict[str, Any]:

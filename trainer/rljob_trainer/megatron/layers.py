@@ -21,6 +21,9 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn import Parameter
 
+SEQUENCE_PARALLEL = "sequence_parallel"
+"""The mark of a parameter by which finalize_model_grads sums its gradient over the ranks among which the sequence is cut."""
+
 
 def install() -> None:
     """Let `use_transformer_engine=True` mean the classes below where Transformer Engine is absent."""
@@ -41,7 +44,7 @@ def block_spec(config: TransformerConfig, vp_stage: int | None = None) -> Any:
 
 
 class TENorm(torch.nn.Module):
-    """RMSNorm or LayerNorm. Its parameters carry the mark by which finalize_model_grads sums them over sequence-parallel ranks."""
+    """RMSNorm or LayerNorm."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, **_: Any) -> None:
         super().__init__()
@@ -131,7 +134,7 @@ def _norm_parameters(config: TransformerConfig, size: int) -> tuple[Parameter, P
     bias = None if config.normalization == "RMSNorm" else Parameter(torch.zeros(size, dtype=config.params_dtype))
     for p in (weight, bias):
         if p is not None:
-            p.sequence_parallel = config.sequence_parallel
+            setattr(p, SEQUENCE_PARALLEL, config.sequence_parallel)
     return weight, bias
 
 

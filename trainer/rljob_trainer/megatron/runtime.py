@@ -22,10 +22,11 @@ import torch.utils._device
 @functools.cache
 def install() -> None:
     """Patch, in the one order that works. Call it before anything imports megatron; further calls do nothing."""
-    os.environ.setdefault(
-        "TORCHDYNAMO_DISABLE", "1"
-    )  # core/jit.py:26 compiles small functions with a C++ compiler; images have none
+    # core/jit.py:26 compiles small functions with a C++ compiler; images have none
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     warnings.filterwarnings("ignore", module=r"(megatron|torch)\.")
+    # asks for GPUs without starting CUDA, which would not survive a fork
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if not torch.cuda.is_available():
         _patch_torch()
         _patch_megatron()
@@ -62,23 +63,30 @@ class _Stream:
 
 def _patch_torch() -> None:
     """The names of torch that megatron calls without asking whether there is a GPU."""
-    cuda, stream = torch.cuda, _Stream()
-    # used as `device=`: param_and_grad_buffer.py:1180 and 115 others
-    cuda.current_device = lambda: torch.device("cpu")
-    # p2p_communication.py:419; distributed_data_parallel.py:297; param_and_grad_buffer.py:632
-    cuda.synchronize, cuda.Stream, cuda.current_stream = lambda *_, **__: None, _Stream, lambda *_: stream
-    # tensor_parallel/random.py:303 and :118
-    cuda.get_rng_state, cuda.manual_seed = (
-        lambda *_, **__: torch.get_rng_state(),
-        lambda seed: torch.manual_seed(seed) and None,
-    )
+    cuda = {
+        "current_device": lambda: torch.device(
+            "cpu"
+        ),  # used as `device=`: param_and_grad_buffer.py:1180 and 115 others
+        "synchronize": lambda *_, **__: None,  # p2p_communication.py:419
+        "Stream": _Stream,  # distributed_data_parallel.py:297
+        "current_stream": lambda *_: _Stream(),  # param_and_grad_buffer.py:632
+        "get_rng_state": lambda *_, **__: torch.get_rng_state(),  # tensor_parallel/random.py:303
+        "manual_seed": lambda seed: torch.manual_seed(seed) and None,  # tensor_parallel/random.py:118
+    }
     # `with torch.device(...)` knows factories by identity and has to remember the originals, or models made on "meta" have no values
     torch.utils._device._device_constructors()
-    # optimizer.py:698, schedules.py:749, transformer/utils.py:39
-    for name in ("tensor", "zeros", "ones", "empty", "empty_like"):
-        setattr(torch, name, _on_cpu(getattr(torch, name)))
-    torch.Tensor.cuda = lambda self, *_, **__: self
-    torch.Tensor.type = _tensor_type(torch.Tensor.type)
+    names = (
+        "tensor",
+        "zeros",
+        "ones",
+        "empty",
+        "empty_like",
+    )  # optimizer.py:698, schedules.py:749, transformer/utils.py:39
+    factories = {name: _on_cpu(getattr(torch, name)) for name in names}
+    tensor = {"cuda": lambda self, *_, **__: self, "type": _tensor_type(torch.Tensor.type)}
+    for owner, stand_ins in ((torch.cuda, cuda), (torch, factories), (torch.Tensor, tensor)):
+        for name, stand_in in stand_ins.items():
+            setattr(owner, name, stand_in)
 
 
 def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
