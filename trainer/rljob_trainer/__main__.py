@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api import names
+from rljob_trainer.launcher.setting import DRIVER, RANK, Setting
 
 if TYPE_CHECKING:
     from rljob_trainer.launcher.channel import Channel
@@ -25,8 +26,8 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser("python -m rljob_trainer", description="Trainer and rollout processes of an RLJob.")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     launch = _command(commands, "launch", launch_pod, "PID 1 of a trainer pod")
-    launch.add_argument("--rank", metavar="MODULE", default="rljob_trainer.rank", help=argparse.SUPPRESS)
-    launch.add_argument("--driver", metavar="MODULE", default="rljob_trainer.driver", help=argparse.SUPPRESS)
+    launch.add_argument("--rank", metavar="MODULE", default=RANK, help=argparse.SUPPRESS)
+    launch.add_argument("--driver", metavar="MODULE", default=DRIVER, help=argparse.SUPPRESS)
     rollout = _command(commands, "rollout", rollout_pod, "PID 1 of a rollout pod")
     rollout.add_argument("--port", type=int, default=names.ROLLOUT_PORT, help="port of the server (%(default)s)")
     for pod in (launch, rollout):
@@ -52,17 +53,16 @@ def _command(
 
 
 def launch_pod(options: argparse.Namespace) -> int:
-    from rljob_trainer.launcher.ranks import Nursery
-    from rljob_trainer.launcher.setting import Setting
+    from rljob_trainer.launcher.nurseries import Nurseries
 
     setting = Setting.of(os.environ, options.rank, options.driver)
-    nursery = Nursery(setting.rank, setting.environment)
+    nurseries = Nurseries(setting.rank, setting.driver, setting.environment)
 
     async def live() -> None:
-        await nursery.warm()  # before our own imports: its own take longest
+        await nurseries.warm(driver=setting.pod.endswith("-0"))  # before our own imports, which take less long
         from rljob_trainer.launcher.launcher import Launcher
 
-        await Launcher(_channel(options), setting, nursery).run()
+        await Launcher(_channel(options), setting, nurseries).run()
 
     asyncio.run(live())
     return 0

@@ -9,7 +9,11 @@ from rljob_api import names
 from rljob_api.protocol import Control, Progress
 from rljob_trainer.launcher.file_channel import replace
 
-if __name__ == "__main__":
+
+def prepare() -> None: ...
+
+
+def main() -> None:
     directory = Path(os.environ[names.ENV_ATTEMPT_DIR])
     control = Control.model_validate_json((directory / "control.json").read_text())
     root, beat = Path(control.spec.checkpoint.path), 0

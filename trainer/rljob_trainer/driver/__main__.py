@@ -1,4 +1,4 @@
-"""`python -m rljob_trainer.driver`: started by the launcher beside rank 0, with RLJOB_ATTEMPT_DIR set."""
+"""The driver's process, beside rank 0: `prepare` once in the launcher's nursery, `main` in a fork of it for each attempt."""
 
 import sys
 
@@ -6,6 +6,12 @@ import sys
 sys.modules["torch"] = None  # type: ignore[assignment]
 
 from rljob_trainer.driver.main import main  # noqa: E402
+
+
+def prepare() -> None:
+    """Import everything that takes seconds."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401
+
 
 if __name__ == "__main__":
     main()

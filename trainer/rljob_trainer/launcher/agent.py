@@ -34,22 +34,24 @@ def run(order: Order) -> int:
     except SignalException:
         return 1
     except Exception as error:
-        failure.write(directory, f"agent-{order.node_rank}", error)
+        failure.write(directory, "agent", error)
     else:
         return 0
     return 1
 
 
 def _config(order: Order) -> LaunchConfig:
+    where = order.rendezvous
+    assert where
     return LaunchConfig(
-        min_nodes=order.nodes,
-        max_nodes=order.nodes,
+        min_nodes=where.nodes,
+        max_nodes=where.nodes,
         nproc_per_node=len(order.logs),
         logs_specs=DefaultLogsSpecs(log_dir=f"{order.directory}/torchrun"),
-        run_id=order.run_id,
+        run_id=where.run_id,
         rdzv_backend="static",
-        rdzv_endpoint=f"{order.master_address}:{order.master_port}",
-        rdzv_configs={"rank": order.node_rank, "timeout": order.timeout_seconds},
+        rdzv_endpoint=f"{where.address}:{where.port}",
+        rdzv_configs={"rank": where.node_rank, "timeout": where.timeout_seconds},
         max_restarts=0,
         start_method="fork",
         signals_to_handle="SIGTERM",

@@ -14,12 +14,11 @@ from rljob_api.protocol import Control, Failure, Member, Progress, Result
 from rljob_trainer import failure
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.launcher.conclude import conclude
-from rljob_trainer.launcher.driver import DriverProcess
 from rljob_trainer.launcher.file_channel import read_text, replace
 from rljob_trainer.launcher.logs import Follower, tail
-from rljob_trainer.launcher.order import Order
+from rljob_trainer.launcher.nurseries import Nurseries, Nursery, NurseryLost
+from rljob_trainer.launcher.order import Order, Rendezvous
 from rljob_trainer.launcher.processes import sweep
-from rljob_trainer.launcher.ranks import Nursery
 from rljob_trainer.launcher.setting import Setting
 
 GOODBYE_SECONDS = 10.0
@@ -43,13 +42,12 @@ class Ended:
 class Attempt:
     """`run` it once; meanwhile `obey` and `stop`."""
 
-    def __init__(self, control: Control, member: Member, setting: Setting, nursery: Nursery) -> None:
+    def __init__(self, control: Control, member: Member, setting: Setting, nurseries: Nurseries) -> None:
         self.number = control.attempt
-        self._control, self._member, self._setting, self._nursery = control, member, setting, nursery
+        self._control, self._member, self._setting, self._nurseries = control, member, setting, nurseries
         self._directory = setting.directory(control.attempt)
         self._logs = names.log_dir(Path(control.spec.checkpoint.path), control.attempt)
         self._stop = asyncio.Event()
-        self._driver: DriverProcess | None = None
 
     async def run(self) -> Ended:
         """From nothing to nothing: when this returns, no process of the attempt lives."""
@@ -73,24 +71,19 @@ class Attempt:
         text = read_text(self._directory / "progress.json")
         return Progress.model_validate_json(text) if text else None
 
-    @property
-    def pids(self) -> set[int]:
-        """Children that this attempt waits for."""
-        return {self._driver.pid} if self._driver else set()
-
     async def _live(self) -> Ended:
         ranks = asyncio.create_task(self._run_ranks())
         driver = asyncio.create_task(self._run_driver()) if self._member.node_rank == 0 else None
         stop = asyncio.create_task(self._stop.wait())
-        parts = {task for task in (ranks, driver) if task}
         ending = await self._until_over(ranks, driver, stop)
         stop.cancel()
         killed = time.time()
-        await self._kill(ranks, parts)
-        await asyncio.to_thread(sweep, {self._nursery.pid or 0})
-        return Ended(
-            *conclude(self._outcome() if ending == "well" else None, ending == "stopped", self._failures(killed))
-        )
+        await _kill(self._nurseries.ranks, ranks)
+        if driver:
+            await _kill(self._nurseries.driver, driver)
+        await asyncio.to_thread(sweep, self._nurseries.pids)
+        outcome = self._outcome() if ending == "well" else None
+        return Ended(*conclude(outcome, ending == "stopped", self._failures(killed)))
 
     async def _until_over(
         self, ranks: asyncio.Task[int], driver: asyncio.Task[int] | None, stop: asyncio.Task[bool]
@@ -115,32 +108,27 @@ class Attempt:
             await _bounded(driver, SETTLE_SECONDS)
 
     async def _run_ranks(self) -> int:
-        try:
-            await self._nursery.ready()
-        except RuntimeError as error:
-            failure.write(self._directory, "nursery", error)
-            return 1
-        code = await self._nursery.run(self._order())
+        """The exit code. Whatever it is but a signal, ranks and wardens have said why."""
+        code = await self._run(
+            self._nurseries.ranks, self._order(self._setting.rank, self._rank_logs(), self._rendezvous())
+        )
         if code < 0:
             failure.record(self._directory, "agent", failure.ended(code, None, ""))
         return code
 
     async def _run_driver(self) -> int:
-        self._driver = await DriverProcess.start(self._setting.driver, self._environment(), self._driver_log())
-        code = await self._driver.wait()
+        code = await self._run(self._nurseries.driver, self._order(self._setting.driver, [self._driver_log()]))
         if code and not failure.error_file(self._directory, "driver").exists():
             failure.record(self._directory, "driver", failure.ended(code, None, tail(self._driver_log())))
         return code
 
-    async def _kill(self, ranks: asyncio.Task[int], parts: set[asyncio.Task[int]]) -> None:
-        if not self._nursery.busy:
-            ranks.cancel()
-        for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
-            if any(not task.done() for task in parts):
-                self._nursery.kill(number)
-                if self._driver:
-                    self._driver.kill(number)
-            await asyncio.wait(parts, timeout=seconds)
+    async def _run(self, nursery: Nursery, order: Order) -> int:
+        try:
+            await nursery.ready()
+        except NurseryLost as error:
+            failure.write(self._directory, "nursery", error)
+            return 1
+        return await nursery.run(order)
 
     def _outcome(self) -> Result | None:
         text = read_text(self._directory / "outcome.json")
@@ -162,23 +150,30 @@ class Attempt:
     def _driver_log(self) -> Path:
         return self._logs / f"{self._setting.pod}-driver.log"
 
-    def _environment(self) -> dict[str, str]:
-        return {**self._setting.environment, names.ENV_ATTEMPT_DIR: str(self._directory)}
+    def _order(self, module: str, logs: list[Path], rendezvous: Rendezvous | None = None) -> Order:
+        environment = {names.ENV_ATTEMPT_DIR: str(self._directory)}
+        return Order(module, str(self._directory), [str(log) for log in logs], environment, rendezvous)
 
-    def _order(self) -> Order:
+    def _rendezvous(self) -> Rendezvous:
         control = self._control
-        return Order(
-            module=self._setting.rank,
-            directory=str(self._directory),
-            logs=[str(file) for file in self._rank_logs()],
-            environment={names.ENV_ATTEMPT_DIR: str(self._directory)},
+        return Rendezvous(
             run_id=f"{control.job_uid}-{control.attempt}",
             nodes=len(control.members),
             node_rank=self._member.node_rank,
-            master_address=control.master_address,
-            master_port=control.master_port,
+            address=control.master_address,
+            port=control.master_port,
             timeout_seconds=control.spec.lifecycle.stall_timeout_seconds,
         )
+
+
+async def _kill(nursery: Nursery, task: asyncio.Task[int]) -> None:
+    """End what the nursery forked, and wait for its end. One that still imports has forked nothing, and stays."""
+    if not nursery.busy:
+        task.cancel()
+    for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
+        if not task.done():
+            nursery.kill(number)
+            await asyncio.wait({task}, timeout=seconds)
 
 
 async def _bounded(task: asyncio.Task[int] | None, seconds: float) -> None:

@@ -11,8 +11,8 @@ from rljob_trainer import failure
 from rljob_trainer.launcher.attempt import Attempt, Ended
 from rljob_trainer.launcher.channel import Channel, ProtocolMismatch
 from rljob_trainer.launcher.decide import decide
+from rljob_trainer.launcher.nurseries import Nurseries
 from rljob_trainer.launcher.processes import adopt_orphans, reap
-from rljob_trainer.launcher.ranks import Nursery
 from rljob_trainer.launcher.setting import Setting
 
 REPORT_SECONDS = 15.0
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 class Launcher:
     """`run` until SIGTERM."""
 
-    def __init__(self, channel: Channel, setting: Setting, nursery: Nursery) -> None:
-        self._channel, self._setting, self._nursery = channel, setting, nursery
+    def __init__(self, channel: Channel, setting: Setting, nurseries: Nurseries) -> None:
+        self._channel, self._setting, self._nurseries = channel, setting, nurseries
         self._boot_id = uuid.uuid4().hex
         self._report = Report(pod=setting.pod, pod_uid=setting.pod_uid, boot_id=self._boot_id)
         self._news = asyncio.Event()
@@ -42,7 +42,6 @@ class Launcher:
         """SIGTERM: the pod is being deleted. The operator drains the gang, so an attempt goes on until it ends or the pod does."""
         adopt_orphans()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leaving.set)
-        await self._nursery.warm()
         async with asyncio.TaskGroup() as tasks:
             parts = [tasks.create_task(part) for part in (self._follow(tasks), self._reporting(), self._watching())]
             await self._leaving.wait()
@@ -51,7 +50,7 @@ class Launcher:
                 part.cancel()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._channel.report(self._report), LAST_REPORT_SECONDS)
-        await self._nursery.close()
+        await self._nurseries.close()
 
     async def _follow(self, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -84,7 +83,7 @@ class Launcher:
         """One attempt, from the control that lists us to the report of its end."""
         member = control.member(self._boot_id)
         assert member
-        self._attempt = attempt = Attempt(control, member, self._setting, self._nursery)
+        self._attempt = attempt = Attempt(control, member, self._setting, self._nurseries)
         self._idle.clear()
         log.info("attempt %d begins; node rank %d of %d", control.attempt, member.node_rank, len(control.members))
         self._say(attempt=control.attempt, state="running", result=None, failure=None, progress=None)
@@ -92,7 +91,7 @@ class Launcher:
         log.info("attempt %d %s", control.attempt, _sentence(ended))
         self._say(state="stopped", result=ended.result, failure=ended.failure, progress=attempt.progress())
         self._attempt = None
-        await self._nursery.warm()
+        await self._nurseries.warm(driver=False)
         self._idle.set()
         self._act(tasks)
 
@@ -109,7 +108,7 @@ class Launcher:
             await asyncio.sleep(PROGRESS_SECONDS)
             if self._attempt and (progress := self._attempt.progress()) and progress != self._report.progress:
                 self._say(progress=progress)
-            reap({self._nursery.pid or 0} | (self._attempt.pids if self._attempt else set()))
+            reap(self._nurseries.pids)
 
     def _say(self, **news: object) -> None:
         self._report = self._report.model_copy(update=news)

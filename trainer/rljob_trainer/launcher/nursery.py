@@ -1,40 +1,42 @@
-"""`python -m rljob_trainer.launcher.nursery MODULE`: a process that has imported what a rank needs, and forks the ranks of each attempt.
+"""`python -m rljob_trainer.launcher.nursery LIFE MODULE`: a process that has imported what MODULE needs, and forks it for each attempt.
 
 Importing torch and megatron takes ten seconds of a core. Here it happens while the pod waits for its attempt, once for all attempts of a
 pod; forked ranks begin within a tenth of a second and share its memory. Nothing but imports ever happens in this process.
 
+    LIFE    what the forked process does with the order: rljob_trainer.launcher.agent for ranks, rljob_trainer.launcher.single for the driver
     stdin   one Order a line; the end of it ends the nursery
-    stdout  {"ready": 1} when everything is imported; per order {"agent": pid} when its agent runs, {"code": exit code} when it has ended
+    stdout  {"ready": 1} when everything is imported; per order {"leader": pid} when it is forked, {"code": exit code} when it has ended
 """
 
 import importlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import TextIO
 
-from rljob_trainer.launcher import agent
 from rljob_trainer.launcher.order import Order
 from rljob_trainer.launcher.processes import die_with_parent
 
 
-def main(module: str) -> None:
+def main(life: str, module: str) -> None:
     die_with_parent()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what imports print is no answer
+    run = importlib.import_module(life).run
     importlib.import_module(module).prepare()
     _say(answers, {"ready": 1})
     while line := sys.stdin.readline():
-        _live(Order.from_line(line), answers)
+        _raise(Order.from_line(line), run, answers)
 
 
-def _live(order: Order, answers: TextIO) -> None:
-    """One attempt."""
+def _raise(order: Order, run: Callable[[Order], int], answers: TextIO) -> None:
+    """From birth to death."""
     child = os.fork()
     if child == 0:
         answers.close()
-        os._exit(agent.run(order))
-    _say(answers, {"agent": child})
+        os._exit(run(order))
+    _say(answers, {"leader": child})
     _, status = os.waitpid(child, 0)
     _say(answers, {"code": os.waitstatus_to_exitcode(status)})
 
@@ -44,4 +46,4 @@ def _say(answers: TextIO, what: dict[str, int]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

@@ -9,7 +9,7 @@ from rljob_api import names
 from rljob_trainer.launcher.network import interface_of
 
 RANK = "rljob_trainer.rank"
-DRIVER = "rljob_trainer.driver"
+DRIVER = "rljob_trainer.driver.__main__"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Setting:
     rank: str = RANK
     """Module of a rank: `prepare()` imports what it needs, `main()` is its life."""
     driver: str = DRIVER
-    """Module of the driver, run with -m."""
+    """Module of the driver, likewise."""
 
     @staticmethod
     def of(environment: Mapping[str, str], rank: str = RANK, driver: str = DRIVER) -> "Setting":

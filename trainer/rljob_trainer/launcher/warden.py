@@ -4,17 +4,12 @@ The agent itself looks ten times a second, takes the first dead rank that it fin
 killed and a rank that lost its peer by that look the same to it.
 """
 
-import faulthandler
-import importlib
 import os
 import signal
-import traceback
 from pathlib import Path
-from typing import NoReturn
-
-from setproctitle import setproctitle
 
 from rljob_trainer import failure
+from rljob_trainer.launcher import program
 from rljob_trainer.launcher.logs import tail
 from rljob_trainer.launcher.order import Order
 from rljob_trainer.launcher.processes import die_with_parent
@@ -29,7 +24,8 @@ def guard(order: Order) -> None:
     rank, log = int(os.environ["RANK"]), order.logs[int(os.environ["LOCAL_RANK"])]
     child = os.fork()
     if child == 0:
-        _live(order, rank, log)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+        program.live(order.module, log, f"python -m {order.module} {rank}")
     code, told = _wait(child)
     if code == 0:
         return
@@ -50,25 +46,3 @@ def _wait(child: int) -> tuple[int, bool]:
         if number == signal.SIGTERM:
             told = True
             os.kill(child, signal.SIGTERM)
-
-
-def _live(order: Order, rank: int, log: str) -> NoReturn:
-    """The rank. SIGTERM writes where every thread stands into its log, and ends it."""
-    code = 1
-    try:
-        die_with_parent()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun's handler is not ours
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        faulthandler.register(signal.SIGTERM, file=2, chain=True)
-        setproctitle(f"python -m {order.module} {rank}")
-        importlib.import_module(order.module).main()
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)

@@ -1,4 +1,4 @@
-"""The launcher's end of the nursery: keeps one ready, has it fork an attempt's ranks, and knows whom to kill."""
+"""The launcher's end of a nursery: keeps one ready, has it fork what an attempt needs, and knows whom to kill."""
 
 import asyncio
 import json
@@ -18,15 +18,16 @@ class NurseryLost(RuntimeError):
 class Nursery:
     """One attempt at a time."""
 
-    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
-        """`module`: what a rank runs. `environment`: of the nursery, and so of all ranks."""
-        self._command = (sys.executable, "-u", "-m", "rljob_trainer.launcher.nursery", module)
+    def __init__(self, life: str, module: str, environment: Mapping[str, str]) -> None:
+        """`life` and `module`: see nursery.py. `environment`: of the nursery, and so of all that it forks."""
+        self.module = module
+        self._command = (sys.executable, "-u", "-m", "rljob_trainer.launcher.nursery", life, module)
         self._environment = dict(environment)
         self._process: Process | None = None
         self._ready = False
         self.busy = False
-        """An order was given and its ranks have not ended."""
-        self._agent: int | None = None
+        """An order was given, and what it made has not ended."""
+        self._leader: int | None = None
 
     @property
     def pid(self) -> int | None:
@@ -46,23 +47,25 @@ class Nursery:
         if not self._ready and await self._answer("ready") is None:
             assert self._process
             code = await self._process.wait()
-            raise NurseryLost(f"a rank's imports failed with exit code {code}; the pod's log has the reason")
+            raise NurseryLost(
+                f"the imports of {self.module} failed with exit code {code}; the pod's log has the reason"
+            )
         self._ready = True
 
     async def run(self, order: Order) -> int:
-        """The exit code of torchrun's agent; negative (a signal) when it, or the nursery with it, was killed. Not to be cancelled: kill it."""
+        """The exit code, negative (a signal) when the forked process, or the nursery with it, was killed. Not to be cancelled: kill it."""
         assert self._process and self._process.stdin
         self._process.stdin.write(order.to_line())
         self.busy = True
-        self._agent = await self._answer("agent")
+        self._leader = await self._answer("leader")
         code = await self._answer("code")
-        self.busy, self._agent = False, None
+        self.busy, self._leader = False, None
         return await self._process.wait() if code is None else code
 
     def kill(self, number: signal.Signals) -> None:
-        """Signal the agent and its ranks, if there are any."""
-        if self._agent is not None:
-            kill_group(self._agent, number)
+        """Signal what was forked and its group, if there is any."""
+        if self._leader is not None:
+            kill_group(self._leader, number)
 
     async def close(self) -> None:
         if self._process and self._process.returncode is None:
@@ -74,3 +77,26 @@ class Nursery:
         assert self._process and self._process.stdout
         line = await self._process.stdout.readline()
         return int(json.loads(line)[key]) if line else None
+
+
+class Nurseries:
+    """Of ranks, and of the driver."""
+
+    def __init__(self, rank: str, driver: str, environment: Mapping[str, str]) -> None:
+        self.ranks = Nursery("rljob_trainer.launcher.agent", rank, environment)
+        self.driver = Nursery("rljob_trainer.launcher.single", driver, environment)
+
+    @property
+    def pids(self) -> set[int]:
+        """Children of ours that are waited for here."""
+        return {nursery.pid for nursery in (self.ranks, self.driver) if nursery.pid}
+
+    async def warm(self, driver: bool) -> None:
+        """`driver`: whether this node is likely to have one."""
+        await self.ranks.warm()
+        if driver:
+            await self.driver.warm()
+
+    async def close(self) -> None:
+        await self.ranks.close()
+        await self.driver.close()
