@@ -1,0 +1,132 @@
+"""The arithmetic example's starting point: examples/arithmetic/prepare.py."""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "arithmetic" / "prepare.py"
+
+
+@pytest.fixture(scope="module")
+def prepare() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("arithmetic_prepare", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def briefly_prepared(prepare: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("arithmetic")
+    prepare.prepare(output, seed=5, accuracy=0.001)
+    return output
+
+
+def pairs(problems: list) -> set[frozenset[int]]:
+    """The terms of problems, whatever their order."""
+    return {frozenset(map(int, problem.prompt.rstrip("=").split("+"))) for problem in problems}
+
+
+def test_train_and_held_out_cover_all_sums_and_share_none_in_either_order(prepare: ModuleType) -> None:
+    train, held_out = prepare.split_problems(seed=0)
+    assert len({p.prompt for p in train + held_out}) == len(train) + len(held_out) == 90 * 90
+    assert not pairs(train) & pairs(held_out)
+    assert len(pairs(held_out)) == prepare.HELD_OUT_PAIRS
+
+
+def test_every_answer_is_the_sum_and_every_prompt_has_six_characters(prepare: ModuleType) -> None:
+    for problem in prepare.split_problems(seed=3)[0]:
+        a, b = problem.prompt.removesuffix("=").split("+")
+        assert problem.answer == str(int(a) + int(b))
+        assert len(problem.prompt) == 6
+
+
+def test_the_seed_decides_the_split(prepare: ModuleType) -> None:
+    assert prepare.split_problems(1) == prepare.split_problems(1) != prepare.split_problems(2)
+
+
+def test_the_saved_tokenizer_gives_back_what_it_reads_and_adds_nothing(prepare: ModuleType, tmp_path: Path) -> None:
+    prepare.make_tokenizer().save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    ids = tokenizer("37+48=").input_ids
+    assert len(ids) == 6
+    assert tokenizer.decode(ids) == "37+48="
+    assert tokenizer.decode([*tokenizer("85").input_ids, tokenizer.eos_token_id], skip_special_tokens=True) == "85"
+    assert len(tokenizer) == 16
+
+
+def test_a_character_outside_the_alphabet_is_refused(prepare: ModuleType) -> None:
+    with pytest.raises(Exception, match="Missing"):
+        prepare.make_tokenizer()("37 plus 48")
+
+
+def test_encoding_pads_answers_and_leaves_the_tokenizer_as_it_was(prepare: ModuleType) -> None:
+    tokenizer = prepare.make_tokenizer()
+    examples = prepare.encode([prepare.Problem("37+48=", "85"), prepare.Problem("99+99=", "198")], tokenizer)
+    assert examples.prompts.shape == (2, 6)
+    assert tokenizer.batch_decode(examples.answers) == ["85<eos><pad>", "198<eos>"]
+    assert tokenizer.backend_tokenizer.padding is None
+
+
+@torch.no_grad()
+def test_sampled_accuracy_is_the_chance_to_draw_the_answer_token_by_token(prepare: ModuleType) -> None:
+    tokenizer = prepare.make_tokenizer()
+    model = prepare.make_model(tokenizer, seed=0)
+    chance, text = 1.0, "37+48="
+    for token in ["8", "5", "<eos>"]:
+        probabilities = model(tokenizer(text, return_tensors="pt").input_ids).logits[0, -1].softmax(0)
+        chance *= probabilities[tokenizer.convert_tokens_to_ids(token)].item()
+        text += token
+    examples = prepare.encode([prepare.Problem("37+48=", "85")], tokenizer)
+    assert prepare.sampled_accuracy(model, examples) == pytest.approx(chance, rel=1e-4)
+
+
+def test_an_accuracy_above_the_share_of_right_answers_is_refused(
+    prepare: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(SystemExit):
+        prepare.main([str(tmp_path), "--accuracy", "0.5"])
+    assert "--accuracy 0.5: must be above 0 and at most 0.35" in capsys.readouterr().err
+
+
+def test_a_little_warm_up_gives_a_directory_that_any_user_can_load(briefly_prepared: Path) -> None:
+    rows = pq.read_table(briefly_prepared / "data" / "heldout.parquet").to_pylist()
+    assert rows[0].keys() == {"prompt", "answer", "data_source"}
+    assert {row["data_source"] for row in rows} == {"arithmetic"}
+    model = AutoModelForCausalLM.from_pretrained(briefly_prepared / "model")
+    assert model.config.architectures == ["Qwen2ForCausalLM"]
+    assert model.dtype == torch.float32
+    assert {file.stat().st_mode & 0o777 for file in (briefly_prepared / "model").iterdir()} == {0o644}
+
+
+def test_a_seed_always_gives_the_same_model(prepare: ModuleType, briefly_prepared: Path, tmp_path: Path) -> None:
+    prepare.prepare(tmp_path, seed=5, accuracy=0.001)
+    first, second = (path / "model" / "model.safetensors" for path in (briefly_prepared, tmp_path))
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.slow
+def test_the_whole_warm_up_ends_between_a_fifth_and_two_fifths(
+    prepare: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    prepare.main([str(tmp_path)])
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    held_out = prepare.split_problems(seed=0)[1]
+    assert 0.2 <= prepare.sampled_accuracy(model, prepare.encode(held_out, tokenizer)) <= 0.4
+    assert "300,160 parameters, 7592 training and 508 held-out problems" in capsys.readouterr().out
