@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,6 @@ class StepBatch:
         return StepBatch(data["step"], tuple(_sample(s) for s in data["samples"]), data["metrics"])
 
 
-def _sample(data: dict) -> Sample:
-    lists = ("prompt_tokens", "response_tokens", "log_probs")
-    return Sample(**{k: tuple(v) if k in lists else v for k, v in data.items()})
+def _sample(data: dict[str, Any]) -> Sample:
+    sequences = {k: tuple(data[k]) for k in ("prompt_tokens", "response_tokens", "log_probs")}
+    return Sample(**data | sequences)
