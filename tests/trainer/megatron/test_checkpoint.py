@@ -111,3 +111,15 @@ def test_an_existing_directory_is_not_written_over(model: Path, tmp_path: Path) 
             Engine(job(model), lambda: None).save(tmp_path)
 
     run_ranks(1, on_a_rank)
+
+
+def test_saving_leaves_no_process_behind(model: Path, tmp_path: Path) -> None:
+    """It would hold the connections of a killed rank open, and the peers would wait for it."""
+
+    def on_a_rank() -> list[str]:
+        from rljob_trainer.megatron.engine import Engine
+
+        Engine(job(model), lambda: None).save(tmp_path / "c")
+        return [children.read_text() for children in Path("/proc/self/task").glob("*/children")]
+
+    assert set(run_ranks(1, on_a_rank)[0]) == {""}

@@ -92,21 +92,16 @@ def test_the_learning_rate_rises_from_zero_and_stays(model: Path) -> None:
 def test_learning_makes_rewarded_responses_likelier(model: Path) -> None:
     batch = change(make_batch(model), lambda s: replace(s, reward=float(s.sample % 2), policy_step=-1))
 
-    def on_a_rank() -> list[float]:
+    def on_a_rank() -> float:
+        from rljob_trainer.megatron.batching import MiniBatch, micro_batch
         from rljob_trainer.megatron.engine import Engine
 
-        engine = Engine(job(model, algorithm={}, miniBatches=1), lambda: None)
-        gain = 0.0
+        engine = Engine(job(model, algorithm={}), lambda: None)
         for _ in range(5):
             engine.train_step(batch)
-        from rljob_trainer.megatron.batching import micro_batch
-
         micro = micro_batch([(s, 2 * s.reward - 1) for s in batch.samples], 1, torch.device("cpu"))
-        from rljob_trainer.megatron.batching import MiniBatch
-
         after = engine._passes.log_probs(MiniBatch([micro], 1))[0]
-        gain = ((after - micro.rollout_log_probs) * micro.advantages * micro.mask).sum()
-        return float(gain)
+        return float(((after - micro.rollout_log_probs) * micro.advantages * micro.mask).sum())
 
     assert run_ranks(1, on_a_rank)[0] > 1.0
 

@@ -75,13 +75,8 @@ def _patch_torch() -> None:
     }
     # `with torch.device(...)` knows factories by identity and has to remember the originals, or models made on "meta" have no values
     torch.utils._device._device_constructors()
-    names = (
-        "tensor",
-        "zeros",
-        "ones",
-        "empty",
-        "empty_like",
-    )  # optimizer.py:698, schedules.py:749, transformer/utils.py:39
+    # optimizer.py:698, schedules.py:749, transformer/utils.py:39
+    names = ("tensor", "zeros", "ones", "empty", "empty_like")
     factories = {name: _on_cpu(getattr(torch, name)) for name in names}
     tensor = {"cuda": lambda self, *_, **__: self, "type": _tensor_type(torch.Tensor.type)}
     for owner, stand_ins in ((torch.cuda, cuda), (torch, factories), (torch.Tensor, tensor)):
@@ -137,9 +132,8 @@ def _import_bridge() -> None:
     """megatron.bridge imports classes of Transformer Engine for LoRA (peft/lora_layers.py:20), which we never use."""
     from megatron.core.models.gpt import gpt_layer_specs
 
-    importlib.import_module(
-        "megatron.core.extensions.transformer_engine"
-    )  # has to find out that there is none before the stand-ins come
+    # this module has to find out that there is no Transformer Engine before the stand-ins come
+    importlib.import_module("megatron.core.extensions.transformer_engine")
     with nullcontext() if gpt_layer_specs.HAVE_TE else _stand_ins(), _logging_as_it_was():
         importlib.import_module("megatron.bridge")
     logging.getLogger("megatron").setLevel(logging.ERROR)
