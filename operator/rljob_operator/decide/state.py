@@ -38,13 +38,14 @@ def _came_back(attempt: Attempt) -> bool:
 
 
 def runs(s: Snapshot, attempt: Attempt) -> bool:
-    """Every member runs the attempt by its own word, and rank 0 has loaded and has somebody to generate for it."""
+    """Every member runs the attempt by its own word or has just finished it, and rank 0 has loaded and has somebody to generate for it."""
     return _begun(current(s, attempt)) and all(_runs(s, v, attempt) for v in views(s, attempt))
 
 
 def _runs(s: Snapshot, view: View, attempt: Attempt) -> bool:
     report = s.report(view.member)
-    return not view.ended and report is not None and (report.state, report.attempt) == ("running", attempt.number)
+    running = report is not None and (report.state, report.attempt) == ("running", attempt.number)
+    return view.result == "succeeded" or (running and not view.ended)
 
 
 def _begun(progress: Progress | None) -> bool:
