@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 import torch
-from rljob_api.spec.algorithm import AlgorithmSpec
 
+from rljob_api.spec.algorithm import AlgorithmSpec
 from rljob_trainer.algorithm.kl import ESTIMATORS
 from rljob_trainer.algorithm.loss import LOSSES
 
