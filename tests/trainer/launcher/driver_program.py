@@ -25,7 +25,10 @@ def main() -> None:
             (root / f"drain-{control.attempt}").touch()
             break
         beat += 1
-        replace(directory / "progress.json", Progress(beat=beat, phase="training", step=control.attempt).dump_json())
+        replace(
+            directory / "progress.json",
+            Progress(beat=beat, phase="training", step=control.attempt, started_from=0).dump_json(),
+        )
         if (root / "driver").exists():
             (root / "driver").unlink()
             sys.exit("the driver gives up")

@@ -4,9 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 from api.specs import raw_spec
-from rljob_api.protocol import Failure, Report
+from rljob_api.protocol import Checkpoint, Failure, Point, Progress, Report
 from rljob_trainer.local.decide import End, Seen, State, advance
 from rljob_trainer.local.manifest import mounted
+from rljob_trainer.local.status import line, summary
 
 CAUSE = Failure(kind="application", rank=1, exception="ValueError", message="the loss is a banana", time=2)
 SYMPTOM = Failure(kind="collective", exception="RuntimeError", message="connection closed by peer", time=1)
@@ -101,3 +102,28 @@ def test_mounts_replace_whole_beginnings_of_paths_on_volumes_only() -> None:
     assert here["data"]["train"] == ["/here/train.parquet", "/database/x", "/there/y"]
     assert (here["model"]["path"], here["checkpoint"]["path"]) == ("/here/model", "/here/run")
     assert here["rollout"] == spec["rollout"]
+
+
+def test_a_status_line_says_where_the_job_is() -> None:
+    assert isinstance(FIRST, State)
+    assert line(State(), seen(report("t0"), None), 10) == "starting; trainers 0/2, rollouts 0/1"
+    progress = Progress(
+        phase="training", started_from=0, step=3, history=[Point(step=3, reward=0.4375, loss=0.01, seconds=1.25)]
+    )
+    first = report("t0", attempt=1, state="running", progress=progress)
+    live = seen(first, running("t1"), rollout=report("r0", state="running"))
+    assert line(FIRST, live, 10) == "attempt 1: step 3/10, reward 0.438, loss 0.0100, 1.2 s; trainers 2/2, rollouts 1/1"
+    loading = seen(report("t0", attempt=1, state="running", progress=Progress()), running("t1"))
+    assert line(FIRST, loading, 10) == "attempt 1: loading; trainers 2/2, rollouts 0/1"
+
+
+def test_a_summary_says_what_is_left() -> None:
+    checkpoint = Checkpoint(step=10, attempt=1, path="/run/global_step_10")
+    progress = Progress(step=10, evaluation={"first": 0.25, "last": 0.5}, checkpoints=[checkpoint], export="/run/hf")
+    done = seen(report("t0", attempt=1, state="stopped", result="succeeded", progress=progress))
+    assert summary(done).splitlines() == [
+        "10 steps",
+        "held-out reward: first 0.250, last 0.500",
+        "checkpoint: /run/global_step_10",
+        "Hugging Face model: /run/hf",
+    ]

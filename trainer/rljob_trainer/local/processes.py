@@ -3,6 +3,7 @@
 import os
 import random
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -32,7 +33,8 @@ class Processes:
 
     def __enter__(self) -> "Processes":
         adopt_orphans()
-        self._channel.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self._channel, ignore_errors=True)  # a former run's word
+        self._channel.mkdir(parents=True)
         return self
 
     def __exit__(self, *_: object) -> None:

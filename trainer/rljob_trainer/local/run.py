@@ -62,6 +62,8 @@ class Here:
                 seen = self._see()
                 following = advance(self._state, seen, self._wanted, self._spec.lifecycle.max_restarts)
                 if isinstance(following, End):
+                    if following.code == 0:
+                        print(status.summary(seen))
                     return following
                 self._state = following
                 self._tell(seen)

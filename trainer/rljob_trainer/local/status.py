@@ -19,6 +19,22 @@ def line(state: State, seen: Seen, steps: int) -> str:
     return f"attempt {state.attempt}{order}: {_progress(progress, steps)}; {counts}"
 
 
+def summary(seen: Seen) -> str:
+    """What a job that has succeeded leaves behind, one fact a line."""
+    progress = next((r.progress for r in seen.trainers.values() if r and r.progress), None)
+    if progress is None:
+        return "nothing reported"
+    facts = [f"{progress.step} steps"]
+    if progress.evaluation:
+        facts.append(
+            "held-out reward: " + ", ".join(f"{name} {reward:.3f}" for name, reward in progress.evaluation.items())
+        )
+    facts += [f"checkpoint: {checkpoint.path}" for checkpoint in progress.checkpoints[-1:]]
+    if progress.export:
+        facts.append(f"Hugging Face model: {progress.export}")
+    return "\n".join(facts)
+
+
 def _runs(report: Report | None, state: State) -> bool:
     return report is not None and report.attempt == state.attempt and report.state == "running"
 
@@ -26,6 +42,8 @@ def _runs(report: Report | None, state: State) -> bool:
 def _progress(progress: Progress | None, steps: int) -> str:
     if progress is None:
         return "starting"
+    if progress.started_from is None:
+        return progress.phase
     parts = [f"step {progress.step}/{steps}"]
     if progress.history:
         last = progress.history[-1]
