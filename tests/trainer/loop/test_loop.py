@@ -115,16 +115,11 @@ class Running:
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         }
         self.driver = subprocess.Popen([sys.executable, "-m", "rljob_trainer.driver"], env=shared)
-        self.ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", "rljob_trainer.rank"], env=shared | {"RANK": str(r), "LOCAL_RANK": str(r)}
-            )
-            for r in range(WORLD)
-        ]
+        self.ranks = [_fork_rank(r, shared) for r in range(WORLD)]
 
     def wait(self) -> list[int]:
         """Exit codes of driver and ranks."""
-        return [p.wait(SECONDS) for p in (self.driver, *self.ranks)]
+        return [self.driver.wait(SECONDS), *(_wait(rank) for rank in self.ranks)]
 
     def progress(self) -> Progress:
         return Progress.model_validate_json((self._directory / "progress.json").read_text())

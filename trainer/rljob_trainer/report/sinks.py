@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rljob_api import names
+from rljob_api.metrics import require_known
 from rljob_api.protocol import Point
 from rljob_trainer.report.console import evaluation_line, step_line
 from rljob_trainer.report.metrics_log import MetricsLog
-from rljob_trainer.report.table import require_known
 from rljob_trainer.report.tensorboard import TensorBoard
 
 HISTORY = 64
