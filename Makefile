@@ -63,15 +63,15 @@ generate: setup ## Write the CRD, known keys and reference pages again
 	$(PY) -m rljob_api.crd crds/rljob.yaml
 	cp crds/rljob.yaml charts/rljob/files/rljob.yaml
 	$(PY) -W ignore -m rljob_trainer.known_keys
-	$(PY) -m rljob_api.reference docs/reference/api.md
+	$(PY) -m rljob_api.reference docs/reference
 	$(PY) -m kubectl_rljob.reference docs/reference/cli.md
 
 .PHONY: generate-check
 generate-check: setup ## Fail when a generated file has drifted
 	@tmp=$$(mktemp -d) && trap 'rm -rf $$tmp' EXIT && \
 	$(PY) -m rljob_api.crd $$tmp/crd && diff -u crds/rljob.yaml $$tmp/crd && diff -u crds/rljob.yaml charts/rljob/files/rljob.yaml && \
-	$(PY) -m rljob_api.reference $$tmp/api && diff -u docs/reference/api.md $$tmp/api && \
-	$(PY) -m kubectl_rljob.reference $$tmp/cli && diff -u docs/reference/cli.md $$tmp/cli && \
+	mkdir $$tmp/reference && $(PY) -m rljob_api.reference $$tmp/reference && $(PY) -m kubectl_rljob.reference $$tmp/reference/cli.md && \
+	diff -ru docs/reference $$tmp/reference && \
 	$(PY) -W ignore -m rljob_trainer.known_keys --check
 
 .PHONY: lock

@@ -171,71 +171,74 @@ def test_an_open_attempt_keeps_the_spec_it_was_published_with() -> None:
     assert json.loads(found[("ConfigMap", "demo-control")]["data"]["control.json"])["spec"]["image"] == "trainer:test"
 
 
+TRAINER_POD = {
+    "metadata": {
+        "labels": {names.LABEL_JOB: "demo", names.LABEL_MANAGED_BY: "rljob", names.LABEL_ROLE: "trainer"},
+        "annotations": {},
+    },
+    "spec": {
+        "serviceAccountName": "demo-trainer",
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 60,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "runAsGroup": 65532,
+            "fsGroup": 65532,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": "trainer",
+                "image": "trainer:test",
+                "imagePullPolicy": "IfNotPresent",
+                "command": ["python", "-m", "rljob_trainer", "launch"],
+                "env": [
+                    {"name": "HOME", "value": "/data"},
+                    {"name": "PYTHONUNBUFFERED", "value": "1"},
+                    {"name": "RLJOB_NAME", "value": "demo"},
+                    {"name": "RLJOB_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
+                    {"name": "RLJOB_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                    {"name": "RLJOB_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+                    {"name": "RLJOB_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+                    {"name": "RLJOB_WORK", "value": "/run/rljob"},
+                    {
+                        "name": "RLJOB_ROLLOUT_TOKEN",
+                        "valueFrom": {"secretKeyRef": {"name": "demo-token-job-uid", "key": "token"}},
+                    },
+                ],
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+                "volumeMounts": [
+                    {"name": "rljob-work", "mountPath": "/run/rljob"},
+                    {"name": "rljob-tmp", "mountPath": "/tmp"},
+                    {"name": "rljob-shm", "mountPath": "/dev/shm"},
+                    {"name": "data", "mountPath": "/data", "readOnly": False},
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "rljob-work", "emptyDir": {}},
+            {"name": "rljob-tmp", "emptyDir": {}},
+            {"name": "rljob-shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
+            {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+        ],
+    },
+}
+
+
 def test_the_pods_of_a_trainer_whole() -> None:
     volume = {"name": "data", "mountPath": "/data", "source": {"persistentVolumeClaim": {"claimName": "data"}}}
     job = make_job(volumes=[volume], env=[{"name": "HOME", "value": "/data"}])
     template = pod_template(META, job.spec, "trainer")
     digest = template["metadata"]["annotations"].pop(names.ANNOTATION_TEMPLATE_HASH)
     assert len(digest) == 16
-    assert template == {
-        "metadata": {
-            "labels": {names.LABEL_JOB: "demo", names.LABEL_MANAGED_BY: "rljob", names.LABEL_ROLE: "trainer"},
-            "annotations": {},
-        },
-        "spec": {
-            "serviceAccountName": "demo-trainer",
-            "automountServiceAccountToken": True,
-            "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": 60,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 65532,
-                "runAsGroup": 65532,
-                "fsGroup": 65532,
-                "fsGroupChangePolicy": "OnRootMismatch",
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [
-                {
-                    "name": "trainer",
-                    "image": "trainer:test",
-                    "imagePullPolicy": "IfNotPresent",
-                    "command": ["python", "-m", "rljob_trainer", "launch"],
-                    "env": [
-                        {"name": "HOME", "value": "/data"},
-                        {"name": "PYTHONUNBUFFERED", "value": "1"},
-                        {"name": "RLJOB_NAME", "value": "demo"},
-                        {"name": "RLJOB_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
-                        {"name": "RLJOB_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-                        {"name": "RLJOB_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
-                        {"name": "RLJOB_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-                        {"name": "RLJOB_WORK", "value": "/run/rljob"},
-                        {
-                            "name": "RLJOB_ROLLOUT_TOKEN",
-                            "valueFrom": {"secretKeyRef": {"name": "demo-token-job-uid", "key": "token"}},
-                        },
-                    ],
-                    "securityContext": {
-                        "allowPrivilegeEscalation": False,
-                        "readOnlyRootFilesystem": True,
-                        "capabilities": {"drop": ["ALL"]},
-                    },
-                    "volumeMounts": [
-                        {"name": "rljob-work", "mountPath": "/run/rljob"},
-                        {"name": "rljob-tmp", "mountPath": "/tmp"},
-                        {"name": "rljob-shm", "mountPath": "/dev/shm"},
-                        {"name": "data", "mountPath": "/data", "readOnly": False},
-                    ],
-                }
-            ],
-            "volumes": [
-                {"name": "rljob-work", "emptyDir": {}},
-                {"name": "rljob-tmp", "emptyDir": {}},
-                {"name": "rljob-shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
-                {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
-            ],
-        },
-    }
+    assert template == TRAINER_POD
 
 
 def test_gpus_follow_the_process_counts() -> None:
