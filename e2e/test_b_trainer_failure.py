@@ -6,8 +6,9 @@ from rljob_api import names
 
 KILL_A_RANK = """
 import os, pathlib, signal
-ranks = [int(p.name) for p in pathlib.Path("/proc").glob("[0-9]*") if b"rljob_trainer.rank" in (p / "cmdline").read_bytes()]
-os.kill(max(ranks), signal.SIGKILL)
+processes = [p for p in pathlib.Path("/proc").iterdir() if p.name.isdecimal()]
+(rank,) = [int(p.name) for p in processes if (p / "cmdline").read_bytes().startswith(b"python -m rljob_trainer.rank")]
+os.kill(rank, signal.SIGKILL)
 """
 
 
