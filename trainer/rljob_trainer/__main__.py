@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +18,16 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    signal.signal(
+        signal.SIGTERM, _leave
+    )  # PID 1 has no default: until a command has its own, a deleted pod would linger
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     options = parser().parse_args(arguments)
     return int(options.command(options))
+
+
+def _leave(*_: object) -> None:
+    sys.exit(0)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -59,17 +59,18 @@ def test_a_boot_that_is_not_listed_waits_and_stops_what_it_runs() -> None:
 
 
 def test_an_attempt_succeeds_only_with_an_outcome() -> None:
-    assert conclude("succeeded", False, []) == ("succeeded", None)
-    result, failure = conclude(None, False, [])
-    assert (result, failure and failure.message) == ("failed", "the ranks ended without an outcome")
+    assert conclude("succeeded", False, [], 9) == ("succeeded", None)
+    result, failure = conclude(None, False, [], 9)
+    assert failure
+    assert (result, failure.message, failure.time) == ("failed", "the ranks ended without an outcome", 9)
 
 
 def test_the_cause_is_reported_before_the_symptom() -> None:
-    assert conclude(None, False, [SYMPTOM, CAUSE]) == ("failed", CAUSE)
-    assert conclude(None, False, [SYMPTOM]) == ("failed", SYMPTOM)
+    assert conclude(None, False, [SYMPTOM, CAUSE], 9) == ("failed", CAUSE)
+    assert conclude(None, False, [SYMPTOM], 9) == ("failed", SYMPTOM)
 
 
 def test_an_attempt_that_was_stopped_has_only_failed_when_it_has_a_cause_of_its_own() -> None:
-    assert conclude(None, True, []) == ("stopped", None)
-    assert conclude(None, True, [SYMPTOM]) == ("stopped", None)
-    assert conclude(None, True, [CAUSE]) == ("failed", CAUSE)
+    assert conclude(None, True, [], 9) == ("stopped", None)
+    assert conclude(None, True, [SYMPTOM], 9) == ("stopped", None)
+    assert conclude(None, True, [CAUSE], 9) == ("failed", CAUSE)

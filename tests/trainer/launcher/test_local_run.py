@@ -14,6 +14,8 @@ import yaml
 from api.specs import raw_spec
 from trainer.launcher.gang import HERE, alive, kill, wait_for
 
+pytestmark = pytest.mark.slow
+
 RUN = """
 import sys
 from pathlib import Path

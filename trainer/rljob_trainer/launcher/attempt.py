@@ -83,7 +83,7 @@ class Attempt:
             await _kill(self._nurseries.driver, driver)
         await asyncio.to_thread(sweep, self._nurseries.pids)
         outcome = self._outcome() if ending == "well" else None
-        return Ended(*conclude(outcome, ending == "stopped", self._failures(killed)))
+        return Ended(*conclude(outcome, ending == "stopped", self._failures(killed), killed))
 
     async def _until_over(
         self, ranks: asyncio.Task[int], driver: asyncio.Task[int] | None, stop: asyncio.Task[bool]

@@ -16,7 +16,7 @@ from rljob_trainer.launcher.processes import adopt_orphans, reap
 from rljob_trainer.launcher.setting import Setting
 
 REPORT_SECONDS = 15.0
-PROGRESS_SECONDS = 1.0
+PROGRESS_SECONDS = 2.0
 """Progress is reported at most so often; a new state at once."""
 LAST_REPORT_SECONDS = 5.0
 """For the last report of a launcher that leaves."""
