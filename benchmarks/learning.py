@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from e2e.job import EXAMPLE, example, metrics
+from e2e.job import EXAMPLE, example, series
 
 REQUIRED_RISE = 0.2
 
@@ -31,9 +31,8 @@ def learn(seed: int) -> float:
         manifest.write_text(yaml.safe_dump(example(f"learning-{seed}", data={"seed": seed})))
         call(str(EXAMPLE / "prepare.py"), str(data), "--seed", str(seed))
         call("-m", "rljob_trainer", "run", str(manifest), "--mount", f"/data={data}")
-        lines = [line for _, line in sorted(metrics((data / "run/metrics.jsonl").read_text()).items())]
-    rewards = [line["reward/mean"] for line in lines]
-    held_out = [line["evaluation/reward"] for line in lines if "evaluation/reward" in line]
+        log = (data / "run/metrics.jsonl").read_text()
+    rewards, held_out = (list(series(log, name).values()) for name in ("reward/mean", "evaluation/reward"))
     first, last = sum(rewards[:10]) / 10, sum(rewards[-10:]) / 10
     row = f"{seed:4d} {first:17.3f} {last:9.3f} {last - first:7.3f} {held_out[0]:17.3f} {held_out[-1]:7.3f}"
     print(row, flush=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from e2e import stack
-from e2e.job import Job, example, metrics
+from e2e.job import Job, example, series
 from e2e.kube import Kube, Object
 from e2e.prepare import WORKBENCH, prepare, read_file, workbench
 from e2e.providers import Provider
@@ -43,9 +43,12 @@ class Lab:
         }
         return self.start(name, **(replay | changes))
 
+    def series(self, name: str, metric: str) -> dict[int, float]:
+        """A metric of a job's run, by step."""
+        return series(read_file(self.kube, f"/data/runs/{name}/metrics.jsonl"), metric)
+
     def losses(self, name: str) -> dict[int, float]:
-        lines = metrics(read_file(self.kube, f"/data/runs/{name}/metrics.jsonl"))
-        return {step: line["train/loss"] for step, line in lines.items()}
+        return self.series(name, "train/loss")
 
     def python(self, program: str, timeout: float = 120) -> str:
         """Run a program with the trainer's code on the volume."""

@@ -9,7 +9,7 @@ import time
 
 from e2e import stack
 from e2e.curve import plot
-from e2e.job import Job, example, metrics
+from e2e.job import Job, example, series
 from e2e.prepare import prepare, read_file, workbench
 from e2e.providers import Unavailable
 from rljob_api.status import JobStatus
@@ -34,7 +34,7 @@ def main() -> int:
         print(f"\n{job.name}: {status.outcome}: {status.message}\n\n{job.describe()}", file=sys.stderr)
         return 1
     workbench(kube, provider)
-    rewards = [line["reward/mean"] for _, line in sorted(metrics(read_file(kube, "/data/run/metrics.jsonl")).items())]
+    rewards = list(series(read_file(kube, "/data/run/metrics.jsonl"), "reward/mean").values())
     return report(rewards, status)
 
 

@@ -87,7 +87,7 @@ def merge(base: Any, changes: Any) -> Any:
     return changes
 
 
-def metrics(text: str) -> dict[int, dict[str, float]]:
-    """The lines of a metrics.jsonl, by step."""
+def series(text: str, name: str) -> dict[int, float]:
+    """One metric of a metrics.jsonl by step, in order; lines of an evaluation alone do not have the others."""
     lines = [json.loads(line) for line in text.splitlines()]
-    return {int(line["step"]): line for line in lines}
+    return {int(line["step"]): line[name] for line in lines if name in line}

@@ -4,23 +4,21 @@ import json
 import time
 
 from e2e.conftest import Lab
-from e2e.job import Job, metrics
+from e2e.job import Job
 from e2e.prepare import read_file
 
 
 def test_the_example_learns(lab: Lab, baseline: Job) -> None:
-    rewards = [
-        line["reward/mean"]
-        for _, line in sorted(metrics(read_file(lab.kube, f"/data/runs/{baseline.name}/metrics.jsonl")).items())
-    ]
+    rewards = list(lab.series(baseline.name, "reward/mean").values())
     assert sum(rewards[-10:]) / 10 >= sum(rewards[:10]) / 10 + 0.1
     evaluation = baseline.status().progress.evaluation
     assert evaluation["last"] > evaluation["first"]
 
 
 def test_trainer_and_rollouts_agree_on_log_probabilities_in_every_step(lab: Lab, baseline: Job) -> None:
-    lines = metrics(read_file(lab.kube, f"/data/runs/{baseline.name}/metrics.jsonl"))
-    assert max(line["train_rollout/log_prob_diff_max"] for line in lines.values()) < 1e-3
+    differences = lab.series(baseline.name, "train_rollout/log_prob_diff_max")
+    assert len(differences) == 60
+    assert max(differences.values()) < 1e-3
 
 
 def test_the_export_is_a_model_that_transformers_loads_and_that_answers(lab: Lab, baseline: Job) -> None:
