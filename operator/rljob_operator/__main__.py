@@ -17,6 +17,7 @@ from rljob_operator.reconcile import Reconciler
 log = logging.getLogger(__name__)
 
 RESYNC = 20.0
+RESYNC_AFTER_FAILURE = 1.0
 """Seconds between looks at every job, in case a watch missed something."""
 
 
@@ -46,7 +47,6 @@ async def operate(args: argparse.Namespace) -> None:
     try:
         await lease.acquire()
         log.info("%s holds the lease", args.identity)
-        await _resync(api, args.namespace, queue, pulse)
         await _until_told(args, api, queue, pulse, lease)
         await lease.release()
     finally:
@@ -73,12 +73,15 @@ async def _until_told(args: argparse.Namespace, api: Api, queue: Queue, pulse: h
 
 
 async def _resync_for_ever(api: Api, namespaces: list[str], queue: Queue, pulse: health.Pulse) -> None:
+    """Now, and ever again. An API server that is not ready is asked again soon: liveness gives up on us if that lasts."""
     while True:
-        await asyncio.sleep(RESYNC)
         try:
             await _resync(api, namespaces, queue, pulse)
         except ApiError as error:
             log.warning("jobs cannot be listed: %s", error)
+            await asyncio.sleep(RESYNC_AFTER_FAILURE)
+        else:
+            await asyncio.sleep(RESYNC)
 
 
 async def _resync(api: Api, namespaces: list[str], queue: Queue, pulse: health.Pulse) -> None:
