@@ -17,8 +17,9 @@ from rljob_operator.reconcile import Reconciler
 log = logging.getLogger(__name__)
 
 RESYNC = 20.0
-RESYNC_AFTER_FAILURE = 1.0
 """Seconds between looks at every job, in case a watch missed something."""
+RESYNC_AFTER_FAILURE = 1.0
+"""Seconds until the next look when the API server refused this one."""
 
 
 def arguments() -> argparse.Namespace:
