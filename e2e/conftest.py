@@ -40,6 +40,7 @@ class Lab:
             "train": {"batches": {"replay": f"/data/runs/{BASELINE}/batches"}},
             "rollout": {"replicas": 0},
             "evaluation": {"everySteps": 0},
+            "checkpoint": {"path": f"/data/runs/{name}", "everySteps": 3},
         }
         return self.start(name, **(replay | changes))
 

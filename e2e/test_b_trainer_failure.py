@@ -5,15 +5,23 @@ from e2e.job import Job
 from rljob_api import names
 
 KILL_A_RANK = """
-import os, pathlib, signal
+import json, os, pathlib, signal, sys, time
+attempt, step = sys.argv[1:]
+progress = pathlib.Path(os.environ["RLJOB_WORK"], f"attempt-{attempt}", "progress.json")
+deadline = time.monotonic() + 200
+while not progress.exists() or json.loads(progress.read_text())["step"] < int(step):
+    assert time.monotonic() < deadline, "the step did not come"
+    time.sleep(0.02)
 processes = [p for p in pathlib.Path("/proc").iterdir() if p.name.isdecimal()]
 (rank,) = [int(p.name) for p in processes if (p / "cmdline").read_bytes().startswith(b"python -m rljob_trainer.rank")]
 os.kill(rank, signal.SIGKILL)
 """
 
 
-def kill_a_rank(lab: Lab, job: Job, ordinal: int) -> None:
-    lab.kube.execute(names.pod(job.name, names.ROLE_TRAINER, ordinal), "python", "-c", KILL_A_RANK)
+def kill_rank_0(lab: Lab, job: Job, attempt: int, step: int) -> None:
+    """With SIGKILL, as soon as that attempt has done that step."""
+    pod = names.pod(job.name, names.ROLE_TRAINER, 0)
+    lab.kube.execute(pod, "python", "-c", KILL_A_RANK, str(attempt), str(step), timeout=240)
 
 
 def test_a_deleted_pod_and_a_killed_rank_cost_no_more_than_the_steps_since_the_last_checkpoint(
@@ -22,9 +30,9 @@ def test_a_deleted_pod_and_a_killed_rank_cost_no_more_than_the_steps_since_the_l
     job = lab.start_replay("interrupted")
     job.wait_for_step(12)
     lab.kube.kubectl("delete", "pod", names.pod(job.name, names.ROLE_TRAINER, 1), "--grace-period=1")
-    job.wait("a second attempt at work", lambda s: s.attempt.number == 2 and s.progress.step > 12, 300)
+    job.wait("a second attempt", lambda s: s.attempt.number == 2, 300)
 
-    kill_a_rank(lab, job, 0)
+    kill_rank_0(lab, job, attempt=2, step=35)
     status = job.wait("a third attempt", lambda s: s.attempt.number == 3, 300)
     failure = status.last_failure
     assert failure is not None and failure.failure is not None

@@ -2,12 +2,13 @@
 
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from e2e.conftest import Lab
 from e2e.job import Job
-from e2e.test_b_trainer_failure import kill_a_rank
+from e2e.test_b_trainer_failure import kill_rank_0
 
 KILLS = 10
 
@@ -24,18 +25,12 @@ def kill_the_operator(lab: Lab) -> None:
 def test_ten_kills_during_a_trainer_failure_change_nothing(lab: Lab, baseline: Job) -> None:
     moments = random.Random(0)
     job = lab.start_replay("headless")
-    failed = False
-    for _ in range(KILLS):
-        kill_the_operator(lab)
-        time.sleep(moments.uniform(1, 8))
-        status = job.status()
-        if not failed and status.progress.step >= 5:
-            kill_a_rank(lab, job, 1)
-            failed = True
-    if not failed:
-        job.wait_for_step(5)
-        kill_a_rank(lab, job, 1)
-        kill_the_operator(lab)
+    with ThreadPoolExecutor() as background:
+        killed = background.submit(kill_rank_0, lab, job, attempt=1, step=20)
+        for _ in range(KILLS):
+            kill_the_operator(lab)
+            time.sleep(moments.uniform(1, 8))
+        killed.result()
     status = job.wait_for_state("Succeeded", timeout=600)
     assert status.attempt is not None
     assert (status.attempt.number, status.restarts.total) == (2, 1)
