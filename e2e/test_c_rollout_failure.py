@@ -9,7 +9,7 @@ from e2e.job import Job
 from rljob_api import names
 from rljob_api.protocol import Report
 
-STEPS = 60
+STEPS = 150
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +62,12 @@ for path in sorted(pathlib.Path("/data/runs/{job.name}/batches").glob("step_*.js
 
 def test_weights_of_an_old_attempt_are_refused(lab: Lab, job: Job) -> None:
     address = job.pod(names.ROLE_ROLLOUT, 0)["status"]["podIP"]
-    token = lab.kube.get("secret", names.token(job.name))["data"][names.TOKEN_KEY]
+    uid = job.object()["metadata"]["uid"]
+    token = lab.kube.get("secret", names.token(job.name, uid))["data"][names.TOKEN_KEY]
     program = f"""
 import base64, urllib.error, urllib.request
 headers = {{"Authorization": "Bearer " + base64.b64decode("{token}").decode(), "X-RLJob-Attempt": "0"}}
-request = urllib.request.Request("http://{address}:{names.ROLLOUT_PORT}/start_weight_update", method="POST", headers=headers)
+request = urllib.request.Request("http://{address}:{names.ROLLOUT_PORT}/rljob/weights/open", method="POST", headers=headers)
 try:
     print(urllib.request.urlopen(request, timeout=10).status)
 except urllib.error.HTTPError as error:
