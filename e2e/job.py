@@ -35,7 +35,7 @@ class Job:
             status = self.status()
             if probe(status):
                 return status
-            if status.outcome == "Failed":
+            if status.state == "Failed":
                 raise AssertionError(f"{self.name} failed while waiting for {what}: {status.message}")
             return None
 

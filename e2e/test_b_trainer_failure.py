@@ -2,6 +2,7 @@
 
 from e2e.conftest import Lab
 from e2e.job import Job
+from e2e.kube import wait_for
 from rljob_api import names
 
 KILL_A_RANK = """
@@ -21,6 +22,8 @@ os.kill(rank, signal.SIGKILL)
 def kill_rank_0(lab: Lab, job: Job, attempt: int, step: int) -> None:
     """With SIGKILL, as soon as that attempt has done that step."""
     pod = names.pod(job.name, names.ROLE_TRAINER, 0)
+    wait_for(pod, lambda: lab.kube.exists("pod", pod), 120)
+    lab.kube.kubectl("wait", "--for=condition=Ready", f"pod/{pod}", "--timeout=120s", timeout=150)
     lab.kube.execute(pod, "python", "-c", KILL_A_RANK, str(attempt), str(step), timeout=240)
 
 

@@ -72,4 +72,4 @@ def test_a_reward_file_that_raises_fails_the_job_with_its_line(lab: Lab) -> None
 
 
 def failed(job: Job, timeout: float) -> str:
-    return job.wait("its failure", lambda s: s.outcome == "Failed", timeout).message
+    return job.wait("its failure", lambda s: s.state == "Failed", timeout).message
