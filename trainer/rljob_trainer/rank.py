@@ -62,6 +62,8 @@ def _join(control: Control) -> None:
     gpu = control.spec.trainer.device == "gpu"
     if gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    else:  # torch 2.11 records gloo collectives in one flight recorder, which groups used from several threads crash
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     timeout = timedelta(seconds=control.spec.lifecycle.stall_timeout_seconds)
     dist.init_process_group("nccl" if gpu else "gloo", timeout=timeout)
 

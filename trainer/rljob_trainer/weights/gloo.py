@@ -6,6 +6,7 @@ The trainer holds the TCPStore; the first worker writes the size of the group th
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,6 +19,9 @@ from rljob_trainer.weights.wire import TRANSFER_SECONDS
 
 SIZE_KEY = "size"
 POLL_SECONDS = 0.01
+
+_BEGINNING = threading.Lock()
+"""Replicas are served by a thread each. Beginning a collective touches state that torch shares between groups; the transfer itself does not."""
 
 
 class TrainerEnd:
@@ -44,7 +48,8 @@ class TrainerEnd:
 
     def send(self, payload: Tensor) -> None:
         """Begin to send; `settle` waits."""
-        self._pending = self._group.broadcast([payload], _from_trainer())
+        with _BEGINNING:
+            self._pending = self._group.broadcast([payload], _from_trainer())
 
     def settle(self) -> None:
         """Wait for what is being sent. Raises RuntimeError when the other end is gone or TRANSFER_SECONDS have passed."""
