@@ -17,6 +17,7 @@ def prepare(kube: Kube, provider: Provider, fresh: bool, say: Callable[[str], No
     if fresh:
         kube.kubectl(
             "delete",
+            f"pod/{WORKBENCH}",
             "job/arithmetic-prepare",
             "configmap/arithmetic-prepare",
             f"pvc/{CLAIM}",
