@@ -46,11 +46,11 @@ check: setup ## Format, lint, layers, types, generated files, fast tests (under 
 .PHONY: test
 test: check ## Everything: check, the trainer on real megatron-core and vLLM, end to end on the cluster
 	$(PY) -m pytest -q -m slow tests
-	$(PY) -m pytest -q -x e2e -m "not slow"
+	$(PY) -m pytest -q e2e --durations=0 --durations-min=1
 
-.PHONY: e2e-all
-e2e-all: setup ## The end-to-end tests with the slow ones
-	$(PY) -m pytest -q e2e
+.PHONY: e2e
+e2e: setup ## The end-to-end tests alone
+	$(PY) -m pytest -q e2e --durations=0 --durations-min=1
 
 .PHONY: format
 format: setup ## Format and mend what the linter can

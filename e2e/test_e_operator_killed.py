@@ -4,8 +4,6 @@ import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
 from e2e.conftest import Lab
 from e2e.job import Job
 from e2e.test_b_trainer_failure import kill_rank_0
@@ -21,7 +19,6 @@ def kill_the_operator(lab: Lab) -> None:
         )
 
 
-@pytest.mark.slow
 def test_ten_kills_during_a_trainer_failure_change_nothing(lab: Lab, baseline: Job) -> None:
     moments = random.Random(0)
     job = lab.start_replay("headless")
