@@ -20,7 +20,6 @@ MAX_JOB_NAME = 42
 # Labels and annotations
 LABEL_JOB = f"{GROUP}/job"
 LABEL_ROLE = f"{GROUP}/role"
-LABEL_POD_INDEX = "apps.kubernetes.io/pod-index"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "rljob"
 ANNOTATION_REQUEST = f"{GROUP}/request"
@@ -54,8 +53,6 @@ RESERVED_ENV = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"
 ROLLOUT_PORT = 8000
 MASTER_PORT_FIRST = 29500
 MASTER_PORT_COUNT = 100
-WEIGHTS_PORT_FIRST = 29700
-"""Ports of the weight-transfer stores that rank 0 opens, one per replica and attempt."""
 
 # Containers
 TRAINER_CONTAINER = "trainer"
