@@ -64,7 +64,8 @@ def measure(kube: Kube, job: Job, ordinals: list[int]) -> float:
 
 
 def report(kube: Kube, job: Job) -> Report:
-    data = kube.get("configmap", names.report(names.pod(job.name, names.ROLE_TRAINER, 0))).get("data", {})
+    name = names.report(names.pod(job.name, names.ROLE_TRAINER, 0))
+    data = kube.get("configmap", name).get("data", {}) if kube.exists("configmap", name) else {}
     if names.REPORT_KEY not in data:
         return Report(pod="", pod_uid="", boot_id="")
     return Report.model_validate_json(data[names.REPORT_KEY])
