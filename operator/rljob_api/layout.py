@@ -18,26 +18,43 @@ class Layout:
     """How the ranks of the trainer gang are divided."""
 
     world: int
-    tensor: int
-    pipeline: int
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+    virtual_pipeline: int = 1
 
     @staticmethod
     def of(spec: RLJobSpec) -> "Layout":
-        t = spec.trainer
-        return Layout(t.nodes * t.processes_per_node, t.parallelism.tensor, t.parallelism.pipeline)
+        t, p = spec.trainer, spec.trainer.parallelism
+        return Layout(
+            t.nodes * t.processes_per_node,
+            p.tensor,
+            p.pipeline,
+            p.context,
+            p.expert,
+            p.expert_tensor or p.tensor,
+            p.virtual_pipeline,
+        )
 
     @property
     def model(self) -> int:
-        """Ranks that hold one copy of the model."""
-        return self.tensor * self.pipeline
+        """Ranks that work on one micro-batch."""
+        return self.tensor * self.pipeline * self.context
 
     @property
     def data(self) -> int:
-        """Copies of the model. The layout must divide (see `layout_violations`)."""
+        """Copies of the model, each with micro-batches of its own. The layout must divide (see `layout_violations`)."""
         return self.world // self.model
 
     def __str__(self) -> str:
-        return f"tp{self.tensor}-pp{self.pipeline}-dp{self.data}"
+        """Sizes of 1 are left out beyond the first three: `tp2-pp1-dp1`, `tp2-pp1-dp1-cp2`."""
+        further = {"cp": self.context, "ep": self.expert, "vpp": self.virtual_pipeline}
+        if self.expert > 1 and self.expert_tensor != self.tensor:
+            further["etp"] = self.expert_tensor
+        parts = [f"tp{self.tensor}", f"pp{self.pipeline}", f"dp{self.data}"]
+        return "-".join(parts + [f"{k}{v}" for k, v in further.items() if v > 1 or k == "etp"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +65,14 @@ class Amounts:
     prompts_per_mini_batch: int
     samples_per_mini_batch: int
     optimizer_steps: int
+    """Of the whole job."""
 
     @staticmethod
     def of(spec: RLJobSpec) -> "Amounts":
         t = spec.train
         prompts = t.prompts_per_step // t.mini_batches
         return Amounts(
-            t.prompts_per_step * t.samples_per_prompt, prompts, prompts * t.samples_per_prompt, t.steps * t.mini_batches
+            t.prompts_per_step * t.samples_per_prompt, prompts, prompts * t.samples_per_prompt, t.steps * t.mini_batches * t.epochs_per_step
         )
 
 

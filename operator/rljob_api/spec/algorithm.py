@@ -12,44 +12,132 @@ class Clip(Model):
     """Bounds of the probability ratio, which is clipped to [1 - low, 1 + high] (arXiv 1707.06347, equation 7; clip-higher: high > low)."""
 
     low: PositiveFloat = 0.2
-    """Distance below 1."""
+    """Distance below 1. The paper of `gspo` uses 3e-4, where a ratio is that of a whole response."""
     high: PositiveFloat = 0.2
-    """Distance above 1."""
+    """Distance above 1. DAPO's clip-higher is 0.28; the paper of `gspo` uses 4e-4."""
+    dual: Annotated[float, Field(gt=1)] | None = None
+    """With a negative advantage A, bound the loss by -A x dual (arXiv 1912.09729, equation 5), usually 3; unset: no bound."""
+
+
+class AdaptiveKL(Model):
+    """Steer the coefficient towards a divergence (arXiv 1909.08593, section 2.2)."""
+
+    target: PositiveFloat
+    """The KL divergence per response token to hold."""
+    horizon: PositiveInt = 10_000
+    """The coefficient grows or shrinks by at most 20 % in so many samples."""
 
 
 class KL(Model):
-    """Penalty for leaving the starting policy."""
+    """Penalty for leaving the reference policy."""
 
     coefficient: NonNegativeFloat = 0.0
     """Weight of the penalty; 0 needs no reference model and holds none."""
-    estimator: Literal["k3"] = "k3"
-    """`k3`: exp(d) - d - 1 with d = log reference - log policy; never negative, low variance (joschu.net/blog/kl-approx)."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Of d = log policy - log reference, per token. `k1`: d; `k2`: d^2 / 2; `k3`: exp(-d) - 1 + d, never negative, low variance
+    (joschu.net/blog/kl-approx). `k1` belongs into the reward: as a loss its expected gradient is zero."""
+    where: Literal["loss", "reward"] = "loss"
+    """`loss`: added to the loss; `reward`: taken from every token's reward before advantages are estimated (arXiv 2203.02155)."""
+    adaptive: AdaptiveKL | None = None
+    """Let the coefficient follow the divergence; unset: it is fixed."""
+
+
+class Group(Model):
+    """What `grpo` compares a sample with."""
+
+    divide_by_std: bool = True
+    """Divide by the group's standard deviation (ddof 1) + 1e-6. False is Dr. GRPO (arXiv 2503.20783), with `sequenceMeanTokenSumNorm`."""
+    leave_one_out: bool = False
+    """Mean and deviation of the other samples of the group, without the sample itself."""
+
+
+class Rejection(Model):
+    """Leave out what the rollouts' probabilities say the policy would hardly draw. Denominators stay as they were."""
+
+    level: Literal["token", "sequence"] = "token"
+    """Judge every token by its own ratio, or a whole response by the geometric mean of its tokens' ratios."""
+    low: PositiveFloat = 0.5
+    """Smallest ratio of the trainer's old to the rollout's probability that stays."""
+    high: PositiveFloat = 2.0
+    """Largest one."""
+
+
+class RolloutCorrection(Model):
+    """Weigh for the difference between the policy that drew the tokens, in vLLM's arithmetic, and the trainer's old policy."""
+
+    importance_sampling: Literal["none", "token", "sequence"] = "none"
+    """Multiply the policy loss by min(ratio, cap), a constant: of each token, or of the whole response (truncated importance sampling)."""
+    cap: PositiveFloat = 2.0
+    """Largest weight."""
+    reject: Rejection | None = None
+    """Leave out tokens or responses whose ratio is too far from 1; unset: none."""
+    bypass: bool = False
+    """Take the rollouts' log-probabilities for the old ones, so that the clipped ratio itself corrects; saves a forward pass."""
+
+
+class DynamicSampling(Model):
+    """Leave out prompts whose samples all got the same reward, and draw others in their place (DAPO, arXiv 2503.14476, section 3.2)."""
+
+    max_rounds: PositiveInt = 8
+    """Rounds of generation in one step, the first included; a step that is still not full then fails the job with the counts."""
+
+
+class Overlong(Model):
+    """Responses near or at maxTokens (DAPO, arXiv 2503.14476, section 3.4)."""
+
+    buffer_tokens: NonNegativeInt = 0
+    """Over the last so many tokens before maxTokens a penalty grows linearly from 0 to `penalty`; 0: no penalty."""
+    penalty: PositiveFloat = 1.0
+    """Taken from the reward of a response of maxTokens."""
+    filter: bool = False
+    """Responses that were cut off at maxTokens keep their place in groups and denominators but give no gradient."""
 
 
 class AlgorithmSpec(Model):
     """How rewards become gradients."""
 
-    advantage: Literal["grpo"] = "grpo"
-    """`grpo`: (reward - mean of the prompt's group) / (standard deviation with ddof 1 + 1e-6) (arXiv 2402.03300)."""
-    loss: Literal["ppo"] = "ppo"
-    """`ppo`: the clipped surrogate."""
+    advantage: Literal["grpo", "rloo", "reinforce++", "reinforce++-baseline", "gae", "opo", "remax"] = "grpo"
+    """`grpo`: (reward - mean of the prompt's group) / standard deviation (arXiv 2402.03300); `rloo`: reward - mean of the others (arXiv
+    2402.14740); `reinforce++`: returns, whitened over the step; `reinforce++-baseline`: group mean taken off first (both arXiv 2501.03262);
+    `gae`: with `spec.critic` (arXiv 1506.02438); `opo`: length-weighted baseline (arXiv 2505.23585); `remax`: reward of the greedy response
+    as the baseline (arXiv 2310.10505)."""
+    group: Group = Group()
+    """Of `grpo`."""
+    gamma: Fraction = 1.0
+    """Discount per token of `gae` and `reinforce++`."""
+    gae_lambda: Fraction = 1.0
+    """Of `gae`: 1 weighs whole returns, 0 single steps."""
+    loss: Literal["ppo", "gspo", "cispo"] = "ppo"
+    """`ppo`: the clipped surrogate; `gspo`: with the ratio of the whole response (arXiv 2507.18071); `cispo`: a clipped, constant ratio times
+    the log-probability (arXiv 2506.13585)."""
     clip: Clip = Clip()
     """Bounds of the probability ratio."""
     kl: KL = KL()
-    """Penalty towards the starting policy, inside the loss."""
+    """Penalty towards the reference policy."""
     entropy_coefficient: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
-    aggregation: Literal["tokenMean"] = "tokenMean"
-    """`tokenMean`: the sum over all response tokens of the mini-batch, divided by their global number."""
+    aggregation: Literal["tokenMean", "sequenceMeanTokenMean", "sequenceMeanTokenSumNorm"] = "tokenMean"
+    """From tokens to the loss of a mini-batch, with its global counts. `tokenMean`: sum over all response tokens / their number;
+    `sequenceMeanTokenMean`: mean over responses of each one's mean; `sequenceMeanTokenSumNorm`: mean over responses of each one's sum / maxTokens."""
+    rollout_correction: RolloutCorrection = RolloutCorrection()
+    """Correction for the rollouts' own arithmetic. How much they differ is always measured."""
+    dynamic_sampling: DynamicSampling | None = None
+    """Only prompts that something can be learnt from; unset: all."""
+    overlong: Overlong = Overlong()
+    """Penalty and filter for long responses."""
 
 
 class Optimizer(Model):
     """AdamW on megatron's distributed optimizer."""
 
     learning_rate: PositiveFloat = 1e-6
-    """Constant after the warm-up."""
+    """The highest rate, reached at the end of the warm-up."""
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps over which the rate rises linearly from 0."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate falls from the warm-up to the last optimizer step."""
+    min_learning_rate: NonNegativeFloat = 0.0
+    """Where `linear` and `cosine` end."""
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay of matrices; norms and biases have none."""
     beta1: Fraction = 0.9
@@ -81,11 +169,15 @@ class TrainSpec(Model):
     samples_per_prompt: PositiveInt = 8
     """Responses per prompt: the group of group-relative advantages."""
     mini_batches: PositiveInt = 1
-    """Optimizer steps per step. Old log-probabilities are frozen before the first."""
+    """Optimizer steps per pass over the step's samples. Old log-probabilities are frozen before the first."""
+    epochs_per_step: PositiveInt = 1
+    """Passes over the step's samples, in the same mini-batches."""
     tokens_per_micro_batch: PositiveInt = 16384
     """Upper bound of packed tokens in one forward and backward pass of one data-parallel rank: this is what bounds activation memory."""
     optimizer: Optimizer = Optimizer()
     """The optimizer of the policy."""
+    on_non_finite: Literal["stop", "skip"] = "stop"
+    """When a loss or a gradient is not a finite number. `stop`: the attempt fails; `skip`: leave this optimizer step out and count it."""
     batches: BatchRecording = BatchRecording()
     """Record or replay batches."""
 

@@ -8,7 +8,7 @@ from rljob_api.base import Model
 from rljob_api.spec.algorithm import AlgorithmSpec, EvaluationSpec, TrainSpec
 from rljob_api.spec.common import AbsolutePath, EnvVar, NonNegativeInt, PositiveInt, Verbatim, Volume
 from rljob_api.spec.model import DataSpec, ModelSpec, RewardSpec
-from rljob_api.spec.roles import RolloutSpec, TrainerSpec
+from rljob_api.spec.roles import CriticSpec, ReferenceSpec, RolloutSpec, TrainerSpec
 
 
 class CheckpointSpec(Model):
@@ -23,6 +23,11 @@ class CheckpointSpec(Model):
     resume: Literal["auto", "required", "never"] = "auto"
     """`auto`: from the newest complete checkpoint in `path`, else from the model; `required`: fail without one;
     `never`: refuse a directory that holds one at the job's first start."""
+    resume_from: AbsolutePath | None = None
+    """A `global_step_N` directory, of this job or another of the same model, at which the job's first attempt starts, with optimizer and data order.
+    From then on checkpoints in `path` count."""
+    asynchronous: bool = True
+    """Write periodic checkpoints beside training. Those of a drain and of the end are always waited for."""
     export_hugging_face: bool = True
     """Write the final policy as a Hugging Face directory beside the last checkpoint."""
 
@@ -68,6 +73,10 @@ class RLJobSpec(Model):
     """Scoring of held-out prompts."""
     trainer: TrainerSpec = TrainerSpec()
     """The gang of torchrun pods."""
+    critic: CriticSpec | None = None
+    """The value model; `algorithm.advantage: gae` needs it, and nothing else takes it."""
+    reference: ReferenceSpec = ReferenceSpec()
+    """The frozen policy of `algorithm.kl`; held only while its coefficient is above 0."""
     rollout: RolloutSpec = RolloutSpec()
     """The pool of vLLM servers."""
     checkpoint: CheckpointSpec

@@ -13,8 +13,9 @@ class ModelSpec(Model):
 
     path: AbsolutePath
     """Hugging Face directory (config.json, safetensors, tokenizer) that every pod of the job can read."""
-    init: Literal["hf"] = "hf"
-    """What `path` holds. `hf`: a Hugging Face directory, converted on load, straight into the parallel layout."""
+    megatron_checkpoint: AbsolutePath | None = None
+    """A torch_dist directory of megatron-core (for example `global_step_100` of another job) whose weights are taken in place of `path`'s
+    safetensors, in any parallel layout; config.json and the tokenizer are still `path`'s."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of the parameters in training and generation. Optimizer states and gradients are float32."""
     trust_remote_code: bool = False
@@ -22,14 +23,16 @@ class ModelSpec(Model):
 
 
 class DataSpec(Model):
-    """Prompts. Parquet files; one row is one prompt."""
+    """Prompts. Files are .parquet, .arrow, .json (a list of objects) or .jsonl; one row is one prompt."""
 
     train: Annotated[list[AbsolutePath], Field(min_length=1, max_length=1024)]
     """Files of training prompts, read in this order before shuffling."""
     validation: Annotated[list[AbsolutePath], Field(max_length=1024)] = []
     """Files of held-out prompts, for `evaluation`."""
     prompt_key: str = "prompt"
-    """Column of the prompt."""
+    """Column of the prompt: a text, or a list of chat messages `{role, content}`, which the tokenizer's chat template turns into one."""
+    chat_template: bool = False
+    """Put text prompts through the chat template as well, as one message of the user."""
     answer_key: str = "answer"
     """Column of the expected answer, handed to rewards."""
     data_source_key: str = "data_source"
@@ -51,15 +54,49 @@ class PythonReward(Model):
     """`def reward(prompt: str, response: str, answer: str) -> float` in that file."""
 
 
+class HttpReward(Model):
+    """A reward service of the user's, asked over HTTP once per response."""
+
+    url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)]
+    """Receives POST `{"prompt", "response", "answer", "data_source"}` and answers `{"reward": number}`."""
+    headers: dict[str, str] = {}
+    """Further headers. `$NAME` in a value is replaced by the trainer's environment variable, so that a Secret need not be in the spec."""
+    retries: NonNegativeInt = 2
+    """How often a call is repeated after a connection error, a 429 or a 5xx, within `timeoutSeconds`."""
+
+
+class VllmReward(Model):
+    """A reward model behind a vLLM server of the user's (`vllm serve MODEL --runner pooling`)."""
+
+    url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)]
+    """Base address of the server. Prompt and response are sent to its `/pooling` route as one text."""
+
+
+class MegatronReward(Model):
+    """A reward model on the trainer's ranks, in their layout."""
+
+    path: AbsolutePath
+    """Hugging Face directory of a sequence classifier with one label, whose vocabulary is the policy's."""
+    offload: bool = True
+    """Keep its parameters in host memory while it is not used."""
+
+
 class RewardSpec(Model):
-    """Who judges the rows of one data source. Exactly one of `rule` and `python`."""
+    """Who judges the rows of one data source. Exactly one of `rule`, `python`, `http`, `vllm` and `model`."""
 
     data_source: Annotated[str, StringConstraints(min_length=1, max_length=256)] = "*"
     """Value of the data-source column; `*` judges every row that no other entry names."""
-    rule: Literal["exactMatch"] | None = None
-    """A built-in rule. `exactMatch`: 1 when the response, stripped, equals the answer, else 0."""
+    rule: Literal["exactMatch", "number", "math"] | None = None
+    """A built-in rule, 1 or 0. `exactMatch`: the response, stripped, equals the answer; `number`: its last number does (GSM8K: after `####` where
+    there is one); `math`: its final expression (boxed or last) is mathematically equal, by the library math-verify."""
     python: PythonReward | None = None
     """A function of the user's."""
+    http: HttpReward | None = None
+    """A service of the user's."""
+    vllm: VllmReward | None = None
+    """A reward model on a vLLM server."""
+    model: MegatronReward | None = None
+    """A reward model on the trainer's ranks."""
     weight: float = 1.0
     """Factor of this reward; several entries for one data source are summed."""
     timeout_seconds: PositiveFloat = 10.0

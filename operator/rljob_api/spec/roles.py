@@ -1,22 +1,76 @@
-"""spec.trainer and spec.rollout: the two kinds of pods."""
+"""spec.trainer, spec.critic, spec.reference, spec.rollout: who computes what, on which processes."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rljob_api.base import Model
-from rljob_api.spec.common import Device, NonNegativeInt, PositiveInt, Quantity, Sampling, Template, Verbatim
+from rljob_api.spec.algorithm import Optimizer
+from rljob_api.spec.common import (
+    AbsolutePath,
+    Device,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Quantity,
+    Sampling,
+    Template,
+    Verbatim,
+)
 
 
 class Parallelism(Model):
-    """How the model is cut. Data parallel size is what remains: nodes x processesPerNode / (tensor x pipeline)."""
+    """How the model is cut. Data parallel size is what remains: nodes x processesPerNode / (tensor x pipeline x context)."""
 
     tensor: PositiveInt = 1
     """Ranks that share every matrix. Must fit into one pod or, on CPU, may cross pods."""
     pipeline: PositiveInt = 1
     """Stages of consecutive layers."""
+    virtual_pipeline: PositiveInt = 1
+    """Pieces of each stage, run interleaved: a smaller pipeline bubble for more messages."""
+    context: PositiveInt = 1
+    """Ranks that share every sequence."""
+    expert: PositiveInt = 1
+    """Ranks that share the experts of a mixture-of-experts layer; taken out of the data parallel ones."""
+    expert_tensor: PositiveInt | None = None
+    """Ranks that share every matrix of an expert; unset: as many as `tensor`."""
     sequence: bool = True
     """Cut activations between tensor-parallel ranks along the sequence as well; without effect when tensor is 1."""
+
+
+class Overlap(Model):
+    """Communication of the distributed optimizer beside computation."""
+
+    grad_reduce: bool = False
+    """Reduce a bucket of gradients as soon as it is complete."""
+    param_gather: bool = False
+    """Gather parameters when the forward pass reaches them; needs `gradReduce`."""
+
+
+class Recompute(Model):
+    """Compute activations again in the backward pass in place of keeping them."""
+
+    granularity: Literal["none", "selective", "full"] = "none"
+    """`selective`: `modules` only; `full`: whole layers."""
+    modules: list[Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]] = [
+        "core_attn"
+    ]
+    """Of `selective`: names of megatron-core."""
+    method: Literal["uniform", "block"] = "uniform"
+    """Of `full`. `uniform`: every `layers` layers are one piece; `block`: the first `layers` layers of a stage, one by one."""
+    layers: PositiveInt = 1
+    """See `method`."""
+
+
+class Offload(Model):
+    """What lies in host memory while another model uses the GPU. Critic, reference and actor share their ranks."""
+
+    parameters: bool = False
+    """Parameters, while the model neither computes nor is sent to the rollouts."""
+    gradients: bool = False
+    """Gradient buffers: their memory is given back outside training."""
+    optimizer: bool = False
+    """Optimizer states, outside the optimizer step."""
 
 
 class TrainerSpec(Model):
@@ -32,12 +86,43 @@ class TrainerSpec(Model):
     """The extended resource that a GPU is requested by."""
     parallelism: Parallelism = Parallelism()
     """The layout."""
+    overlap: Overlap = Overlap()
+    """Communication beside computation."""
+    recompute: Recompute = Recompute()
+    """Activations: memory for time."""
+    offload: Offload = Offload()
+    """What of the policy moves to host memory."""
     transformer_config: Verbatim = {}
     """Fields of megatron-core's TransformerConfig, verbatim. Those that this spec names elsewhere are refused here."""
     shm_size: Quantity = "1Gi"
     """Size of /dev/shm, in memory."""
     template: Template = Template()
     """Pod settings of the trainers."""
+
+
+class CriticSpec(Model):
+    """The value model of `gae`: on the trainer's ranks, in their layout."""
+
+    path: AbsolutePath | None = None
+    """Hugging Face directory with the policy's vocabulary: a sequence classifier with one label, whose head is taken, or a causal model, whose
+    head is replaced by a new one at zero; unset: the policy's own."""
+    optimizer: Optimizer = Optimizer(learning_rate=1e-5)
+    """Of the critic."""
+    clip: NonNegativeFloat = 0.5
+    """Values are clipped to within this distance of the old ones (the clipped value loss of OpenAI's PPO); 0: not clipped."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps in which only the critic learns."""
+    offload: Offload = Offload()
+    """What of the critic moves to host memory."""
+
+
+class ReferenceSpec(Model):
+    """The frozen policy of the KL penalty: on the trainer's ranks, in their layout."""
+
+    path: AbsolutePath | None = None
+    """Hugging Face directory of the policy's architecture; unset: the policy's starting point."""
+    offload: bool = True
+    """Keep it in host memory and exchange it with the policy when it is needed. False: a second copy stays on the device."""
 
 
 class RolloutSpec(Model):
