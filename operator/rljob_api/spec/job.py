@@ -2,13 +2,21 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from rljob_api.base import Model
 from rljob_api.spec.algorithm import AlgorithmSpec, EvaluationSpec, TrainSpec
 from rljob_api.spec.common import AbsolutePath, EnvVar, NonNegativeInt, PositiveInt, Verbatim, Volume
 from rljob_api.spec.model import DataSpec, ModelSpec, RewardSpec
 from rljob_api.spec.roles import CriticSpec, ReferenceSpec, RolloutSpec, TrainerSpec
+
+
+LabelKey = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=317
+    ),
+]
 
 
 class CheckpointSpec(Model):
@@ -35,8 +43,16 @@ class CheckpointSpec(Model):
 class SchedulingSpec(Model):
     """Who places the pods."""
 
-    backend: Literal["none"] = "none"
-    """`none`: the cluster's own scheduler, pod by pod."""
+    backend: Literal["builtin", "none", "kueue", "volcano"] = "none"
+    """`builtin`: rljob places the whole gang at once, near each other by `topologyLevels`; `none`: the cluster's own scheduler, pod by pod; `kueue`
+    and `volcano`: those schedulers, where they are installed, with the whole gang as one group."""
+    topology_levels: Annotated[list[LabelKey], Field(max_length=8)] = []
+    """Labels of nodes, from the widest domain to the narrowest, for example block, rack and NVLink domain; the node itself is always the last. For
+    `builtin` and `kueue`."""
+    queue: Annotated[str, StringConstraints(max_length=253)] | None = None
+    """Queue of `kueue` (a LocalQueue) or `volcano`; neither may go without."""
+    priority: Annotated[int, Field(ge=-(10**9), le=10**9)] = 0
+    """Of `builtin`: jobs of higher priority are placed first, then older ones. Nothing that runs is evicted."""
 
 
 class LifecycleSpec(Model):
@@ -52,6 +68,13 @@ class LifecycleSpec(Model):
     """How long a suspend waits for the step and the checkpoint."""
     node_loss_seconds: PositiveInt = 120
     """How long an unreachable node may stay away before its pod counts as lost."""
+    pending_deadline_seconds: PositiveInt | None = None
+    """A job whose trainer pods did not all start within this time, since it was made or resumed, fails; unset: it waits."""
+    active_deadline_seconds: PositiveInt | None = None
+    """Longest time that attempts may run, all together; then the job drains to a checkpoint and fails. Unset: no limit."""
+    ttl_seconds_after_finished: NonNegativeInt | None = None
+    """Delete the children of a finished job after this time; the RLJob itself stays, so that GitOps does not run it again. Unset: pods are released
+    at once and the other children stay."""
 
 
 class RLJobSpec(Model):
