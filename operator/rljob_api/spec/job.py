@@ -10,7 +10,6 @@ from rljob_api.spec.common import AbsolutePath, EnvVar, NonNegativeInt, Positive
 from rljob_api.spec.model import DataSpec, ModelSpec, RewardSpec
 from rljob_api.spec.roles import CriticSpec, ReferenceSpec, RolloutSpec, TrainerSpec
 
-
 LabelKey = Annotated[
     str,
     StringConstraints(
