@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rljob_api import names
+from rljob_api import algorithm_rules, names
 from rljob_api.layout import batch_violations, layout_violations, model_violations
 from rljob_api.passthrough import passthrough_violations
 from rljob_api.spec import RLJobSpec
@@ -46,14 +46,6 @@ def name_violations(name: str) -> Iterator[Violation]:
         )
 
 
-def reward_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Exactly one judge per entry."""
-    for i, reward in enumerate(spec.rewards):
-        if (reward.rule is None) == (reward.python is None):
-            value = "both rule and python" if reward.rule else "neither rule nor python"
-            yield Violation(f"spec.rewards[{i}]", value, "needs exactly one of rule and python", "keep one of them")
-
-
 def rollout_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Somebody has to generate, at a temperature that training can repeat."""
     r, replay = spec.rollout, spec.train.batches.replay
@@ -74,17 +66,6 @@ def rollout_violations(spec: RLJobSpec) -> Iterator[Violation]:
             "0",
             "greedy responses of one prompt are all the same, and have no log-probabilities to learn from",
             "set a temperature above 0; spec.evaluation.sampling may be greedy",
-        )
-
-
-def group_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """A group-relative advantage needs a group."""
-    if spec.train.samples_per_prompt < 2:
-        yield Violation(
-            "spec.train.samplesPerPrompt",
-            str(spec.train.samples_per_prompt),
-            "the advantage grpo compares the samples of one prompt",
-            "set at least 2",
         )
 
 
@@ -126,9 +107,8 @@ RULES: tuple[Rule, ...] = (
     layout_violations,
     batch_violations,
     passthrough_violations,
-    reward_violations,
+    *algorithm_rules.RULES,
     rollout_violations,
-    group_violations,
     evaluation_violations,
     environment_violations,
     path_violations,

@@ -1,0 +1,203 @@
+"""Contradictions in spec.algorithm, critic, reference, rewards and optimizers. What would have no effect is refused: it was meant."""
+
+from collections.abc import Iterator
+
+from rljob_api.layout import Amounts
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.algorithm import Optimizer
+from rljob_api.spec.model import RewardSpec
+from rljob_api.violation import Violation
+
+GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce++-baseline", "opo")
+"""Compare the samples of one prompt."""
+REWARD_KINDS = ("rule", "python", "http", "vllm", "model")
+WIDEST_SEQUENCE_CLIP = 0.05
+"""The ratio of a whole response, a geometric mean over its tokens, hardly leaves 1: a clip of 0.2 never binds (arXiv 2507.18071, section 5.1)."""
+
+
+def advantage_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """An advantage has what it needs, and nothing is set that it does not read."""
+    a = spec.algorithm
+    field = "spec.algorithm.advantage"
+    if a.advantage in GROUP_ADVANTAGES and spec.train.samples_per_prompt < 2:
+        yield Violation(
+            "spec.train.samplesPerPrompt",
+            str(spec.train.samples_per_prompt),
+            f"the advantage {a.advantage} compares the samples of one prompt",
+            "set at least 2",
+        )
+    if a.advantage == "gae" and spec.critic is None:
+        yield Violation(field, "gae", "needs the values of a critic", "add spec.critic, {} for the defaults")
+    if a.advantage != "gae" and spec.critic is not None:
+        yield Violation("spec.critic", "set", f"{a.advantage} reads no values", f"remove it, or set {field} to gae")
+    if a.advantage != "grpo" and (a.group.leave_one_out or not a.group.divide_by_std):
+        yield Violation("spec.algorithm.group", a.group.dump_json(), f"{a.advantage} does not read it", "remove it")
+    if a.advantage not in ("gae", "reinforce++") and a.gamma != 1:
+        yield Violation("spec.algorithm.gamma", f"{a.gamma:g}", f"{a.advantage} does not discount", "remove it")
+    if a.advantage != "gae" and a.gae_lambda != 1:
+        yield Violation("spec.algorithm.gaeLambda", f"{a.gae_lambda:g}", f"{a.advantage} does not read it", "remove it")
+
+
+def loss_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """The loss against clip, aggregation and rollout correction."""
+    a = spec.algorithm
+    if a.loss == "gspo" and a.aggregation != "sequenceMeanTokenMean":
+        yield Violation(
+            "spec.algorithm.aggregation",
+            a.aggregation,
+            "gspo weighs whole responses",
+            "set sequenceMeanTokenMean",
+        )
+    if a.loss == "gspo" and max(a.clip.low, a.clip.high) > WIDEST_SEQUENCE_CLIP:
+        yield Violation(
+            "spec.algorithm.clip",
+            f"{a.clip.low:g}, {a.clip.high:g}",
+            "the ratio of gspo is that of a whole response and hardly leaves 1: this clip would never bind",
+            "set about {low: 3.0e-4, high: 4.0e-4}",
+        )
+    if a.loss != "ppo" and a.clip.dual is not None:
+        yield Violation("spec.algorithm.clip.dual", f"{a.clip.dual:g}", f"{a.loss} has no such bound", "remove it")
+    c = a.rollout_correction
+    if c.bypass and c.importance_sampling != "none":
+        yield Violation(
+            "spec.algorithm.rolloutCorrection.importanceSampling",
+            c.importance_sampling,
+            "with bypass the clipped ratio is the importance weight already: it would be applied twice",
+            "set none, or bypass: false",
+        )
+    if c.reject and not c.reject.low < 1 < c.reject.high:
+        yield Violation(
+            "spec.algorithm.rolloutCorrection.reject",
+            f"{c.reject.low:g}, {c.reject.high:g}",
+            "1 is the ratio of agreement and must lie between them",
+            "set low below 1 and high above 1",
+        )
+
+
+def kl_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """The divergence penalty and its reference."""
+    kl = spec.algorithm.kl
+    if kl.coefficient and kl.where == "loss" and kl.estimator == "k1":
+        yield Violation(
+            "spec.algorithm.kl.estimator",
+            "k1",
+            "the expected gradient of k1 in the loss is zero: nothing would hold the policy",
+            "set k2 or k3, or where: reward",
+        )
+    if kl.adaptive and not kl.coefficient:
+        yield Violation(
+            "spec.algorithm.kl.coefficient",
+            "0",
+            "the controller multiplies it, so that it would stay 0",
+            "set where it begins, for example 0.001",
+        )
+    if spec.reference.path and not kl.coefficient:
+        yield Violation(
+            "spec.reference.path",
+            spec.reference.path,
+            "without a KL coefficient no reference is held",
+            "set spec.algorithm.kl.coefficient, or remove it",
+        )
+
+
+def sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Which samples reach training."""
+    a, longest = spec.algorithm, spec.rollout.sampling.max_tokens
+    if a.dynamic_sampling and spec.train.samples_per_prompt < 2:
+        yield Violation(
+            "spec.algorithm.dynamicSampling",
+            "set",
+            "one sample alone never differs",
+            "set samplesPerPrompt of at least 2",
+        )
+    if a.dynamic_sampling and spec.train.batches.replay:
+        yield Violation(
+            "spec.algorithm.dynamicSampling", "set", "recorded batches are replayed as they are", "remove it here"
+        )
+    if a.overlong.buffer_tokens >= longest:
+        yield Violation(
+            "spec.algorithm.overlong.bufferTokens",
+            str(a.overlong.buffer_tokens),
+            f"the buffer lies within spec.rollout.sampling.maxTokens = {longest}",
+            f"set less than {longest}",
+        )
+
+
+def reward_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Exactly one judge per entry; models on the ranks judge after the driver has chosen."""
+    for i, reward in enumerate(spec.rewards):
+        kinds = [kind for kind in REWARD_KINDS if getattr(reward, kind) is not None]
+        if len(kinds) != 1:
+            value = " and ".join(kinds) or "none"
+            yield Violation(
+                f"spec.rewards[{i}]", value, f"needs exactly one of {', '.join(REWARD_KINDS)}", "keep one of them"
+            )
+    yield from _late_reward_violations(spec)
+
+
+def _late_reward_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    users = {
+        "spec.algorithm.dynamicSampling": spec.algorithm.dynamic_sampling is not None,
+        "spec.algorithm.advantage": spec.algorithm.advantage == "remax",
+        "spec.evaluation.everySteps": spec.evaluation.every_steps > 0,
+    }
+    late = [i for i, reward in enumerate(spec.rewards) if reward.model]
+    for field in (f for f, used in users.items() if used and late):
+        if field == "spec.evaluation.everySteps" and not _judged_by_models_only(spec.rewards):
+            continue
+        yield Violation(
+            field,
+            f"with spec.rewards[{late[0]}].model",
+            "a reward model on the trainer's ranks judges after generation, this needs rewards during it",
+            "serve the model with vLLM and name it under vllm, or leave this out",
+        )
+
+
+def _judged_by_models_only(rewards: list[RewardSpec]) -> bool:
+    return all(reward.model for reward in rewards)
+
+
+def optimizer_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Learning-rate schedules of policy and critic."""
+    steps = Amounts.of(spec).optimizer_steps
+    yield from _schedule_violations("spec.train.optimizer", spec.train.optimizer, steps)
+    if spec.critic:
+        yield from _schedule_violations("spec.critic.optimizer", spec.critic.optimizer, steps)
+        if spec.critic.warmup_steps >= spec.train.steps:
+            yield Violation(
+                "spec.critic.warmupSteps",
+                str(spec.critic.warmup_steps),
+                f"the policy would not learn in any of spec.train.steps = {spec.train.steps} steps",
+                "set fewer",
+            )
+
+
+def _schedule_violations(field: str, o: Optimizer, steps: int) -> Iterator[Violation]:
+    if o.min_learning_rate > o.learning_rate:
+        yield Violation(
+            f"{field}.minLearningRate", f"{o.min_learning_rate:g}", "is above learningRate", "set at most learningRate"
+        )
+    if o.decay == "constant" and o.min_learning_rate:
+        yield Violation(
+            f"{field}.minLearningRate",
+            f"{o.min_learning_rate:g}",
+            "a constant rate has no end",
+            "set decay, or remove it",
+        )
+    if o.decay != "constant" and o.warmup_steps >= steps:
+        yield Violation(
+            f"{field}.warmupSteps",
+            str(o.warmup_steps),
+            f"the job has {steps} optimizer steps, so that {o.decay} would never begin",
+            f"set less than {steps}",
+        )
+
+
+RULES = (
+    advantage_violations,
+    loss_violations,
+    kl_violations,
+    sampling_violations,
+    reward_violations,
+    optimizer_violations,
+)

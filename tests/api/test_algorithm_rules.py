@@ -1,0 +1,62 @@
+"""Contradictory settings of the algorithm are found before anything runs, each at its field."""
+
+from typing import Any
+
+import pytest
+
+from api.specs import raw_spec
+from rljob_api.validate import violations
+
+CRITIC = {"critic": {}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"train": {"samplesPerPrompt": 1}}, "spec.train.samplesPerPrompt"),
+        ({"algorithm": {"advantage": "gae"}}, "spec.algorithm.advantage"),
+        (CRITIC, "spec.critic"),
+        ({"algorithm": {"advantage": "rloo", "group": {"divideByStd": False}}}, "spec.algorithm.group"),
+        ({"algorithm": {"gamma": 0.9}}, "spec.algorithm.gamma"),
+        ({"algorithm": {"gaeLambda": 0.9}}, "spec.algorithm.gaeLambda"),
+        ({"algorithm": {"loss": "gspo", "clip": {"low": 3e-4, "high": 4e-4}}}, "spec.algorithm.aggregation"),
+        ({"algorithm": {"loss": "gspo", "aggregation": "sequenceMeanTokenMean"}}, "spec.algorithm.clip"),
+        ({"algorithm": {"loss": "cispo", "clip": {"dual": 3}}}, "spec.algorithm.clip.dual"),
+        ({"algorithm": {"rolloutCorrection": {"bypass": True, "importanceSampling": "token"}}},
+         "spec.algorithm.rolloutCorrection.importanceSampling"),
+        ({"algorithm": {"rolloutCorrection": {"reject": {"low": 1.5}}}}, "spec.algorithm.rolloutCorrection.reject"),
+        ({"algorithm": {"kl": {"coefficient": 0.1, "estimator": "k1"}}}, "spec.algorithm.kl.estimator"),
+        ({"algorithm": {"kl": {"adaptive": {"target": 0.1}}}}, "spec.algorithm.kl.coefficient"),
+        ({"reference": {"path": "/data/other"}}, "spec.reference.path"),
+        ({"algorithm": {"dynamicSampling": {}}, "train": {"batches": {"replay": "/data/batches"}}}, "spec.algorithm.dynamicSampling"),
+        ({"algorithm": {"overlong": {"bufferTokens": 8}}}, "spec.algorithm.overlong.bufferTokens"),
+        ({"rewards": [{"rule": "math", "vllm": {"url": "http://judge:8000"}}]}, "spec.rewards[0]"),
+        ({"rewards": [{"model": {"path": "/m"}}], "algorithm": {"dynamicSampling": {}}}, "spec.algorithm.dynamicSampling"),
+        ({"rewards": [{"model": {"path": "/m"}}], "algorithm": {"advantage": "remax"}}, "spec.algorithm.advantage"),
+        ({"rewards": [{"model": {"path": "/m"}}], "evaluation": {"everySteps": 1}, "data": {"validation": ["/v.parquet"]}},
+         "spec.evaluation.everySteps"),
+        ({"train": {"optimizer": {"learningRate": 1e-5, "minLearningRate": 1e-4, "decay": "cosine"}}}, "spec.train.optimizer.minLearningRate"),
+        ({"train": {"optimizer": {"minLearningRate": 1e-7}}}, "spec.train.optimizer.minLearningRate"),
+        ({"train": {"optimizer": {"warmupSteps": 10, "decay": "linear"}}}, "spec.train.optimizer.warmupSteps"),
+        ({"algorithm": {"advantage": "gae"}, "critic": {"warmupSteps": 10}}, "spec.critic.warmupSteps"),
+    ],
+)  # fmt: skip
+def test_each_contradiction_is_found_at_its_field(changes: dict[str, Any], field: str) -> None:
+    assert [v.field for v in violations(raw_spec(**changes), "demo")] == [field]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": {"advantage": "gae", "gamma": 0.99, "gaeLambda": 0.95}, "critic": {}, "train": {"samplesPerPrompt": 1}},
+        {"algorithm": {"advantage": "reinforce++", "gamma": 0.99}, "train": {"samplesPerPrompt": 1}},
+        {"algorithm": {"loss": "gspo", "aggregation": "sequenceMeanTokenMean", "clip": {"low": 3e-4, "high": 4e-4}}},
+        {"algorithm": {"kl": {"coefficient": 0.1, "estimator": "k1", "where": "reward", "adaptive": {"target": 0.05}}}},
+        {"algorithm": {"rolloutCorrection": {"bypass": True, "reject": {"level": "sequence"}}}},
+        {"algorithm": {"dynamicSampling": {}, "overlong": {"bufferTokens": 4, "filter": True}, "clip": {"high": 0.28}}},
+        {"train": {"optimizer": {"learningRate": 1e-5, "warmupSteps": 2, "decay": "cosine", "minLearningRate": 1e-6}}},
+        {"rewards": [{"rule": "math", "weight": 0.5}, {"model": {"path": "/m"}}]},
+    ],
+)  # fmt: skip
+def test_what_belongs_together_is_accepted(changes: dict[str, Any]) -> None:
+    assert violations(raw_spec(**changes), "demo") == []
