@@ -23,7 +23,13 @@ class Sample:
     policy_step: int
     """Step of the policy that drew it."""
     finish_reason: Literal["stop", "length"]
+    """`length`: cut off at maxTokens."""
     reward: float
+    """Weighted sum of the driver's entries of spec.rewards, less the overlong penalty. Entries with `model` are added by the ranks."""
+    data_source: str
+    """Of the prompt: it says which entries judge the sample (reward/entries.py)."""
+    baseline_reward: float | None = None
+    """Of the prompt's greedy response (`remax`), like `reward`; the same in all samples of the group."""
 
 
 @dataclass(frozen=True, slots=True)

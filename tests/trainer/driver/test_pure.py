@@ -11,7 +11,7 @@ from rljob_trainer.reward.case import RewardFailed
 
 
 def outcome(group: int, sample: int, reward: float = 1.0, policy_step: int = 2) -> Outcome:
-    return Outcome(group, sample, Sample(7, group, sample, (1, 2), (3,), (-0.1,), policy_step, "stop", reward))
+    return Outcome(group, sample, Sample(7, group, sample, (1, 2), (3,), (-0.1,), policy_step, "stop", reward, "sum"))
 
 
 def failed(group: int, sample: int) -> Outcome:

@@ -54,7 +54,16 @@ def make_batch(model: Path, step: int = 1, groups: int = 4, samples: int = 4, te
         log_probs = response_log_probs(policy, prompts[group], response, temperature)
         found.append(
             Sample(
-                group, group, sample, prompts[group], response, log_probs, step - 1, "stop", float(draw.random() < 0.5)
+                prompt_index=group,
+                group=group,
+                sample=sample,
+                prompt_tokens=prompts[group],
+                response_tokens=response,
+                log_probs=log_probs,
+                policy_step=step - 1,
+                finish_reason="stop",
+                reward=float(draw.random() < 0.5),
+                data_source="test",
             )
         )
     return StepBatch(step, tuple(found), {})

@@ -101,6 +101,7 @@ class Generator:
             policy_step=generation.policy_step,
             finish_reason=generation.finish_reason,
             reward=reward,
+            data_source=prompt.data_source,
         )
         return Outcome(request.group, index, sample)
 

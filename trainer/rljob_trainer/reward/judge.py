@@ -2,16 +2,16 @@
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from rljob_api.spec.model import RewardSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.reward.case import Case
+from rljob_trainer.reward.entries import entries_of
 from rljob_trainer.reward.python_file import PythonFile
 from rljob_trainer.reward.rules import RULES
 
-EVERY_OTHER = "*"
 MOST_WORKERS = 8
 """Processes of one reward file: each imports it."""
 
@@ -47,20 +47,21 @@ class Rule:
 class Judge:
     """All entries. `start` before and `stop` after."""
 
-    def __init__(self, rewards: Iterable[RewardSpec]):
-        self._entries = [(spec, _scorer(i, spec)) for i, spec in enumerate(rewards)]
+    def __init__(self, rewards: Sequence[RewardSpec]):
+        self._rewards = rewards
+        self._scorers = [_scorer(i, spec) for i, spec in enumerate(rewards)]
 
     async def start(self) -> None:
         """Start the processes. Raises ConfigurationError for a reward file that cannot be imported or lacks its function."""
-        await asyncio.gather(*(scorer.start() for _, scorer in self._entries))
+        await asyncio.gather(*(scorer.start() for scorer in self._scorers))
 
     async def stop(self) -> None:
-        await asyncio.gather(*(scorer.stop() for _, scorer in self._entries))
+        await asyncio.gather(*(scorer.stop() for scorer in self._scorers))
 
     def require(self, data_sources: Iterable[str]) -> None:
         """Raises ConfigurationError for a data source that nobody judges."""
         for source in sorted(data_sources):
-            if not self._of(source):
+            if not entries_of(self._rewards, source):
                 rule = f"no entry judges the data source {source!r} of spec.data"
                 raise ConfigurationError(
                     "spec.rewards", source, rule, f"add an entry with dataSource {source!r} or '*'"
@@ -68,16 +69,13 @@ class Judge:
 
     async def score(self, data_source: str, case: Case) -> float:
         """The weighted sum. Raises RewardFailed when any part fails."""
-        parts = await asyncio.gather(*(_weighted(spec, scorer, case) for spec, scorer in self._of(data_source)))
+        parts = await asyncio.gather(
+            *(self._weighted(i, spec, case) for i, spec in entries_of(self._rewards, data_source))
+        )
         return sum(parts)
 
-    def _of(self, data_source: str) -> list[tuple[RewardSpec, Scorer]]:
-        named = [e for e in self._entries if e[0].data_source == data_source]
-        return named or [e for e in self._entries if e[0].data_source == EVERY_OTHER]
-
-
-async def _weighted(spec: RewardSpec, scorer: Scorer, case: Case) -> float:
-    return spec.weight * await scorer.score(case)
+    async def _weighted(self, index: int, spec: RewardSpec, case: Case) -> float:
+        return spec.weight * await self._scorers[index].score(case)
 
 
 def _scorer(index: int, spec: RewardSpec) -> Scorer:
