@@ -1,8 +1,8 @@
 """Make what the example job starts from: a small model that adds two-digit numbers badly, and problems to learn from.
 
-    python prepare.py OUTPUT_DIR [--seed 0] [--accuracy 0.3]
+    python prepare.py OUTPUT_DIR [--seed 0] [--accuracy 0.3] [--architecture qwen2|qwen3_moe]
 
-    OUTPUT_DIR/model/                 Qwen2-architecture Hugging Face checkpoint, 0.3 M parameters, with a character tokenizer
+    OUTPUT_DIR/model/                 Hugging Face checkpoint, 0.3 M (qwen2) or 0.6 M (qwen3_moe) parameters, with a character tokenizer
     OUTPUT_DIR/data/train.parquet     prompt "37+48=", answer "85", data_source "arithmetic"
     OUTPUT_DIR/data/heldout.parquet   problems that are in the training file in neither order of their terms
 
@@ -15,9 +15,10 @@ import argparse
 import random
 import sys
 import time
+from functools import partial
 from itertools import combinations_with_replacement
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,9 +26,27 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3MoeConfig,
+)
 from transformers.utils.logging import disable_progress_bar
 
+ARCHITECTURES = {
+    "qwen2": Qwen2Config,
+    "qwen3_moe": partial(
+        Qwen3MoeConfig,
+        head_dim=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+        norm_topk_prob=True,
+    ),
+}
 TERMS = range(10, 100)
 HELD_OUT_PAIRS = 256
 PAD, EOS = "<pad>", "<eos>"
@@ -88,26 +107,30 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
-    """A random model in float32. Its heads, layers and vocabulary divide by 2, so it can be cut in two either way."""
+def make_model(architecture: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+    """A random model in float32. Its heads, layers, experts and vocabulary divide by 2, so it can be cut in two any way."""
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,  # of size 32, the smallest that vLLM's CPU kernels take
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        initializer_range=0.06,  # 0.02 suits wide models; this narrow one learns twice as fast from here
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = Qwen2ForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(ARCHITECTURES[architecture](**shape(tokenizer)))
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     return model
+
+
+def shape(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """What all architectures share."""
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,  # of size 32, the smallest that vLLM's CPU kernels take
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.06,  # 0.02 suits wide models; this narrow one learns twice as fast from here
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
 
 
 def encode(problems: list[Problem], tokenizer: PreTrainedTokenizerFast) -> Examples:
@@ -119,7 +142,7 @@ def encode(problems: list[Problem], tokenizer: PreTrainedTokenizerFast) -> Examp
     )
 
 
-def answer_log_probs(model: Qwen2ForCausalLM, examples: Examples) -> Tensor:
+def answer_log_probs(model: PreTrainedModel, examples: Examples) -> Tensor:
     """Log-probability of every answer token [problems, 4], 0 at padding."""
     inputs = torch.cat([examples.prompts, examples.answers[:, :-1]], dim=1)
     logits = model(inputs).logits[:, -ANSWER_TOKENS:]
@@ -128,13 +151,13 @@ def answer_log_probs(model: Qwen2ForCausalLM, examples: Examples) -> Tensor:
 
 
 @torch.no_grad()
-def sampled_accuracy(model: Qwen2ForCausalLM, examples: Examples) -> float:
+def sampled_accuracy(model: PreTrainedModel, examples: Examples) -> float:
     """Share of right answers among samples at temperature 1: exactly, as the mean probability of the right answer."""
     return answer_log_probs(model, examples).sum(1).exp().mean().item()
 
 
 def warm_up(
-    model: Qwen2ForCausalLM, right: Examples, careless: Examples, accuracy: float, seed: int
+    model: PreTrainedModel, right: Examples, careless: Examples, accuracy: float, seed: int
 ) -> tuple[int, float]:
     """Train on a mixture of right and careless answers to the same prompts until `sampled_accuracy` reaches `accuracy`.
 
@@ -172,7 +195,7 @@ def write_problems(problems: list[Problem], path: Path) -> None:
     pq.write_table(pa.table({**columns, "data_source": ["arithmetic"] * len(problems)}), path)
 
 
-def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
     """Write a Hugging Face directory that every user can read: pods run as another one, and weights are saved with mode 0600."""
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
@@ -180,13 +203,13 @@ def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, path: Path
         file.chmod(0o644)
 
 
-def prepare(output: Path, seed: int, accuracy: float) -> None:
+def prepare(output: Path, architecture: str, seed: int, accuracy: float) -> None:
     """Write the model and both data files into `output` and say what was made."""
     train, held_out = split_problems(seed)
     write_problems(train, output / "data" / "train.parquet")
     write_problems(held_out, output / "data" / "heldout.parquet")
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer, seed)
+    model = make_model(architecture, tokenizer, seed)
     start = time.monotonic()
     careless = [problem._replace(answer=problem.answer[::-1]) for problem in train]
     steps, reached = warm_up(model, encode(train, tokenizer), encode(careless, tokenizer), accuracy, seed)
@@ -208,6 +231,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--accuracy", type=float, default=0.3, help="sampled accuracy that ends the warm-up (default 0.3)"
     )
+    parser.add_argument(
+        "--architecture", choices=list(ARCHITECTURES), default="qwen2", help="of the model (default qwen2)"
+    )
     options = parser.parse_args(arguments)
     if not 0 < options.accuracy <= 1 - BACKWARDS:
         parser.error(
@@ -215,7 +241,7 @@ def main(arguments: list[str]) -> None:
         )
     torch.set_num_threads(1)
     disable_progress_bar()
-    prepare(options.output, options.seed, options.accuracy)
+    prepare(options.output, options.architecture, options.seed, options.accuracy)
 
 
 if __name__ == "__main__":

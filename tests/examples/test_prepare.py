@@ -33,7 +33,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def briefly_prepared(prepare: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("arithmetic")
-    prepare.prepare(output, seed=5, accuracy=0.001)
+    prepare.prepare(output, "qwen2", seed=5, accuracy=0.001)
     return output
 
 
@@ -86,7 +86,7 @@ def test_encoding_pads_answers_and_leaves_the_tokenizer_as_it_was(prepare: Modul
 @torch.no_grad()
 def test_sampled_accuracy_is_the_chance_to_draw_the_answer_token_by_token(prepare: ModuleType) -> None:
     tokenizer = prepare.make_tokenizer()
-    model = prepare.make_model(tokenizer, seed=0)
+    model = prepare.make_model("qwen2", tokenizer, seed=0)
     chance, text = 1.0, "37+48="
     for token in ["8", "5", "<eos>"]:
         probabilities = model(tokenizer(text, return_tensors="pt").input_ids).logits[0, -1].softmax(0)
@@ -115,7 +115,7 @@ def test_a_little_warm_up_gives_a_directory_that_any_user_can_load(briefly_prepa
 
 
 def test_a_seed_always_gives_the_same_model(prepare: ModuleType, briefly_prepared: Path, tmp_path: Path) -> None:
-    prepare.prepare(tmp_path, seed=5, accuracy=0.001)
+    prepare.prepare(tmp_path, "qwen2", seed=5, accuracy=0.001)
     first, second = (path / "model" / "model.safetensors" for path in (briefly_prepared, tmp_path))
     assert first.read_bytes() == second.read_bytes()
 
