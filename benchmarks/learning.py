@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from e2e.job import EXAMPLE, example, series
+from e2e.job import EXAMPLES, example, series
 
 REQUIRED_RISE = 0.2
 
@@ -29,7 +29,7 @@ def learn(seed: int) -> float:
     with tempfile.TemporaryDirectory() as scratch:
         data, manifest = Path(scratch) / "data", Path(scratch) / "rljob.yaml"
         manifest.write_text(yaml.safe_dump(example(f"learning-{seed}", data={"seed": seed})))
-        call(str(EXAMPLE / "prepare.py"), str(data), "--seed", str(seed))
+        call(str(EXAMPLES / "arithmetic" / "prepare.py"), str(data), "--seed", str(seed))
         call("-m", "rljob_trainer", "run", str(manifest), "--mount", f"/data={data}")
         log = (data / "run/metrics.jsonl").read_text()
     rewards, held_out = (list(series(log, name).values()) for name in ("reward/mean", "evaluation/reward"))

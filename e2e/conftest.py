@@ -28,10 +28,10 @@ class Lab:
         """The operator's namespace."""
         return stack.kube(self.provider, stack.OPERATOR_NAMESPACE)
 
-    def start(self, name: str, **changes: object) -> Job:
-        """Apply the example under another name, with a run directory of its own and what the test changes."""
+    def start(self, name: str, of: str = "arithmetic", **changes: object) -> Job:
+        """Apply an example under another name, with a run directory of its own and what the test changes."""
         merged = {"checkpoint": {"path": f"/data/runs/{name}"}} | changes
-        self.kube.apply(example(name, self.provider.trainer_image, **merged))
+        self.kube.apply(example(name, self.provider.trainer_image, of, **merged))
         return Job(self.kube, name)
 
     def start_replay(self, name: str, **changes: object) -> Job:

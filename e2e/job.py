@@ -12,7 +12,7 @@ from e2e.kube import Kube, Object, wait_for
 from rljob_api import names
 from rljob_api.status import JobStatus
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "arithmetic"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class Job:
         self.kube.kubectl("delete", "rljob", self.name, "--ignore-not-found", "--timeout=120s", timeout=150)
 
 
-def example(name: str = "arithmetic", image: str | None = None, **changes: Any) -> Object:
-    """The README's own manifest, with what a test changes merged into its spec."""
-    manifest = yaml.safe_load((EXAMPLE / "rljob.yaml").read_text())
+def example(name: str = "arithmetic", image: str | None = None, of: str = "arithmetic", **changes: Any) -> Object:
+    """The manifest of the example `of` under another name, with what a test changes merged into its spec."""
+    manifest = yaml.safe_load((EXAMPLES / of / "rljob.yaml").read_text())
     manifest["metadata"]["name"] = name
     manifest["spec"] = merge(manifest["spec"], changes | ({"image": image} if image else {}))
     return manifest

@@ -1,10 +1,10 @@
-"""The example's volume, model and data on a cluster, and a pod to look at them."""
+"""The examples' volume, models and data on a cluster, and a pod to look at them."""
 
 from collections.abc import Callable
 
 import yaml
 
-from e2e.job import EXAMPLE
+from e2e.job import EXAMPLES
 from e2e.kube import Kube, Object, wait_for
 from e2e.providers import Provider
 
@@ -25,29 +25,37 @@ def prepare(kube: Kube, provider: Provider, fresh: bool, say: Callable[[str], No
             "--timeout=120s",
             timeout=150,
         )
-    storage, job = _load("storage.yaml"), _load("prepare.yaml")
+    storage = _load("arithmetic/storage.yaml")
     storage["spec"]["storageClassName"] = provider.storage_class
-    job["spec"]["template"]["spec"]["containers"][0]["image"] = provider.trainer_image
     script: Object = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "arithmetic-prepare"},
-        "data": {"prepare.py": (EXAMPLE / "prepare.py").read_text()},
+        "data": {"prepare.py": (EXAMPLES / "arithmetic" / "prepare.py").read_text()},
     }
     say("preparing the example's model and data")
-    kube.apply(storage, script, job)
+    kube.apply(storage, script)
+    run_preparation(kube, provider, "arithmetic")
+
+
+def run_preparation(kube: Kube, provider: Provider, example: str) -> None:
+    """The example's prepare.yaml, to its end. What arithmetic's made must be there for all others."""
+    job = _load(f"{example}/prepare.yaml")
+    name = job["metadata"]["name"]
+    job["spec"]["template"]["spec"]["containers"][0]["image"] = provider.trainer_image
+    kube.apply(job)
     wait_for(
-        "arithmetic-prepare",
-        lambda: _finished(kube),
+        name,
+        lambda: _finished(kube, name),
         timeout=300,
-        describe=lambda: kube.kubectl("logs", "job/arithmetic-prepare", "--tail=30"),
+        describe=lambda: kube.kubectl("logs", f"job/{name}", "--tail=30"),
     )
 
 
-def _finished(kube: Kube) -> bool:
-    status = kube.get("job", "arithmetic-prepare").get("status", {})
+def _finished(kube: Kube, name: str) -> bool:
+    status = kube.get("job", name).get("status", {})
     if status.get("failed"):
-        raise RuntimeError("arithmetic-prepare failed:\n" + kube.kubectl("logs", "job/arithmetic-prepare", "--tail=30"))
+        raise RuntimeError(f"{name} failed:\n" + kube.kubectl("logs", f"job/{name}", "--tail=30"))
     return bool(status.get("succeeded"))
 
 
@@ -71,4 +79,4 @@ def read_file(kube: Kube, path: str) -> str:
 
 
 def _load(name: str) -> Object:
-    return yaml.safe_load((EXAMPLE / name).read_text())
+    return yaml.safe_load((EXAMPLES / name).read_text())

@@ -1,0 +1,24 @@
+"""PPO with critic and reference, DAPO with dynamic sampling, and a mixture of experts over two ranks: each learns, from its example's manifest."""
+
+import pytest
+
+from e2e.conftest import Lab
+from e2e.job import Job
+from e2e.prepare import run_preparation
+
+
+@pytest.fixture(scope="module", params=["ppo", "dapo", "moe"])
+def finished(lab: Lab, request: pytest.FixtureRequest) -> Job:
+    if request.param == "moe":
+        run_preparation(lab.kube, lab.provider, "moe")
+    job = lab.start(request.param, of=request.param)
+    job.wait_for_state("Succeeded", timeout=900)
+    return job
+
+
+def test_the_job_learns_and_agrees_with_its_rollouts(lab: Lab, finished: Job) -> None:
+    evaluation = finished.status().progress.evaluation
+    assert evaluation["last"] > evaluation["first"] + 0.1
+    differences = lab.series(finished.name, "train_rollout/log_prob_diff_max")
+    assert len(differences) == finished.status().progress.steps
+    assert max(differences.values()) < 1e-3
