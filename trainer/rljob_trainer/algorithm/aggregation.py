@@ -1,19 +1,36 @@
 """From losses of tokens to the loss of a mini-batch."""
 
+from collections.abc import Sequence
+
 import torch
 
 
-def token_mean(values: torch.Tensor, mask: torch.Tensor, denominator: int) -> torch.Tensor:
-    """sum(values * mask) / denominator: this part's share of the mean over all response tokens of the mini-batch.
+def token_weights(lengths: Sequence[int], aggregation: str, longest: int) -> list[float]:
+    """The weight of every response token of each response: the loss of a mini-batch is sum(weight x loss) over its tokens, in any cut.
 
-    The denominator is the mini-batch's global count, not this part's: parts then add up to the same loss in any cut over micro-batches and
-    ranks. (DAPO, arXiv 2503.14476, section 3.3: every token weighs the same, whatever the length of its response.)
+    Weights are made from the whole mini-batch, once. What is filtered or rejected later gives no loss but leaves them as they are: a
+    denominator that shrinks would raise the learning rate of what stays.
+
+    - tokenMean: 1 / sum_j l_j (DAPO, arXiv 2503.14476, section 3.3)
+    - sequenceMeanTokenMean: 1 / (n l_i) (GRPO, arXiv 2402.03300, equation 3; GSPO, arXiv 2507.18071, equation 5)
+    - sequenceMeanTokenSumNorm: 1 / (n longest) (Dr. GRPO, arXiv 2503.20783, section 3.2)
 
     Args:
-        values: [t]
-        mask: [t], 1.0 for response tokens
-        denominator: response tokens of the whole mini-batch; 0 only when every mask is 0
+        lengths: [n], response tokens of all responses of the mini-batch, over all ranks
+        aggregation: of spec.algorithm
+        longest: maxTokens, for sequenceMeanTokenSumNorm
 
-    Returns: scalar
+    Returns: [n]; 0 for a response without tokens
     """
+    count, total = len(lengths), sum(lengths)
+    denominators = {
+        "tokenMean": [total] * count,
+        "sequenceMeanTokenMean": [count * n for n in lengths],
+        "sequenceMeanTokenSumNorm": [count * longest] * count,
+    }[aggregation]
+    return [1 / d if n else 0.0 for n, d in zip(lengths, denominators, strict=True)]
+
+
+def token_mean(values: torch.Tensor, mask: torch.Tensor, denominator: int) -> torch.Tensor:
+    """sum(values * mask) / denominator: this part's share of the mean over all response tokens of the mini-batch."""
     return (values * mask).sum() / max(1, denominator)

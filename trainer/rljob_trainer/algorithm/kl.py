@@ -1,18 +1,31 @@
-"""Estimators of the divergence from the reference policy, from one sample per token."""
+"""Divergence from the reference policy: estimators from one sample per token, the penalty, and the controller of its coefficient."""
 
 from collections.abc import Callable
 
 import torch
 
+from rljob_api.spec.algorithm import AdaptiveKL
+
 LARGEST_DIFFERENCE = 20.0
 """exp of more overflows the sums of a batch."""
+LARGEST_ERROR = 0.2
+
+
+def k1(log_probs: torch.Tensor, reference_log_probs: torch.Tensor) -> torch.Tensor:
+    """log policy - log reference: unbiased for KL(policy || reference), of either sign. Its expected gradient as a loss is 0."""
+    return log_probs - reference_log_probs
+
+
+def k2(log_probs: torch.Tensor, reference_log_probs: torch.Tensor) -> torch.Tensor:
+    """(log policy - log reference)^2 / 2: biased as a number, but its expected gradient as a loss is that of KL(policy || reference)."""
+    return (log_probs - reference_log_probs) ** 2 / 2
 
 
 def k3(log_probs: torch.Tensor, reference_log_probs: torch.Tensor) -> torch.Tensor:
     """exp(d) - d - 1 with d = log reference - log policy: unbiased for KL(policy || reference), never negative, low variance.
 
-    Schulman, joschu.net/blog/kl-approx; GRPO, arXiv 2402.03300, equation 4. Differentiable in `log_probs`, and as a loss its gradient is
-    that of GRPO's equation. d is clamped to +-20.
+    Schulman, joschu.net/blog/kl-approx; GRPO, arXiv 2402.03300, equation 4. As a loss its expected gradient is that of
+    KL(reference || policy), the other direction; GRPO means it so. d is clamped to +-20, beyond which the gradient is 0.
 
     Args:
         log_probs, reference_log_probs: [t]
@@ -23,5 +36,25 @@ def k3(log_probs: torch.Tensor, reference_log_probs: torch.Tensor) -> torch.Tens
     return d.exp() - d - 1
 
 
-ESTIMATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k3": k3}
+ESTIMATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 """By their name in spec.algorithm.kl.estimator."""
+
+
+def token_rewards(
+    estimator: str, coefficient: float, old_log_probs: torch.Tensor, reference_log_probs: torch.Tensor
+) -> torch.Tensor:
+    """-coefficient * KL, per token and of any shape: what `kl.where: reward` adds to a token's reward (InstructGPT, arXiv 2203.02155, equation 2)."""
+    return -coefficient * ESTIMATORS[estimator](old_log_probs, reference_log_probs)
+
+
+def adapt(coefficient: float, kl: float, samples: int, adaptive: AdaptiveKL) -> float:
+    """The coefficient of the next step: coefficient x (1 + e n / horizon), e = kl / target - 1 within +-0.2 (arXiv 1909.08593, section 2.2).
+
+    n is at most the horizon, so that one step changes the coefficient by at most 20 % and never its sign.
+
+    Args:
+        kl: of this step, per response token
+        samples: of this step
+    """
+    error = min(max(kl / adaptive.target - 1, -LARGEST_ERROR), LARGEST_ERROR)
+    return coefficient * (1 + error * min(1.0, samples / adaptive.horizon))

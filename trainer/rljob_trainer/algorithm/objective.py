@@ -1,40 +1,75 @@
-"""The loss of a token: clipped surrogate, entropy bonus, divergence penalty."""
+"""The loss of a token: corrected policy loss, entropy bonus, divergence penalty; and what is measured beside it."""
 
 from typing import NamedTuple
 
 import torch
 
 from rljob_api.spec.algorithm import AlgorithmSpec
-from rljob_trainer.algorithm.kl import ESTIMATORS
+from rljob_trainer.algorithm.correction import correct, mismatch
+from rljob_trainer.algorithm.kl import ESTIMATORS, k3
 from rljob_trainer.algorithm.loss import LOSSES
+from rljob_trainer.algorithm.tokens import Sequences, TokenColumns
+
+__all__ = ["Sequences", "Terms", "TokenColumns", "objective"]
 
 
 class Terms(NamedTuple):
-    """All [t]."""
+    """All [t]; 0 outside the mask. Only `loss` carries gradients."""
 
     loss: torch.Tensor
+    """To be multiplied with the weights of aggregation.token_weights and summed. 0 where rejected."""
+    policy: torch.Tensor
+    """The part of `loss` that is the policy's."""
     kl: torch.Tensor
-    """0 without a reference."""
+    """k3 estimate of the divergence from the reference, whatever estimator the penalty uses; 0 without a reference."""
+    change: torch.Tensor
+    """k3 estimate of the divergence from the old policy: KL(old || policy)."""
+    entropy: torch.Tensor
     ratio: torch.Tensor
     clipped: torch.Tensor
+    weight: torch.Tensor
+    """Of the rollout correction."""
+    rejected: torch.Tensor
+    difference: torch.Tensor
+    """|log old policy - log rollout|"""
+    mismatch_kl: torch.Tensor
+    mismatch_ratio: torch.Tensor
+    mismatch_square: torch.Tensor
+    """mismatch_ratio squared, for the effective sample size."""
 
 
-def objective(
-    algorithm: AlgorithmSpec,
-    log_probs: torch.Tensor,
-    old_log_probs: torch.Tensor,
-    advantages: torch.Tensor,
-    entropy: torch.Tensor,
-    reference_log_probs: torch.Tensor | None,
-) -> Terms:
-    """policy loss - entropyCoefficient * H + kl.coefficient * KL, per token; all arguments are [t].
+def objective(algorithm: AlgorithmSpec, kl_coefficient: float, tokens: TokenColumns, sequences: Sequences) -> Terms:
+    """weight x policy loss - entropyCoefficient x H + kl_coefficient x KL (with `kl.where: loss`), per token of one micro-batch.
 
-    Only `log_probs` and `entropy` carry gradients.
+    With `rolloutCorrection.bypass` the policy loss takes the rollouts' log-probabilities for the old ones.
     """
-    clip = algorithm.clip
-    policy = LOSSES[algorithm.loss](log_probs - old_log_probs, advantages, clip.low, clip.high)
-    loss = policy.loss - algorithm.entropy_coefficient * entropy
-    if reference_log_probs is None:
-        return Terms(loss, torch.zeros_like(loss), policy.ratio, policy.clipped)
-    kl = ESTIMATORS[algorithm.kl.estimator](log_probs, reference_log_probs)
-    return Terms(loss + algorithm.kl.coefficient * kl, kl, policy.ratio, policy.clipped)
+    correction, differing = correct(algorithm.rollout_correction, tokens, sequences), mismatch(tokens)
+    if algorithm.rollout_correction.bypass:
+        tokens = tokens._replace(old_log_probs=tokens.rollout_log_probs)
+    policy = LOSSES[algorithm.loss](tokens, sequences, algorithm.clip)
+    corrected = correction.weight * policy.loss
+    loss = corrected - algorithm.entropy_coefficient * tokens.entropy + kl_coefficient * _penalty(algorithm, tokens)
+    measured = (
+        corrected.detach() * (1 - correction.rejected),
+        _divergence(tokens),
+        k3(tokens.old_log_probs, tokens.log_probs.detach()),
+        tokens.entropy.detach(),
+        policy.ratio.detach(),
+        policy.clipped,
+        *correction,
+        *differing,
+        differing.ratio**2,
+    )
+    return Terms(*(x * tokens.mask for x in (loss * (1 - correction.rejected), *measured)))
+
+
+def _penalty(algorithm: AlgorithmSpec, tokens: TokenColumns) -> torch.Tensor:
+    if tokens.reference_log_probs is None or algorithm.kl.where == "reward":
+        return torch.zeros_like(tokens.log_probs)
+    return ESTIMATORS[algorithm.kl.estimator](tokens.log_probs, tokens.reference_log_probs)
+
+
+def _divergence(tokens: TokenColumns) -> torch.Tensor:
+    if tokens.reference_log_probs is None:
+        return torch.zeros_like(tokens.entropy)
+    return k3(tokens.log_probs.detach(), tokens.reference_log_probs)

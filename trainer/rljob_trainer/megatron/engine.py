@@ -8,7 +8,7 @@ import torch
 
 from rljob_api.layout import Layout
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.algorithm.advantage import ADVANTAGES
+from rljob_trainer.algorithm.advantage import ADVANTAGES, Episodes
 from rljob_trainer.batch import Sample, StepBatch
 from rljob_trainer.megatron import checkpoint, parallel
 from rljob_trainer.megatron.batching import MiniBatch, mini_batches
@@ -85,7 +85,10 @@ class Engine:
     def _advantages(self, samples: list[Sample]) -> list[float]:
         rewards = torch.tensor([s.reward for s in samples], dtype=torch.float64)
         groups = torch.tensor([s.group for s in samples])
-        return ADVANTAGES[self._spec.algorithm.advantage](rewards, groups).tolist()
+        one_token = torch.ones(len(samples), 1, dtype=torch.float64)
+        episodes = Episodes(rewards, groups, one_token, torch.zeros_like(one_token))
+        found = ADVANTAGES[self._spec.algorithm.advantage](episodes, self._spec.algorithm)
+        return found.advantages[:, 0].tolist()
 
     def _measure_fixed_log_probs(self, batches: list[MiniBatch]) -> None:
         """Log-probabilities that stay as they are during the step, in the same packing as the training passes.

@@ -10,6 +10,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from rljob_api.spec.algorithm import AlgorithmSpec
 from rljob_trainer.algorithm.aggregation import token_mean
 from rljob_trainer.algorithm.objective import objective
+from rljob_trainer.algorithm.tokens import Sequences, TokenColumns
 from rljob_trainer.megatron.batching import MicroBatch, MiniBatch
 from rljob_trainer.megatron.logprob import log_probs_and_entropy
 from rljob_trainer.megatron.model import Policy
@@ -76,7 +77,15 @@ class Passes:
     ) -> tuple[torch.Tensor, torch.Tensor, Sums]:
         """The schedule's triple: this micro-batch's part of the loss, a token count that is not used, and its metrics."""
         old = log_probs.detach() if micro.old_log_probs is None else micro.old_log_probs
-        terms = objective(self._algorithm, log_probs, old, micro.advantages, entropy, micro.reference_log_probs)
+        tokens = TokenColumns(
+            log_probs, entropy, old, micro.rollout_log_probs, micro.reference_log_probs, micro.advantages, micro.mask
+        )
+        terms = objective(self._algorithm, self._algorithm.kl.coefficient, tokens, _sequences(micro))
         loss = token_mean(terms.loss, micro.mask, denominator)
         sums = Sums.of(loss, terms, entropy, old, micro)
         return loss, torch.zeros((), dtype=torch.int, device=loss.device), sums
+
+
+def _sequences(micro: MicroBatch) -> Sequences:
+    lengths = micro.packed.cu_seqlens_q.diff()
+    return Sequences(torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths), len(lengths))

@@ -1,9 +1,12 @@
-"""Policy losses by their name in spec.algorithm.loss: (log-ratio [t], advantages [t], low, high) -> PolicyLoss."""
+"""Policy losses by their name in spec.algorithm.loss."""
 
 from collections.abc import Callable
 
-import torch
+from rljob_api.spec.algorithm import Clip
+from rljob_trainer.algorithm.loss.cispo import cispo
+from rljob_trainer.algorithm.loss.gspo import gspo
+from rljob_trainer.algorithm.loss.ppo import ppo
+from rljob_trainer.algorithm.loss.surrogate import PolicyLoss
+from rljob_trainer.algorithm.tokens import Sequences, TokenColumns
 
-from rljob_trainer.algorithm.loss.ppo import PolicyLoss, ppo
-
-LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor, float, float], PolicyLoss]] = {"ppo": ppo}
+LOSSES: dict[str, Callable[[TokenColumns, Sequences, Clip], PolicyLoss]] = {"ppo": ppo, "gspo": gspo, "cispo": cispo}

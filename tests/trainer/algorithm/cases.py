@@ -1,0 +1,73 @@
+"""Episodes and tokens that tests write down in a line."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rljob_api.spec.algorithm import AlgorithmSpec
+from rljob_trainer.algorithm.advantage import ADVANTAGES, Advantages, Episodes
+from rljob_trainer.algorithm.tokens import Sequences, TokenColumns
+
+Rows = Sequence[Sequence[float]]
+
+
+def tensor(values: Any) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def algorithm(**fields: Any) -> AlgorithmSpec:
+    """camelCase, as in a manifest."""
+    return AlgorithmSpec.model_validate(fields)
+
+
+def episodes(
+    rewards: Sequence[float],
+    groups: Sequence[int] | None = None,
+    mask: Rows | None = None,
+    token_rewards: Rows | None = None,
+    values: Rows | None = None,
+    baselines: Sequence[float] | None = None,
+) -> Episodes:
+    """One group and one token each unless something else is said."""
+    chosen = tensor(mask if mask is not None else [[1.0]] * len(rewards))
+    return Episodes(
+        tensor(rewards),
+        torch.tensor(groups if groups is not None else [0] * len(rewards)),
+        chosen,
+        torch.zeros_like(chosen) if token_rewards is None else tensor(token_rewards),
+        None if values is None else tensor(values),
+        None if baselines is None else tensor(baselines),
+    )
+
+
+def estimate(given: Episodes, **fields: Any) -> Advantages:
+    spec = algorithm(**fields)
+    return ADVANTAGES[spec.advantage](given, spec)
+
+
+def of_responses(given: Episodes, **fields: Any) -> list[float]:
+    """The advantage of each response's first token."""
+    return estimate(given, **fields).advantages[:, 0].tolist()
+
+
+def columns(**given: Any) -> TokenColumns:
+    """Tokens at old = rollout = new log-probabilities of -1, advantage 1, no entropy and no reference, but for what is given."""
+    count = max(len(v) for v in given.values())
+    found = {name: v if isinstance(v, torch.Tensor) else tensor(v) for name, v in given.items()}
+    fixed = {
+        "log_probs": torch.full((count,), -1.0, dtype=torch.float64),
+        "entropy": torch.zeros(count, dtype=torch.float64),
+        "old_log_probs": torch.full((count,), -1.0, dtype=torch.float64),
+        "rollout_log_probs": torch.full((count,), -1.0, dtype=torch.float64),
+        "reference_log_probs": None,
+        "advantages": torch.ones(count, dtype=torch.float64),
+        "mask": torch.ones(count, dtype=torch.float64),
+    }
+    return TokenColumns(**fixed | found)
+
+
+def responses(*lengths: int, filling: int = 0) -> Sequences:
+    """Behind each other, filling last."""
+    index = [i for i, n in enumerate((*lengths, filling)) for _ in range(n)]
+    return Sequences(torch.tensor(index), len(lengths))

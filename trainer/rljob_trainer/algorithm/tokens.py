@@ -1,0 +1,55 @@
+"""What is known of each token of a micro-batch, and which response it belongs to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+
+class TokenColumns(NamedTuple):
+    """All [t], in packed order. Only the first two carry gradients."""
+
+    log_probs: torch.Tensor
+    """Under the policy that is being trained."""
+    entropy: torch.Tensor
+    old_log_probs: torch.Tensor
+    """Under the policy before the step's first update, in the trainer's arithmetic; with a single update the detached `log_probs`.
+    With `rolloutCorrection.bypass` nobody measures them: the detached `log_probs` then, too."""
+    rollout_log_probs: torch.Tensor
+    """As the rollouts reported them."""
+    reference_log_probs: torch.Tensor | None
+    advantages: torch.Tensor
+    mask: torch.Tensor
+    """1.0 for tokens of responses; 0.0 for prompts, filling and the responses that `overlong.filter` leaves out."""
+
+
+def alone(values: torch.Tensor) -> torch.Tensor:
+    """Nobody else has parts of our sequences."""
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """The responses of a micro-batch."""
+
+    index: torch.Tensor
+    """[t], which of them a token belongs to, from 0; `count` for filling."""
+    count: int
+    over_ranks: Callable[[torch.Tensor], torch.Tensor] = alone
+    """Adds a tensor [count, k] over the ranks that hold parts of the same responses (context parallelism). Without gradients."""
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """Sums [count, k] of `values` [t, k] over each response."""
+        sums = torch.zeros(self.count + 1, values.shape[1], dtype=values.dtype, device=values.device)
+        return self.over_ranks(sums.index_add(0, self.index, values)[: self.count])
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """[count] to [t]: a response's value for each of its tokens, 0 for filling."""
+        return torch.cat((values, values.new_zeros(1)))[self.index]
+
+    @torch.no_grad()
+    def sum_and_mean(self, values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[t], for each token: sum and mean of `values` [t] over the masked tokens of its response; 0 where there are none."""
+        sums, lengths = self.total(torch.stack((values * mask, mask), dim=1)).unbind(1)
+        return self.spread(sums), self.spread(sums / lengths.clamp(min=1))
