@@ -1,16 +1,10 @@
-"""Arithmetic of parallel layouts and batches: the one place that divides ranks, layers, heads and samples.
+"""Arithmetic of parallel layouts and batches: the one place that divides ranks and samples.
 
-Rules are megatron-core's own (core/parallel_state.py, core/transformer/transformer_config.py of 0.19), checked before a process exists.
-"""
+What has to divide what: `layout_rules`, `model_rules`."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from rljob_api.spec import RLJobSpec
-from rljob_api.violation import Violation
-
-PARALLELISM = "spec.trainer.parallelism"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +39,28 @@ class Layout:
 
     @property
     def data(self) -> int:
-        """Copies of the model, each with micro-batches of its own. The layout must divide (see `layout_violations`)."""
+        """Copies of the model, each with micro-batches of its own. The layout must divide (see `layout_rules`)."""
         return self.world // self.model
+
+    @property
+    def expert_model(self) -> int:
+        """Ranks that hold one copy of all experts: expert ranks are taken out of the tensor, context and data parallel ones of a stage."""
+        return self.expert_tensor * self.expert * self.pipeline
+
+    @property
+    def sequence_alignment(self) -> int:
+        """A sequence is filled up to a multiple of this many tokens: context-parallel ranks take two of its 2 x context chunks each."""
+        return 2 * self.context if self.context > 1 else 1
+
+    @property
+    def alignment(self) -> int:
+        """So is a whole micro-batch: sequence parallelism cuts each rank's share into equal parts."""
+        return self.sequence_alignment * self.tensor
+
+    @property
+    def micro_batch_multiple(self) -> int:
+        """The interleaved schedule takes micro-batches in groups of the pipeline's size (core/pipeline_parallel/schedules.py:1134)."""
+        return self.pipeline if self.virtual_pipeline > 1 else 1
 
     def __str__(self) -> str:
         """Sizes of 1 are left out beyond the first three: `tp2-pp1-dp1`, `tp2-pp1-dp1-cp2`."""
@@ -72,73 +86,8 @@ class Amounts:
         t = spec.train
         prompts = t.prompts_per_step // t.mini_batches
         return Amounts(
-            t.prompts_per_step * t.samples_per_prompt, prompts, prompts * t.samples_per_prompt, t.steps * t.mini_batches * t.epochs_per_step
+            t.prompts_per_step * t.samples_per_prompt,
+            prompts,
+            prompts * t.samples_per_prompt,
+            t.steps * t.mini_batches * t.epochs_per_step,
         )
-
-
-def layout_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Ranks against the parallel sizes."""
-    layout, t = Layout.of(spec), spec.trainer
-    if layout.world % layout.model:
-        yield Violation(
-            PARALLELISM,
-            f"tensor {layout.tensor} x pipeline {layout.pipeline}",
-            f"nodes x processesPerNode = {t.nodes} x {t.processes_per_node} = {layout.world} ranks is not divisible by "
-            f"tensor x pipeline = {layout.model}",
-            f"make spec.trainer.nodes x spec.trainer.processesPerNode a multiple of {layout.model}, or lower tensor or pipeline",
-        )
-    if t.device == "gpu" and layout.tensor > t.processes_per_node:
-        yield Violation(
-            f"{PARALLELISM}.tensor",
-            str(layout.tensor),
-            f"tensor-parallel ranks exchange every layer's activations and must share a node, which has {t.processes_per_node} ranks",
-            "raise spec.trainer.processesPerNode or lower tensor and raise pipeline",
-        )
-
-
-def batch_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Prompts against mini-batches, tokens against the micro-batch budget."""
-    t = spec.train
-    if t.prompts_per_step % t.mini_batches:
-        yield Violation(
-            "spec.train.miniBatches",
-            str(t.mini_batches),
-            f"promptsPerStep = {t.prompts_per_step} is not divisible by it: a group of samples is never cut",
-            "choose a divisor of spec.train.promptsPerStep",
-        )
-    longest = spec.data.max_prompt_tokens + spec.rollout.sampling.max_tokens
-    if longest > t.tokens_per_micro_batch:
-        yield Violation(
-            "spec.train.tokensPerMicroBatch",
-            str(t.tokens_per_micro_batch),
-            f"the longest sample has maxPromptTokens + maxTokens = {longest} tokens and is never cut",
-            f"raise it to at least {longest}, or lower spec.data.maxPromptTokens or spec.rollout.sampling.maxTokens",
-        )
-
-
-def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """The parallel sizes against a Hugging Face config.json (heads, key-value groups, feed-forward width, layers)."""
-    layout = Layout.of(spec)
-    heads, layers = config.get("num_attention_heads"), config.get("num_hidden_layers")
-    groups = config.get("num_key_value_heads") or heads
-    for key, size in (("num_attention_heads", heads), ("intermediate_size", config.get("intermediate_size"))):
-        if size and size % layout.tensor:
-            yield _indivisible("tensor", layout.tensor, key, size)
-    if groups and groups % layout.tensor and layout.tensor % groups:
-        yield Violation(
-            f"{PARALLELISM}.tensor",
-            str(layout.tensor),
-            f"num_key_value_heads = {groups} of the model must be a multiple or a divisor of it",
-            f"choose a divisor or a multiple of {groups}",
-        )
-    if layers and layers % layout.pipeline:
-        yield _indivisible("pipeline", layout.pipeline, "num_hidden_layers", layers)
-
-
-def _indivisible(name: str, size: int, key: str, value: int) -> Violation:
-    return Violation(
-        f"{PARALLELISM}.{name}",
-        str(size),
-        f"{key} = {value} of the model is not divisible by it",
-        f"choose a divisor of {value}",
-    )

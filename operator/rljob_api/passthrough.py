@@ -7,23 +7,52 @@ from rljob_api.known_keys import TRANSFORMER_CONFIG, VLLM_ARGUMENTS
 from rljob_api.spec import RLJobSpec
 from rljob_api.violation import Violation
 
+TRANSFORMER = "spec.trainer.transformerConfig"
+SPLITS = (
+    ("pipeline_model_parallel_layout",),
+    ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"),
+    ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+)
+"""Keys of transformerConfig by which stages get other than equal shares of the layers; each line is one way."""
+
 _MODEL = "the model directory's config.json"
+_PARALLELISM = "spec.trainer.parallelism"
+_RECOMPUTE = "spec.trainer.recompute"
+_SAME = "the trainer: reinforcement learning compares log-probabilities, so a pass must not depend on chance"
+_SCHEDULE = "the trainer, from spec.trainer.parallelism"
+_LOSS = "the trainer, which computes log-probabilities from the logits itself"
+_NOT_TRAINED = "nothing: the trainer has no such part"
 
 OWNED_TRANSFORMER_CONFIG = {
-    "tensor_model_parallel_size": "spec.trainer.parallelism.tensor",
-    "pipeline_model_parallel_size": "spec.trainer.parallelism.pipeline",
-    "sequence_parallel": "spec.trainer.parallelism.sequence",
-    "params_dtype": "spec.model.dtype",
-    "pipeline_dtype": "spec.model.dtype",
-    "autocast_dtype": "spec.model.dtype",
-    "bf16": "spec.model.dtype",
-    "fp16": "spec.model.dtype",
+    "tensor_model_parallel_size": f"{_PARALLELISM}.tensor",
+    "pipeline_model_parallel_size": f"{_PARALLELISM}.pipeline",
+    "virtual_pipeline_model_parallel_size": f"{_PARALLELISM}.virtualPipeline",
+    "context_parallel_size": f"{_PARALLELISM}.context",
+    "hierarchical_context_parallel_sizes": f"{_PARALLELISM}.context",
+    "hybrid_context_parallel": f"{_PARALLELISM}.context",
+    "max_seqlen_per_dp_cp_rank": f"{_PARALLELISM}.context",
+    "expert_model_parallel_size": f"{_PARALLELISM}.expert",
+    "expert_tensor_parallel_size": f"{_PARALLELISM}.expertTensor",
+    "sequence_parallel": f"{_PARALLELISM}.sequence",
+    "recompute_granularity": f"{_RECOMPUTE}.granularity",
+    "recompute_method": f"{_RECOMPUTE}.method",
+    "recompute_num_layers": f"{_RECOMPUTE}.layers",
+    "recompute_modules": f"{_RECOMPUTE}.modules",
+    "moe_layer_recompute": f"{_RECOMPUTE}.modules",
     "variable_seq_lengths": "the trainer, which packs sequences",
     "calculate_per_token_loss": "spec.algorithm.aggregation",
     "use_cpu_initialization": "spec.trainer.device",
     "transformer_impl": "the trainer, from what is installed",
-    "hidden_dropout": "the trainer: reinforcement learning compares log-probabilities, so dropout is 0",
-    "attention_dropout": "the trainer: reinforcement learning compares log-probabilities, so dropout is 0",
+    "moe_grouped_gemm": "the trainer: checkpoints hold grouped experts",
+    "moe_enable_routing_replay": _NOT_TRAINED,
+    "overlap_moe_expert_parallel_comm": _NOT_TRAINED,
+    "delay_wgrad_compute": _NOT_TRAINED,
+    "cross_entropy_loss_fusion": _LOSS,
+    "cross_entropy_fusion_impl": _LOSS,
+    **dict.fromkeys(("params_dtype", "pipeline_dtype", "autocast_dtype", "bf16", "fp16"), "spec.model.dtype"),
+    **dict.fromkeys(("overlap_p2p_comm", "batch_p2p_comm", "microbatch_group_size_per_vp_stage"), _SCHEDULE),
+    **dict.fromkeys(("hidden_dropout", "attention_dropout", "moe_input_jitter_eps"), _SAME),
+    **dict.fromkeys(("moe_router_force_load_balancing", "moe_router_force_biased"), _SAME),
 } | dict.fromkeys(
     (
         "num_layers",
@@ -38,9 +67,19 @@ OWNED_TRANSFORMER_CONFIG = {
         "add_qkv_bias",
         "add_bias_linear",
         "gated_linear_unit",
+        "rotary_interleaved",
+        "softmax_scale",
+        "window_size",
+        "multi_latent_attention",
+        "mtp_num_layers",
         "num_moe_experts",
+        "moe_layer_freq",
         "moe_router_topk",
+        "moe_router_pre_softmax",
+        "moe_router_score_function",
+        "moe_router_enable_expert_bias",
         "moe_ffn_hidden_size",
+        "moe_shared_expert_intermediate_size",
     ),
     _MODEL,
 )
@@ -72,12 +111,83 @@ OWNED_VLLM_ARGUMENTS = {
 )
 
 
+NEEDS_GPU = {
+    "apply_rope_fusion": "a kernel of Transformer Engine",
+    "moe_permute_fusion": "a kernel of Transformer Engine",
+    "moe_router_fusion": "a kernel of Transformer Engine",
+    "gradient_accumulation_fusion": "a kernel of Apex or Transformer Engine",
+    "masked_softmax_fusion": "a kernel of Apex",
+    "persist_layer_norm": "a kernel of Apex",
+    "tp_comm_overlap": "Transformer Engine",
+    "fp8": "Transformer Engine",
+    "fp4": "Transformer Engine",
+    "cpu_offloading": "Transformer Engine, and there is no device memory to save",
+    "fine_grained_activation_offloading": "CUDA streams, and there is no device memory to save",
+    "cp_comm_type": "Transformer Engine's attention; torch layers gather keys and values",
+}
+"""Keys of transformerConfig that fail with `device: cpu`, and what they need."""
+
+
 def passthrough_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Unknown keys, and keys with an owner."""
-    yield from _check(
-        "spec.trainer.transformerConfig", spec.trainer.transformer_config, TRANSFORMER_CONFIG, OWNED_TRANSFORMER_CONFIG
-    )
+    """Unknown keys, keys with an owner, and keys that contradict the rest of the spec."""
+    yield from _check(TRANSFORMER, spec.trainer.transformer_config, TRANSFORMER_CONFIG, OWNED_TRANSFORMER_CONFIG)
     yield from _check("spec.rollout.vllmArgs", spec.rollout.vllm_args, VLLM_ARGUMENTS, OWNED_VLLM_ARGUMENTS)
+    yield from _device_violations(spec)
+    yield from _dispatcher_violations(spec)
+    yield from _offload_violations(spec)
+    yield from _split_violations(spec)
+
+
+def _device_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    given = spec.trainer.transformer_config
+    if spec.trainer.device == "cpu":
+        for key in (key for key in NEEDS_GPU if given.get(key)):
+            yield _refused(spec, key, f"device cpu has none of what it needs: {NEEDS_GPU[key]}")
+
+
+def _dispatcher_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """core/transformer/transformer_config.py:1745 and :2978."""
+    dispatcher = spec.trainer.transformer_config.get("moe_token_dispatcher_type", "alltoall")
+    if dispatcher not in ("alltoall", "flex"):
+        yield _refused(spec, "moe_token_dispatcher_type", "packed sequences differ in length", "set alltoall or flex")
+    if dispatcher == "flex" and spec.trainer.device == "cpu":
+        yield _refused(spec, "moe_token_dispatcher_type", "its kernels need GPUs", "set alltoall")
+    if dispatcher != "flex" and spec.trainer.transformer_config.get("moe_enable_deepep"):
+        yield _refused(spec, "moe_enable_deepep", "DeepEP is a back end of the flex dispatcher", "set it to flex")
+
+
+def _offload_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Activations in host memory: core/transformer/transformer_config.py:1884-1897 and what follows there."""
+    given, recompute = spec.trainer.transformer_config, spec.trainer.recompute
+    if given.get("cpu_offloading") and spec.trainer.parallelism.pipeline > 1:
+        yield _refused(
+            spec, "cpu_offloading", f"works in one stage only, and pipeline = {spec.trainer.parallelism.pipeline}"
+        )
+    if given.get("cpu_offloading") and recompute.granularity != "none":
+        yield _refused(spec, "cpu_offloading", f"does not work with spec.trainer.recompute ({recompute.granularity})")
+    if given.get("cpu_offloading") and given.get("fine_grained_activation_offloading"):
+        yield _refused(spec, "cpu_offloading", "fine_grained_activation_offloading does the same in another way")
+    if given.get("fine_grained_activation_offloading") and not given.get("offload_modules"):
+        yield _refused(spec, "fine_grained_activation_offloading", "needs offload_modules", "name them")
+    if given.get("distribute_saved_activations") and recompute.granularity != "full":
+        yield _refused(spec, "distribute_saved_activations", "cuts what full recomputation saves, which is not on")
+    sequence = spec.trainer.parallelism.sequence and spec.trainer.parallelism.tensor > 1
+    if given.get("distribute_saved_activations") and sequence:
+        yield _refused(spec, "distribute_saved_activations", "sequence parallelism has cut them already")
+
+
+def _split_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Three ways to cut layers into unequal stages (core/transformer/transformer_config.py:1933-1960), one at a time."""
+    ways = [{key for key in way if spec.trainer.transformer_config.get(key)} for way in SPLITS]
+    used = [sorted(way) for way in ways if way]
+    if len(used) > 1:
+        yield _refused(spec, used[0][0], f"contradicts {used[1][0]}: both say how many layers a stage gets")
+    if used and spec.trainer.parallelism.pipeline == 1:
+        yield _refused(spec, used[0][0], "there is one stage: spec.trainer.parallelism.pipeline = 1")
+
+
+def _refused(spec: RLJobSpec, key: str, rule: str, fix: str = "remove it") -> Violation:
+    return Violation(f"{TRANSFORMER}.{key}", str(spec.trainer.transformer_config[key]), rule, fix)
 
 
 def _check(field: str, given: dict, known: frozenset[str], owned: dict[str, str]) -> Iterator[Violation]:

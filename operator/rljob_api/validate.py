@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from rljob_api import algorithm_rules, names
-from rljob_api.layout import batch_violations, layout_violations, model_violations
+from rljob_api.layout_rules import batch_violations, layout_violations, overlap_violations, recompute_violations
+from rljob_api.model_rules import model_violations
 from rljob_api.passthrough import passthrough_violations
 from rljob_api.spec import RLJobSpec
 from rljob_api.violation import Violation
@@ -105,6 +106,8 @@ def path_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 RULES: tuple[Rule, ...] = (
     layout_violations,
+    overlap_violations,
+    recompute_violations,
     batch_violations,
     passthrough_violations,
     *algorithm_rules.RULES,

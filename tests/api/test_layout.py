@@ -1,12 +1,54 @@
-from api.specs import make_spec
+from typing import Any
+
+import pytest
+
+from api.specs import make_spec, raw_spec
 from rljob_api.layout import Amounts, Layout
+from rljob_api.validate import violations
+
+P, T = "spec.trainer.parallelism", "spec.trainer.transformerConfig"
 
 
-def test_data_parallel_size_is_what_tensor_and_pipeline_leave() -> None:
-    layout = Layout.of(
-        make_spec(trainer={"nodes": 4, "processesPerNode": 2, "parallelism": {"tensor": 2, "pipeline": 2}})
-    )
-    assert (layout.world, layout.data, str(layout)) == (8, 2, "tp2-pp2-dp2")
+def parallel(nodes: int = 1, device: str = "cpu", **sizes: Any) -> dict[str, Any]:
+    return {"trainer": {"nodes": nodes, "device": device, "parallelism": sizes}}
+
+
+def config(device: str = "cpu", **keys: Any) -> dict[str, Any]:
+    return {"trainer": {"device": device, "transformerConfig": keys}}
+
+
+def with_parallelism(changes: dict[str, Any], nodes: int, **sizes: Any) -> dict[str, Any]:
+    return {"trainer": changes["trainer"] | {"nodes": nodes, "parallelism": sizes}}
+
+
+def recompute(**settings: Any) -> dict[str, Any]:
+    return {"trainer": {"device": "cpu", "recompute": settings}}
+
+
+def test_data_parallel_size_is_what_tensor_pipeline_and_context_leave() -> None:
+    sizes = {"tensor": 2, "pipeline": 2, "context": 2}
+    layout = Layout.of(make_spec(trainer={"nodes": 4, "processesPerNode": 4, "parallelism": sizes}))
+    assert (layout.world, layout.data, str(layout)) == (16, 2, "tp2-pp2-dp2-cp2")
+
+
+def test_experts_are_cut_over_ranks_that_are_data_parallel_for_the_rest() -> None:
+    sizes = {"tensor": 2, "expert": 4, "expertTensor": 1}
+    layout = Layout.of(make_spec(trainer={"nodes": 8, "parallelism": sizes}))
+    assert (layout.data, layout.expert_model, str(layout)) == (4, 4, "tp2-pp1-dp4-ep4-etp1")
+
+
+def test_sequences_are_filled_up_for_context_and_micro_batches_for_tensor_parallel_ranks() -> None:
+    found = {
+        sizes: (layout.sequence_alignment, layout.alignment)
+        for sizes in ((1, 1), (2, 1), (1, 2), (2, 4))
+        if (layout := Layout(8, tensor=sizes[0], context=sizes[1]))
+    }
+    assert found == {(1, 1): (1, 1), (2, 1): (1, 2), (1, 2): (4, 4), (2, 4): (8, 16)}
+
+
+def test_interleaved_stages_take_micro_batches_in_groups_of_the_pipelines_size() -> None:
+    assert Layout(4, pipeline=4).micro_batch_multiple == 1
+    assert Layout(4, pipeline=4, virtual_pipeline=2).micro_batch_multiple == 4
 
 
 def test_samples_are_counted_globally_per_step() -> None:
@@ -14,3 +56,97 @@ def test_samples_are_counted_globally_per_step() -> None:
     assert amounts == Amounts(
         samples_per_step=128, prompts_per_mini_batch=4, samples_per_mini_batch=32, optimizer_steps=40
     )
+
+
+RULES = [
+    (parallel(3, tensor=2), P, "= 3 ranks is not divisible by tensor x pipeline x context = 2"),
+    (parallel(6, context=4), P, "= 6 ranks is not divisible by tensor x pipeline x context = 4"),
+    (parallel(2, expert=4), P, "= 2 ranks is not divisible by expertTensor x expert x pipeline = 4"),
+    (parallel(6, tensor=2, expertTensor=4), P, "is not divisible by expertTensor x expert x pipeline = 4"),
+    (parallel(2, "gpu", tensor=2), f"{P}.tensor", "must share a node, which has 1 ranks"),
+    (parallel(virtualPipeline=2), f"{P}.virtualPipeline", "pipeline is 1"),
+    (parallel(4, tensor=2, expert=2, expertTensor=1, sequence=False), f"{P}.sequence", "sequence-parallel ranks"),
+    (parallel(4, tensor=2, expert=2), f"{P}.expertTensor", "on CPU, gloo cannot"),
+    ({"trainer": {"overlap": {"paramGather": True}}}, "spec.trainer.overlap.paramGather", "needs gradReduce"),
+    (recompute(modules=["mlp"]), "spec.trainer.recompute.modules", "granularity none does not read it"),
+    (recompute(granularity="full", modules=["mlp"]), "spec.trainer.recompute.modules", "full does not read it"),
+    (recompute(granularity="selective", method="block"), "spec.trainer.recompute.method", "selective does not read it"),
+    (recompute(layers=2), "spec.trainer.recompute.layers", "granularity none does not read it"),
+    (recompute(granularity="selective", modules=[]), "spec.trainer.recompute.modules", "recomputes nothing"),
+    (recompute(granularity="selective", modules=["mla_up_proj"]), "spec.trainer.recompute.modules", "no supported model"),
+    ({"train": {"miniBatches": 3}}, "spec.train.miniBatches", "promptsPerStep = 4 is not divisible by it"),
+    ({"train": {"tokensPerMicroBatch": 23}}, "spec.train.tokensPerMicroBatch", "maxPromptTokens + maxTokens = 24 tokens and"),
+    (
+        parallel(10, context=5) | {"train": {"tokensPerMicroBatch": 29}},
+        "spec.train.tokensPerMicroBatch",
+        "= 24 tokens, 30 when filled up for tensor and context parallelism, and is never cut",
+    ),
+    (config(context_parallel_size=2), f"{T}.context_parallel_size", f"set by {P}.context"),
+    (config(recompute_granularity="full"), f"{T}.recompute_granularity", "set by spec.trainer.recompute.granularity"),
+    (config(virtual_pipeline_model_parallel_size=2), f"{T}.virtual_pipeline_model_parallel_size", "virtualPipeline"),
+    (config(moe_grouped_gemm=False), f"{T}.moe_grouped_gemm", "checkpoints hold grouped experts"),
+    (config(moe_input_jitter_eps=0.1), f"{T}.moe_input_jitter_eps", "must not depend on chance"),
+    (config(moe_token_dispatcher_type="allgather"), f"{T}.moe_token_dispatcher_type", "packed sequences differ in length"),
+    (config(moe_token_dispatcher_type="flex"), f"{T}.moe_token_dispatcher_type", "its kernels need GPUs"),
+    (config("gpu", moe_enable_deepep=True), f"{T}.moe_enable_deepep", "a back end of the flex dispatcher"),
+    (config(moe_permute_fusion=True), f"{T}.moe_permute_fusion", "device cpu has none of what it needs"),
+    (config(moe_router_fusion=True), f"{T}.moe_router_fusion", "device cpu has none of what it needs"),
+    (config(apply_rope_fusion=True), f"{T}.apply_rope_fusion", "device cpu has none of what it needs"),
+    (config(cpu_offloading=True), f"{T}.cpu_offloading", "device cpu has none of what it needs"),
+    (config(cp_comm_type="a2a"), f"{T}.cp_comm_type", "torch layers gather keys and values"),
+    (
+        with_parallelism(config("gpu", cpu_offloading=True), 2, pipeline=2),
+        f"{T}.cpu_offloading",
+        "works in one stage only, and pipeline = 2",
+    ),
+    (
+        {"trainer": config("gpu", cpu_offloading=True)["trainer"] | recompute(granularity="full")["trainer"] | {"device": "gpu"}},
+        f"{T}.cpu_offloading",
+        "does not work with spec.trainer.recompute (full)",
+    ),
+    (config("gpu", fine_grained_activation_offloading=True), f"{T}.fine_grained_activation_offloading", "offload_modules"),
+    (
+        config("gpu", cpu_offloading=True, fine_grained_activation_offloading=True, offload_modules=["core_attn"]),
+        f"{T}.cpu_offloading",
+        "does the same in another way",
+    ),
+    (config(distribute_saved_activations=True), f"{T}.distribute_saved_activations", "which is not on"),
+    (
+        with_parallelism(config(distribute_saved_activations=True), 2, tensor=2),
+        f"{T}.distribute_saved_activations",
+        "sequence parallelism has cut them already",
+    ),
+    (config(num_layers_in_first_pipeline_stage=3), f"{T}.num_layers_in_first_pipeline_stage", "there is one stage"),
+    (
+        with_parallelism(
+            config(num_layers_in_first_pipeline_stage=3, account_for_loss_in_pipeline_split=True), 2, pipeline=2
+        ),
+        f"{T}.num_layers_in_first_pipeline_stage",
+        "contradicts account_for_loss_in_pipeline_split",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "field", "rule"), RULES)
+def test_a_broken_rule_is_found_at_its_field(changes: dict[str, Any], field: str, rule: str) -> None:
+    found = violations(raw_spec(**changes), "demo")
+    assert [v for v in found if v.field == field and rule in v.rule], found
+
+
+def test_a_layout_that_uses_every_size_breaks_no_rule() -> None:
+    sizes = {"tensor": 2, "pipeline": 2, "virtualPipeline": 2, "context": 2, "expert": 2, "expertTensor": 1}
+    trainer = {
+        "nodes": 16,
+        "device": "cpu",
+        "parallelism": sizes,
+        "overlap": {"gradReduce": True, "paramGather": True},
+        "recompute": {"granularity": "full", "method": "block", "layers": 2},
+    }
+    assert violations(raw_spec(trainer=trainer), "demo") == []
+
+
+def test_what_fails_on_cpu_only_is_allowed_on_gpus() -> None:
+    sizes = {"tensor": 2, "expert": 2}
+    keys = {"moe_token_dispatcher_type": "flex", "moe_permute_fusion": True, "apply_rope_fusion": True}
+    trainer = {"device": "gpu", "processesPerNode": 4, "parallelism": sizes, "transformerConfig": keys}
+    assert violations(raw_spec(trainer=trainer), "demo") == []

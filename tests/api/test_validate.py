@@ -13,8 +13,8 @@ def test_a_valid_spec_has_no_violations() -> None:
 def test_a_violation_names_field_value_rule_and_fix() -> None:
     (v,) = violations(raw_spec(trainer={"device": "cpu", "nodes": 3, "parallelism": {"tensor": 2}}), "demo")
     assert str(v) == (
-        "spec.trainer.parallelism = tensor 2 x pipeline 1: nodes x processesPerNode = 3 x 1 = 3 ranks is not divisible by "
-        "tensor x pipeline = 2; make spec.trainer.nodes x spec.trainer.processesPerNode a multiple of 2, or lower tensor or pipeline"
+        "spec.trainer.parallelism = tensor 2 x pipeline 1 x context 1: nodes x processesPerNode = 3 x 1 = 3 ranks is not divisible by "
+        "tensor x pipeline x context = 2; make spec.trainer.nodes x spec.trainer.processesPerNode a multiple of 2, or lower one of them"
     )
 
 

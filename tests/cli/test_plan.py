@@ -44,18 +44,22 @@ trainer   2      8               16
 rollout   4      2               8
 total     6      -               24
 
-5 rules are broken:
+6 rules are broken:
 
-spec.trainer.parallelism = tensor 6 x pipeline 1
-    nodes x processesPerNode = 2 x 8 = 16 ranks is not divisible by tensor x pipeline = 6
-    fix: make spec.trainer.nodes x spec.trainer.processesPerNode a multiple of 6, or lower tensor or pipeline
+spec.trainer.parallelism = tensor 6 x pipeline 1 x context 1
+    nodes x processesPerNode = 2 x 8 = 16 ranks is not divisible by tensor x pipeline x context = 6
+    fix: make spec.trainer.nodes x spec.trainer.processesPerNode a multiple of 6, or lower one of them
+
+spec.trainer.parallelism.tensor = 6
+    tensor-parallel ranks exchange every layer's activations and must share a node, which has 8 ranks
+    fix: raise spec.trainer.processesPerNode to a multiple of it, or lower tensor and raise pipeline
 
 spec.train.miniBatches = 7
     promptsPerStep = 64 is not divisible by it: a group of samples is never cut
     fix: choose a divisor of spec.train.promptsPerStep
 
-spec.rewards[0] = neither rule nor python
-    needs exactly one of rule and python
+spec.rewards[0] = none
+    needs exactly one of rule, python, http, vllm, model
     fix: keep one of them
 
 spec.trainer.parallelism.tensor = 6
@@ -127,7 +131,10 @@ def test_every_job_of_a_file_is_checked(tmp_path: Path, capsys: pytest.CaptureFi
     file = write(tmp_path, make_spec(), broken())
     assert main(["plan", "-f", file, "-o", "json"]) == 1
     first, second = json.loads(capsys.readouterr().out)
-    assert first["layout"] == {"world": 16, "tensor": 4, "pipeline": 2, "data": 2}
+    assert first["layout"] == {
+        **{"world": 16, "tensor": 4, "pipeline": 2, "data": 2},
+        **{"context": 1, "expert": 1, "expert_tensor": 4, "virtual_pipeline": 1},
+    }
     assert first["violations"] == []
     assert {v["field"] for v in second["violations"]} >= {"spec.train.miniBatches", "spec.rewards[0]"}
 

@@ -12,7 +12,8 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.module import Float16Module
 
-from rljob_api.layout import Amounts, model_violations
+from rljob_api.layout import Amounts
+from rljob_api.model_rules import model_violations
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron import layers

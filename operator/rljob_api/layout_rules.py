@@ -1,0 +1,127 @@
+"""The parallel layout, recomputation, overlap and the token budget, against each other and against the machine.
+
+Rules are megatron-core's own (core/parallel_state.py, core/model_parallel_config.py, core/transformer/transformer_config.py of 0.19.2, and those of
+megatron.training/arguments.py, which the package does not contain), checked before a process exists.
+"""
+
+from collections.abc import Iterator
+
+from rljob_api.layout import Layout
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.roles import Recompute
+from rljob_api.violation import Violation
+
+PARALLELISM = "spec.trainer.parallelism"
+RECOMPUTE = "spec.trainer.recompute"
+NOT_OURS = {"mla_up_proj": "multi-latent attention", "shared_experts": "shared experts"}
+"""Modules of megatron-core that no supported model has."""
+
+
+def layout_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Ranks against the parallel sizes."""
+    layout, t = Layout.of(spec), spec.trainer
+    ranks = f"nodes x processesPerNode = {t.nodes} x {t.processes_per_node} = {layout.world} ranks"
+    if layout.world % layout.model:
+        sizes = {"tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context}
+        yield _indivisible(ranks, sizes, layout.model)
+    if (layout.expert > 1 or t.parallelism.expert_tensor) and layout.world % layout.expert_model:
+        sizes = {"expertTensor": layout.expert_tensor, "expert": layout.expert, "pipeline": layout.pipeline}
+        yield _indivisible(ranks, sizes, layout.expert_model)
+    if t.device == "gpu" and t.processes_per_node % layout.tensor:
+        yield Violation(
+            f"{PARALLELISM}.tensor",
+            str(layout.tensor),
+            f"tensor-parallel ranks exchange every layer's activations and must share a node, which has {t.processes_per_node} ranks",
+            "raise spec.trainer.processesPerNode to a multiple of it, or lower tensor and raise pipeline",
+        )
+    if layout.virtual_pipeline > 1 and layout.pipeline == 1:
+        yield Violation(
+            f"{PARALLELISM}.virtualPipeline",
+            str(layout.virtual_pipeline),
+            "pieces of a stage can only be interleaved between stages, and pipeline is 1",
+            "raise pipeline, or remove it",
+        )
+    yield from _expert_violations(spec, layout)
+
+
+def _expert_violations(spec: RLJobSpec, layout: Layout) -> Iterator[Violation]:
+    if layout.expert > 1 and layout.tensor > 1 and not spec.trainer.parallelism.sequence:
+        yield Violation(
+            f"{PARALLELISM}.sequence",
+            "false",
+            f"with expert = {layout.expert} and tensor = {layout.tensor}, tokens are exchanged from sequence-parallel ranks",
+            "set true, or tensor or expert to 1",
+        )
+    if spec.trainer.device == "cpu" and layout.expert > 1 and layout.expert_tensor > 1:
+        yield Violation(
+            f"{PARALLELISM}.expertTensor",
+            str(layout.expert_tensor),
+            f"on CPU, gloo cannot do the uneven reduce-scatter of cut experts that expert = {layout.expert} needs",
+            "set expertTensor 1, or expert 1",
+        )
+
+
+def _indivisible(ranks: str, sizes: dict[str, int], product: int) -> Violation:
+    names = " x ".join(sizes)
+    return Violation(
+        PARALLELISM,
+        " x ".join(f"{name} {size}" for name, size in sizes.items()),
+        f"{ranks} is not divisible by {names} = {product}",
+        f"make spec.trainer.nodes x spec.trainer.processesPerNode a multiple of {product}, or lower one of them",
+    )
+
+
+def overlap_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Parameters are gathered into the buckets that gradients are reduced from."""
+    if spec.trainer.overlap.param_gather and not spec.trainer.overlap.grad_reduce:
+        yield Violation(
+            "spec.trainer.overlap.paramGather", "true", "needs gradReduce", "set spec.trainer.overlap.gradReduce true"
+        )
+
+
+def recompute_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Only what the granularity reads may be set: the rest was meant and would do nothing."""
+    r, unset = spec.trainer.recompute, Recompute()
+    if r.granularity != "selective" and r.modules != unset.modules:
+        yield _not_read("modules", ", ".join(r.modules), r.granularity, "selective")
+    if r.granularity != "full" and r.method != unset.method:
+        yield _not_read("method", r.method, r.granularity, "full")
+    if r.granularity != "full" and r.layers != unset.layers:
+        yield _not_read("layers", str(r.layers), r.granularity, "full")
+    if r.granularity == "selective" and not r.modules:
+        yield Violation(
+            f"{RECOMPUTE}.modules", "[]", "selective recomputes nothing", "name a module, or set granularity none"
+        )
+    for module in r.modules:
+        if module in NOT_OURS:
+            yield Violation(
+                f"{RECOMPUTE}.modules", module, f"no supported model has {NOT_OURS[module]}", "remove it from the list"
+            )
+
+
+def _not_read(key: str, value: str, granularity: str, reader: str) -> Violation:
+    return Violation(
+        f"{RECOMPUTE}.{key}", value, f"granularity {granularity} does not read it", f"remove it, or set {reader}"
+    )
+
+
+def batch_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Prompts against mini-batches, tokens against the micro-batch budget."""
+    t, layout = spec.train, Layout.of(spec)
+    if t.prompts_per_step % t.mini_batches:
+        yield Violation(
+            "spec.train.miniBatches",
+            str(t.mini_batches),
+            f"promptsPerStep = {t.prompts_per_step} is not divisible by it: a group of samples is never cut",
+            "choose a divisor of spec.train.promptsPerStep",
+        )
+    longest = spec.data.max_prompt_tokens + spec.rollout.sampling.max_tokens
+    needed = -(-longest // layout.alignment) * layout.alignment
+    if needed > t.tokens_per_micro_batch:
+        filled = f", {needed} when filled up for tensor and context parallelism," if needed > longest else ""
+        yield Violation(
+            "spec.train.tokensPerMicroBatch",
+            str(t.tokens_per_micro_batch),
+            f"the longest sample has maxPromptTokens + maxTokens = {longest} tokens{filled} and is never cut",
+            f"raise it to at least {needed}, or lower spec.data.maxPromptTokens or spec.rollout.sampling.maxTokens",
+        )

@@ -1,0 +1,142 @@
+"""The parallel layout against a model's config.json, and which models there are."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rljob_api.layout import Layout
+from rljob_api.layout_rules import PARALLELISM, RECOMPUTE
+from rljob_api.passthrough import SPLITS
+from rljob_api.spec import RLJobSpec
+from rljob_api.violation import Violation
+
+SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral")
+"""`model_type` of config.json. Llama 2 and 3 are llama, Qwen2.5 is qwen2."""
+EXPERT_COUNTS = ("num_experts", "num_local_experts")
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""The only frequencies of this rope scaling that megatron-core has (core/models/common/embeddings/rotary_pos_embedding.py, `_apply_scaling`)."""
+
+
+def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """A Hugging Face config.json against what can be trained, and against the layout. An empty one breaks no rule: it is not known yet."""
+    if not config:
+        return
+    kind = config.get("model_type")
+    if kind and kind not in SUPPORTED:
+        yield Violation(
+            "spec.model.path", spec.model.path, f"its model_type is {kind}", f"use one of {_list(SUPPORTED)}"
+        )
+        return
+    yield from _feature_violations(spec, config)
+    yield from _width_violations(spec, config)
+    yield from _depth_violations(spec, config)
+    yield from _expert_violations(spec, config)
+
+
+def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """Variants of supported families that would be trained wrongly."""
+    kind = config.get("model_type")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope_type = rope.get("rope_type") or rope.get("type") or "default"
+    allowed = ("default", "linear", "llama3") if kind == "llama" else ("default",)
+    unusual = {
+        "rope_type": rope_type if kind and rope_type not in allowed else None,
+        "rope_scaling": rope if rope_type == "llama3" and any(rope.get(k, v) != v for k, v in LLAMA3.items()) else None,
+        "sliding_window": config.get("sliding_window")
+        if kind == "mixtral" or config.get("use_sliding_window")
+        else None,
+        "decoder_sparse_step": config.get("decoder_sparse_step", 1) - 1,
+        "attention_bias": kind != "qwen2" and config.get("attention_bias"),
+        **{key: config.get(key) for key in ("mlp_only_layers", "mlp_bias", "quantization_config")},
+    }
+    for key in (key for key, broken in unusual.items() if broken):
+        value = config.get(key, rope_type)
+        yield Violation(
+            "spec.model.path", spec.model.path, f"its {key} = {value} is not supported", "use another model"
+        )
+
+
+def _width_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """Heads and matrices over tensor-parallel ranks. Vocabularies are padded, so they divide always."""
+    layout = Layout.of(spec)
+    heads = config.get("num_attention_heads")
+    groups = config.get("num_key_value_heads") or heads
+    experts = _experts(config)
+    if heads and heads % layout.tensor:
+        yield _indivisible("tensor", layout.tensor, "num_attention_heads", heads)
+    if groups and groups % layout.tensor and layout.tensor % groups:
+        yield Violation(
+            f"{PARALLELISM}.tensor",
+            str(layout.tensor),
+            f"num_key_value_heads = {groups} of the model must be a multiple or a divisor of it",
+            f"choose a divisor or a multiple of {groups}",
+        )
+    width = config.get("intermediate_size")
+    if not experts and width and width % layout.tensor:
+        yield _indivisible("tensor", layout.tensor, "intermediate_size", width)
+    key = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
+    if experts and config.get(key, 0) % layout.expert_tensor:
+        yield _indivisible("expertTensor", layout.expert_tensor, key, config[key])
+
+
+def _depth_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """Layers over stages, pieces of stages, and recomputed blocks."""
+    layout, layers, r = Layout.of(spec), config.get("num_hidden_layers"), spec.trainer.recompute
+    if not layers or any(spec.trainer.transformer_config.get(key) for way in SPLITS for key in way):
+        return  # megatron-core checks an uneven split when it builds the model
+    if layers % layout.pipeline:
+        yield _indivisible("pipeline", layout.pipeline, "num_hidden_layers", layers)
+        return
+    stage = layers // layout.pipeline
+    if stage % layout.virtual_pipeline:
+        yield Violation(
+            f"{PARALLELISM}.virtualPipeline",
+            str(layout.virtual_pipeline),
+            f"num_hidden_layers / pipeline = {stage} layers of a stage are not divisible by it",
+            f"choose a divisor of {stage}",
+        )
+    elif r.granularity == "full" and r.layers > stage // layout.virtual_pipeline:
+        yield Violation(
+            f"{RECOMPUTE}.layers",
+            str(r.layers),
+            f"a piece of a stage has {stage // layout.virtual_pipeline} layers",
+            "set at most that",
+        )
+
+
+def _expert_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """Experts over expert-parallel ranks; nothing about experts in a model without."""
+    layout, p, experts = Layout.of(spec), spec.trainer.parallelism, _experts(config)
+    if experts and experts % layout.expert:
+        yield _indivisible("expert", layout.expert, "the number of experts", experts)
+    if experts and layout.tensor > 1 and not p.sequence:
+        yield Violation(
+            f"{PARALLELISM}.sequence",
+            "false",
+            "with tensor parallelism a mixture-of-experts layer trains on sequence-parallel shares only",
+            "set true",
+        )
+    if experts:
+        return
+    if layout.expert > 1:
+        yield Violation(f"{PARALLELISM}.expert", str(layout.expert), "the model has no experts", "set 1")
+    if p.expert_tensor:
+        yield Violation(f"{PARALLELISM}.expertTensor", str(p.expert_tensor), "the model has no experts", "remove it")
+    for module in sorted({"moe", "moe_act"} & set(spec.trainer.recompute.modules)):
+        yield Violation(f"{RECOMPUTE}.modules", module, "the model has no experts", "remove it from the list")
+
+
+def _experts(config: dict[str, Any]) -> int:
+    return next((config[key] for key in EXPERT_COUNTS if config.get(key)), 0)
+
+
+def _indivisible(name: str, size: int, key: str, value: int) -> Violation:
+    return Violation(
+        f"{PARALLELISM}.{name}",
+        str(size),
+        f"{key} = {value} of the model is not divisible by it",
+        f"choose a divisor of {value}",
+    )
+
+
+def _list(names: tuple[str, ...]) -> str:
+    return ", ".join(names)

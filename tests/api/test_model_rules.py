@@ -1,0 +1,89 @@
+from typing import Any
+
+import pytest
+
+from api.specs import make_spec
+from rljob_api.model_rules import SUPPORTED, model_violations
+
+P, M = "spec.trainer.parallelism", "spec.model.path"
+DENSE = {
+    "model_type": "llama",
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 96,
+    "num_hidden_layers": 12,
+    "vocab_size": 101,
+}
+EXPERTS = DENSE | {"model_type": "qwen3_moe", "num_experts": 6, "moe_intermediate_size": 32}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
+
+
+def check(config: dict[str, Any], trainer: dict[str, Any] | None = None, **sizes: int | bool) -> list[tuple[str, str]]:
+    spec = make_spec(trainer={"device": "cpu", "nodes": 24, "parallelism": sizes} | (trainer or {}))
+    return [(v.field, v.rule) for v in model_violations(spec, config)]
+
+
+RULES = [
+    (DENSE | {"num_key_value_heads": 3}, {"tensor": 3}, f"{P}.tensor", "num_attention_heads = 8 of the model is not divisible by it"),
+    (DENSE | {"num_key_value_heads": 3}, {"tensor": 2}, f"{P}.tensor", "num_key_value_heads = 3 of the model must be a multiple or a divisor of it"),
+    (DENSE | {"intermediate_size": 99}, {"tensor": 2}, f"{P}.tensor", "intermediate_size = 99 of the model is not divisible by it"),
+    (DENSE, {"pipeline": 8}, f"{P}.pipeline", "num_hidden_layers = 12 of the model is not divisible by it"),
+    (DENSE, {"pipeline": 2, "virtualPipeline": 4}, f"{P}.virtualPipeline", "num_hidden_layers / pipeline = 6 layers of a stage are not divisible"),
+    (EXPERTS, {"expert": 4}, f"{P}.expert", "the number of experts = 6 of the model is not divisible by it"),
+    (EXPERTS | {"moe_intermediate_size": 33}, {"tensor": 2}, f"{P}.expertTensor", "moe_intermediate_size = 33 of the model is not"),
+    (EXPERTS, {"tensor": 2, "sequence": False}, f"{P}.sequence", "with tensor parallelism a mixture-of-experts layer trains on"),
+    (DENSE, {"expert": 2}, f"{P}.expert", "the model has no experts"),
+    (DENSE, {"expertTensor": 1}, f"{P}.expertTensor", "the model has no experts"),
+    (DENSE | {"model_type": "gpt2"}, {}, M, "its model_type is gpt2"),
+    (DENSE | {"rope_scaling": {"type": "yarn"}}, {}, M, "its rope_type = yarn is not supported"),
+    (DENSE | {"mlp_bias": True}, {}, M, "its mlp_bias = True is not supported"),
+    (DENSE | {"attention_bias": True}, {}, M, "its attention_bias = True is not supported"),
+    (DENSE | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64}, {}, M, "its sliding_window = 64 is not supported"),
+    (DENSE | {"model_type": "mixtral", "num_local_experts": 4, "sliding_window": 64}, {}, M, "its sliding_window = 64 is not supported"),
+    (EXPERTS | {"mlp_only_layers": [0]}, {}, M, "its mlp_only_layers = [0] is not supported"),
+    (EXPERTS | {"decoder_sparse_step": 2}, {}, M, "its decoder_sparse_step = 2 is not supported"),
+    (DENSE | {"quantization_config": {"bits": 4}}, {}, M, "its quantization_config = {'bits': 4} is not supported"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "sizes", "field", "rule"), RULES)
+def test_a_broken_rule_is_found_at_its_field(
+    config: dict[str, Any], sizes: dict[str, Any], field: str, rule: str
+) -> None:
+    ((found, text),) = check(config, **sizes)
+    assert found == field
+    assert text.startswith(rule)
+
+
+def test_rope_scaling_of_llama_3_is_known_with_its_own_frequencies_only() -> None:
+    assert check(DENSE | {"rope_scaling": LLAMA3}) == []
+    ((_, rule),) = check(DENSE | {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 4096}})
+    assert rule.startswith("its rope_scaling = {")
+
+
+def test_recomputed_layers_fit_into_a_piece_of_a_stage() -> None:
+    blocks = {"recompute": {"granularity": "full", "method": "block", "layers": 4}}
+    assert check(DENSE, blocks, pipeline=3) == []
+    assert check(DENSE, blocks, pipeline=2, virtualPipeline=2) == [
+        ("spec.trainer.recompute.layers", "a piece of a stage has 3 layers")
+    ]
+
+
+def test_modules_of_experts_are_recomputed_in_models_that_have_some() -> None:
+    selective = {"recompute": {"granularity": "selective", "modules": ["moe_act"]}}
+    assert check(EXPERTS, selective) == []
+    assert check(DENSE, selective) == [("spec.trainer.recompute.modules", "the model has no experts")]
+
+
+def test_an_uneven_split_is_left_to_megatron() -> None:
+    uneven = {"transformerConfig": {"num_layers_in_first_pipeline_stage": 5}}
+    assert check(DENSE, uneven, pipeline=8) == []
+
+
+def test_a_refused_model_type_is_told_the_supported_ones() -> None:
+    (v,) = model_violations(make_spec(), {"model_type": "gpt2"})
+    assert v.fix == f"use one of {', '.join(SUPPORTED)}"
+
+
+def test_a_vocabulary_divides_always_because_it_is_padded() -> None:
+    assert check(DENSE, tensor=4) == []
