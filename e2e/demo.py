@@ -8,10 +8,10 @@ import sys
 import time
 
 from e2e import stack
-from e2e.curve import plot
 from e2e.job import Job, example, series
 from e2e.prepare import prepare, read_file, workbench
 from e2e.providers import Unavailable
+from kubectl_rljob.printers.curves import plot
 from rljob_api.status import JobStatus
 
 REQUIRED_RISE = 0.1

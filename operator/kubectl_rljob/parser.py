@@ -4,7 +4,20 @@ import argparse
 from datetime import datetime
 from typing import Protocol
 
-from kubectl_rljob.verbs import checkpoints, logs, plan, resume, status, suspend, version
+from kubectl_rljob.verbs import (
+    checkpoints,
+    completion,
+    describe_failure,
+    logs,
+    metrics,
+    plan,
+    restart,
+    resume,
+    status,
+    suspend,
+    version,
+    watch,
+)
 from kubectl_rljob.verbs import list as list_
 
 
@@ -19,12 +32,26 @@ class Verb(Protocol):
     def run(self, args: argparse.Namespace, now: datetime) -> int: ...
 
 
-VERBS: tuple[Verb, ...] = (list_, status, logs, checkpoints, suspend, resume, plan, version)
+VERBS: tuple[Verb, ...] = (
+    list_,
+    status,
+    watch,
+    metrics,
+    logs,
+    describe_failure,
+    checkpoints,
+    suspend,
+    resume,
+    restart,
+    plan,
+    completion,
+    version,
+)
 GLOBAL_DEFAULTS = {"kubeconfig": None, "context": None, "namespace": None}
 
 
 def name(verb: Verb) -> str:
-    return verb.__name__.rpartition(".")[2]
+    return verb.__name__.rpartition(".")[2].replace("_", "-")
 
 
 def summary(verb: Verb) -> str:

@@ -12,7 +12,9 @@ from rljob_api import names
 from rljob_api.request import Request
 
 
-def send(cluster: Cluster, job: Job, action: Literal["suspend", "resume"], from_step: int | None = None) -> None:
+def send(
+    cluster: Cluster, job: Job, action: Literal["suspend", "resume", "restart"], from_step: int | None = None
+) -> None:
     """Write the request with a fresh nonce; tell on stderr when a GitOps tool owns the object."""
     if job.metadata.get("deletionTimestamp"):
         raise UserError(f"{job.title} is being deleted", f"kubectl get rljob {job.name} -n {job.namespace} -w")

@@ -24,6 +24,7 @@ SUSPENDED = "Suspended"  # the pods are released, or the attempt is told to drai
 NOT_SUSPENDED = "NotSuspended"  # nobody asked for it
 RESUMED = "Resumed"  # event: pods are wanted again
 RESUME_REQUESTED = "ResumeRequested"  # the attempt is told to stop, because a request goes on from another checkpoint
+RESTART_REQUESTED = "RestartRequested"  # the attempt is told to drain, because a request wants the next one
 REQUEST_REFUSED = "RequestRefused"  # event: a request asks for what cannot be done; it is consumed
 
 # Attempts
@@ -33,24 +34,33 @@ ATTEMPT_DRAINED = "AttemptDrained"  # event: a gang saved and ended because it w
 MEMBER_DELETED = "MemberDeleted"  # event: a pod that does not answer, or has an outdated template, is deleted
 POD_DELETING = "PodDeleting"  # a member's pod is being deleted, so the gang is told to drain
 
-# Ends of an attempt that count against maxRestarts
-APPLICATION_FAILED = "ApplicationFailed"  # a process raised an exception
-PROCESS_KILLED = "ProcessKilled"  # a process died of a signal that nobody accounts for
-CONTAINER_RESTARTED = "ContainerRestarted"  # a member's launcher died in its pod, for example out of memory
-COLLECTIVE_FAILED = "CollectiveFailed"  # ranks lost each other and no process names another cause
-NO_PROGRESS = "NoProgress"  # the heartbeat did not advance for stallTimeoutSeconds
+# Ends of an attempt: what they mean is in MEANING, what they cost in the sets below
+APPLICATION_FAILED = "ApplicationFailed"
+PROCESS_KILLED = "ProcessKilled"
+CONTAINER_RESTARTED = "ContainerRestarted"
+COLLECTIVE_FAILED = "CollectiveFailed"
+NO_PROGRESS = "NoProgress"
+POD_DELETED = "PodDeleted"
+POD_DISRUPTED = "PodDisrupted"
+NODE_LOST = "NodeLost"
+CONFIGURATION_ERROR = "ConfigurationError"
+
+MEANING = {
+    APPLICATION_FAILED: "a process raised an exception",
+    PROCESS_KILLED: "a process died of a signal that nobody accounts for",
+    CONTAINER_RESTARTED: "a member's launcher died in its pod, for example out of memory",
+    COLLECTIVE_FAILED: "ranks lost each other and no process names another cause",
+    NO_PROGRESS: "the heartbeat did not advance for stallTimeoutSeconds",
+    POD_DELETED: "somebody deleted a member's pod",
+    POD_DISRUPTED: "a member's pod was evicted, preempted or given up by its kubelet",
+    NODE_LOST: "a member's node was unreachable for nodeLossSeconds",
+    CONFIGURATION_ERROR: "a process found a mistake in the spec, the data or the files that it names",
+}
 COUNTED = frozenset({APPLICATION_FAILED, PROCESS_KILLED, CONTAINER_RESTARTED, COLLECTIVE_FAILED, NO_PROGRESS})
-
-# Ends that do not count
-POD_DELETED = "PodDeleted"  # somebody deleted a member's pod
-POD_DISRUPTED = "PodDisrupted"  # a member's pod was evicted, preempted or its kubelet gave it up
-NODE_LOST = "NodeLost"  # a member's node is unreachable for nodeLossSeconds
+"""Count against maxRestarts."""
 NOT_COUNTED = frozenset({POD_DELETED, POD_DISRUPTED, NODE_LOST})
-
-# Ends that no restart can mend
-CONFIGURATION_ERROR = "ConfigurationError"  # a process found a mistake of the user's; the job fails at once
-
-FAILURES = COUNTED | NOT_COUNTED | {CONFIGURATION_ERROR}
+"""Cost a restart that does not count. The rest of MEANING, ConfigurationError, no restart can mend: the job fails at once."""
+FAILURES = frozenset(MEANING)
 
 # Outcomes
 SUCCEEDED = "Succeeded"  # every member finished the last step

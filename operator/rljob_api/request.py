@@ -6,11 +6,12 @@ from rljob_api.base import Wire
 
 
 class Request(Wire):
-    """`kubectl rljob suspend|resume` writes it; the operator copies its nonce into status and never acts on it again."""
+    """`kubectl rljob suspend|resume|restart` writes it; the operator copies its nonce into status and never acts on it again."""
 
     job_uid: str
     """Of the object it was meant for: a re-created one ignores it."""
     nonce: str
-    action: Literal["suspend", "resume"]
+    action: Literal["suspend", "resume", "restart"]
+    """restart: drain the attempt that runs and open the next one."""
     from_step: int | None = None
     """With resume: continue from this complete checkpoint, also when the job has finished or failed."""

@@ -23,6 +23,8 @@ def consume(s: Snapshot, status: JobStatus) -> Change:
     if request.job_uid != s.job.uid or request.nonce == status.request:
         return Change(status)
     status = set_(status, request=request.nonce)
+    if request.action == "restart":
+        return _restart(s, status)
     if request.action == "suspend" or request.from_step is None:
         return _override(s, status, request.action == "suspend")
     return _go_back(s, status, request.from_step)
@@ -32,6 +34,15 @@ def _override(s: Snapshot, status: JobStatus, suspend: bool) -> Change:
     if status.outcome:
         return _refuse(status, f"the job has ended ({status.outcome}); only a resume from a checkpoint opens it again")
     return Change(set_(status, override=Override(suspend=suspend, spec_suspend=s.spec_suspend)))
+
+
+def _restart(s: Snapshot, status: JobStatus) -> Change:
+    attempt = status.attempt
+    if attempt is None or not is_open(attempt):
+        return _refuse(status, "no attempt runs that could be restarted")
+    if attempt.command != "run":
+        return _refuse(status, f"attempt {attempt.number} is ending already ({attempt.reason})")
+    return Change(set_(status, attempt=tell(attempt, "drain", reasons.RESTART_REQUESTED, s.now)))
 
 
 def _go_back(s: Snapshot, status: JobStatus, step: int) -> Change:

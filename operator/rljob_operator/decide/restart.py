@@ -18,7 +18,7 @@ def account(s: Snapshot, status: JobStatus) -> Change:
         return Change(status)
     cause = recorded(attempt)
     if cause is None:
-        again = attempt.reason == reasons.POD_DELETING
+        again = attempt.reason in (reasons.POD_DELETING, reasons.RESTART_REQUESTED)
         return Change(set_(status, restarts=_again(status.restarts)) if again else status)
     failure = LastFailure(
         attempt=attempt.number, reason=cause.reason, pod=cause.pod, failure=cause.failure, time=stamp(s.now)
