@@ -1,6 +1,9 @@
 """Log-probabilities and entropy of a vocabulary that is cut over tensor-parallel ranks."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,7 +19,8 @@ def log_probs_and_entropy(
     """log softmax(logits / temperature) at `targets` [t], and the entropy [t] of that distribution, both float32.
 
     `logits` [t, v] is this rank's share of the padded vocabulary, in rank order; padding (token ids from `vocabulary` on) has probability 0.
-    Both results are differentiable and equal on all ranks of `group`. The backward pass computes the softmax again instead of keeping it.
+    Both results are differentiable and equal on all ranks of `group`. The backward pass computes the softmax again instead of keeping it,
+    and writes the gradient over the logits: nobody else may need them by then.
     """
     return _VocabularyParallel.apply(logits, targets, temperature, vocabulary, group)
 
@@ -35,16 +39,15 @@ class _VocabularyParallel(torch.autograd.Function):
     ) -> Any:
         width = logits.shape[-1]
         first = group.rank() * width
-        local = targets - first
-        ctx.real, ctx.temperature = max(0, min(width, vocabulary - first)), temperature
-        ctx.here = (local >= 0) & (local < width)
-        ctx.local = local.clamp(0, width - 1)
-        top = _rows(logits, lambda rows: _scaled(logits[rows], ctx).amax(-1))
+        ctx.real, ctx.scale = max(0, min(width, vocabulary - first)), 1.0 / temperature
+        ctx.here = (targets >= first) & (targets < first + ctx.real)
+        ctx.local = torch.where(ctx.here, targets - first, -1)
+        own_top, total, weighted, target = _partial_sums(logits, ctx.local, ctx.scale, ctx.real).unbind(-1)
+        top = own_top.clone()
         dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
-        sums = _rows(
-            logits,
-            lambda rows: _local_sums(_scaled(logits[rows], ctx) - top[rows, None], ctx.local[rows], ctx.here[rows]),
-        )
+        shift = (own_top - top).clamp(min=torch.finfo(top.dtype).min)  # minus infinity where a share is all padding
+        sums = torch.stack([total, weighted + shift * total, target - top * ctx.here], -1)
+        sums[:, :2] *= shift.exp()[:, None]
         dist.all_reduce(sums, group=group)
         total, weighted, target = sums.unbind(-1)
         log_total = total.log()
@@ -54,32 +57,70 @@ class _VocabularyParallel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_log_prob: torch.Tensor, grad_entropy: torch.Tensor) -> Any:
-        logits, log_normaliser, entropy = ctx.saved_tensors
-        grad = torch.empty_like(logits)
-        for rows in _pieces(len(logits)):
-            log_p = _scaled(logits[rows], ctx) - log_normaliser[rows, None]
-            p = log_p.exp()
-            g = (
-                -p * grad_log_prob[rows, None]
-                - p * (log_p.clamp(min=torch.finfo(p.dtype).min) + entropy[rows, None]) * grad_entropy[rows, None]
-            )
-            g.scatter_add_(1, ctx.local[rows, None], (grad_log_prob[rows] * ctx.here[rows])[:, None])
-            grad[rows] = g / ctx.temperature
-        return grad, None, None, None, None
+        logits, normaliser, entropy = ctx.saved_tensors
+        slopes = (grad_log_prob.contiguous(), grad_entropy.contiguous())
+        _gradient_in_place(logits, ctx.local, normaliser, entropy, *slopes, ctx.scale, ctx.real)
+        return logits, None, None, None, None
 
 
-def _scaled(logits: torch.Tensor, ctx: Any) -> torch.Tensor:
+def _partial_sums(logits: torch.Tensor, local: torch.Tensor, scale: float, real: int) -> torch.Tensor:
+    """See logprob_kernels.partial_sums."""
+    if kernels := _kernels(logits.is_cuda):
+        return kernels.partial_sums(logits, local, scale, real)
+
+    def of(rows: slice) -> torch.Tensor:
+        z = _scaled(logits[rows], scale, real)
+        top = z.amax(-1)
+        below = (z - top[:, None]).nan_to_num(nan=float("-inf"))  # all padding: the difference of two infinities
+        e = below.exp()
+        weighted = (e * below.clamp(min=torch.finfo(z.dtype).min)).sum(-1)
+        target = z.gather(1, local[rows, None].clamp(min=0))[:, 0].where(local[rows] >= 0, 0.0)
+        return torch.stack([top, e.sum(-1), weighted, target], -1)
+
+    return _rows(logits, of)
+
+
+def _gradient_in_place(
+    logits: torch.Tensor,
+    local: torch.Tensor,
+    normaliser: torch.Tensor,
+    entropy: torch.Tensor,
+    grad_log_prob: torch.Tensor,
+    grad_entropy: torch.Tensor,
+    scale: float,
+    real: int,
+) -> None:
+    """See logprob_kernels.gradient_in_place."""
+    if kernels := _kernels(logits.is_cuda):
+        kernels.gradient_in_place(logits, local, normaliser, entropy, grad_log_prob, grad_entropy, scale, real)
+        return
+    for rows in _pieces(len(logits)):
+        log_p = _scaled(logits[rows], scale, real) - normaliser[rows, None]
+        p = log_p.exp()
+        g = (
+            -p * grad_log_prob[rows, None]
+            - p * (log_p.clamp(min=torch.finfo(p.dtype).min) + entropy[rows, None]) * grad_entropy[rows, None]
+        )
+        here = local[rows] >= 0
+        g.scatter_add_(1, local[rows, None].clamp(min=0), (grad_log_prob[rows] * here)[:, None])
+        logits[rows] = g * scale
+
+
+@cache
+def _kernels(gpu: bool) -> ModuleType | None:
+    """Fused kernels for GPUs, where Triton and the C compiler that it needs are there."""
+    if not gpu or find_spec("triton") is None:
+        return None
+    from rljob_trainer.megatron import logprob_kernels
+
+    return logprob_kernels
+
+
+def _scaled(logits: torch.Tensor, scale: float, real: int) -> torch.Tensor:
     """float32 logits over the temperature, padding at minus infinity."""
-    z = logits.float() / ctx.temperature
-    z[:, ctx.real :] = float("-inf")
+    z = logits.float() * scale
+    z[:, real:] = float("-inf")
     return z
-
-
-def _local_sums(z: torch.Tensor, local: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
-    """[n, v] -> [n, 3]: sum exp(z), sum z exp(z), and z at the target where this rank has it."""
-    e = z.exp()
-    weighted = e * z.clamp(min=torch.finfo(z.dtype).min)
-    return torch.stack([e.sum(-1), weighted.sum(-1), z.gather(1, local[:, None])[:, 0].where(here, 0.0)], -1)
 
 
 def _pieces(rows: int) -> Iterator[slice]:
