@@ -7,7 +7,7 @@ from rljob_trainer.algorithm.advantage.episodes import Advantages, Episodes, by_
 
 
 def opo(episodes: Episodes, algorithm: AlgorithmSpec) -> Advantages:
-    """A_i = R_i - sum_j(l_j R_j) / sum_j(l_j) over the group, l the lengths, for every token (arXiv 2505.23585, section 3.2).
+    """A_i = R_i - sum_j(l_j R_j) / sum_j(l_j) over the group, l the lengths, for every token (arXiv 2505.23585).
 
     The baseline of least variance when the squared norm of a response's score grows with its length. A group of one is its own baseline: 0.
     """

@@ -7,7 +7,7 @@ from rljob_trainer.algorithm.advantage.episodes import Advantages, Episodes, by_
 
 
 def rloo(episodes: Episodes, algorithm: AlgorithmSpec) -> Advantages:
-    """A_i = R_i - mean of the others' = k / (k - 1) (R_i - mean_g), for every token (arXiv 2402.14740, equation 5).
+    """A_i = R_i - mean of the others' = k / (k - 1) (R_i - mean_g), for every token (arXiv 2402.14740).
 
     A group of one has no others: 0.
     """
