@@ -1,0 +1,84 @@
+"""Nodes and what is free on them, from the API's objects."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rljob_api.placement.quantity import Resources, add, most, parse
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node. `free`: allocatable less what the pods on it, and pods on their way to it, request."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Object, ...] = ()
+    free: Mapping[str, int] = field(default_factory=dict)
+    cordoned: bool = False
+    ready: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """All nodes, by name."""
+
+    nodes: tuple[Node, ...]
+
+    @staticmethod
+    def of(nodes: Iterable[Object], pods: Iterable[Object]) -> "Cluster":
+        """`pods`: of all namespaces; those that are not on a node, or have ended, take nothing."""
+        taken: dict[str, Resources] = {}
+        for pod in pods:
+            name = pod["spec"].get("nodeName")
+            if name and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
+                taken[name] = add(taken.get(name, {}), requests(pod["spec"]))
+        return Cluster(tuple(_node(n, taken.get(n["metadata"]["name"], {})) for n in nodes))
+
+    def without(self, taken: Mapping[str, Resources]) -> "Cluster":
+        """The same with less free, by node."""
+        return Cluster(tuple(_less(n, taken[n.name]) if n.name in taken else n for n in self.nodes))
+
+
+def _node(obj: Object, taken: Resources) -> Node:
+    spec, status = obj.get("spec", {}), obj.get("status", {})
+    ready = next((c["status"] for c in status.get("conditions", []) if c["type"] == "Ready"), "Unknown")
+    allocatable = {k: parse(v) for k, v in status.get("allocatable", {}).items()}
+    return Node(
+        name=obj["metadata"]["name"],
+        labels=obj["metadata"].get("labels", {}),
+        taints=tuple(t for t in spec.get("taints", []) if t.get("effect") in ("NoSchedule", "NoExecute")),
+        free={k: v - taken.get(k, 0) for k, v in allocatable.items()},
+        cordoned=bool(spec.get("unschedulable")) or "deletionTimestamp" in obj["metadata"],
+        ready=ready == "True",
+    )
+
+
+def _less(node: Node, taken: Resources) -> Node:
+    free = {k: v - taken.get(k, 0) for k, v in node.free.items()}
+    return Node(node.name, node.labels, node.taints, free, node.cordoned, node.ready)
+
+
+def requests(pod: Object) -> Resources:
+    """As the scheduler counts a pod's spec: containers and sidecars together, or the largest init container, and overhead; and one of `pods`."""
+    total: Resources = {}
+    for container in pod.get("containers", []):
+        total = add(total, _container(container))
+    largest: Resources = {}
+    sidecars: Resources = {}
+    for container in pod.get("initContainers", []):
+        if container.get("restartPolicy") == "Always":
+            sidecars = add(sidecars, _container(container))
+            largest = most(largest, sidecars)
+        else:
+            largest = most(largest, add(sidecars, _container(container)))
+    overhead = {k: parse(v) for k, v in pod.get("overhead", {}).items()}
+    return add(add(most(add(total, sidecars), largest), overhead), {"pods": 1000})
+
+
+def _container(container: Object) -> Resources:
+    """A limit without a request is a request."""
+    resources = container.get("resources", {})
+    return {k: parse(v) for k, v in {**resources.get("limits", {}), **resources.get("requests", {})}.items()}

@@ -1,0 +1,130 @@
+"""What a job needs of a cluster: so many pods of each role, on which nodes they may run, and who exchanges how much."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_api import names
+from rljob_api.placement.cluster import Node, requests
+from rljob_api.placement.quantity import Resources, show
+from rljob_api.shape import NOMINAL, Shape
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import Template
+from rljob_api.traffic import Link, links
+
+Term = Mapping[str, Any]
+"""One of a node affinity's required terms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One pod of a role."""
+
+    requests: Resources
+    selector: Mapping[str, str]
+    terms: tuple[Term, ...] = ()
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+
+    @staticmethod
+    def of(spec: RLJobSpec, role: str) -> "Demand":
+        t = template(spec, role)
+        affinity = (t.affinity or {}).get("nodeAffinity", {})
+        terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
+        wanted = requests({"containers": [{"resources": resources(spec, role)}]})
+        return Demand(wanted, t.node_selector, tuple(terms), tuple(t.tolerations))
+
+    def refuses(self, node: Node) -> str:
+        """Why the pod may not run on the node, however much is free there; empty if it may."""
+        if node.cordoned:
+            return "cordoned"
+        if not node.ready:
+            return "not ready"
+        untolerated = next((t for t in node.taints if not any(_tolerates(x, t) for x in self.tolerations)), None)
+        if untolerated:
+            return f"untolerated taint {untolerated['key']}"
+        if not self.selector.items() <= node.labels.items():
+            return "not matching nodeSelector"
+        if self.terms and not any(_matches(term, node) for term in self.terms):
+            return "not matching node affinity"
+        return ""
+
+    def __str__(self) -> str:
+        """What people count: extended resources, else processors and memory."""
+        named = {k: v for k, v in self.requests.items() if k != "pods"}
+        chosen = {k: v for k, v in named.items() if "/" in k} or named
+        return " and ".join(f"{show(v)} {k}" for k, v in chosen.items()) or "no request"
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """Trainers are numbered by node rank from 0, rollouts go on after them; the first `minimum` of these belong to the gang."""
+
+    trainers: int
+    rollouts: int
+    minimum: int
+    trainer: Demand
+    rollout: Demand
+    links: tuple[Link, ...]
+    levels: tuple[str, ...]
+    """Label keys, widest first."""
+    stages: int = 1
+    """Pipeline stages."""
+
+    @staticmethod
+    def of(spec: RLJobSpec, shape: Shape = NOMINAL) -> "Gang":
+        return Gang(
+            trainers=spec.trainer.nodes,
+            rollouts=spec.rollout.replicas,
+            minimum=min(spec.rollout.min_replicas, spec.rollout.replicas),
+            trainer=Demand.of(spec, names.ROLE_TRAINER),
+            rollout=Demand.of(spec, names.ROLE_ROLLOUT),
+            links=tuple(links(spec, shape, spec.rollout.replicas)),
+            levels=tuple(spec.scheduling.topology_levels),
+            stages=spec.trainer.parallelism.pipeline,
+        )
+
+
+def template(spec: RLJobSpec, role: str) -> Template:
+    return spec.trainer.template if role == names.ROLE_TRAINER else spec.rollout.template
+
+
+def resources(spec: RLJobSpec, role: str) -> dict[str, dict[str, str]]:
+    """Of the role's container: the template's, and one device per process."""
+    processes = spec.trainer.processes_per_node if role == names.ROLE_TRAINER else spec.rollout.tensor_parallel
+    devices = {spec.trainer.resource_name: str(processes)} if spec.trainer.device == "gpu" else {}
+    t = template(spec, role).resources
+    found = {"requests": dict(t.requests), "limits": t.limits | devices}
+    return {k: v for k, v in found.items() if v}
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    """k8s.io/component-helpers/scheduling/corev1: an empty key with Exists tolerates all."""
+    if toleration.get("effect") not in (None, "", taint.get("effect")):
+        return False
+    if toleration.get("key") not in (None, "", taint["key"]):
+        return False
+    if toleration.get("operator") == "Exists":
+        return True
+    return toleration.get("key") == taint["key"] and toleration.get("value", "") == taint.get("value", "")
+
+
+def _matches(term: Term, node: Node) -> bool:
+    """All expressions of a term; an empty term matches nothing."""
+    expressions, fields = term.get("matchExpressions", []), term.get("matchFields", [])
+    about = {"metadata.name": node.name}
+    holds = [_holds(e, node.labels) for e in expressions] + [_holds(e, about) for e in fields]
+    return bool(holds) and all(holds)
+
+
+def _holds(e: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    value, operator, values = labels.get(e["key"]), e["operator"], e.get("values", [])
+    if operator in ("Gt", "Lt"):
+        if value is None or not value.lstrip("-").isdigit():
+            return False
+        return int(value) > int(values[0]) if operator == "Gt" else int(value) < int(values[0])
+    return {
+        "In": value in values,
+        "NotIn": value not in values,
+        "Exists": value is not None,
+        "DoesNotExist": value is None,
+    }.get(operator, False)

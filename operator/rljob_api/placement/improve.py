@@ -1,0 +1,84 @@
+"""Local search: exchange two pods, or move one, while that lowers the cost (Kernighan and Lin 1970, with single exchanges)."""
+
+from collections.abc import Iterator
+
+from rljob_api.placement.state import Places
+
+ALL_PAIRS = 48
+"""Pods up to which every exchange is tried; beyond, only those that bring a pod near one it exchanges bytes with."""
+NEIGHBOURS = 8
+"""Of a larger gang's pod: places that are tried for each pod that it exchanges with."""
+EPSILON = 1e-9
+
+
+def improve(places: Places, limit: int) -> None:
+    """In place; ends when nothing helps, or when the problem has looked up `limit` costs."""
+    problem = places.problem
+    better = True
+    while better and problem.looked < limit:
+        better = False
+        for pod in range(problem.pods):
+            better |= _improve(places, pod)
+
+
+def _improve(places: Places, pod: int) -> bool:
+    if pod in places.problem.fixed or not places.problem.at(pod, places.of[pod], places.of):
+        return False
+    better = _move(places, pod)
+    for other in _partners(places, pod):
+        better |= _exchange(places, pod, other)
+    return better
+
+
+def _partners(places: Places, pod: int) -> Iterator[int]:
+    """Pods of the same kind that this one might change places with."""
+    problem = places.problem
+    kind = range(problem.trainers) if problem.is_trainer(pod) else range(problem.trainers, problem.pods)
+    free = (other for other in kind if other != pod and other not in problem.fixed)
+    if problem.pods <= ALL_PAIRS:
+        yield from free
+        return
+    paths = problem.space.paths
+    wanted = {paths[places.of[other]]: NEIGHBOURS for other, _ in problem.near[pod]}
+    wanted.pop(paths[places.of[pod]], None)
+    for other in free:
+        left = wanted.get(paths[places.of[other]], 0)
+        if left:
+            wanted[paths[places.of[other]]] = left - 1
+            yield other
+
+
+def _exchange(places: Places, one: int, other: int) -> bool:
+    problem, of = places.problem, places.of
+    a, b = of[one], of[other]
+    if a == b:
+        return False
+    before = problem.at(one, a, of, but=other) + problem.at(other, b, of, but=one)
+    after = problem.at(one, b, of, but=other) + problem.at(other, a, of, but=one)
+    if after >= before * (1 - EPSILON):
+        return False
+    of[one], of[other] = b, a
+    return True
+
+
+def _move(places: Places, pod: int) -> bool:
+    """To a node with room; of nodes that are equally near only one is looked at."""
+    problem = places.problem
+    if not places.may_leave(pod):
+        return False
+    start = places.take(pod)
+    used = {places.of[other] for other, _ in problem.near[pod]}
+    wanted = {problem.space.paths[n] for n in used if n >= 0}
+    best, chosen = problem.at(pod, start, places.of) * (1 - EPSILON), start
+    tried: set[tuple[str, ...]] = set()
+    for n, path in enumerate(problem.space.paths):
+        if (path in tried and n not in used) or (path not in wanted and problem.pods > ALL_PAIRS):
+            continue
+        if n == start or not places.room(pod, n):
+            continue
+        tried.add(path)
+        cost = problem.at(pod, n, places.of)
+        if cost < best:
+            best, chosen = cost, n
+    places.put(pod, chosen)
+    return chosen != start

@@ -1,0 +1,88 @@
+"""The plan: a node for every pod of the gang, all or nothing, and for as many of the further rollouts as there is room."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rljob_api.placement.cluster import Cluster
+from rljob_api.placement.exact import perfect
+from rljob_api.placement.gang import Gang
+from rljob_api.placement.improve import improve
+from rljob_api.placement.space import Space, space
+from rljob_api.placement.start import nearest, starts
+from rljob_api.placement.state import Places, Problem
+from rljob_api.placement.why import why
+
+BEST = 2
+"""Starting points that are improved."""
+LOOKS = 400_000
+"""Costs that a search may look up: about half a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """Pods of the gang that are on nodes and stay there."""
+
+    trainers: Sequence[str] = ()
+    """Their nodes; which ranks they get is planned."""
+    rollouts: Mapping[int, str] = field(default_factory=dict)
+    """Node by number, from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Node names."""
+
+    trainers: tuple[str, ...] = ()
+    """By node rank."""
+    rollouts: tuple[str, ...] = ()
+    """By number; empty where there is no room for a further one."""
+    problem: str = ""
+    """Why the gang cannot be placed; then there are no nodes."""
+    cost: float = 0.0
+    looked: int = 0
+    """Costs that the search looked up."""
+
+
+def plan(cluster: Cluster, gang: Gang, stay: Stay | None = None) -> Plan:
+    stay = stay or Stay()
+    present = {node.name for node in cluster.nodes}
+    kept = Counter(name for name in stay.trainers if name in present)
+    rollouts = {i: name for i, name in stay.rollouts.items() if name in present and i < gang.rollouts}
+    s = space(cluster, gang, kept, rollouts.values())
+    number = {node.name: n for n, node in enumerate(s.nodes)}
+    fixed = {gang.trainers + i: number[name] for i, name in rollouts.items()}
+    problem = Problem.of(s, gang, fixed)
+    options = sorted(
+        ((problem.cost(p.of), i, p) for i, p in enumerate(starts(problem, gang.stages))), key=lambda o: o[:2]
+    )
+    if not options:
+        return Plan(problem=why(cluster, gang, kept, len(rollouts)), looked=problem.looked)
+    best = _search(problem, [p for _, _, p in options[:BEST]])
+    return Plan(
+        trainers=tuple(s.nodes[n].name for n in best.of[: gang.trainers]),
+        rollouts=tuple(_further(best, gang, s, rollouts)),
+        cost=problem.cost(best.of),
+        looked=problem.looked,
+    )
+
+
+def _search(problem: Problem, candidates: list[Places]) -> Places:
+    for places in candidates:
+        improve(places, problem.looked + LOOKS // BEST)
+    return perfect(min(candidates, key=lambda p: problem.cost(p.of)))
+
+
+def _further(places: Places, gang: Gang, s: Space, stays: Mapping[int, str]) -> list[str]:
+    """Rollouts: the gang's own, those that stay, and each further one as near to rank 0 as there is room."""
+    problem = places.problem
+    found = [s.nodes[n].name for n in places.of[gang.trainers :]]
+    for i in range(gang.minimum, gang.rollouts):
+        problem.near.append([(0, 1.0)])
+        places.of.append(-1)
+        problem.rollouts += 1
+        if i in stays:
+            found.append(stays[i])
+        else:
+            found.append(s.nodes[places.of[-1]].name if nearest(places, problem.pods - 1) else "")
+    return found

@@ -1,0 +1,42 @@
+"""Kubernetes quantities, as whole thousandths of the unit, so that sums are exact."""
+
+import math
+import re
+from decimal import Decimal
+
+SUFFIXES = {
+    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
+    "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15), "E": Decimal(10**18),
+    "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50), "Ei": Decimal(2**60),
+}  # fmt: skip
+NUMBER = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)")
+
+Resources = dict[str, int]
+"""Thousandths by resource name."""
+
+
+def parse(text: object) -> int:
+    """Thousandths, rounded up. Raises ValueError for what is no quantity."""
+    found = NUMBER.fullmatch(str(text).strip())
+    if not found or found[2] not in SUFFIXES:
+        raise ValueError(f"{text!r} is no Kubernetes quantity")
+    return math.ceil(Decimal(found[1]) * SUFFIXES[found[2]] * 1000)
+
+
+def show(thousandths: int) -> str:
+    """For people: `8`, `1500m`, `64Gi`."""
+    whole, rest = divmod(thousandths, 1000)
+    if rest:
+        return f"{thousandths}m"
+    for suffix in ("Ti", "Gi", "Mi"):
+        if whole and whole % int(SUFFIXES[suffix]) == 0:
+            return f"{whole // int(SUFFIXES[suffix])}{suffix}"
+    return str(whole)
+
+
+def add(one: Resources, other: Resources) -> Resources:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in one | other}
+
+
+def most(one: Resources, other: Resources) -> Resources:
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in one | other}

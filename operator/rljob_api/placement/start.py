@@ -1,0 +1,148 @@
+"""Starting points of the search: compact sets of nodes, filled in an order that keeps heavy links together."""
+
+import heapq
+from collections.abc import Iterator
+
+from rljob_api.placement.quota import quotas
+from rljob_api.placement.space import Domain, Space
+from rljob_api.placement.state import Places, Problem
+
+TIGHTEST = 3
+"""Domains of a level that are tried."""
+
+
+def starts(problem: Problem, stages: int) -> Iterator[Places]:
+    """Whole placements of the gang. None: there is no room, which is exact."""
+    found = False
+    orders = _orders(problem)
+    units = sorted({1, max(1, problem.trainers // stages), min(stages, problem.trainers)}, reverse=True)
+    tried: set[tuple[int, ...]] = set()
+    for domain in _regions(problem):
+        for unit in units:
+            slots = tuple(_slots(problem, domain, unit))
+            if slots in tried:
+                continue
+            tried.add(slots)
+            for order in orders:
+                if places := _fill(problem, slots, order):
+                    found = True
+                    yield places
+    if not found and (each := quotas(problem)):
+        slots = tuple(n for n, (trainers, _) in enumerate(each) for _ in range(trainers + problem.space.kept[n]))
+        places = _with_trainers(problem, slots, orders[0])
+        rollouts = (n for n, (_, count) in enumerate(each) for _ in range(count))
+        for pod in range(problem.trainers, problem.pods):
+            if places.of[pod] < 0:
+                places.put(pod, next(rollouts))
+        yield places
+
+
+def _regions(problem: Problem) -> Iterator[Domain]:
+    """Domains that hold the whole gang, narrow ones first, and in the end the cluster."""
+    s, stay = problem.space, sum(problem.space.kept)
+    more, first = problem.trainers - stay, True
+    for level in reversed(s.levels):
+        fitting = [d for d in level if d.room >= more and d.kept == stay]
+        fitting.sort(key=lambda d: d.room)
+        yield from fitting[: TIGHTEST if first else 1]
+        if fitting and not first:  # the widest of its kind leaves most for rollouts
+            yield fitting[-1]
+        first = first and not fitting
+    if s.tree.room >= more:
+        yield s.tree
+
+
+def _slots(problem: Problem, domain: Domain, unit: int) -> Iterator[int]:
+    """Nodes of all trainers, in the order of the tree: those that stay and the further ones."""
+    s = problem.space
+    taken = [0] * len(s.nodes)
+    _share(s, domain, problem.trainers - sum(s.kept), unit, taken)
+    for n in range(len(s.nodes)):
+        yield from [n] * (s.kept[n] + taken[n])
+
+
+def _share(s: Space, domain: Domain, wanted: int, unit: int, taken: list[int]) -> None:
+    """Share further trainers among the children of a domain: as few as will do, in multiples of `unit` where that is possible."""
+    if not wanted:
+        return
+    if not domain.children:
+        taken[domain.nodes[0]] += wanted
+        return
+    usable = {id(d): d.room // unit * unit for d in domain.children}
+    if sum(usable.values()) < wanted:
+        usable = {id(d): d.room for d in domain.children}
+    left = [d for d in domain.children if d.room]
+    while wanted:
+        whole = [d for d in left if usable[id(d)] >= wanted]
+        if whole:  # the fullest that holds all that is left
+            chosen = min(whole, key=lambda d: (-d.kept, d.room))
+        else:
+            chosen = max(left, key=lambda d: (d.kept > 0, usable[id(d)]))
+        count = min(wanted, usable[id(chosen)])
+        _share(s, chosen, count, unit, taken)
+        left.remove(chosen)
+        wanted -= count
+
+
+def _orders(problem: Problem) -> list[list[int]]:
+    """By rank, and by connection; both also from the other end, where the first domain is not the one with room for rollouts."""
+    ranks = list(range(problem.trainers))
+    grown = _grown(problem)
+    orders = [ranks, ranks[::-1]]
+    return orders if grown == ranks else [*orders, grown, grown[::-1]]
+
+
+def _grown(problem: Problem) -> list[int]:
+    """From rank 0 on always the rank that exchanges most with those before it (greedy graph growing, Karypis and Kumar 1998)."""
+    pull = [0.0] * problem.trainers
+    heap, order, done = [(0.0, 0)], list[int](), set[int]()
+    for other in range(1, problem.trainers):
+        heap.append((0.0, other))
+    while heap:
+        _, pod = heapq.heappop(heap)
+        if pod in done:
+            continue
+        done.add(pod)
+        order.append(pod)
+        for other, volume in problem.near[pod]:
+            if other < problem.trainers and other not in done:
+                pull[other] += volume
+                heapq.heappush(heap, (-pull[other], other))
+    return order
+
+
+def _fill(problem: Problem, slots: tuple[int, ...], order: list[int]) -> Places | None:
+    """Trainers onto the slots, then each rollout as near as there is room; None if there is not."""
+    places = _with_trainers(problem, slots, order)
+    for pod in range(problem.trainers, problem.pods):
+        if places.of[pod] < 0 and not nearest(places, pod):
+            return None
+    return places
+
+
+def _with_trainers(problem: Problem, slots: tuple[int, ...], order: list[int]) -> Places:
+    places = Places.empty(problem)
+    for rank, node in zip(order, slots, strict=True):
+        places.put(rank, node)
+    return places
+
+
+def nearest(places: Places, pod: int) -> bool:
+    """Put a pod where its links cost least; of equals, where least room is left. False: there is no room."""
+    problem = places.problem
+    best: tuple[float, int, int] | None = None
+    costs: dict[tuple[str, ...], float] = {}
+    used = {places.of[other] for other, _ in problem.near[pod]}
+    for n, path in enumerate(problem.space.paths):
+        if not places.room(pod, n):
+            continue
+        cost = costs.get(path) if n not in used else problem.at(pod, n, places.of)
+        if cost is None:
+            cost = costs[path] = problem.at(pod, n, places.of)
+        left = problem.space.room[n][0] - places.rollouts.get(n, 0) - places.trainers.get(n, 0)
+        if best is None or (cost, left) < best[:2]:
+            best = (cost, left, n)
+    if best is None:
+        return False
+    places.put(pod, best[2])
+    return True

@@ -1,0 +1,67 @@
+"""Why a gang cannot be placed, as a scheduler says it: what is needed, how much room there is per level, and what bars the other nodes."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from rljob_api.placement.cluster import Cluster, Node
+from rljob_api.placement.gang import Demand, Gang
+from rljob_api.placement.space import capacity, refusal
+
+DOMAINS = 4
+"""Domains of a level that are named."""
+
+
+def why(cluster: Cluster, gang: Gang, kept: Mapping[str, int], staying: int) -> str:
+    """One sentence per role that lacks room; when each fits alone, one about both."""
+    parts = []
+    for word, demand, wanted in (
+        ("trainer", gang.trainer, gang.trainers - sum(kept.values())),
+        ("rollout", gang.rollout, gang.minimum - staying),
+    ):
+        room = {n.name: 0 if refusal(n, gang, demand) else capacity(n, demand) for n in cluster.nodes}
+        if sum(room.values()) < wanted:
+            parts.append(_lack(cluster, gang, word, demand, wanted, room))
+    if parts:
+        return "; ".join(parts)
+    return (
+        f"{_pods(gang.trainers, 'trainer', gang.trainer)} and {_pods(gang.minimum, 'rollout', gang.rollout)} "
+        "each find room alone but not together"
+    )
+
+
+def _pods(count: int, word: str, demand: Demand) -> str:
+    return f"{count} {word} pod{'' if count == 1 else 's'} with {demand} each"
+
+
+def _lack(cluster: Cluster, gang: Gang, word: str, demand: Demand, wanted: int, room: Mapping[str, int]) -> str:
+    total = sum(room.values())
+    text = f"needs room for {_pods(wanted, word, demand)} and the cluster has it for {total}"
+    levels = [f"{key}: {_level(cluster, gang, i, room)}" for i, key in enumerate(gang.levels) if total]
+    return "; ".join([text, *levels, _barred(cluster, gang, demand, room)])
+
+
+def _level(cluster: Cluster, gang: Gang, level: int, room: Mapping[str, int]) -> str:
+    """`rack: b1/r1 has room for 3, b1/r2 for 2, none in 4 others`."""
+    rooms: Counter[str] = Counter()
+    for node in cluster.nodes:
+        path = [node.labels.get(key) for key in gang.levels[: level + 1]]
+        if all(path):
+            rooms["/".join(p for p in path if p)] += room[node.name]
+    named = [(name, count) for name, count in rooms.most_common(DOMAINS) if count]
+    text = ", ".join(f"{name} {'has room ' if not i else ''}for {count}" for i, (name, count) in enumerate(named))
+    others = len(rooms) - len(named)
+    rest = sum(rooms.values()) - sum(count for _, count in named)
+    return text + (f", {others} other{'' if others == 1 else 's'} for {rest or 'none'}" if others else "")
+
+
+def _barred(cluster: Cluster, gang: Gang, demand: Demand, room: Mapping[str, int]) -> str:
+    """`0/12 nodes have room for one more: 8 insufficient nvidia.com/gpu, 3 cordoned, 1 without label rack`."""
+    open_ = sum(1 for count in room.values() if count)
+    reasons = Counter(refusal(n, gang, demand) or _short(n, demand) for n in cluster.nodes if not room[n.name])
+    text = f"{open_}/{len(cluster.nodes)} nodes have room for such a pod"
+    return text + (": " if reasons else "") + ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+
+
+def _short(node: Node, demand: Demand) -> str:
+    lacking = [name for name, each in demand.requests.items() if node.free.get(name, 0) < each]
+    return "insufficient " + " and ".join(sorted(lacking))

@@ -1,0 +1,151 @@
+"""Bytes that each communicator moves per step, from the spec and the model's size: what placement weighs.
+
+Per step, T tokens are trained on (every sample at its longest, times `epochsPerStep`), of which a data-parallel copy of the model has T/d; h is the
+hidden size, b the bytes of an activation, t, c, e, d, p the parallel sizes. Sent by one rank to its neighbour on a ring, or between two stages:
+
+    TP  8 b h T/(d c) (t-1)/t per layer: four all-reduces per layer (or all-gathers and reduce-scatters, with sequence parallelism), each of
+        2 (t-1)/t of its size (Shoeybi et al. arXiv 1909.08053 section 3, Korthikanti et al. arXiv 2205.05198 section 4.2.2; ring: Patarasuk 2009)
+    CP  keys and values go round forward; they and their gradients backward: 3 x 2 b g k T/(d c) (c-1)/t per layer (Liu et al. arXiv 2310.01889;
+        g groups of k channels)
+    EP  four all-to-all (dispatch and combine, both ways): 4 b h topk T/(d c t) per layer, 1/e of it to each member (Lepikhin et al. arXiv 2006.16668)
+    DP  per optimizer step a reduce-scatter of float32 gradients and an all-gather of parameters: (4 + b) P (d-1)/d, P the rank's own parameters
+        (Rajbhandari et al. arXiv 1910.02054 section 7; megatron-core distributed optimizer); experts have their own group, of size world/(p e te)
+    PP  activations forward and gradients backward between neighbour stages: 2 b h T/(d c), 1/t of it per rank with sequence parallelism; once for
+        each virtual stage (Narayanan et al. arXiv 2104.04473 section 2.2)
+    weights  b x all parameters from rank 0 through the rollouts, one after another (a pipelined broadcast)
+
+Forward passes without a backward pass (old and reference log-probabilities) add half of the TP, EP and PP bytes and a third of the CP bytes each.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from rljob_api.layout import Amounts, Layout
+from rljob_api.shape import BYTES, Shape
+from rljob_api.spec import RLJobSpec
+
+Kind = Literal["tensor", "context", "expert", "data", "pipeline", "weights"]
+GRADIENT = 4
+"""Bytes of a gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Two pods that exchange bytes. Trainer pods count from 0 by node rank, rollout pods go on after them."""
+
+    kind: Kind
+    one: int
+    other: int
+    bytes: float
+    """Per step, from one to the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Volumes:
+    """Bytes per step that one rank sends to one neighbour."""
+
+    tensor: float
+    context: float
+    expert: float
+    data: float
+    expert_data: float
+    pipeline: float
+    weights: float
+    """From one pod to the next."""
+
+    @staticmethod
+    def of(spec: RLJobSpec, shape: Shape) -> "Volumes":
+        lay, width = Layout.of(spec), BYTES[spec.model.dtype]
+        t, c, e, p = lay.tensor, lay.context, lay.expert, lay.pipeline
+        tokens = _tokens(spec) / (lay.data * c)
+        layers = shape.layers / p
+        extra = _forward_passes(spec)
+        both, ring = 1 + extra / 2, 1 + extra / 3
+        own = layers * shape.dense / t + 2 * shape.embedding / (t * p)
+        experts = layers * shape.expert / (e * lay.expert_tensor)
+        updates = spec.train.mini_batches * spec.train.epochs_per_step
+        copies = lay.data * c
+        expert_copies = max(1, lay.world // (lay.expert_tensor * e * p))
+        exchange = GRADIENT + width
+        cut = t if spec.trainer.parallelism.sequence else 1
+        return Volumes(
+            tensor=8 * width * shape.hidden * tokens * (t - 1) / t * layers * both,
+            context=6 * width * shape.groups * shape.head / t * tokens * (c - 1) * layers * ring,
+            expert=4 * width * shape.hidden * shape.experts_per_token * tokens / t / e * layers * both,
+            data=updates * exchange * own * (copies - 1) / copies,
+            expert_data=updates * exchange * experts * (expert_copies - 1) / expert_copies,
+            pipeline=2 * width * shape.hidden * tokens / cut * lay.virtual_pipeline * both,
+            weights=width * shape.parameters,
+        )
+
+
+def _tokens(spec: RLJobSpec) -> float:
+    longest = spec.data.max_prompt_tokens + spec.rollout.sampling.max_tokens
+    return float(Amounts.of(spec).samples_per_step * longest * spec.train.epochs_per_step)
+
+
+def _forward_passes(spec: RLJobSpec) -> float:
+    """Passes over the step's tokens without a backward pass, per pass with one."""
+    once = spec.train.mini_batches == 1 and spec.train.epochs_per_step == 1
+    passes = (0 if once else 1) + (1 if spec.algorithm.kl.coefficient else 0)
+    return passes / spec.train.epochs_per_step
+
+
+def links(spec: RLJobSpec, shape: Shape, rollouts: int) -> list[Link]:
+    """Pairs of pods that exchange bytes, each pair once per communicator; what stays inside a pod is left out."""
+    per_pod, found = spec.trainer.processes_per_node, dict[tuple[Kind, int, int], float]()
+    for kind, a, b, volume in _rank_links(Layout.of(spec), Volumes.of(spec, shape)):
+        one, other = sorted((a // per_pod, b // per_pod))
+        if one != other and volume:
+            found[kind, one, other] = found.get((kind, one, other), 0.0) + volume
+    volume = Volumes.of(spec, shape).weights
+    chain = [0, *range(spec.trainer.nodes, spec.trainer.nodes + rollouts)]
+    return [Link(k, a, b, v) for (k, a, b), v in found.items()] + [
+        Link("weights", a, b, volume) for a, b in zip(chain, chain[1:], strict=False)
+    ]
+
+
+def _rank_links(layout: Layout, v: Volumes) -> Iterator[tuple[Kind, int, int, float]]:
+    """Megatron-core numbers ranks tensor first, then context, data and pipeline (parallel_state.py, order `tp-cp-ep-dp-pp`); expert groups are cut
+    out of one stage's ranks: expert tensor first, then expert, then the copies."""
+    t, c, p, stage = layout.tensor, layout.context, layout.pipeline, layout.world // layout.pipeline
+    for first in range(0, layout.world, stage):
+        ranks = list(range(first, first + stage))
+        yield from _rings("tensor", ranks, 1, t, v.tensor)
+        yield from _rings("context", ranks, t, c, v.context)
+        yield from _rings("data", ranks, t, stage // t, v.data)
+        te, e = layout.expert_tensor, layout.expert
+        if v.expert_data:
+            yield from _rings("data", ranks, te * e, stage // (te * e), v.expert_data)
+        if v.expert and e > 1:
+            yield from _all_pairs("expert", ranks, te, e, v.expert)
+    for rank in range(layout.world):
+        last = rank >= layout.world - stage
+        if not last:
+            yield "pipeline", rank, rank + stage, v.pipeline
+        elif p > 2 and layout.virtual_pipeline > 1:
+            yield "pipeline", rank, rank - (p - 1) * stage, v.pipeline
+
+
+def _groups(ranks: list[int], stride: int, size: int) -> Iterator[list[int]]:
+    """Groups of `size` ranks that are `stride` apart."""
+    block = stride * size
+    for first in range(0, len(ranks) - block + 1, block):
+        for offset in range(stride):
+            yield ranks[first + offset : first + block : stride]
+
+
+def _rings(
+    kind: Kind, ranks: list[int], stride: int, size: int, volume: float
+) -> Iterator[tuple[Kind, int, int, float]]:
+    """A ring of two has one pair, over which both directions go; longer ones as many pairs as members."""
+    for group in _groups(ranks, stride, size) if size > 1 else ():
+        yield from ((kind, a, b, volume) for a, b in zip(group, [*group[1:], group[0]], strict=True))
+
+
+def _all_pairs(
+    kind: Kind, ranks: list[int], stride: int, size: int, volume: float
+) -> Iterator[tuple[Kind, int, int, float]]:
+    for group in _groups(ranks, stride, size):
+        yield from ((kind, a, b, volume) for i, a in enumerate(group) for b in group[i + 1 :])
