@@ -93,15 +93,18 @@ def test_learning_makes_rewarded_responses_likelier(model: Path) -> None:
     batch = change(make_batch(model), lambda s: replace(s, reward=float(s.sample % 2), policy_step=-1))
 
     def on_a_rank() -> float:
-        from rljob_trainer.megatron.batching import MiniBatch, micro_batch
+        from rljob_trainer.megatron.batching import micro_batch
         from rljob_trainer.megatron.engine import Engine
 
         engine = Engine(job(model, algorithm={}), lambda: None)
         for _ in range(5):
             engine.train_step(batch)
-        micro = micro_batch([(s, 2 * s.reward - 1) for s in batch.samples], 1, torch.device("cpu"))
-        after = engine._passes.log_probs(MiniBatch([micro], 1))[0]
-        return float(((after - micro.rollout_log_probs) * micro.advantages * micro.mask).sum())
+        micro = micro_batch(batch.samples, range(len(batch.samples)), engine._place)
+        after = micro.row.collect(engine._passes.log_probs([micro])[0])
+        return sum(
+            (2 * s.reward - 1) * float((a - torch.tensor(s.log_probs)).sum())
+            for s, a in zip(batch.samples, after, strict=True)
+        )
 
     assert run_ranks(1, on_a_rank)[0] > 1.0
 

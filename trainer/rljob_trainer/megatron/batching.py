@@ -1,35 +1,71 @@
 """From samples to the tensors of packed micro-batches."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.algorithm.aggregation import token_weights
 from rljob_trainer.batch import Sample
 from rljob_trainer.megatron import packing
 from rljob_trainer.megatron.parallel import Place
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The whole row of tokens of a micro-batch, as the samples lie in it, and this rank's share of it. All on CPU.
+
+    The one place that knows how per-sample quantities become per-token ones and back.
+    """
+
+    samples: tuple[int, ...]
+    """Their indices in the step."""
+    counts: tuple[int, ...]
+    """Response tokens of each."""
+    responses: torch.Tensor
+    """[r], where the response tokens lie in the row, sample after sample."""
+    length: int
+    """Tokens of the whole row."""
+    share: torch.Tensor
+    """[t], which of them this rank has, in its order."""
+
+    def spread(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Values of the samples' response tokens, [count] each, to this rank's [t]; 0 elsewhere."""
+        whole = torch.zeros(self.length, dtype=values[0].dtype if values else torch.float32)
+        whole[self.responses] = torch.cat(list(values)) if values else whole[:0]
+        return whole[self.share]
+
+    def collect(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """The way back, in float32 on CPU. Tokens that another rank has are 0: the sum over ranks is the whole."""
+        whole = torch.zeros(self.length)
+        whole[self.share] = part.detach().float().cpu()
+        return list(whole[self.responses].split(self.counts))
+
+
 @dataclass(slots=True)
 class MicroBatch:
-    """Sequences behind each other in one row of t tokens; per-token tensors are [t], at the position that predicts the token."""
+    """Sequences behind each other in one row, of which this rank has t tokens; per-token tensors are [t], on the device."""
 
+    row: Row
     tokens: torch.Tensor
-    """[1, t]. A sample's last token is left out: it predicts nothing."""
+    """[1, t]"""
     positions: torch.Tensor
     """[1, t]. From 0 in every sequence."""
     packed: PackedSeqParams
     targets: torch.Tensor
-    mask: torch.Tensor
-    """1.0 where the target is a response token, else 0.0."""
-    advantages: torch.Tensor
-    rollout_log_probs: torch.Tensor
-    old_log_probs: torch.Tensor | None = None
-    """Of the policy before the step's first update; None: the training pass's own. Last stage only, as the next."""
-    reference_log_probs: torch.Tensor | None = None
+    """The token after each."""
+    index: torch.Tensor
+    """Which of the row's samples a token belongs to; their number for filling."""
+    columns: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Fixed quantities of response tokens, float32, 0 elsewhere; see `put`. Always there: `mask`, 1 for tokens that are learnt from."""
+
+    def put(self, name: str, values: Sequence[torch.Tensor]) -> None:
+        """`values`: of every sample of the step, [count] each."""
+        column = self.row.spread([values[i] for i in self.row.samples])
+        self.columns[name] = column.float().to(self.targets.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,65 +74,79 @@ class MiniBatch:
 
     micro_batches: list[MicroBatch]
     response_tokens: int
-    """Of the whole mini-batch over all ranks: the denominator of every mean, fixed before anything is cut."""
+    """Of the whole mini-batch over all ranks."""
 
 
-def mini_batches(
-    samples: Sequence[Sample], advantages: Sequence[float], spec: RLJobSpec, place: Place
-) -> list[MiniBatch]:
+def mini_batches(samples: Sequence[Sample], spec: RLJobSpec, place: Place) -> list[MiniBatch]:
     """Cut a step's samples, in (group, sample) order, into optimizer steps; a group is never cut, and no mini-batch is empty."""
     groups = sorted({s.group for s in samples})
     count = min(spec.train.mini_batches, len(groups))
     share = {g: i * count // len(groups) for i, g in enumerate(groups)}
-    pairs = list(zip(samples, advantages, strict=True))
-    return [
-        _mini_batch([p for p in pairs if share[p[0].group] == m], spec.train.tokens_per_micro_batch, place)
-        for m in range(count)
-    ]
+    members = [[i for i, s in enumerate(samples) if share[s.group] == m] for m in range(count)]
+    return [_mini_batch(samples, chosen, spec, place) for chosen in members]
 
 
-def _mini_batch(pairs: list[tuple[Sample, float]], budget: int, place: Place) -> MiniBatch:
-    alignment = place.layout.tensor  # sequence parallelism cuts a micro-batch into equal parts
-    plan = packing.plan([_fed(s) for s, _ in pairs], budget, alignment, place.layout.data)
-    micro_batches = [
-        micro_batch([pairs[i] for i in chosen], alignment, place.device) for chosen in plan[place.data_rank]
-    ]
-    return MiniBatch(micro_batches, sum(len(s.response_tokens) for s, _ in pairs))
+def _mini_batch(samples: Sequence[Sample], members: list[int], spec: RLJobSpec, place: Place) -> MiniBatch:
+    counts = [len(samples[i].response_tokens) for i in members]
+    weights = token_weights(counts, spec.algorithm.aggregation, spec.rollout.sampling.max_tokens)
+    of_sample = {i: torch.full((n,), w) for i, n, w in zip(members, counts, weights, strict=True)}
+    micro_batches = pack(samples, members, spec.train.tokens_per_micro_batch, place)
+    for micro in micro_batches:
+        micro.columns["weights"] = micro.row.spread([of_sample[i] for i in micro.row.samples]).to(place.device)
+    return MiniBatch(micro_batches, sum(counts))
 
 
-def _fed(sample: Sample) -> int:
+def pack(
+    samples: Sequence[Sample], members: Sequence[int], budget: int, place: Place, complete: bool = False
+) -> list[MicroBatch]:
+    """This rank's micro-batches of the samples `members`. `complete`: see `micro_batch`."""
+    fed = [_fed(samples[i], complete) for i in members]
+    plan = packing.plan(fed, budget, place.layout.tensor, place.layout.data)
+    return [micro_batch(samples, [members[i] for i in chosen], place, complete) for chosen in plan[place.data_rank]]
+
+
+def _fed(sample: Sample, complete: bool) -> int:
     """Tokens of a sample that the model reads."""
-    return len(sample.prompt_tokens) + len(sample.response_tokens) - 1
+    return len(sample.prompt_tokens) + len(sample.response_tokens) - (not complete)
 
 
-def micro_batch(pairs: Sequence[tuple[Sample, float]], alignment: int, device: torch.device) -> MicroBatch:
-    """Pack samples with their advantages; filling up to the alignment is one more sequence, of zeros and without weight."""
-    tokens: list[int] = []
-    targets: list[int] = []
-    mask: list[float] = []
-    advantages: list[float] = []
-    log_probs: list[float] = []
-    for sample, advantage in pairs:
-        whole, before = sample.prompt_tokens + sample.response_tokens, len(sample.prompt_tokens) - 1
-        tokens += whole[:-1]
-        targets += whole[1:]
-        mask += [0.0] * before + [1.0] * len(sample.response_tokens)
-        advantages += [advantage] * (len(whole) - 1)
-        log_probs += [0.0] * before + list(sample.log_probs)
-    lengths = [_fed(s) for s, _ in pairs]
-    filling = -len(tokens) % alignment or (0 if tokens else alignment)
-    if filling:
-        lengths.append(filling)
-    positions = [p for n in lengths for p in range(n)]
-    longs = [torch.tensor(x + [0] * (len(positions) - len(x)), device=device) for x in (tokens, targets, positions)]
-    floats = [
-        torch.tensor(x + [0.0] * filling, dtype=torch.float32, device=device) for x in (mask, advantages, log_probs)
-    ]
-    return MicroBatch(longs[0][None], longs[2][None], _packed(lengths, device), longs[1], *floats)
+def micro_batch(samples: Sequence[Sample], chosen: Sequence[int], place: Place, complete: bool = False) -> MicroBatch:
+    """Pack the samples `chosen`; filling up to the alignment is one more sequence, of zeros.
+
+    A response token lies where the model predicts it, and a sample's last token, which predicts nothing, is left out. `complete`: it lies
+    where it is read, and the whole sample is there; for models that judge what they have read.
+    """
+    lengths = [_fed(samples[i], complete) for i in chosen]
+    alignment = place.layout.tensor  # sequence parallelism cuts a micro-batch into equal parts
+    filling = -sum(lengths) % alignment or (0 if lengths else alignment)
+    sequences = [*lengths, filling] if filling else lengths
+    whole = [samples[i].prompt_tokens + samples[i].response_tokens for i in chosen]
+    row = _row(samples, chosen, lengths, sum(sequences))
+    share = row.share.to(place.device)
+    zeros = [0] * filling
+    tokens = [t for w, n in zip(whole, lengths, strict=True) for t in w[:n]] + zeros
+    targets = [t for w, n in zip(whole, lengths, strict=True) for t in (*w[1:], 0)[:n]] + zeros
+    positions = [p for n in sequences for p in range(n)]
+    index = [i for i, n in enumerate(sequences) for _ in range(n)]
+    tensors = [torch.tensor(x, device=place.device)[share] for x in (tokens, positions, targets, index)]
+    micro = MicroBatch(row, tensors[0][None], tensors[1][None], _packed(sequences, place), tensors[2], tensors[3])
+    micro.columns["mask"] = row.spread([torch.ones(n) for n in row.counts]).to(place.device)
+    return micro
 
 
-def _packed(lengths: list[int], device: torch.device) -> PackedSeqParams:
-    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+def _row(samples: Sequence[Sample], chosen: Sequence[int], lengths: Sequence[int], length: int) -> Row:
+    """Responses end where their sequence ends."""
+    counts = tuple(len(samples[i].response_tokens) for i in chosen)
+    ends = accumulate(lengths)
+    responses = [p for end, n in zip(ends, counts, strict=True) for p in range(end - n, end)]
+    share = torch.arange(
+        length
+    )  # the cut of context parallelism belongs here: everything that is [t] is taken from the whole row by it
+    return Row(tuple(chosen), counts, torch.tensor(responses, dtype=torch.long), length, share)
+
+
+def _packed(lengths: list[int], place: Place) -> PackedSeqParams:
+    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=place.device)
     longest = max(lengths)
     return PackedSeqParams(
         qkv_format="thd", cu_seqlens_q=starts, cu_seqlens_kv=starts, max_seqlen_q=longest, max_seqlen_kv=longest

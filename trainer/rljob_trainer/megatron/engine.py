@@ -2,20 +2,27 @@
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from rljob_api.layout import Layout
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.algorithm.advantage import ADVANTAGES, Episodes
-from rljob_trainer.batch import Sample, StepBatch
+from rljob_trainer.algorithm.kl import adapt
+from rljob_trainer.batch import StepBatch
 from rljob_trainer.megatron import checkpoint, parallel
-from rljob_trainer.megatron.batching import MiniBatch, mini_batches
+from rljob_trainer.megatron.batching import MiniBatch
+from rljob_trainer.megatron.estimate import estimate, penalises_reward
+from rljob_trainer.megatron.figures import policy_figures
+from rljob_trainer.megatron.learner import Learner, NonFiniteError, Update
 from rljob_trainer.megatron.model import HAVE_TE, Policy, build_optimizer
-from rljob_trainer.megatron.passes import Passes
+from rljob_trainer.megatron.passes import PolicyPasses
 from rljob_trainer.megatron.reference import HostCopy
-from rljob_trainer.megatron.sums import Sums
+from rljob_trainer.megatron.step import Step
+from rljob_trainer.megatron.sums import LOSS, Sums
+
+__all__ = ["Engine", "MismatchError", "NonFiniteError"]
 
 MISMATCH_LIMIT = {"float32": 1e-2, "bfloat16": 0.2}
 """Largest mean |train - rollout| log-probability of a batch that its own policy drew.
@@ -29,10 +36,6 @@ class MismatchError(RuntimeError):
     """The rollouts did not sample from the policy that is being trained: weights were lost, mixed up or left stale."""
 
 
-class NonFiniteError(RuntimeError):
-    """The loss or the gradient is not a number. The parameters are not to be used any more."""
-
-
 class Engine:
     """One policy on all ranks. The default process group must exist; `runtime.install()` must have been called."""
 
@@ -43,27 +46,32 @@ class Engine:
         self._place = parallel.start(Layout.of(spec), device)
         self._policy = Policy(spec, self._place)
         self._reference = HostCopy(self._policy.module) if spec.algorithm.kl.coefficient > 0 else None
-        self._optimizer, self._scheduler = build_optimizer(spec, self._policy.ddp)
-        self._passes = Passes(self._policy, self._place, spec.algorithm, spec.rollout.sampling.temperature, beat)
+        optimizer, scheduler = build_optimizer(spec, self._policy.ddp)
+        self._learner = Learner(self._policy.ddp, optimizer, scheduler, spec.train.on_non_finite == "skip")
+        self._passes = PolicyPasses(self._policy, self._place, spec.algorithm, spec.rollout.sampling.temperature, beat)
+        self._kl_coefficient = spec.algorithm.kl.coefficient
         self.backend = f"{'Transformer Engine' if HAVE_TE else 'torch'} layers, {torch.distributed.get_backend()}"
 
     def train_step(self, batch: StepBatch) -> dict[str, float]:
-        """One step of the job: advantages, reference and old log-probabilities, then an optimizer step per mini-batch.
+        """One step of the job: fixed quantities, advantages of the whole step, then an optimizer step per epoch and mini-batch.
 
         Returns the metrics, the same on all ranks.
 
         Raises:
             MismatchError: before the optimizer step; see MISMATCH_LIMIT.
-            NonFiniteError: the loss (before the optimizer step) or the gradient is not finite.
+            NonFiniteError: before the optimizer step, unless `onNonFinite: skip`.
         """
-        samples = sorted((s for s in batch.samples if s.response_tokens), key=lambda s: (s.group, s.sample))
-        if not samples:
-            raise ValueError(f"step {batch.step} has no samples to train on")
-        batches = mini_batches(samples, self._advantages(samples), self._spec, self._place)
-        self._measure_fixed_log_probs(batches)
-        on_policy = all(s.policy_step == batch.step - 1 for s in samples) and self._spec.train.batches.replay is None
-        steps = [self._optimize(b, on_policy) for b in batches]
-        return _metrics(steps, tokens=sum(len(s.prompt_tokens) + len(s.response_tokens) for s in samples))
+        step = Step.of(batch.samples, self._spec, self._place)
+        self._measure(step)
+        advantages, _ = estimate(step, self._spec, self._kl_coefficient)
+        step.put("advantages", [a[:n] for a, n in zip(advantages.advantages, step.counts, strict=True)])
+        fresh = all(s.policy_step == batch.step - 1 for s in step.samples) and self._spec.train.batches.replay is None
+        metrics = policy_figures(self._learn(step, fresh)) | {
+            "train/kl_coefficient": self._kl_coefficient,
+            "train/tokens": float(sum(len(s.prompt_tokens) + len(s.response_tokens) for s in step.samples)),
+        }
+        self._adapt(metrics["train/kl"], len(step.samples))
+        return metrics
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Hugging Face names and full tensors in the model's dtype, one at a time. Every rank must drain it."""
@@ -80,69 +88,53 @@ class Engine:
         checkpoint.load(directory, self._state())
 
     def _state(self) -> checkpoint.State:
-        return checkpoint.State(self._policy.module, self._optimizer, self._scheduler, self.layout)
+        return checkpoint.State(self._policy.module, self._learner.optimizer, self._learner.scheduler, self.layout)
 
-    def _advantages(self, samples: list[Sample]) -> list[float]:
-        rewards = torch.tensor([s.reward for s in samples], dtype=torch.float64)
-        groups = torch.tensor([s.group for s in samples])
-        one_token = torch.ones(len(samples), 1, dtype=torch.float64)
-        episodes = Episodes(rewards, groups, one_token, torch.zeros_like(one_token))
-        found = ADVANTAGES[self._spec.algorithm.advantage](episodes, self._spec.algorithm)
-        return found.advantages[:, 0].tolist()
+    @property
+    def _updates(self) -> int:
+        """Optimizer steps of a step, at most."""
+        return self._spec.train.mini_batches * self._spec.train.epochs_per_step
 
-    def _measure_fixed_log_probs(self, batches: list[MiniBatch]) -> None:
-        """Log-probabilities that stay as they are during the step, in the same packing as the training passes.
+    def _measure(self, step: Step) -> None:
+        """What stays as it is during the step, in the same micro-batches as the training passes.
 
-        With one mini-batch the old ones are the training pass's own, detached, which is exact.
+        With one optimizer step the old log-probabilities are the training pass's own, detached, which is exact; with bypass nobody needs them.
         """
+        micro_batches = list(step.micro_batches())
         if self._reference:
             with self._reference.swapped_in():
-                for b in batches:
-                    for micro, values in zip(b.micro_batches, self._passes.log_probs(b), strict=False):
-                        micro.reference_log_probs = values
-        for b in batches if len(batches) > 1 else ():
-            for micro, values in zip(b.micro_batches, self._passes.log_probs(b), strict=False):
-                micro.old_log_probs = values
+                step.keep("reference_log_probs", self._passes.log_probs(micro_batches))
+        bypass = self._spec.algorithm.rollout_correction.bypass
+        if not bypass and (self._updates > 1 or penalises_reward(self._spec)):
+            step.keep("old_log_probs", self._passes.log_probs(micro_batches))
 
-    def _optimize(self, batch: MiniBatch, on_policy: bool) -> tuple[Sums, float, float]:
-        """One optimizer step. Returns the mini-batch's sums, the norm of its gradient before clipping, and the learning rate."""
-        self._policy.ddp.zero_grad_buffer()
-        self._optimizer.zero_grad()
-        sums = self._passes.gradients(batch).over_world(counts=self._place.speaks)
-        if not math.isfinite(sums["loss"]):
-            raise NonFiniteError(f"the loss is {sums['loss']}")
-        if on_policy:
+    def _learn(self, step: Step, fresh: bool) -> list[Update]:
+        """`fresh`: the policy of before the first optimizer step drew the samples. Old log-probabilities are that policy's, but with bypass."""
+        bypass = self._spec.algorithm.rollout_correction.bypass
+        updates: list[Update] = []
+        for _ in range(self._spec.train.epochs_per_step):
+            for batch in step.batches:
+                compared = fresh and not (bypass and updates)
+                updates.append(self._learner.step(partial(self._gradients, batch, compared)))
+        return updates
+
+    def _gradients(self, batch: MiniBatch, compared: bool) -> Sums:
+        sums = self._passes.gradients(batch, self._kl_coefficient).over_world(counts=self._place.speaks)
+        if compared and math.isfinite(sums[LOSS]):
             self._check_mismatch(sums)
-        rate = self._optimizer.param_groups[0]["lr"]
-        _, norm, _ = self._optimizer.step()
-        if not math.isfinite(norm):
-            raise NonFiniteError(f"the norm of the gradient is {norm}")
-        self._scheduler.step(1)
-        return sums, float(norm), rate
+        return sums
+
+    def _adapt(self, kl: float, samples: int) -> None:
+        """The controller sees the mean divergence of the step."""
+        adaptive = self._spec.algorithm.kl.adaptive
+        if adaptive and math.isfinite(kl):
+            self._kl_coefficient = adapt(self._kl_coefficient, kl, samples, adaptive)
 
     def _check_mismatch(self, sums: Sums) -> None:
         limit = MISMATCH_LIMIT[self._spec.model.dtype]
-        mean = sums.mean("difference")
+        mean, worst = sums.mean("difference"), sums.worst("difference")
         if not mean <= limit:
             raise MismatchError(
-                f"log-probabilities of the trainer and the rollouts differ by {mean:.3g} per token on average (at most {float(sums.worst):.3g}); "
+                f"log-probabilities of the trainer and the rollouts differ by {mean:.3g} per token on average (at most {worst:.3g}); "
                 f"{limit:g} is the limit for {self._spec.model.dtype}. The rollouts do not serve the weights that are being trained"
             )
-
-
-def _metrics(steps: list[tuple[Sums, float, float]], tokens: int) -> dict[str, float]:
-    """Losses, norms and rates are means over the mini-batches, the rest is per response token of the step."""
-    parts, norms, rates = zip(*steps, strict=True)
-    total = sum(parts[1:], parts[0])
-    return {
-        "train/loss": total["loss"] / len(parts),
-        "train/kl": total.mean("kl"),
-        "train/entropy": total.mean("entropy"),
-        "train/grad_norm": sum(norms) / len(norms),
-        "train/clip_fraction": total.mean("clipped"),
-        "train/ratio_mean": total.mean("ratio"),
-        "train/learning_rate": sum(rates) / len(rates),
-        "train/tokens": float(tokens),
-        "train_rollout/log_prob_diff_mean": total.mean("difference"),
-        "train_rollout/log_prob_diff_max": float(total.worst),
-    }

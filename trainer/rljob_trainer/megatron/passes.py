@@ -1,6 +1,7 @@
-"""Forward and backward over a mini-batch's micro-batches, through megatron's pipeline schedules."""
+"""Forward and backward over micro-batches, through megatron's pipeline schedules."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -8,84 +9,98 @@ import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from rljob_api.spec.algorithm import AlgorithmSpec
-from rljob_trainer.algorithm.aggregation import token_mean
-from rljob_trainer.algorithm.objective import objective
-from rljob_trainer.algorithm.tokens import Sequences, TokenColumns
+from rljob_trainer.algorithm.objective import Sequences, Terms, TokenColumns, objective
 from rljob_trainer.megatron.batching import MicroBatch, MiniBatch
 from rljob_trainer.megatron.logprob import log_probs_and_entropy
 from rljob_trainer.megatron.model import Policy
 from rljob_trainer.megatron.parallel import Place
 from rljob_trainer.megatron.sums import Sums
 
-LossFunction = Callable[..., Any]
+Measure = Callable[[MicroBatch, torch.Tensor], Any]
+"""What to make of a micro-batch's output, on the last stage."""
 
 
+@dataclass(frozen=True, slots=True)
 class Passes:
-    """The passes of one policy. Every method is collective over the ranks of its model."""
+    """The passes of one model. Every method is collective over the ranks of its model."""
 
-    def __init__(
-        self, policy: Policy, place: Place, algorithm: AlgorithmSpec, temperature: float, beat: Callable[[], None]
-    ) -> None:
-        self._policy, self._place, self._algorithm, self._temperature, self._beat = (
-            policy,
-            place,
-            algorithm,
-            temperature,
-            beat,
-        )
+    model: torch.nn.Module
+    """In its wrappers."""
+    bf16: bool
+    beat: Callable[[], None]
 
     @torch.no_grad()
-    def log_probs(self, batch: MiniBatch) -> list[torch.Tensor]:
-        """Per micro-batch the log-probabilities [t] of its targets; empty on all but the last stage."""
-        return self._run(batch, lambda _, log_probs, __: log_probs, training=False)
+    def forward(self, micro_batches: Sequence[MicroBatch], measure: Measure) -> list[Any]:
+        """What `measure` returns, per micro-batch; empty on all but the last stage."""
+        return self._run(micro_batches, measure, training=False)
 
-    def gradients(self, batch: MiniBatch) -> Sums:
-        """Add the mini-batch's gradients to the buffers; sums of its metrics over this rank's micro-batches (zeros on all but the last stage)."""
-        parts = self._run(batch, partial(self._loss, denominator=batch.response_tokens), training=True)
-        return sum(parts, Sums.zero(self._place.device))
+    def backward(self, micro_batches: Sequence[MicroBatch], loss: Measure) -> list[Any]:
+        """Add gradients to the buffers. `loss` gives a micro-batch's part of the loss, and what it measured, which is returned as by `forward`."""
+        return self._run(micro_batches, partial(_triple, loss), training=True)
 
-    def _run(self, batch: MiniBatch, function: LossFunction, training: bool) -> list[Any]:
+    def _run(self, micro_batches: Sequence[MicroBatch], measure: Measure, training: bool) -> list[Any]:
         return get_forward_backward_func()(
-            forward_step_func=partial(self._forward, function=function),
-            data_iterator=iter(batch.micro_batches),
-            model=[self._policy.ddp],
-            num_microbatches=len(batch.micro_batches),
-            seq_length=max(m.tokens.shape[1] for m in batch.micro_batches),
+            forward_step_func=partial(self._forward, measure=measure),
+            data_iterator=iter(micro_batches),
+            model=[self.model],
+            num_microbatches=len(micro_batches),
+            seq_length=max(m.tokens.shape[1] for m in micro_batches),
             micro_batch_size=1,
             forward_only=not training,
             collect_non_loss_data=not training,
         )
 
-    def _forward(self, data: Any, model: torch.nn.Module, function: LossFunction) -> tuple[torch.Tensor, LossFunction]:
+    def _forward(self, data: Any, model: torch.nn.Module, measure: Measure) -> tuple[torch.Tensor, Callable[..., Any]]:
         micro = next(data)
-        self._beat()
-        kwargs = {"fp32_output": False} if self._policy.config.bf16 else {}
+        self.beat()
+        kwargs = {"fp32_output": False} if self.bf16 else {}
         output = model(micro.tokens, micro.positions, None, packed_seq_params=micro.packed, **kwargs)
-        return output, partial(self._measure, micro, function)
+        return output, lambda output, non_loss_data=False: measure(micro, output)
 
-    def _measure(
-        self, micro: MicroBatch, function: LossFunction, logits: torch.Tensor, non_loss_data: bool = False
-    ) -> Any:
-        """Called by the schedule on the last stage. logits: [1, t, local vocabulary]."""
-        log_probs, entropy = log_probs_and_entropy(
-            logits[0], micro.targets, self._temperature, self._policy.vocabulary, self._place.tensor_group
+
+def _triple(loss: Measure, micro: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    """As the schedule wants it: the loss, a token count that is not used, and what was measured."""
+    value, measured = loss(micro, output)
+    return value, torch.zeros((), dtype=torch.int, device=value.device), measured
+
+
+class PolicyPasses:
+    """Log-probabilities of the policy, and the gradient of its objective."""
+
+    def __init__(
+        self, policy: Policy, place: Place, algorithm: AlgorithmSpec, temperature: float, beat: Callable[[], None]
+    ) -> None:
+        self._passes = Passes(policy.ddp, policy.config.bf16, beat)
+        self._vocabulary, self._place, self._algorithm = policy.vocabulary, place, algorithm
+        self._temperature = temperature
+
+    def log_probs(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+        """Per micro-batch the log-probabilities [t] of its targets; empty on all but the last stage."""
+        return self._passes.forward(micro_batches, lambda micro, logits: self._log_probs_and_entropy(micro, logits)[0])
+
+    def gradients(self, batch: MiniBatch, kl_coefficient: float) -> Sums:
+        """Add the mini-batch's gradients to the buffers; sums of its metrics over this rank's micro-batches (zeros on all but the last stage)."""
+        parts = self._passes.backward(batch.micro_batches, partial(self._loss, kl_coefficient=kl_coefficient))
+        return sum(parts, Sums.zero(Terms._fields[1:], self._place.device))
+
+    def _log_probs_and_entropy(self, micro: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """logits: [1, t, local vocabulary]."""
+        return log_probs_and_entropy(
+            logits[0], micro.targets, self._temperature, self._vocabulary, self._place.tensor_group
         )
-        return function(micro, log_probs, entropy)
 
-    def _loss(
-        self, micro: MicroBatch, log_probs: torch.Tensor, entropy: torch.Tensor, denominator: int
-    ) -> tuple[torch.Tensor, torch.Tensor, Sums]:
-        """The schedule's triple: this micro-batch's part of the loss, a token count that is not used, and its metrics."""
-        old = log_probs.detach() if micro.old_log_probs is None else micro.old_log_probs
+    def _loss(self, micro: MicroBatch, logits: torch.Tensor, kl_coefficient: float) -> tuple[torch.Tensor, Sums]:
+        log_probs, entropy = self._log_probs_and_entropy(micro, logits)
+        columns = micro.columns
         tokens = TokenColumns(
-            log_probs, entropy, old, micro.rollout_log_probs, micro.reference_log_probs, micro.advantages, micro.mask
+            log_probs=log_probs,
+            entropy=entropy,
+            old_log_probs=columns.get("old_log_probs", log_probs.detach()),
+            rollout_log_probs=columns["rollout_log_probs"],
+            reference_log_probs=columns.get("reference_log_probs"),
+            advantages=columns["advantages"],
+            mask=columns["mask"],
         )
-        terms = objective(self._algorithm, self._algorithm.kl.coefficient, tokens, _sequences(micro))
-        loss = token_mean(terms.loss, micro.mask, denominator)
-        sums = Sums.of(loss, terms, entropy, old, micro)
-        return loss, torch.zeros((), dtype=torch.int, device=loss.device), sums
-
-
-def _sequences(micro: MicroBatch) -> Sequences:
-    lengths = micro.packed.cu_seqlens_q.diff()
-    return Sequences(torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths), len(lengths))
+        terms = objective(self._algorithm, kl_coefficient, tokens, Sequences(micro.index, len(micro.row.samples)))
+        loss = (columns["weights"] * terms.loss).sum()
+        return loss, Sums.of(loss, columns["mask"], {k: v for k, v in terms._asdict().items() if k != "loss"})

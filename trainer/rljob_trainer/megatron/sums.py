@@ -1,59 +1,53 @@
 """What a mini-batch measured, as sums that can be added over micro-batches, ranks and mini-batches in any cut."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from rljob_trainer.algorithm.objective import Terms
-from rljob_trainer.megatron.batching import MicroBatch
-
-NAMES = ("loss", "tokens", "kl", "entropy", "clipped", "ratio", "difference")
+LOSS, TOKENS = "loss", "tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """`totals` [7], float64, in the order of NAMES: the loss is normalised already, the others are sums over response tokens.
-    `worst`: the largest |train - rollout| log-probability."""
+    """`totals` [k], float64, in the order of `names`: the loss is weighted already, the others are sums over the tokens that are learnt from.
+    `largest`: [k], the largest single ones."""
 
+    names: tuple[str, ...]
     totals: torch.Tensor
-    worst: torch.Tensor
+    largest: torch.Tensor
 
     @staticmethod
-    def zero(device: torch.device) -> "Sums":
-        return Sums(
-            torch.zeros(len(NAMES), dtype=torch.float64, device=device),
-            torch.zeros((), dtype=torch.float64, device=device),
-        )
+    def zero(columns: tuple[str, ...], device: torch.device) -> "Sums":
+        """For `columns` beside loss and number of tokens."""
+        names = (LOSS, TOKENS, *columns)
+        return Sums(names, *torch.zeros(2, len(names), dtype=torch.float64, device=device))
 
     @staticmethod
     @torch.no_grad()
-    def of(
-        loss: torch.Tensor, terms: Terms, entropy: torch.Tensor, old_log_probs: torch.Tensor, micro: MicroBatch
-    ) -> "Sums":
-        mask = micro.mask.double()
-        difference = (old_log_probs.double() - micro.rollout_log_probs.double()).abs() * mask
-        totals = [
-            loss.double(),
-            mask.sum(),
-            *((x.double() * mask).sum() for x in (terms.kl, entropy, terms.clipped, terms.ratio)),
-            difference.sum(),
-        ]
-        return Sums(torch.stack(totals), difference.max())
+    def of(loss: torch.Tensor, mask: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> "Sums":
+        """`loss`: scalar; `mask` and columns: [t], not negative where the largest is asked for, 0 outside the mask."""
+        values = torch.stack([mask, *columns.values()]).double()
+        totals = torch.cat((loss.double()[None], values.sum(1)))
+        return Sums((LOSS, TOKENS, *columns), totals, torch.cat((totals[:1], values.amax(1))))
 
     def __add__(self, other: "Sums") -> "Sums":
-        return Sums(self.totals + other.totals, torch.maximum(self.worst, other.worst))
+        return Sums(self.names, self.totals + other.totals, torch.maximum(self.largest, other.largest))
 
     def over_world(self, counts: bool) -> "Sums":
         """The sum over all ranks that count; the same on every rank. Collective."""
-        totals, worst = (x.clone() if counts else torch.zeros_like(x) for x in (self.totals, self.worst))
+        totals, largest = (x.clone() if counts else torch.zeros_like(x) for x in (self.totals, self.largest))
         dist.all_reduce(totals)
-        dist.all_reduce(worst, dist.ReduceOp.MAX)
-        return Sums(totals, worst)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return Sums(self.names, totals, largest)
 
     def __getitem__(self, name: str) -> float:
-        return float(self.totals[NAMES.index(name)])
+        return float(self.totals[self.names.index(name)])
 
     def mean(self, name: str) -> float:
-        """Per response token."""
-        return self[name] / max(1.0, self["tokens"])
+        """Per token."""
+        return self[name] / max(1.0, self[TOKENS])
+
+    def worst(self, name: str) -> float:
+        return float(self.largest[self.names.index(name)])

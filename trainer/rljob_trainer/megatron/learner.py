@@ -1,0 +1,60 @@
+"""One optimizer step, and what happens when it cannot be taken."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from rljob_trainer.megatron.sums import LOSS, Sums
+
+
+class NonFiniteError(RuntimeError):
+    """The loss or the gradient is not a number. The parameters are as they were before the optimizer step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What an optimizer step did."""
+
+    sums: Sums
+    norm: float
+    """Of the gradient, before clipping."""
+    rate: float
+    """Learning rate."""
+    skipped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """A model's buffers, optimizer and schedule."""
+
+    ddp: DistributedDataParallel
+    optimizer: Any
+    scheduler: OptimizerParamScheduler
+    skips: bool
+    """Leave out an optimizer step whose loss or gradient is not finite, instead of failing."""
+
+    def step(self, gradients: Callable[[], Sums]) -> Update:
+        """One optimizer step. `gradients` fills the buffers and returns the sums over the world. Collective; the same result on all ranks.
+
+        Raises NonFiniteError, with parameters and moments as they were.
+        """
+        self.ddp.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        sums, rate = gradients(), self.optimizer.param_groups[0]["lr"]
+        norm = self._norm() if math.isfinite(sums[LOSS]) else math.nan
+        if math.isfinite(norm):
+            self.optimizer.step()
+            self.scheduler.step(1)
+        elif not self.skips:
+            what = "the norm of the gradient" if math.isfinite(sums[LOSS]) else "the loss"
+            raise NonFiniteError(f"{what} is {norm if math.isfinite(sums[LOSS]) else sums[LOSS]}")
+        return Update(sums, norm, rate, skipped=not math.isfinite(norm))
+
+    def _norm(self) -> float:
+        """Known before parameters change; the optimizer measures it again to clip."""
+        self.optimizer.prepare_grads()
+        return float(self.optimizer.get_grad_norm())
