@@ -102,8 +102,8 @@ def step_dir(root: Path, step: int) -> Path:
     return root / f"global_step_{step}"
 
 
-def manifest_file(root: Path, step: int) -> Path:
-    return step_dir(root, step) / "manifest.json"
+def manifest_file(step_directory: Path) -> Path:
+    return step_directory / "manifest.json"
 
 
 def huggingface_dir(root: Path, step: int) -> Path:
@@ -120,6 +120,10 @@ def log_dir(root: Path, attempt: int) -> Path:
 
 def batch_file(root: Path, step: int) -> Path:
     return root / "batches" / f"step_{step}.json.gz"
+
+
+def samples_file(root: Path, step: int) -> Path:
+    return root / "samples" / f"step_{step}.jsonl"
 
 
 def metrics_file(root: Path) -> Path:

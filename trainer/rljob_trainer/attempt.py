@@ -8,16 +8,14 @@ from typing import Any
 from rljob_api import names
 from rljob_api.protocol import Control, RolloutEndpoint
 from rljob_trainer.batch import StepBatch
-from rljob_trainer.checkpoint.manifest import fingerprints, read_manifest
+from rljob_trainer.checkpoint.manifest import read_manifest
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.huggingface import write_hugging_face
+from rljob_trainer.saving import Saver
 from rljob_trainer.weights.publisher import Publisher
-
-MEGATRON = "megatron"
-"""Directory of the engine's files inside a checkpoint."""
 
 
 class First:
@@ -37,22 +35,29 @@ class Attempt:
     def __init__(self, control: Control, ranks: Ranks, engine: Engine, first: First | None):
         self._spec, self._ranks, self._engine, self._first = control.spec, ranks, engine, first
         self._root = Path(control.spec.checkpoint.path)
-        self._saved = 0
+        self._saver = Saver(engine, ranks, first.store if first else None)
+        self._held: list[int | bool] | None = None
+        """Step and reshardability of the newest checkpoint of this run's own, or of the model that it began with."""
         self._digest = ""
         self._expected: tuple[int, str] | None = None
 
     def begin(self) -> int:
         """Restore, and return the step that the attempt starts from. Raises RuntimeError for a checkpoint whose content changed."""
         start = self._first.store.start if self._first else None
-        step = self._ranks.broadcast(start.step if start else 0)
-        if step:
-            self._restore(step)
+        step, directory = self._ranks.broadcast([start.manifest.step, str(start.directory)] if start else [0, ""])
+        if directory:
+            self._restore(Path(directory))
         if self._first:
-            self._expected = (start.step, start.digest) if start else None
-            data = dict(start.data) if start else None
+            self._expected = (step, start.manifest.digest) if start else None
+            data = dict(start.manifest.data) if start else None
             self._first.driver.start(step, data, self._first.store.checkpoints(), self._engine.backend)
-        self._saved = step
+        self._held = self._ranks.broadcast(self._own(step))
         return step
+
+    def _own(self, step: int) -> list[int | bool] | None:
+        """What of `step` is in the run's own directory."""
+        held = self._first.store.checkpoints() if self._first else []
+        return [held[-1].step, held[-1].reshardable] if held else [0, True] if step == 0 else None
 
     def next(self) -> dict[str, Any]:
         """The driver's word."""
@@ -90,20 +95,24 @@ class Attempt:
         every = self._spec.checkpoint.every_steps
         return step == self._spec.train.steps or (every > 0 and step % every == 0)
 
-    def save(self, step: int) -> None:
-        """Make a checkpoint of `step`, unless there is one or nothing was trained."""
-        if step == self._saved:
+    def save(self, step: int, final: bool) -> None:
+        """Make a checkpoint of `step`, unless there is one. `final`: complete when this returns, and for any layout; else as the spec says."""
+        self.settle(wait=True)
+        beside = self._spec.checkpoint.asynchronous and not final and step < self._spec.train.steps
+        if self._held == [step, True] or (self._held == [step, False] and beside):
             return
-        began = time.monotonic()
         data = self._first.driver.saving() if self._first else {}
-        scratch = Path(self._ranks.broadcast(str(self._first.store.begin(step)) if self._first else None))
-        self._engine.save(scratch / MEGATRON)
-        parts = self._ranks.gather(fingerprints(scratch, self._ranks.rank, self._ranks.world))
-        if self._first:
-            files = {name: tuple(f) for part in parts for name, f in part.items()}
-            self._first.store.commit(step, files, self._engine.layout, self._digest, data)
-            self._first.driver.saved(self._first.store.checkpoints(), time.monotonic() - began)
-        self._saved = step
+        self._saver.begin(step, self._digest, data, reshardable=not beside)
+        self._held = [step, not beside]
+        if not beside:
+            self.settle(wait=True)
+
+    def settle(self, wait: bool = False) -> None:
+        """Complete the checkpoint that is being written: if it is on the disk, or once it is. Raises SaveFailed when it cannot be."""
+        saved = self._saver.settle(wait)
+        if saved and self._first:
+            checkpoints = self._first.store.checkpoints()
+            self._first.driver.saved(saved.step, checkpoints, saved.stall_seconds, saved.background_seconds)
 
     def export(self, step: int) -> str:
         """The final policy as a Hugging Face directory beside its checkpoint; its path, empty when the spec wants none."""
@@ -126,11 +135,11 @@ class Attempt:
             self._first.driver.end(export)
         self._ranks.barrier()
 
-    def _restore(self, step: int) -> None:
+    def _restore(self, directory: Path) -> None:
         """Every rank checks its share of the files before any is loaded."""
-        manifest = read_manifest(self._root, step)
-        assert manifest is not None, f"step {step} was chosen by rank 0"
-        found = self._ranks.gather(manifest.corruption(self._root, self._ranks.rank, self._ranks.world))
+        manifest = read_manifest(directory)
+        assert manifest is not None, f"{directory} was chosen by rank 0"
+        found = self._ranks.gather(manifest.corruption(directory, self._ranks.rank, self._ranks.world))
         if any(found):
-            raise RuntimeError(f"global_step_{step}: {next(filter(None, found))}")
-        self._engine.load(names.step_dir(self._root, step) / MEGATRON)
+            raise RuntimeError(f"{directory}: {next(filter(None, found))}")
+        self._engine.load(directory / manifest.engine)

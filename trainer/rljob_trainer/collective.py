@@ -28,6 +28,12 @@ class Ranks:
         """Every rank's value, by rank, on every rank."""
         return [self._from(rank, value) for rank in range(self.world)]
 
+    def all(self, value: bool) -> bool:
+        """Whether it is true on every rank."""
+        count = torch.tensor([int(value)])
+        dist.all_reduce(count, dist.ReduceOp.MIN, group=self._group)
+        return bool(count)
+
     def _from(self, source: int, value: Any) -> Any:
         body = _encode(value)
         size = torch.tensor([body.numel()])

@@ -4,6 +4,7 @@
 
 The driver generates and scores (driver/work.py) and tells rank 0 what is next; all ranks do it together. Log-probs, advantages and
 training are one call of the engine. Whoever needs the policy gets it: all rollouts after each step, newcomers while others generate.
+A periodic checkpoint is written beside the steps after it, and becomes one between two of them.
 """
 
 from typing import TYPE_CHECKING, Literal
@@ -16,6 +17,7 @@ def run(attempt: "Attempt") -> Literal["succeeded", "drained"]:
     """From the step that the attempt starts at to the last step, or to the step at which the operator wants the pods back."""
     step = attempt.begin()
     while True:
+        attempt.settle()
         match attempt.next():
             case {"do": "wait"}:
                 continue
@@ -26,13 +28,13 @@ def run(attempt: "Attempt") -> Literal["succeeded", "drained"]:
                 replicas = attempt.train(step, batch)
                 attempt.sync(step, replicas)
                 if attempt.save_due(step):
-                    attempt.save(step)
+                    attempt.save(step, final=False)
             case {"do": "drain"}:
-                attempt.save(step)
+                attempt.save(step, final=True)
                 attempt.end()
                 return "drained"
             case {"do": "finish"}:
-                attempt.save(step)
+                attempt.save(step, final=True)
                 attempt.end(export=attempt.export(step))
                 return "succeeded"
             case unknown:

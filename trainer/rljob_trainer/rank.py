@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 
 from rljob_api import names
+from rljob_api.layout import Layout
 from rljob_api.protocol import Control
 from rljob_trainer import failure, loop
 from rljob_trainer.checkpoint.files import write_json
+from rljob_trainer.checkpoint.lineage import Run
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.checkpoint.volume import remove_nonce, require_shared, sees_nonce, write_nonce
 from rljob_trainer.collective import Ranks
@@ -92,10 +94,16 @@ def _silence() -> None:
 
 def _open_store(control: Control) -> Store:
     spec = control.spec
-    model = hashlib.sha256((Path(spec.model.path) / "config.json").read_bytes()).hexdigest()
-    return Store(
-        Path(spec.checkpoint.path), control.job_uid, control.attempt, model, control.resume, spec.checkpoint.keep_last
+    run = Run(
+        job_uid=control.job_uid,
+        attempt=control.attempt,
+        model=hashlib.sha256((Path(spec.model.path) / "config.json").read_bytes()).hexdigest(),
+        layout=str(Layout.of(spec)),
+        resume=control.resume,
+        resume_from=Path(spec.checkpoint.resume_from) if spec.checkpoint.resume_from else None,
+        keep_last=spec.checkpoint.keep_last,
     )
+    return Store(Path(spec.checkpoint.path), run)
 
 
 def _prove_shared(root: Path, ranks: Ranks) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from rljob_api import names
-from rljob_trainer.checkpoint.fence import FencedOut, fences
+from rljob_trainer.checkpoint.fence import FencedOut
 from rljob_trainer.checkpoint.manifest import read_manifest, read_manifests
 from rljob_trainer.failure import ConfigurationError
-from trainer.checkpoint.saving import open_store, save
+from trainer.checkpoint.saving import contents, open_store, save
 
 
 def steps(store) -> list[int]:
@@ -30,13 +30,13 @@ def test_a_first_attempt_starts_from_the_model(tmp_path):
 
 def test_the_next_attempt_starts_from_the_newest_and_knows_its_cursor_and_parent(tmp_path):
     saved(tmp_path, 1, 2, 4)
-    start = open_store(tmp_path, 2).start
+    start = open_store(tmp_path, 2).start.manifest
     assert (start.step, start.parent, start.data, start.digest) == (4, 2, {"consumed": 4, "prompts": 10}, "digest4")
 
 
 def test_a_trailing_slash_changes_nothing(tmp_path):
     saved(Path(f"{tmp_path}/"), 1, 2)
-    assert open_store(Path(f"{tmp_path}//"), 2).start.step == 2
+    assert open_store(Path(f"{tmp_path}//"), 2).start.manifest.step == 2
 
 
 def test_keep_last_deletes_the_oldest_only(tmp_path):
@@ -55,7 +55,7 @@ def test_a_directory_without_manifest_is_not_a_checkpoint_and_gives_way(tmp_path
     saved(tmp_path, 1, 1)
     names.step_dir(tmp_path, 2).mkdir()
     store = open_store(tmp_path, 2)
-    assert store.start.step == 1
+    assert store.start.manifest.step == 1
     save(store, 2)
     assert steps(store) == [1, 2]
 
@@ -65,7 +65,7 @@ def test_an_attempt_that_was_succeeded_cannot_commit(tmp_path):
     old.begin(2)
     new = open_store(tmp_path, 2)
     with pytest.raises(FencedOut, match="attempt 2"):
-        old.commit(2, {}, "l", "d", {})
+        old.commit(contents(2, {}))
     with pytest.raises(FencedOut):
         old.begin(3)
     assert steps(new) == [1]
@@ -76,7 +76,7 @@ def test_what_a_partitioned_attempt_commits_in_the_last_instant_is_nobodys(tmp_p
     open_store(tmp_path, 2)
     monkeypatch.setattr(type(old), "check", lambda self: None)
     save(old, 2)
-    assert open_store(tmp_path, 3).start.step == 1
+    assert open_store(tmp_path, 3).start.manifest.step == 1
 
 
 def test_a_lower_attempt_of_the_same_job_is_refused(tmp_path):
@@ -88,16 +88,16 @@ def test_a_lower_attempt_of_the_same_job_is_refused(tmp_path):
 def test_going_back_leaves_the_later_ones_behind_for_good(tmp_path):
     saved(tmp_path, 1, 2, 4, 6, keep_last=5)
     store = open_store(tmp_path, 2, step=2, keep_last=5)
-    assert store.start.step == 2 and steps(store) == [2]
+    assert store.start.manifest.step == 2 and steps(store) == [2]
     save(store, 3)
-    assert open_store(tmp_path, 3, keep_last=5).start.step == 3
+    assert open_store(tmp_path, 3, keep_last=5).start.manifest.step == 3
     assert [m.step for m in read_manifests(tmp_path)] == [2, 3]
 
 
 def test_the_same_step_of_another_branch_replaces_the_abandoned_one(tmp_path):
     saved(tmp_path, 1, 2, 4)
     save(open_store(tmp_path, 2, step=2), 4)
-    start = open_store(tmp_path, 3).start
+    start = open_store(tmp_path, 3).start.manifest
     assert (start.step, start.attempt) == (4, 2)
 
 
@@ -118,17 +118,17 @@ def test_required_fails_without_a_checkpoint(tmp_path):
 
 
 def test_never_refuses_a_used_directory_at_the_jobs_first_start_only(tmp_path):
-    saved(tmp_path, 1, 2, policy="never", job="first")
-    assert open_store(tmp_path, 2, policy="never", job="first").start.step == 2
+    saved(tmp_path, 1, 2, policy="never", job_uid="first")
+    assert open_store(tmp_path, 2, policy="never", job_uid="first").start.manifest.step == 2
     with pytest.raises(ConfigurationError, match="holds a complete checkpoint of step 2"):
-        open_store(tmp_path, 1, policy="never", job="second")
+        open_store(tmp_path, 1, policy="never", job_uid="second")
 
 
 def test_a_directory_passes_to_another_job_but_not_back(tmp_path):
-    saved(tmp_path, 5, 2, job="first")
-    assert open_store(tmp_path, 1, job="second").start.step == 2
+    saved(tmp_path, 5, 2, job_uid="first")
+    assert open_store(tmp_path, 1, job_uid="second").start.manifest.step == 2
     with pytest.raises(ConfigurationError, match="another job"):
-        open_store(tmp_path, 6, job="first")
+        open_store(tmp_path, 6, job_uid="first")
 
 
 def test_a_checkpoint_that_was_copied_here_is_refused(tmp_path):
@@ -144,14 +144,14 @@ def test_a_damaged_newest_one_is_an_error_that_names_the_one_before(tmp_path):
     (names.step_dir(tmp_path, 4) / "megatron" / "3.bin").write_bytes(b"short")
     with pytest.raises(ConfigurationError, match=r"3.bin has 5 bytes, its manifest says 1000; .*--from-step 2"):
         open_store(tmp_path, 2)
-    assert open_store(tmp_path, 2, step=2).start.step == 2
+    assert open_store(tmp_path, 2, step=2).start.manifest.step == 2
 
 
 def test_changed_content_of_the_same_size_is_found_by_the_rank_that_reads_it(tmp_path):
     saved(tmp_path, 1, 2)
     (names.step_dir(tmp_path, 2) / "megatron" / "3.bin").write_bytes(b"x" * 1000)
-    manifest = read_manifest(tmp_path, 2)
-    found = [manifest.corruption(tmp_path, part, 4) for part in range(4)]
+    directory = names.step_dir(tmp_path, 2)
+    found = [read_manifest(directory).corruption(directory, part, 4) for part in range(4)]
     assert [bool(f) for f in found] == [False, False, False, True]
 
 
@@ -183,6 +183,6 @@ def test_a_kill_at_any_moment_loses_no_complete_checkpoint(tmp_path):
         said = [int(line.split()[1]) for line in process.stdout.read().splitlines()]
         known = max([known, int(began.split()[1]), *said])
     last = open_store(tmp_path, 100)
-    assert last.start.step >= known > 8
-    assert last.start.damage(tmp_path) == last.start.corruption(tmp_path, 0, 1) == ""
-    assert len(fences(tmp_path)) == 9
+    assert last.start.manifest.step >= known > 8
+    manifest, directory = last.start.manifest, last.start.directory
+    assert manifest.damage(directory) == manifest.corruption(directory, 0, 1) == ""

@@ -1,15 +1,16 @@
 """A resumed run is the run that was never interrupted."""
 
-import time
+import resource
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import StepBatch
-from trainer.megatron.models import job, make_batch, make_model, ranks_of
+from trainer.megatron.models import job, make_batch, ranks_of
 from trainer.megatron.test_parity import off_policy
 from trainer.ranks import run_ranks
 
@@ -21,60 +22,107 @@ def batches(model: Path) -> list[StepBatch]:
     return [make_batch(model, step) for step in (1, 2, 3, 4)]
 
 
+def write(engine: Any, directory: Path, reshardable: bool = True) -> None:
+    """A save that is waited for."""
+    writing = engine.save(directory, reshardable)
+    writing.wait()
+    assert writing.error is None
+    writing.finish()
+
+
 def run(spec: RLJobSpec, batches: list[StepBatch], load: Path | None = None, save: Path | None = None) -> Any:
-    """Load, train on `batches`, save after the second of four; metrics, exported weights, and seconds that the save took."""
+    """Load, train on `batches`; after the second of four save to `save`/any and `save`/fixed. Metrics, exported weights, Adam's count."""
 
     def on_a_rank() -> Any:
         from rljob_trainer.megatron.engine import Engine
 
-        engine, metrics, seconds = Engine(spec, lambda: None), [], 0.0
+        engine, metrics = Engine(spec, lambda: None), []
         if load:
             engine.load(load)
         for batch in batches:
             metrics.append(engine.train_step(batch))
             if save and batch.step == 2:
-                began = time.monotonic()
-                engine.save(save)
-                seconds = time.monotonic() - began
-        return metrics, {name: t.float().numpy() for name, t in engine.export()}, seconds
+                write(engine, save / "any")
+                write(engine, save / "fixed", reshardable=False)
+        return metrics, {name: t.float().numpy() for name, t in engine.export()}, adam_steps(engine)
 
     return run_ranks(ranks_of(spec), on_a_rank)[0]
+
+
+def adam_steps(engine: Any) -> set[float]:
+    """Updates that Adam has counted, over all parameters: one number."""
+    states = [s for o in engine._learner.optimizer.chained_optimizers for s in o.optimizer.state.values()]
+    return {float(s["step"]) for s in states}
 
 
 @pytest.mark.parametrize(
     ("tensor", "pipeline", "data", "dtype"),
     [(1, 1, 1, "float32"), (1, 1, 2, "float32"), (2, 2, 1, "float32"), (2, 1, 2, "bfloat16")],
 )
-def test_resume_in_the_same_layout_is_bit_exact(
+def test_resume_in_the_same_layout_is_bit_exact_from_both_formats(
     model: Path, batches: list[StepBatch], tmp_path: Path, tensor: int, pipeline: int, data: int, dtype: str
 ) -> None:
     """Losses, KL to the starting model and weights: so the optimizer, the schedule and the reference are right too."""
     spec = off_policy(
         job(model, tensor, pipeline, data, dtype, miniBatches=2, optimizer={"learningRate": 1e-3, "warmupSteps": 7})
     )
-    metrics, weights, seconds = run(spec, batches, save=tmp_path / "c")
-    resumed, resumed_weights, _ = run(spec, batches[2:], load=tmp_path / "c")
-    assert resumed == metrics[2:]
-    assert all((weights[n] == resumed_weights[n]).all() for n in weights)
-    assert seconds < 5
+    metrics, weights, steps = run(spec, batches, save=tmp_path)
+    for form in ("any", "fixed"):
+        resumed, resumed_weights, resumed_steps = run(spec, batches[2:], load=tmp_path / form)
+        assert resumed == metrics[2:]
+        assert all((weights[n] == resumed_weights[n]).all() for n in weights)
+        assert steps == resumed_steps == {8.0}
 
 
-LAYOUTS = [((2, 1, 1), (1, 2, 1)), ((2, 2, 1), (1, 1, 1)), ((1, 1, 2), (2, 1, 1)), ((1, 2, 1), (2, 1, 2))]
-
-
-@pytest.mark.parametrize(("before", "after"), LAYOUTS)
-@pytest.mark.parametrize("vocabulary", [160, 161])
-def test_a_checkpoint_goes_on_in_another_layout(
-    megatron: None, tmp_path: Path, vocabulary: int, before: tuple[int, int, int], after: tuple[int, int, int]
+@pytest.mark.parametrize("reshardable", [True, False])
+def test_nothing_that_is_trained_while_a_save_is_written_gets_into_it(
+    model: Path, batches: list[StepBatch], tmp_path: Path, reshardable: bool
 ) -> None:
-    model = make_model(tmp_path / "model", tied=False, vocabulary=vocabulary)
-    batches = [make_batch(model, step) for step in (1, 2, 3, 4)]
-    metrics, weights, _ = run(off_policy(job(model, *before)), batches, save=tmp_path / "c")
-    resumed, resumed_weights, _ = run(off_policy(job(model, *after)), batches[2:], load=tmp_path / "c")
-    for step, expected in zip(resumed, metrics[2:], strict=True):
-        assert step == pytest.approx(expected, rel=1e-3, abs=1e-5)
-    for name, expected in weights.items():
-        torch.testing.assert_close(torch.tensor(resumed_weights[name]), torch.tensor(expected), rtol=0, atol=1e-4)
+    spec = off_policy(job(model, 2, 1, 1))
+
+    def on_a_rank() -> Any:
+        from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+
+        from rljob_trainer.megatron.engine import Engine
+
+        trained, write_file = threading.Event(), FileSystemWriterAsync.write_preloaded_data
+
+        def write_late(*args: Any, **kwargs: Any) -> Any:
+            assert trained.wait(60)
+            return write_file(*args, **kwargs)
+
+        FileSystemWriterAsync.write_preloaded_data = staticmethod(write_late)  # type: ignore[method-assign]
+        engine = Engine(spec, lambda: None)
+        engine.train_step(batches[0])
+        expected = {name: t.clone() for name, t in engine.export()}
+        writing = engine.save(tmp_path / "c", reshardable)
+        metrics = [engine.train_step(batch) for batch in batches[1:]]
+        assert not writing.done
+        trained.set()
+        writing.wait()
+        writing.finish()
+        assert any((expected[name] != t).any() for name, t in engine.export())
+        engine.load(tmp_path / "c")
+        assert all((expected[name] == t).all() for name, t in engine.export())
+        return metrics == [engine.train_step(batch) for batch in batches[1:]]
+
+    assert run_ranks(2, on_a_rank) == [True, True]
+
+
+def test_what_a_rank_could_not_write_is_known_with_its_reason(model: Path, tmp_path: Path) -> None:
+    def on_a_rank() -> str:
+        from rljob_trainer.megatron.engine import Engine
+
+        engine = Engine(job(model), lambda: None)
+        unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited[1]))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        writing = engine.save(tmp_path / "c", reshardable=False)
+        writing.wait()
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        return str(writing.error)
+
+    assert "File too large" in run_ranks(1, on_a_rank)[0]
 
 
 def test_the_spec_has_the_last_word_on_the_optimizer(model: Path, batches: list[StepBatch], tmp_path: Path) -> None:
@@ -82,18 +130,19 @@ def test_the_spec_has_the_last_word_on_the_optimizer(model: Path, batches: list[
         off_policy(job(model, optimizer={"learningRate": rate, "beta1": beta}))
         for rate, beta in ((1e-3, 0.9), (5e-4, 0.5))
     )
-    run(first, batches[:2], save=tmp_path / "c")
-    resumed, _, _ = run(second, batches[2:], load=tmp_path / "c")
-    assert [step["train/learning_rate"] for step in resumed] == [5e-4, 5e-4]
+    run(first, batches[:2], save=tmp_path)
 
     def on_a_rank() -> Any:
         from rljob_trainer.megatron.engine import Engine
 
-        engine = Engine(second, lambda: None)
-        engine.load(tmp_path / "c")
-        return engine._optimizer.param_groups[0]["betas"][0]
+        engine, found = Engine(second, lambda: None), []
+        for form in ("any", "fixed"):
+            engine.load(tmp_path / form)
+            rates = [engine.train_step(batch)["train/learning_rate"] for batch in batches[2:]]
+            found.append((engine._learner.optimizer.param_groups[0]["betas"][0], rates))
+        return found
 
-    assert run_ranks(1, on_a_rank) == [0.5]
+    assert run_ranks(1, on_a_rank) == [[(0.5, [5e-4, 5e-4])] * 2]
 
 
 def test_training_twice_gives_the_same_bits(model: Path, batches: list[StepBatch]) -> None:
@@ -108,7 +157,7 @@ def test_an_existing_directory_is_not_written_over(model: Path, tmp_path: Path) 
         from rljob_trainer.megatron.engine import Engine
 
         with pytest.raises(FileExistsError):
-            Engine(job(model), lambda: None).save(tmp_path)
+            Engine(job(model), lambda: None).save(tmp_path, reshardable=True)
 
     run_ranks(1, on_a_rank)
 
@@ -119,7 +168,9 @@ def test_saving_leaves_no_process_behind(model: Path, tmp_path: Path) -> None:
     def on_a_rank() -> list[str]:
         from rljob_trainer.megatron.engine import Engine
 
-        Engine(job(model), lambda: None).save(tmp_path / "c")
+        engine = Engine(job(model), lambda: None)
+        write(engine, tmp_path / "any")
+        write(engine, tmp_path / "fixed", reshardable=False)
         return [children.read_text() for children in Path("/proc/self/task").glob("*/children")]
 
     assert set(run_ranks(1, on_a_rank)[0]) == {""}

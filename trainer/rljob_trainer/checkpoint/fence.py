@@ -35,14 +35,12 @@ class Fence:
 def fences(root: Path) -> list[Fence]:
     """All fences of the directory, oldest first."""
     directory = names.fence_dir(root)
-    files = directory.glob("*.json") if directory.is_dir() else ()
-    return sorted((_read(f) for f in files), key=lambda f: f.seq)
+    found = (_read(f) for f in directory.glob("*.json")) if directory.is_dir() else ()
+    return sorted((f for f in found if f), key=lambda f: f.seq)
 
 
 def newest(root: Path) -> Fence | None:
-    directory = names.fence_dir(root)
-    numbers = [int(f.stem) for f in directory.glob("*.json")] if directory.is_dir() else []
-    return _read(directory / f"{max(numbers)}.json") if numbers else None
+    return max(fences(root), key=lambda f: f.seq, default=None)
 
 
 def claim(root: Path, job_uid: str, attempt: int, lineage: Sequence[tuple[int, int]]) -> Fence:
@@ -51,7 +49,16 @@ def claim(root: Path, job_uid: str, attempt: int, lineage: Sequence[tuple[int, i
     directory.mkdir(parents=True, exist_ok=True)
     fence = Fence(_take_number(directory), attempt, job_uid, tuple(lineage), time.time())
     write_json(directory / f"{fence.seq}.json", asdict(fence))
+    _prune(root, fence.seq)
     return fence
+
+
+def _prune(root: Path, seq: int) -> None:
+    """Delete claims older than `seq`, but for the newest of each job: that tells who has been here. Validity needs the newest of all alone."""
+    last = {f.job_uid: f.seq for f in fences(root)}
+    for file in names.fence_dir(root).iterdir():
+        if file.stem.isdigit() and int(file.stem) < seq and int(file.stem) not in last.values():
+            file.unlink(missing_ok=True)
 
 
 def _take_number(directory: Path) -> int:
@@ -66,6 +73,10 @@ def _take_number(directory: Path) -> int:
         return number
 
 
-def _read(file: Path) -> Fence:
-    content = json.loads(file.read_text())
+def _read(file: Path) -> Fence | None:
+    """None when a newer claim has just deleted it."""
+    try:
+        content = json.loads(file.read_text())
+    except FileNotFoundError:
+        return None
     return Fence(**content | {"lineage": tuple((s, q) for s, q in content["lineage"])})

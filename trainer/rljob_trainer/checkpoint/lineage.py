@@ -1,16 +1,42 @@
 """Which checkpoints an attempt inherits, and which one it starts from. Resuming fails closed: doubt is an error, never a start from nothing."""
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
+from rljob_api import names
 from rljob_api.protocol import Resume
 from rljob_trainer.checkpoint.fence import fences, newest
-from rljob_trainer.checkpoint.manifest import Manifest, read_manifests
+from rljob_trainer.checkpoint.manifest import PATH, Manifest, read_manifests
+from rljob_trainer.checkpoint.source import FIELD, named
 from rljob_trainer.failure import ConfigurationError
 
-PATH, RESUME = "spec.checkpoint.path", "spec.checkpoint.resume"
+RESUME = "spec.checkpoint.resume"
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The attempt that opens the directory."""
+
+    job_uid: str
+    attempt: int
+    model: str
+    """Fingerprint of the model's configuration: a checkpoint of another model is refused."""
+    layout: str
+    resume: Resume
+    resume_from: Path | None
+    """A checkpoint for the job's first attempt to start from."""
+    keep_last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The checkpoint that an attempt starts from."""
+
+    directory: Path
+    manifest: Manifest
 
 
 def inherited(root: Path) -> list[Manifest]:
@@ -24,7 +50,8 @@ def inherited(root: Path) -> list[Manifest]:
     for manifest in manifests:
         if manifest.seq > last:
             rule = f"global_step_{manifest.step} was not made in this directory: its fence number {manifest.seq} was never given out here"
-            raise ConfigurationError(PATH, str(root), rule, "move it away, or copy the whole directory with its fence/")
+            fix = "move it away, or copy the whole directory with its fence/"
+            raise ConfigurationError(PATH, str(root), rule, fix)
     return [m for m in manifests if m.seq == last or m.entry() in listed]
 
 
@@ -36,29 +63,36 @@ def refuse_foreign_job(root: Path, job_uid: str) -> None:
         raise ConfigurationError(PATH, str(root), rule, "give each job a directory of its own")
 
 
-def choose(
-    root: Path, valid: list[Manifest], resume: Resume, job_uid: str, model: str
-) -> tuple[list[Manifest], Manifest | None]:
-    """The lineage from here on and the checkpoint to start from (its last; None: from the model).
+def choose(root: Path, valid: list[Manifest], run: Run) -> tuple[list[Manifest], Start | None]:
+    """The lineage from here on, of `root`'s checkpoints only, and the one to start from (None: from the model).
 
     Raises ConfigurationError when the policy forbids what is there, or the checkpoint that should be used cannot be.
     """
-    first = all(f.job_uid != job_uid for f in fences(root))
-    if resume.policy == "never" and first and valid:
+    first = all(f.job_uid != run.job_uid for f in fences(root))
+    if run.resume.policy == "never" and first and valid:
         rule = f"`never`, but {root} holds a complete checkpoint of step {valid[-1].step}"
-        raise ConfigurationError(
-            RESUME, "never", rule, "use another spec.checkpoint.path, or set auto to go on from it"
-        )
-    lineage = _cut(root, valid, resume.step)
+        fix = "use another spec.checkpoint.path, or set auto to go on from it"
+        raise ConfigurationError(RESUME, "never", rule, fix)
+    if run.resume_from and run.resume.step is None and (first or not valid):
+        return _from_named(root, valid, run, run.resume_from)
+    lineage = _cut(root, valid, run.resume.step)
     if not lineage:
-        if resume.policy == "required":
-            raise ConfigurationError(
-                RESUME, "required", f"{root} holds no complete checkpoint", "correct spec.checkpoint.path, or set auto"
-            )
+        if run.resume.policy == "required":
+            fix = "correct spec.checkpoint.path, or set auto"
+            raise ConfigurationError(RESUME, "required", f"{root} holds no complete checkpoint", fix)
         return [], None
-    start = lineage[-1]
-    _require_usable(root, start, lineage, model)
-    return [m for m in lineage if _whole(root, m)], start
+    start = Start(names.step_dir(root, lineage[-1].step), lineage[-1])
+    _require_usable(PATH, start, lineage, run)
+    return _whole(root, lineage), start
+
+
+def _from_named(root: Path, valid: list[Manifest], run: Run, directory: Path) -> tuple[list[Manifest], Start]:
+    """One of the directory's own is gone back to; with any other the directory's lineage begins anew."""
+    start = Start(directory, named(directory))
+    relatives = valid if directory.resolve().parent == root.resolve() else read_manifests(directory.parent)
+    lineage = [m for m in relatives if m.step <= start.manifest.step]
+    _require_usable(FIELD, start, lineage, run)
+    return (_whole(root, lineage) if start.manifest in valid else []), start
 
 
 def _cut(root: Path, valid: list[Manifest], step: int | None) -> list[Manifest]:
@@ -70,27 +104,45 @@ def _cut(root: Path, valid: list[Manifest], step: int | None) -> list[Manifest]:
     kept = [m for m in valid if m.step <= step]
     if not kept or kept[-1].step != step:
         steps = ", ".join(str(m.step) for m in valid) or "none"
-        raise ConfigurationError(
-            "resume step",
-            str(step),
-            f"{root} has no complete checkpoint of it; there are: {steps}",
-            "resume from one of these",
-        )
+        rule = f"{root} has no complete checkpoint of it; there are: {steps}"
+        raise ConfigurationError("resume step", str(step), rule, "resume from one of these")
     return kept
 
 
-def _require_usable(root: Path, start: Manifest, lineage: list[Manifest], model: str) -> None:
-    if damage := start.damage(root):
-        older = [m.step for m in lineage[:-1] if not m.damage(root)]
-        fix = "restore the file" + (f", or resume --from-step {older[-1]}" if older else "")
-        raise ConfigurationError(PATH, str(root), f"global_step_{start.step} is damaged: {damage}", fix)
-    if start.model != model:
-        rule = f"global_step_{start.step} belongs to another model than spec.model.path: their config.json differ"
-        raise ConfigurationError(PATH, str(root), rule, "correct spec.model.path, or use another spec.checkpoint.path")
+def _require_usable(field: str, start: Start, lineage: list[Manifest], run: Run) -> None:
+    """Whole, of this model, and loadable into this layout. `lineage`: what might be used in its place."""
+    step, root = start.manifest.step, start.directory.parent
+    if damage := start.manifest.damage(start.directory):
+        older = [m.step for m in lineage if m.step < step and not m.damage(names.step_dir(root, m.step))]
+        fix = "restore the file" + (f", or {_instead(field, root, older[-1])}" if older else "")
+        raise ConfigurationError(field, str(start.directory), f"global_step_{step} is damaged: {damage}", fix)
+    if start.manifest.model != run.model:
+        rule = f"global_step_{step} belongs to another model than spec.model.path: their config.json differ"
+        raise ConfigurationError(
+            field, str(start.directory), rule, "correct spec.model.path, or use another checkpoint"
+        )
+    if not start.manifest.fits(run.layout):
+        _refuse_layout(field, start, lineage, run.layout)
 
 
-def _whole(root: Path, manifest: Manifest) -> bool:
-    damage = manifest.damage(root)
-    if damage:
-        log.warning("global_step_%d leaves the lineage: %s", manifest.step, damage)
-    return not damage
+def _instead(field: str, root: Path, step: int) -> str:
+    return f"resume --from-step {step}" if field == PATH else f"set {field} to {names.step_dir(root, step)}"
+
+
+def _refuse_layout(field: str, start: Start, lineage: list[Manifest], layout: str) -> None:
+    """Fast periodic saves keep the optimizer as it lay on the ranks."""
+    held = start.manifest
+    rule = f"global_step_{held.step} was saved in {held.layout}, in the fast format that only the data-parallel size may differ from"
+    other = [m.step for m in lineage if m.fits(layout)]
+    fix = f"go back to {held.layout}, suspend the job, which saves in the format for any layout, and change it then"
+    if other:
+        fix += f"; or {_instead(field, start.directory.parent, other[-1])}, the newest checkpoint that fits"
+    raise ConfigurationError("spec.trainer.parallelism", layout, rule, fix)
+
+
+def _whole(root: Path, lineage: list[Manifest]) -> list[Manifest]:
+    damages = {m.step: m.damage(names.step_dir(root, m.step)) for m in lineage}
+    for step, damage in damages.items():
+        if damage:
+            log.warning("global_step_%d leaves the lineage: %s", step, damage)
+    return [m for m in lineage if not damages[m.step]]

@@ -2,44 +2,63 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rljob_api import names
 from rljob_api.protocol import Checkpoint
 from rljob_trainer.checkpoint.files import fingerprint, tree, write_json
+from rljob_trainer.failure import ConfigurationError
 
+PATH = "spec.checkpoint.path"
+FIX = "restore it from where it was copied, or move the directory away"
 STEP_DIRECTORY = re.compile(r"global_step_(\d+)")
 
 Files = dict[str, tuple[int, str]]
 """Path below the checkpoint's directory -> size in bytes, sha256."""
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a complete checkpoint says of itself."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What whoever saves knows of a checkpoint."""
 
     step: int
+    layout: str
+    reshardable: bool
+    """Can be loaded into any layout; else only into one that differs in nothing but its data-parallel size."""
+    digest: str
+    """Digest of the policy's weights, as rollouts verified it."""
+    data: Mapping[str, int]
+    """State of the data cursor."""
+    files: Files
+
+    @property
+    def engine(self) -> str:
+        """Directory of the engine's files inside the checkpoint's."""
+        return engine_directory(self.reshardable)
+
+    def fits(self, layout: str) -> bool:
+        """Whether it can be loaded into `layout`."""
+        return self.reshardable or _model_part(self.layout) == _model_part(layout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest(Contents):
+    """What a complete checkpoint says of itself."""
+
     seq: int
     """Number of the fence that it was made under."""
     attempt: int
     job_uid: str
     parent: int | None
     """Step of the checkpoint before it in its lineage."""
-    layout: str
-    reshardable: bool
-    digest: str
-    """Digest of the policy's weights, as rollouts verified it."""
     model: str
     """Fingerprint of the configuration of the model that it belongs to."""
-    data: Mapping[str, int]
-    """State of the data cursor."""
     time: float
-    files: Files
 
-    def write(self, root: Path) -> None:
-        write_json(names.manifest_file(root, self.step), asdict(self))
+    def write(self, directory: Path) -> None:
+        write_json(names.manifest_file(directory), asdict(self))
 
     def entry(self) -> tuple[int, int]:
         """What a fence lists: (step, seq) is unique, also when a step is saved again on another branch."""
@@ -58,43 +77,61 @@ class Manifest:
             time=self.time,
         )
 
-    def damage(self, root: Path) -> str:
-        """What is wrong with its files as far as their sizes tell; empty when nothing is."""
+    def damage(self, directory: Path) -> str:
+        """What is wrong with its files in `directory` as far as their sizes tell; empty when nothing is."""
         for name, (size, _) in self.files.items():
-            file = names.step_dir(root, self.step) / name
+            file = directory / name
             if not file.is_file():
                 return f"{name} is missing"
             if file.stat().st_size != size:
                 return f"{name} has {file.stat().st_size} bytes, its manifest says {size}"
         return ""
 
-    def corruption(self, root: Path, part: int, parts: int) -> str:
+    def corruption(self, directory: Path, part: int, parts: int) -> str:
         """What is wrong with the content of every `parts`-th file, from number `part` on; empty when nothing is."""
         for name in sorted(self.files)[part::parts]:
-            if fingerprint(names.step_dir(root, self.step) / name) != tuple(self.files[name]):
+            if fingerprint(directory / name) != tuple(self.files[name]):
                 return f"the content of {name} is not what its manifest says"
         return ""
 
 
-def fingerprints(directory: Path, part: int, parts: int) -> Files:
-    """Of every `parts`-th file below `directory`, from number `part` on: ranks share the reading."""
-    return {str(f.relative_to(directory)): fingerprint(f) for f in tree(directory)[part::parts]}
+def engine_directory(reshardable: bool) -> str:
+    """One name for each format, so that a checkpoint's directory has room for both while one takes the other's place."""
+    return "megatron" if reshardable else "megatron-fixed"
+
+
+def fingerprints(directory: Path, known: Container[str] = ()) -> Files:
+    """Of every file below `directory` whose path is not in `known`."""
+    paths = {str(f.relative_to(directory)): f for f in tree(directory)}
+    return {name: fingerprint(file) for name, file in paths.items() if name not in known}
 
 
 def read_manifests(root: Path) -> list[Manifest]:
-    """All complete checkpoints in the directory, of whatever lineage, by step. A directory without a manifest is none."""
-    found = []
-    for directory in root.iterdir():
-        match = STEP_DIRECTORY.fullmatch(directory.name)
-        if match and (manifest := read_manifest(root, int(match[1]))):
-            found.append(manifest)
-    return sorted(found, key=lambda m: m.step)
+    """All complete checkpoints in the directory, of whatever lineage, by step. A directory without a manifest is none.
+
+    Raises ConfigurationError for a manifest that is not one of ours.
+    """
+    steps = [int(match[1]) for d in root.iterdir() if (match := STEP_DIRECTORY.fullmatch(d.name))]
+    found = (read_manifest(names.step_dir(root, step)) for step in sorted(steps))
+    return [m for m in found if m]
 
 
-def read_manifest(root: Path, step: int) -> Manifest | None:
-    """None when there is no complete checkpoint of that step."""
+def read_manifest(directory: Path, field: str = PATH) -> Manifest | None:
+    """What `global_step_N/` says of itself; None when it is no complete checkpoint. Raises ConfigurationError, which blames `field`."""
+    file = names.manifest_file(directory)
     try:
-        content = json.loads(names.manifest_file(root, step).read_text())
-    except FileNotFoundError:
+        manifest = Manifest(**json.loads(file.read_text()))
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    return Manifest(**content)
+    except (ValueError, TypeError) as error:
+        rule = f"is not the manifest of a checkpoint of rljob: {error}"
+        raise ConfigurationError(field, str(file), rule, FIX) from error
+    if directory.name != f"global_step_{manifest.step}":
+        rule = f"the directory is called {directory.name}, its manifest says step {manifest.step}: it was renamed or put together by hand"
+        raise ConfigurationError(field, str(directory), rule, f"name it global_step_{manifest.step} again")
+    return manifest
+
+
+def _model_part(layout: str) -> list[str]:
+    """What of `tp2-pp1-dp4-cp2` says how one copy of the model is cut."""
+    return [part for part in layout.split("-") if not part.startswith("dp")]

@@ -3,15 +3,15 @@
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
 from rljob_api import names
-from rljob_api.protocol import Checkpoint, Resume
+from rljob_api.protocol import Checkpoint
 from rljob_trainer.checkpoint.fence import FencedOut, claim, newest
 from rljob_trainer.checkpoint.files import sync_directory
-from rljob_trainer.checkpoint.lineage import choose, inherited, refuse_foreign_job
-from rljob_trainer.checkpoint.manifest import STEP_DIRECTORY, Files, Manifest, read_manifest, read_manifests
+from rljob_trainer.checkpoint.lineage import Run, Start, choose, inherited, refuse_foreign_job
+from rljob_trainer.checkpoint.manifest import STEP_DIRECTORY, Contents, Manifest, read_manifest, read_manifests
 from rljob_trainer.failure import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -20,27 +20,19 @@ log = logging.getLogger(__name__)
 class Store:
     """Open it once per attempt, on rank 0, before anything is trained."""
 
-    def __init__(self, root: Path, job_uid: str, attempt: int, model: str, resume: Resume, keep_last: int):
+    def __init__(self, root: Path, run: Run):
         """Claims the fence and decides where the attempt starts.
 
-        `model`: fingerprint of the model's configuration; a checkpoint of another model is refused.
         Raises FencedOut when a newer attempt of this job was here, ConfigurationError for what only the user can mend.
         """
-        self._root, self._job_uid, self._attempt, self._model, self._keep_last = (
-            root,
-            job_uid,
-            attempt,
-            model,
-            keep_last,
-        )
+        self._root, self._run = root, run
         _make(root)
         self._refuse_older_attempt()
-        refuse_foreign_job(root, job_uid)
-        lineage, self.start = choose(root, inherited(root), resume, job_uid, model)
-        self._lineage = lineage
-        self._fence = claim(root, job_uid, attempt, [m.entry() for m in lineage])
+        refuse_foreign_job(root, run.job_uid)
+        self._lineage, self.start = choose(root, inherited(root), run)
+        self._fence = claim(root, run.job_uid, run.attempt, [m.entry() for m in self._lineage])
 
-    start: Manifest | None
+    start: Start | None
     """The checkpoint that the attempt starts from; None: from the model."""
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -52,7 +44,9 @@ class Store:
         fence = newest(self._root)
         if fence is None or fence.seq != self._fence.seq:
             owner = f"attempt {fence.attempt} of job {fence.job_uid}" if fence else "nobody: the fence was deleted"
-            raise FencedOut(f"{self._root} now belongs to {owner}; this is attempt {self._attempt} of {self._job_uid}")
+            raise FencedOut(
+                f"{self._root} now belongs to {owner}; this is attempt {self._run.attempt} of {self._run.job_uid}"
+            )
 
     def begin(self, step: int) -> Path:
         """An empty directory for all ranks to write the checkpoint of `step` into. Raises FencedOut."""
@@ -62,47 +56,61 @@ class Store:
         scratch.mkdir()
         return scratch
 
-    def commit(self, step: int, files: Files, layout: str, digest: str, data: Mapping[str, int]) -> None:
+    def commit(self, contents: Contents) -> None:
         """Make what `begin` gave out a checkpoint, then delete what keepLast does not cover. Call when every rank has written. Raises FencedOut."""
         self.check()
-        replaced = self._make_room(step)
-        self._scratch(step).rename(names.step_dir(self._root, step))
-        sync_directory(self._root)
-        parent = self._lineage[-1].step if self._lineage else None
+        last = self._lineage[-1] if self._lineage else None
+        again = last if last and last.step == contents.step else None
         manifest = Manifest(
-            step,
-            self._fence.seq,
-            self._attempt,
-            self._job_uid,
-            parent,
-            layout,
-            True,
-            digest,
-            self._model,
-            dict(data),
-            time.time(),
-            files,
+            **{f.name: getattr(contents, f.name) for f in fields(contents)},
+            seq=self._fence.seq,
+            attempt=self._run.attempt,
+            job_uid=self._run.job_uid,
+            parent=again.parent if again else last.step if last else None,
+            model=self._run.model,
+            time=time.time(),
         )
-        manifest.write(self._root)
+        if again:
+            self._exchange(again, manifest)
+        else:
+            self._put(manifest)
         self._lineage.append(manifest)
-        if replaced:
-            shutil.rmtree(replaced)
         self._prune()
 
     def _scratch(self, step: int) -> Path:
         return self._root / f"global_step_{step}.tmp-{self._fence.seq}"
 
+    def _put(self, manifest: Manifest) -> None:
+        target = names.step_dir(self._root, manifest.step)
+        replaced = self._make_room(target, manifest.step)
+        self._scratch(manifest.step).rename(target)
+        sync_directory(self._root)
+        manifest.write(target)
+        if replaced:
+            shutil.rmtree(replaced)
+
+    def _exchange(self, held: Manifest, manifest: Manifest) -> None:
+        """The same step in the other format: its files come beside the old ones, and the new manifest takes the old one's place in one move."""
+        assert held.engine != manifest.engine, f"step {held.step} is saved twice in one lineage"
+        target = names.step_dir(self._root, held.step)
+        shutil.rmtree(target / manifest.engine, ignore_errors=True)  # of a kill before the move
+        (self._scratch(held.step) / manifest.engine).rename(target / manifest.engine)
+        sync_directory(target)
+        manifest.write(target)
+        self._lineage.remove(held)
+        for old in (target / held.engine, self._scratch(held.step)):
+            shutil.rmtree(old)
+
     def _refuse_older_attempt(self) -> None:
         fence = newest(self._root)
-        if fence and fence.job_uid == self._job_uid and fence.attempt > self._attempt:
-            raise FencedOut(f"attempt {fence.attempt} has started; this is attempt {self._attempt}")
+        if fence and fence.job_uid == self._run.job_uid and fence.attempt > self._run.attempt:
+            raise FencedOut(f"attempt {fence.attempt} has started; this is attempt {self._run.attempt}")
 
-    def _make_room(self, step: int) -> Path | None:
+    def _make_room(self, target: Path, step: int) -> Path | None:
         """Move aside what an abandoned branch or a kill has left under the step's name."""
-        target = names.step_dir(self._root, step)
         if not target.exists():
             return None
-        held = read_manifest(self._root, step)
+        held = read_manifest(target)
         if held and held.seq > self._fence.seq:
             raise FencedOut(f"{target} was written by a newer attempt")
         assert held is None or held not in self._lineage, f"step {step} is saved twice in one lineage"
@@ -113,14 +121,14 @@ class Store:
     def _prune(self) -> None:
         """Everything but the last keepLast of the lineage: older ones, abandoned branches, scratch of attempts that were killed."""
         self.check()
-        self._lineage, dropped = self._lineage[-self._keep_last :], self._lineage[: -self._keep_last]
+        count = self._run.keep_last
+        self._lineage, dropped = self._lineage[-count:], self._lineage[:-count]
         kept = {m.entry() for m in self._lineage}
         abandoned = [m for m in read_manifests(self._root) if m.entry() not in kept and m.seq < self._fence.seq]
         for step in sorted({m.step for m in dropped} | {m.step for m in abandoned}):
-            names.manifest_file(self._root, step).unlink(
-                missing_ok=True
-            )  # first: half a checkpoint must not look like one
-            shutil.rmtree(names.step_dir(self._root, step), ignore_errors=True)
+            directory = names.step_dir(self._root, step)
+            names.manifest_file(directory).unlink(missing_ok=True)  # first: half a checkpoint must not look like one
+            shutil.rmtree(directory, ignore_errors=True)
         for directory in self._root.glob("global_step_*.tmp-*"):
             if _scratch_seq(directory) < self._fence.seq:
                 shutil.rmtree(directory, ignore_errors=True)

@@ -59,8 +59,9 @@ class DriverClient:
         """The data cursor as of the last trained step, for the checkpoint that is being made."""
         return self._call("saving")
 
-    def saved(self, checkpoints: Sequence[Checkpoint], seconds: float) -> None:
-        self._call("saved", checkpoints=[c.dump() for c in checkpoints], seconds=seconds)
+    def saved(self, step: int, checkpoints: Sequence[Checkpoint], stall: float, background: float) -> None:
+        """The checkpoint of `step` is complete; the loop waited `stall` seconds for it, and it was written in `background` seconds beside."""
+        self._call("saved", step=step, checkpoints=[c.dump() for c in checkpoints], stall=stall, background=background)
 
     def end(self, export: str) -> None:
         """Write the last progress and leave."""

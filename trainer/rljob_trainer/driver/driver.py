@@ -117,9 +117,8 @@ class Driver:
         self._enter("saving")
         return self._cursor.state(self._prompts)
 
-    async def saved(self, checkpoints: list[dict], seconds: float) -> None:
-        if self._step:
-            self._record(self._step, {"time/save": seconds})
+    async def saved(self, step: int, checkpoints: list[dict], stall: float, background: float) -> None:
+        self._sinks.record(step, {"time/save": stall, "time/save_background": background})
         self._progress.update(checkpoints=[Checkpoint.model_validate(c) for c in checkpoints])
 
     async def end(self, export: str) -> None:

@@ -1,6 +1,11 @@
-"""Model, optimizer, schedule and random states as a torch_dist directory that any layout can load."""
+"""Networks, optimizers, schedules and random states as a torch_dist directory.
 
-import queue
+Two formats. `fully_reshardable`: any layout can load it; the optimizer's shards are first gathered on every data-parallel rank
+(distrib_optimizer.py:1262). `dp_reshardable`: every rank writes its own shards as they lie, at once; only the number of data-parallel ranks
+may differ when it is loaded.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,79 +15,123 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing.mapping import ShardedObject
-from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer.module import MegatronModule
+
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.megatron.writing import Writing, storages
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """One network that is trained."""
+
+    modules: Sequence[MegatronModule]
+    """Its pieces on this rank, without their wrappers, whose names would get into the file."""
+    optimizer: Any
+    scheduler: OptimizerParamScheduler
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """The live objects that a checkpoint is taken of or put into."""
 
-    module: MegatronModule
-    """The model without its wrappers, whose names would get into the file."""
-    optimizer: Any
-    scheduler: OptimizerParamScheduler
+    networks: Mapping[str, Network]
+    """`policy`, and `critic` where there is one."""
+    kl_coefficient: float
+    """Of the KL controller, as it is now."""
     layout: str
 
 
-def save(directory: Path, state: State) -> None:
-    """Write into `directory`, which must not exist, on a file system that all ranks share. Collective; complete when it returns."""
+def save(directory: Path, state: State, reshardable: bool) -> Writing:
+    """Copy the state, and start to write it into `directory`, which must not exist, on a file system that all ranks share. Collective.
+
+    Complete once `finish` of what is returned has returned on every rank. What is trained meanwhile does not get into it.
+    """
     if dist.get_rank() == 0:
         directory.mkdir(parents=True)
     dist.barrier()
-    # The writer and its reader are threads of this process. The default queue is served by a process of its own: spawned, it takes 6 to 29 s;
-    # forked, it outlives a killed rank and holds the rank's connections open, so that peers wait instead of failing.
-    filesystem_async._results_queue = queue.Queue()
-    dist_checkpointing.save(_sharded(state, loading=False), str(directory), async_strategy="mcore")
-    dist.barrier()
+    sharded = _sharded(state, _formatted(reshardable), loading=False)
+    common = {"layout": state.layout, "reshardable": reshardable, "kl_coefficient": state.kl_coefficient}
+    return Writing(directory, sharded | common | {"names": sorted(state.networks)}, storages(sharded))
 
 
-def load(directory: Path, state: State) -> None:
-    """Put what `save` wrote into the live objects. Random states are taken only in the same layout. Collective."""
-    same_layout = dist_checkpointing.load_common_state_dict(str(directory))["layout"] == state.layout
-    wanted = _sharded(state, loading=True)
+def load(directory: Path, state: State) -> float:
+    """Put what `save` wrote into the live objects, and return the KL coefficient. Random states are taken only in the same layout. Collective.
+
+    Raises ConfigurationError when a network that is to be trained is not in it.
+    """
+    common = dist_checkpointing.load_common_state_dict(str(directory))
+    _require_networks(common["names"], state)
+    wanted = _sharded(state, _formatted(common["reshardable"]), loading=True)
+    same_layout = common["layout"] == state.layout
     if not same_layout:
         del wanted["random"]
     loaded = dist_checkpointing.load(wanted, str(directory))
-    state.module.load_state_dict(loaded["model"])
-    _keep_settings(loaded["optimizer"], state.optimizer)
-    state.optimizer.load_state_dict(loaded["optimizer"])
-    state.scheduler.load_state_dict(loaded["scheduler"])
+    for name, network in state.networks.items():
+        _put(loaded[name], network)
     if same_layout:
         torch.set_rng_state(loaded["random"]["torch"])
         get_cuda_rng_tracker().set_states(loaded["random"]["tracker"])
+    return common["kl_coefficient"]
 
 
-def _keep_settings(loaded: dict[str, Any], optimizer: Any) -> None:
+def _require_networks(held: list[str], state: State) -> None:
+    if missing := sorted(set(state.networks) - set(held)):
+        rule = f"the checkpoint holds {' and '.join(held)} only: the job that made it trained no {missing[0]}"
+        fix = "keep the job's networks, or use another spec.checkpoint.path and start from the exported model"
+        raise ConfigurationError(f"spec.{missing[0]}", "set", rule, fix)
+
+
+def _put(loaded: dict[str, Any], network: Network) -> None:
+    for i, module in enumerate(network.modules):
+        module.load_state_dict(loaded["model"][i])
+    _keep_settings(loaded["optimizer"], network.optimizer)
+    network.optimizer.load_state_dict(loaded["optimizer"])
+    network.scheduler.load_state_dict(loaded["scheduler"])
+
+
+def _keep_settings(loaded: dict[Any, Any], optimizer: Any) -> None:
     """The spec of today has the last word on the optimizer's numbers; megatron would take those of the checkpoint, or, by the learning rate,
     not recognise its parameter groups (distrib_optimizer.py:970). The scheduler sets rate and weight decay."""
     ours = optimizer.param_groups[0]
-    for group in loaded["optimizer"]["param_groups"]:
-        group.update({key: ours[key] for key in ("max_lr", "min_lr", "betas", "eps")})
+    for part in [loaded] if "optimizer" in loaded else loaded.values():  # one each for dense and expert parameters
+        for group in part["optimizer"]["param_groups"]:
+            group.update({key: ours[key] for key in ("max_lr", "min_lr", "betas", "eps")})
 
 
-def _sharded(state: State, loading: bool) -> dict[str, Any]:
-    metadata = {
-        "distrib_optim_sharding_type": "fully_reshardable",  # the only one that survives a change of tensor or pipeline size
+def _formatted(reshardable: bool) -> dict[str, Any]:
+    return {
+        "distrib_optim_sharding_type": "fully_reshardable" if reshardable else "dp_reshardable",
         "singleton_local_shards": False,
         "chained_optim_avoid_prefix": True,
         "dp_cp_group": mpu.get_data_parallel_group(with_context_parallel=True),
     }
-    model = state.module.sharded_state_dict(metadata=metadata)
+
+
+def _sharded(state: State, metadata: dict[str, Any], loading: bool) -> dict[str, Any]:
+    parts = {name: _sharded_network(network, metadata, loading) for name, network in state.networks.items()}
+    for name, part in parts.items():
+        add_prefix_for_sharding(part, f"{name}.")
+    return parts | {"random": _random_states()}
+
+
+def _sharded_network(network: Network, metadata: dict[str, Any], loading: bool) -> dict[str, Any]:
+    model = {i: module.sharded_state_dict(metadata=metadata) for i, module in enumerate(network.modules)}
     return {
         "model": model,
-        "optimizer": state.optimizer.sharded_state_dict({"model": model}, is_loading=loading, metadata=metadata),
-        "scheduler": state.scheduler.state_dict(),
-        "layout": state.layout,
-        "random": _random_states(),
+        "optimizer": network.optimizer.sharded_state_dict(dict(model), is_loading=loading, metadata=metadata),
+        "scheduler": network.scheduler.state_dict(),
     }
 
 
 def _random_states() -> ShardedObject:
-    """One per rank of the model; data-parallel copies share theirs."""
+    """One per rank of the model; data-parallel and context-parallel copies share theirs."""
     states = {"torch": torch.get_rng_state(), "tracker": get_cuda_rng_tracker().get_states()}
     shape = (mpu.get_pipeline_model_parallel_world_size(), mpu.get_tensor_model_parallel_world_size())
     place = (mpu.get_pipeline_model_parallel_rank(), mpu.get_tensor_model_parallel_rank())
-    return ShardedObject("random", states, shape, place, replica_id=mpu.get_data_parallel_rank())
+    return ShardedObject(
+        "random", states, shape, place, replica_id=mpu.get_data_parallel_rank(with_context_parallel=True)
+    )

@@ -1,0 +1,147 @@
+"""spec.checkpoint.resumeFrom, and checkpoints that only fit the layout they were saved in."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rljob_api import names
+from rljob_trainer.checkpoint.manifest import read_manifests
+from rljob_trainer.failure import ConfigurationError
+from trainer.checkpoint.saving import open_store, save
+from trainer.checkpoint.test_store import saved, steps
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """Checkpoints 2 and 4 of another job."""
+    saved(tmp_path / "other", 7, 2, 4, job_uid="other")
+    return tmp_path / "other"
+
+
+def refused(root: Path, source: Path, **changes) -> ConfigurationError:
+    with pytest.raises(ConfigurationError) as caught:
+        open_store(root, 1, source=source, **changes)
+    return caught.value
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_the_first_attempt_starts_from_the_named_one_whatever_is_newer_there(tmp_path, other, slash):
+    store = open_store(tmp_path / "own", 1, source=Path(f"{names.step_dir(other, 2)}{slash}"))
+    assert (store.start.directory, store.start.manifest.data["consumed"]) == (names.step_dir(other, 2), 2)
+    assert steps(store) == []
+
+
+def test_it_is_used_again_until_there_is_a_checkpoint_of_the_jobs_own(tmp_path, other):
+    source = names.step_dir(other, 2)
+    open_store(tmp_path / "own", 1, source=source)
+    second = open_store(tmp_path / "own", 2, source=source)
+    assert second.start.directory == source
+    save(second, 3)
+    third = open_store(tmp_path / "own", 3, source=source)
+    assert (third.start.directory, steps(third)) == (names.step_dir(tmp_path / "own", 3), [3])
+
+
+def test_what_another_job_left_in_the_path_is_passed_over_and_gives_way(tmp_path, other):
+    saved(tmp_path / "own", 1, 8, job_uid="before")
+    store = open_store(tmp_path / "own", 1, source=names.step_dir(other, 2))
+    assert (store.start.manifest.step, steps(store)) == (2, [])
+    save(store, 3)
+    assert [m.step for m in read_manifests(tmp_path / "own")] == [3]
+
+
+def test_one_of_the_paths_own_is_gone_back_to(tmp_path):
+    saved(tmp_path, 1, 2, 4, job_uid="before")
+    store = open_store(tmp_path, 1, source=names.step_dir(tmp_path, 2))
+    assert (store.start.manifest.step, steps(store)) == (2, [2])
+
+
+def test_a_request_for_a_step_has_precedence(tmp_path, other):
+    saved(tmp_path / "own", 1, 6, source=names.step_dir(other, 4))
+    assert open_store(tmp_path / "own", 2, step=0, source=names.step_dir(other, 4)).start is None
+
+
+def test_it_satisfies_required(tmp_path, other):
+    assert open_store(tmp_path / "own", 1, policy="required", source=names.step_dir(other, 4)).start
+
+
+def test_what_is_no_checkpoint_is_refused_with_what_it_is(tmp_path, other):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    half = tmp_path / "global_step_9"
+    half.mkdir()
+    for source, words in {
+        tmp_path / "nowhere": "is not a directory that the trainer can see",
+        model: "is a Hugging Face model.*set it as spec.model.path",
+        half: "is not complete",
+        other: "is a directory of checkpoints.*global_step_2, global_step_4",
+        names.step_dir(other, 4) / "megatron": "lies inside a checkpoint; name its directory global_step_4",
+        other / "fence": "is not a checkpoint of rljob",
+    }.items():
+        error = refused(tmp_path / "own", source)
+        assert error.field == "spec.checkpoint.resumeFrom"
+        with pytest.raises(ConfigurationError, match=words):
+            raise error
+
+
+def test_torn_foreign_and_contradictory_ones_are_refused(tmp_path, other):
+    assert "another model" in refused(tmp_path / "own", names.step_dir(other, 4), model="x").rule
+    (names.step_dir(other, 4) / "megatron" / "3.bin").unlink()
+    torn = refused(tmp_path / "own", names.step_dir(other, 4))
+    assert "3.bin is missing" in torn.rule and f"set spec.checkpoint.resumeFrom to {other}/global_step_2" in torn.fix
+    renamed = names.step_dir(other, 2).rename(other / "global_step_3")
+    assert "its manifest says step 2" in refused(tmp_path / "own", renamed).rule
+    names.manifest_file(renamed).write_text(json.dumps({"step": 3}))
+    assert "is not the manifest of a checkpoint of rljob" in refused(tmp_path / "own", renamed).rule
+
+
+def test_a_manifest_that_was_tampered_with_is_refused_in_the_path_too(tmp_path):
+    saved(tmp_path, 1, 2)
+    names.manifest_file(names.step_dir(tmp_path, 2)).write_text("{")
+    with pytest.raises(ConfigurationError, match="spec.checkpoint.path.*is not the manifest"):
+        open_store(tmp_path, 2)
+
+
+LAYOUT = "tp2-pp1-dp2"
+
+
+def test_a_fast_save_goes_on_with_another_number_of_data_parallel_ranks_only(tmp_path):
+    store = open_store(tmp_path, 1, layout=LAYOUT)
+    save(store, 2, layout=LAYOUT)
+    save(store, 4, reshardable=False, layout=LAYOUT)
+    assert open_store(tmp_path, 2, layout="tp2-pp1-dp4").start.manifest.step == 4
+    with pytest.raises(ConfigurationError) as caught:
+        open_store(tmp_path, 3, layout="tp1-pp1-dp4")
+    assert caught.value.field == "spec.trainer.parallelism"
+    assert "go back to tp2-pp1-dp2, suspend the job" in caught.value.fix
+    assert "resume --from-step 2, the newest checkpoint that fits" in caught.value.fix
+    assert open_store(tmp_path, 3, step=2, layout="tp1-pp1-dp4").start.manifest.step == 2
+
+
+def test_the_same_step_saved_for_any_layout_takes_the_place_of_the_fast_one(tmp_path):
+    store = open_store(tmp_path, 1)
+    save(store, 2, reshardable=False)
+    save(store, 2)
+    (held,) = store.checkpoints()
+    assert held.reshardable
+    assert sorted(p.name for p in names.step_dir(tmp_path, 2).iterdir()) == ["manifest.json", "megatron"]
+    assert open_store(tmp_path, 2, layout=LAYOUT).start.manifest.damage(names.step_dir(tmp_path, 2)) == ""
+    assert [p.name for p in tmp_path.glob("*.tmp-*")] == []
+
+
+def test_a_later_attempt_may_take_its_starting_points_place(tmp_path):
+    save(open_store(tmp_path, 1), 2, reshardable=False)
+    save(open_store(tmp_path, 2), 2)
+    start = open_store(tmp_path, 3).start.manifest
+    assert (start.reshardable, start.attempt) == (True, 2)
+
+
+def test_of_every_job_the_newest_claim_is_kept(tmp_path):
+    for attempt in (1, 2, 3):
+        saved(tmp_path, attempt, attempt, job_uid="first")
+    for attempt in (1, 2):
+        open_store(tmp_path, attempt, job_uid="second")
+    assert sorted(f.name for f in names.fence_dir(tmp_path).iterdir()) == ["3.claim", "3.json", "5.claim", "5.json"]
+    with pytest.raises(ConfigurationError, match="another job"):
+        open_store(tmp_path, 4, job_uid="first")

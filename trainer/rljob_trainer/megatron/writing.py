@@ -1,0 +1,97 @@
+"""A torch_dist save whose files are written beside training.
+
+The writer is a thread of the rank. megatron's own asynchronous writers are processes: forked ones outlive a killed rank and hold its connections
+open, so that peers wait in place of failing; spawned ones take 6 to 29 s, and read tensors through handles that need ptrace in a container.
+Threads take no part in collectives: the process group is used by the loop alone.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+from rljob_trainer.checkpoint.files import fingerprint
+from rljob_trainer.checkpoint.manifest import Files
+
+
+class Writing:
+    """Made by all ranks together. Each then waits until it is `done`; `finish` again belongs to all."""
+
+    def __init__(self, directory: Path, sharded: dict[str, Any], live: set[int]) -> None:
+        """Copy what this rank writes of a megatron sharded state dict, and begin. `live`: the storages that training goes on changing."""
+        # The writer and its reader are threads of this process. The default queue is served by a process of its own.
+        self._results: queue.Queue[Any] = queue.Queue()
+        filesystem_async._results_queue = self._results
+        self._request = dist_checkpointing.save(
+            sharded, str(directory), async_sharded_save=True, async_strategy="mcore"
+        )
+        # A rank without a part of its own has no function, else (function, [rank, buckets, queue])
+        self._transforms = self._request.async_fn.args[0] if self._request.async_fn else []
+        buckets = self._request.async_fn_args[1] if self._request.async_fn else []
+        self._buckets = [(file, name, (data, _held(tensors, live))) for file, name, (data, tensors) in buckets]
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._began, self.seconds = time.monotonic(), 0.0
+        self.files: Files = {}
+        """What this rank has written, by path below the directory's parent; complete when it is done."""
+        self.error: Exception | None = None
+        """Why this rank could not write."""
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """This rank's part is on the disk, or has failed."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        self._thread.join()
+
+    def finish(self) -> None:
+        """Write what joins the parts. All ranks must be done, none with an error. Collective."""
+        for function in self._request.finalize_fns:
+            function()
+
+    def _run(self) -> None:
+        try:
+            self._write()
+        except Exception as error:
+            self.error = error
+        self.seconds = time.monotonic() - self._began
+
+    def _write(self) -> None:
+        written = {}
+        for i, bucket in enumerate(self._buckets):
+            write = filesystem_async.FileSystemWriterAsync.write_preloaded_data
+            _, result = write(self._transforms, i, bucket, None, None, use_fsync=True)
+            if isinstance(result, Exception):
+                raise result
+            written[i] = result
+            file = Path(bucket[0])
+            self.files[f"{file.parent.name}/{file.name}"] = fingerprint(file)
+        if written:
+            self._results.put(written)
+
+
+def storages(sharded: dict[str, Any]) -> set[int]:
+    """Addresses of the memory that the tensors of a megatron sharded state dict share with the live objects."""
+    values = (getattr(value, "data", None) for value in nested_values(sharded))
+    return {v.untyped_storage().data_ptr() for v in values if isinstance(v, torch.Tensor)}
+
+
+def _held(tensors: Iterable[tuple[Any, torch.Tensor]], live: set[int]) -> list[tuple[Any, torch.Tensor]]:
+    """In host memory of their own. megatron has copied views already (filesystem_async.py:153), and nothing else."""
+    return [(item, _copy(t) if t.is_cuda or t.untyped_storage().data_ptr() in live else t) for item, t in tensors]
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """On a GPU the copy is under way when this returns."""
+    host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+    return host.copy_(tensor, non_blocking=True)
