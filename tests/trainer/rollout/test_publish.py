@@ -15,7 +15,8 @@ import torch
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout.client import Generation, ReplicaLost, RolloutClient
 from rljob_trainer.weights.bucket import pack
-from rljob_trainer.weights.publisher import Published, Publisher
+from rljob_trainer.weights.gloo import TrainerEnd
+from rljob_trainer.weights.publisher import BUCKET_BYTES, Published, Publisher
 from rljob_trainer.weights.session import ReplicaError, Session
 from rljob_trainer.weights.version import PolicyVersion
 from rljob_trainer.weights.wire import FencedOut
@@ -24,6 +25,8 @@ from trainer.rollout.servers import TOKEN, Server
 
 pytestmark = pytest.mark.slow
 
+CPU = torch.device("cpu")
+LIMIT = 2**30
 PROMPTS = [tuple(2 + (i * 7 + j * 3) % 120 for j in range(length)) for i, length in enumerate((5, 17, 150))]
 
 
@@ -81,9 +84,9 @@ def test_a_corrupted_bucket_is_refused_and_the_old_weights_are_served(
     server: Server, checkpoints: dict[str, Path]
 ) -> None:
     publish(server, checkpoints["old"], 2)
-    (bucket,) = pack(iter(models.tensors(checkpoints["new"])))
-    bucket.payload[12345] ^= 1
-    session = Session(server.endpoint, TOKEN, 1, "127.0.0.1", "cpu")
+    (bucket,) = pack(iter(models.tensors(checkpoints["new"])), LIMIT, CPU)
+    bucket.payload[5] ^= 1
+    session = Session(server.endpoint, TOKEN, 1, partial(TrainerEnd, "127.0.0.1"))
     session.open()
     with pytest.raises(ReplicaError, match="checksum differs from the sender's"):
         session.send(bucket)
@@ -114,9 +117,9 @@ def test_an_update_that_does_not_fit_the_model_is_refused(
 
 def test_a_wrong_digest_is_refused(server: Server, checkpoints: dict[str, Path]) -> None:
     publish(server, checkpoints["old"], 5)
-    session = Session(server.endpoint, TOKEN, 1, "127.0.0.1", "cpu")
+    session = Session(server.endpoint, TOKEN, 1, partial(TrainerEnd, "127.0.0.1"))
     session.open()
-    for bucket in pack(iter(models.tensors(checkpoints["new"])), 100_000):
+    for bucket in pack(iter(models.tensors(checkpoints["new"])), 100_000, CPU):
         session.send(bucket)
     with pytest.raises(ReplicaError, match="the update's digest is"):
         session.commit(PolicyVersion(1, 6, "0" * 64))
@@ -127,15 +130,17 @@ def test_a_wrong_digest_is_refused(server: Server, checkpoints: dict[str, Path])
 def test_a_trainer_that_dies_mid_publish_leaves_a_usable_server(server: Server, checkpoints: dict[str, Path]) -> None:
     publish(server, checkpoints["old"], 7)
     program = f"""
-import os
+import os, torch
 from pathlib import Path
 from trainer.rollout import models
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.weights.bucket import pack
+from rljob_trainer.weights.gloo import TrainerEnd
 from rljob_trainer.weights.session import Session
-session = Session(RolloutEndpoint.model_validate_json('''{server.endpoint.dump_json()}'''), "{TOKEN}", 1, "127.0.0.1", "cpu")
+server = RolloutEndpoint.model_validate_json('''{server.endpoint.dump_json()}''')
+session = Session(server, "{TOKEN}", 1, lambda: TrainerEnd("127.0.0.1"))
 session.open()
-session.send(next(pack(iter(models.tensors(Path("{checkpoints["new"]}"))), 100_000)))
+session.send(next(pack(iter(models.tensors(Path("{checkpoints["new"]}"))), 100_000, torch.device("cpu"))))
 os._exit(9)
 """
     died = subprocess.run(
@@ -159,9 +164,19 @@ def test_an_update_in_many_buckets_equals_one_in_a_single_bucket(
     server: Server, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = publish(server, checkpoints["new"], 12).version
-    monkeypatch.setattr("rljob_trainer.weights.publisher.pack", partial(pack, limit=50_000))
+    monkeypatch.setitem(BUCKET_BYTES, "cpu", 50_000)
     assert publish(server, checkpoints["new"], 12).version == whole
     assert difference(checkpoints["new"], generate(server)) < 1e-4
+
+
+def test_a_connection_serves_many_updates_and_a_server_in_the_place_of_another_gets_a_new_one(
+    server: Server, start: Callable[..., Server], checkpoints: dict[str, Path]
+) -> None:
+    publisher, other = Publisher(1, TOKEN, "127.0.0.1", "cpu"), start(checkpoints["old"])
+    for step, (name, target) in enumerate((("old", server), ("new", server), ("old", other), ("new", other)), start=20):
+        endpoint = target.endpoint.model_copy(update={"pod_uid": "the same"})
+        assert publisher.publish(step, iter(models.tensors(checkpoints[name])), [endpoint], lambda: None).ok
+        assert difference(checkpoints[name], generate(target)) < 1e-4
 
 
 def test_greedy_generation_is_scored_under_the_policy_and_ends_at_the_limit(

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from rljob_trainer.weights import gloo
+from rljob_trainer.weights import rendezvous
 from rljob_trainer.weights.gloo import TrainerEnd, WorkerEnd
 
 HERE = "127.0.0.1"
@@ -51,7 +51,7 @@ def test_a_worker_that_leaves_is_an_error_and_not_a_hang() -> None:
 
 
 def test_a_worker_that_does_not_take_what_is_sent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gloo, "TRANSFER_SECONDS", 1.0)
+    monkeypatch.setattr(rendezvous, "TRANSFER_SECONDS", 1.0)
     trainer, stop = TrainerEnd(HERE), threading.Event()
 
     def idle() -> None:

@@ -33,7 +33,8 @@ class WeightUpdates:
 
     async def open(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
         """Pause generation (what is in flight ends as aborted) and connect to the trainer. An update that was left open is discarded."""
-        session, where = body["session"], {"attempt": attempt, "address": body["address"], "port": body["port"]}
+        session = body["session"]
+        where = {"attempt": attempt} | {key: body[key] for key in ("address", "port", "known")}
         async with self._lock:
             await self._discard(engine)
             async with self._abandon_on_error(engine, attempt):

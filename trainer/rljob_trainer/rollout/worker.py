@@ -1,12 +1,12 @@
-"""Mixed into vLLM's worker (`--worker-extension-cls`): what its weight-transfer API lacks. Importing this registers our engine."""
+"""Mixed into vLLM's worker (`--worker-extension-cls`): what its weight-transfer API lacks. Importing this registers our engines."""
 
-from rljob_trainer.weights.engine import GlooEngine
+from rljob_trainer.weights.engine import StagedEngine
 
 
 class WorkerExtension:
     """Called through the engine's collective_rpc. `self` is the vLLM worker."""
 
-    weight_transfer_engine: GlooEngine
+    weight_transfer_engine: StagedEngine
     _weight_update_active: bool
 
     def rljob_seal(self, attempt: int, digest: str) -> None:

@@ -7,5 +7,6 @@ vLLM worker (registered in engine.py).
 from rljob_api.spec.common import Device
 
 GLOO = "gloo"
-BACKENDS: dict[Device, str] = {"cpu": GLOO, "gpu": GLOO}
-"""gloo carries GPU tensors through host memory."""
+NCCL = "rljob-nccl"
+"""vLLM has an engine of its own named nccl, which overwrites the model as the weights come."""
+BACKENDS: dict[Device, str] = {"cpu": GLOO, "gpu": NCCL}

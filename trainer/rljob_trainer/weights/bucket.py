@@ -2,14 +2,13 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-BUCKET_BYTES = 64 * 2**20
-"""A bucket is closed once it holds so much; a larger tensor has one for itself."""
+from rljob_trainer.weights.fingerprint import fingerprints, padded
 
 
 class CorruptBucketError(ValueError):
@@ -24,8 +23,8 @@ class Entry:
     dtype: str
     """As torch spells it without the prefix: `float32`, `bfloat16`."""
     shape: tuple[int, ...]
-    sha256: str
-    """Of the tensor's bytes in row-major order, hexadecimal."""
+    fingerprint: str
+    """Of the tensor's bytes in row-major order (fingerprint.py)."""
 
     @property
     def size(self) -> int:
@@ -35,46 +34,52 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors laid end to end."""
+    """Tensors behind each other, each filled up with zeros to `padded(size)`."""
 
     entries: tuple[Entry, ...]
     payload: Tensor
-    """uint8, one dimension, in host memory."""
+    """uint8, one dimension."""
 
 
-def pack(tensors: Iterable[tuple[str, Tensor]], limit: int = BUCKET_BYTES) -> Iterator[Bucket]:
-    """Buckets of at least `limit` bytes, except the last. The iterable is consumed once, in order; a tensor may live anywhere."""
-    entries: list[Entry] = []
-    parts: list[Tensor] = []
+def pack(tensors: Iterable[tuple[str, Tensor]], limit: int, device: torch.device) -> Iterator[Bucket]:
+    """Buckets on `device` of at least `limit` bytes, except the last. The iterable is consumed once, in order; a tensor may live anywhere.
+
+    A payload is complete when it is yielded, also for other streams.
+    """
+    parts: list[tuple[str, Tensor]] = []
     for name, tensor in tensors:
-        data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        entries.append(Entry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), _sha256(data)))
-        parts.append(data)
-        if sum(p.numel() for p in parts) >= limit:
-            yield Bucket(tuple(entries), torch.cat(parts))
-            entries, parts = [], []
-    if entries:
-        yield Bucket(tuple(entries), torch.cat(parts))
+        parts.append((name, tensor.detach()))
+        if payload_size(t.nbytes for _, t in parts) >= limit:
+            yield _bucket(parts, device)
+            parts = []
+    if parts:
+        yield _bucket(parts, device)
 
 
-def unpack(entries: Iterable[Entry], payload: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a payload, each in memory of its own. Raises CorruptBucketError for the first that fails its checksum."""
+def payload_size(sizes: Iterable[int]) -> int:
+    """Bytes of the payload that holds tensors of `sizes` bytes."""
+    return sum(map(padded, sizes))
+
+
+def unpack(entries: Sequence[Entry], payload: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a payload, as views of it. Raises CorruptBucketError for the first that fails its checksum."""
+    sizes = [entry.size for entry in entries]
+    if payload.numel() != payload_size(sizes):
+        raise CorruptBucketError(f"{payload.numel()} of {payload_size(sizes)} bytes")
     start = 0
-    for entry in entries:
-        data = payload[start : start + entry.size].clone()
-        start += entry.size
-        if data.numel() != entry.size or _sha256(data) != entry.sha256:
-            raise CorruptBucketError(
-                f"{entry.name}: {data.numel()} of {entry.size} bytes, checksum differs from the sender's"
-            )
+    for entry, found in zip(entries, fingerprints(payload, sizes), strict=True):
+        if found != entry.fingerprint:
+            raise CorruptBucketError(f"{entry.name}: checksum differs from the sender's")
+        data = payload[start : start + entry.size]
         yield entry.name, data.view(torch_dtype(entry.dtype)).view(entry.shape)
+        start += padded(entry.size)
 
 
 def digest(entries: Iterable[Entry]) -> str:
     """sha256 over name, type, shape and checksum of every tensor, in order of names: it does not depend on how they were packed."""
     total = hashlib.sha256()
     for e in sorted(entries, key=lambda e: e.name):
-        total.update(f"{e.name} {e.dtype} {list(e.shape)} {e.sha256}\n".encode())
+        total.update(f"{e.name} {e.dtype} {list(e.shape)} {e.fingerprint}\n".encode())
     return total.hexdigest()
 
 
@@ -86,5 +91,18 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _sha256(data: Tensor) -> str:
-    return hashlib.sha256(data.numpy()).hexdigest()
+def _bucket(parts: list[tuple[str, Tensor]], device: torch.device) -> Bucket:
+    sizes = [t.nbytes for _, t in parts]
+    payload = torch.empty(payload_size(sizes), dtype=torch.uint8, device=device)
+    start = 0
+    for (_, tensor), size in zip(parts, sizes, strict=True):
+        end = start + padded(size)
+        payload[start : start + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        payload[start + size : end].zero_()
+        start = end
+    marks = fingerprints(payload, sizes)  # waits for the device
+    entries = (
+        Entry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), mark)
+        for (name, tensor), mark in zip(parts, marks, strict=True)
+    )
+    return Bucket(tuple(entries), payload)

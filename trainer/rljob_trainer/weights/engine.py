@@ -19,11 +19,14 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from rljob_trainer.weights.backends import GLOO
-from rljob_trainer.weights.bucket import Entry, digest, unpack
+from rljob_trainer.weights import gloo, nccl
+from rljob_trainer.weights.backends import GLOO, NCCL
+from rljob_trainer.weights.bucket import Entry, digest, payload_size, unpack
 from rljob_trainer.weights.fence import Fence
-from rljob_trainer.weights.gloo import WorkerEnd
 from rljob_trainer.weights.manifest import Manifest, RefusedUpdateError
+
+ROOM_BYTES = 2**30
+"""What staging leaves free on a GPU; an update that does not fit beside it is staged in host memory."""
 
 
 @dataclass
@@ -33,6 +36,8 @@ class InitInfo(WeightTransferInitInfo):
     attempt: int
     address: str
     port: int
+    known: bool
+    """The workers are to have joined it for their last update."""
 
 
 @dataclass
@@ -43,16 +48,18 @@ class UpdateInfo(WeightTransferUpdateInfo):
     entries: list[dict[str, Any]]
 
 
-class GlooEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Buckets over gloo into host memory."""
+class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """All but the transport."""
 
+    end_cls: type[gloo.WorkerEnd] | type[nccl.WorkerEnd]
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._fence = Fence()
-        self._end: WorkerEnd | None = None
+        self._end: gloo.WorkerEnd | nccl.WorkerEnd | None = None
+        self._where = ("", 0)
         self._entries: list[Entry] = []
         self._staged: dict[str, Tensor] = {}
         self._sealed = False
@@ -62,16 +69,22 @@ class GlooEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return Manifest.of(Path(self.model_config.model), str(self.model_config.dtype).removeprefix("torch."))
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Join the trainer's group. Raises FencedOut."""
+        """Join the trainer's group, if we are not in it. Raises FencedOut, RefusedUpdateError."""
         self._fence.admit(init_info.attempt)
+        where = (init_info.address, init_info.port)
+        if init_info.known:
+            if self._end is None or self._where != where:
+                raise RefusedUpdateError("this server has not joined the trainer's group")
+            return
+        self._leave()
         parallel = self.parallel_config
-        self._end = WorkerEnd(init_info.address, init_info.port, parallel.rank, parallel.world_size)
+        self._end, self._where = self.end_cls(*where, parallel.rank, parallel.world_size), where
 
     def start_weight_update(self) -> None:
         self._entries, self._staged, self._sealed = [], {}, False
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Without the base's synchronize, which a machine without an accelerator does not have; nothing is on a device yet."""
+        """Without the base's synchronize, which a machine without an accelerator does not have; nothing has touched the model yet."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
@@ -80,10 +93,16 @@ class GlooEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         entries = [Entry(**(e | {"shape": tuple(e["shape"])})) for e in update_info.entries]
         self.manifest.check(entries)
         assert self._end is not None
-        payload = torch.empty(sum(e.size for e in entries), dtype=torch.uint8, device="cpu")
+        payload = torch.empty(payload_size(e.size for e in entries), dtype=torch.uint8, device=self.device)
         self._end.receive(payload)
-        self._staged.update(unpack(entries, payload))
+        self._staged.update((name, self._kept(tensor)) for name, tensor in unpack(entries, payload))
         self._entries += entries
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        """Where it stays until the update is applied."""
+        if tensor.is_cuda and torch.cuda.mem_get_info(tensor.device)[0] < ROOM_BYTES:
+            return tensor.cpu()
+        return tensor
 
     def seal(self, attempt: int, expected: str) -> None:
         """Everything came and it is what the trainer sent. Raises FencedOut, RefusedUpdateError."""
@@ -104,11 +123,18 @@ class GlooEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             finalize_layerwise_reload(self.model, self.model_config)
         if current_platform.is_cpu():
             _repack_embeddings(self.model)
-        self.discard()
+        self.start_weight_update()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # `_kept` asks the driver what is free
 
     def discard(self) -> None:
-        """Forget what is staged and leave the group."""
+        """Forget what is staged and leave the group, which may be broken."""
         self.start_weight_update()
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._end is not None:
+            self._end.close()
         self._end = None
 
     def shutdown(self) -> None:
@@ -128,5 +154,18 @@ def _repack_embeddings(model: torch.nn.Module) -> None:
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
 
-if GLOO not in WeightTransferEngineFactory._registry:
-    WeightTransferEngineFactory.register_engine(GLOO, GlooEngine)
+class GlooEngine(StagedEngine):
+    """Buckets in host memory."""
+
+    end_cls = gloo.WorkerEnd
+
+
+class NcclEngine(StagedEngine):
+    """Buckets in GPU memory."""
+
+    end_cls = nccl.WorkerEnd
+
+
+for _name, _engine in ((GLOO, GlooEngine), (NCCL, NcclEngine)):
+    if _name not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(_name, _engine)

@@ -1,24 +1,17 @@
 """A gloo group of one trainer and the workers of one replica. A replica that dies breaks its own group only.
 
-The trainer holds the TCPStore; the first worker writes the size of the group there, which tells the trainer that they have come.
 `ProcessGroupGloo` waits in its destructor, with the GIL, for what is still pending, so a group is closed only after that has ended.
 """
 
 import contextlib
-import socket
 import threading
-import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
-from rljob_trainer.weights.wire import TRANSFER_SECONDS
-
-SIZE_KEY = "size"
-POLL_SECONDS = 0.01
+from rljob_trainer.weights.rendezvous import TrainerStore, join, timeout
 
 _BEGINNING = threading.Lock()
 """Replicas are served by a thread each. Beginning a collective touches state that torch shares between groups; the transfer itself does not."""
@@ -30,21 +23,18 @@ class TrainerEnd:
     def __init__(self, address: str) -> None:
         """`address`: an IP of this machine that the workers can reach."""
         self.address = address
-        self._store = dist.TCPStore(address, 0, None, True, _timeout(), wait_for_workers=False)
+        self._rendezvous = TrainerStore(address)
         self._group: Any = None
         self._pending: dist.Work | None = None
 
     @property
     def port(self) -> int:
-        return self._store.port
+        return self._rendezvous.port
 
     def accept(self, given_up: Callable[[], bool]) -> None:
         """Wait for the workers, or return without a group when nobody will come any more."""
-        while not self._store.check([SIZE_KEY]):
-            if given_up():
-                return
-            time.sleep(POLL_SECONDS)
-        self._group = _group(self._store, 0, int(self._store.get(SIZE_KEY)), self.address)
+        if size := self._rendezvous.size(given_up):
+            self._group = _group(self._rendezvous.store, 0, size, self.address)
 
     def send(self, payload: Tensor) -> None:
         """Begin to send; `settle` waits."""
@@ -68,19 +58,15 @@ class WorkerEnd:
 
     def __init__(self, address: str, port: int, worker: int, workers: int) -> None:
         """`worker` of `workers`: this process's place in its replica. Raises OSError or RuntimeError when the trainer does not answer."""
-        own_address = _own_address(address, port)  # fails at once when the trainer has gone; the store would try on
-        self._store = dist.TCPStore(address, port, None, False, _timeout(), wait_for_workers=False)
-        if worker == 0:
-            self._store.set(SIZE_KEY, str(workers + 1))
-        self._group = _group(self._store, worker + 1, workers + 1, own_address)
+        self._store, own_address = join(address, port, worker, workers)
+        self._group: Any = _group(self._store, worker + 1, workers + 1, own_address)
 
     def receive(self, payload: Tensor) -> None:
         """Fill `payload`. Raises RuntimeError when the trainer is gone or TRANSFER_SECONDS have passed."""
         self._group.broadcast([payload], _from_trainer()).wait()
 
-
-def _timeout() -> timedelta:
-    return timedelta(seconds=TRANSFER_SECONDS)
+    def close(self) -> None:
+        self._group = None
 
 
 def _from_trainer() -> dist.BroadcastOptions:
@@ -94,12 +80,6 @@ def _group(
 ) -> Any:  # torch's stub of ProcessGroupGloo lacks its methods
     backend: Any = dist.ProcessGroupGloo
     options = backend._Options()
-    options._timeout = _timeout()
+    options._timeout = timeout()
     options._devices = [backend.create_device(hostname=address)]
     return backend(dist.PrefixStore("weights", store), rank, size, options)
-
-
-def _own_address(peer: str, port: int) -> str:
-    """The address of this machine that faces a peer."""
-    with socket.create_connection((peer, port), timeout=TRANSFER_SECONDS) as connection:
-        return str(connection.getsockname()[0])

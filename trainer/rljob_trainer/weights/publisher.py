@@ -10,13 +10,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Device
+from rljob_trainer.weights.backends import BACKENDS
 from rljob_trainer.weights.bucket import Entry, digest, pack
-from rljob_trainer.weights.session import ReplicaError, Session
+from rljob_trainer.weights.session import ENDS, End, ReplicaError, Session
 from rljob_trainer.weights.version import PolicyVersion
+
+BUCKET_BYTES: dict[Device, int] = {"cpu": 64 * 2**20, "gpu": 512 * 2**20}
+"""A bucket is closed once it holds so much; a larger tensor has one for itself. On a GPU a bucket takes less time than the message about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,10 @@ class Publisher:
 
     def __init__(self, attempt: int, token: str, address: str, device: Device) -> None:
         """`address`: IP of this pod, which the replicas connect to."""
-        self._attempt, self._token, self._address, self._device = attempt, token, address, device
+        self._attempt, self._token, self._device = attempt, token, device
+        self._connect = partial(ENDS[BACKENDS[device]], address)
+        self._ends: dict[str, End] = {}
+        """By pod uid: connections of the last update, which the next one uses again."""
 
     def publish(
         self,
@@ -50,11 +58,12 @@ class Publisher:
         Raises FencedOut when a replica knows a higher attempt: this one is over. What the iterator raises passes through; all replicas
         keep their old weights then.
         """
-        sessions = {r.pod: Session(r, self._token, self._attempt, self._address, self._device) for r in replicas}
+        ends = {r.pod: self._ends.pop(r.pod_uid, None) for r in replicas}
+        sessions = {r.pod: Session(r, self._token, self._attempt, self._connect, ends[r.pod]) for r in replicas}
         entries: list[Entry] = []
         with _Round(sessions) as round_:
             round_.start(Session.open)
-            for bucket in pack(tensors):
+            for bucket in pack(tensors, BUCKET_BYTES[self._device], self._memory()):
                 entries += bucket.entries
                 round_.settle()
                 round_.start(partial(Session.send, bucket=bucket))
@@ -64,7 +73,12 @@ class Publisher:
             round_.start(partial(Session.commit, version=version))
             round_.settle()
             beat()
-            return Published(version, list(round_.live), round_.failed)
+        self._ends |= {r.pod_uid: end for r in replicas if r.pod in round_.live and (end := sessions[r.pod].end)}
+        return Published(version, list(round_.live), round_.failed)
+
+    def _memory(self) -> torch.device:
+        """Where buckets are."""
+        return torch.device("cuda", torch.cuda.current_device()) if self._device == "gpu" else torch.device("cpu")
 
 
 class _Round(AbstractContextManager["_Round"]):

@@ -10,15 +10,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_api.spec.common import Device
-from rljob_trainer.weights import wire
-from rljob_trainer.weights.backends import BACKENDS, GLOO
+from rljob_trainer.weights import gloo, nccl, wire
+from rljob_trainer.weights.backends import GLOO, NCCL
 from rljob_trainer.weights.bucket import Bucket
-from rljob_trainer.weights.gloo import TrainerEnd
 from rljob_trainer.weights.version import PolicyVersion
 from rljob_trainer.weights.wire import FencedOut
 
-ENDS = {GLOO: TrainerEnd}
+End = gloo.TrainerEnd | nccl.TrainerEnd
+ENDS: dict[str, type[End]] = {GLOO: gloo.TrainerEnd, NCCL: nccl.TrainerEnd}
 
 
 class ReplicaError(RuntimeError):
@@ -28,30 +27,40 @@ class ReplicaError(RuntimeError):
 class Session:
     """open, send per bucket, commit; or abort. Every call ends within its time limit (wire.py) and raises ReplicaError or FencedOut."""
 
-    def __init__(self, endpoint: RolloutEndpoint, token: str, attempt: int, address: str, device: Device) -> None:
+    def __init__(
+        self, endpoint: RolloutEndpoint, token: str, attempt: int, connect: Callable[[], End], end: End | None = None
+    ) -> None:
+        """`end`: of the replica's last update, whose connection may still stand; `connect` makes a new one."""
         self._url, self._token, self._attempt = urlsplit(endpoint.url), token, attempt
         self._id = secrets.token_hex(8)
-        self._end = ENDS[BACKENDS[device]](address)
+        self._connect = connect
+        self.end = end
 
     def open(self) -> None:
-        """Pause the replica and connect its workers. The request is answered after they have joined, so it waits in a second thread."""
-        with ThreadPoolExecutor(1) as background:
-            opened = background.submit(
-                self._post, wire.OPEN, wire.OPEN_SECONDS, address=self._end.address, port=self._end.port
-            )
-            self._carry(lambda: self._end.accept(opened.done))
+        """Pause the replica and connect its workers, unless they still are."""
+        if self.end is not None:
+            try:
+                self._open(self.end, known=True)
+                return
+            except ReplicaError:  # another server has taken the replica's place
+                self.end.close()
+        self.end = end = self._connect()
+        with ThreadPoolExecutor(1) as background:  # the request is answered after they have joined
+            opened = background.submit(self._open, end, known=False)
+            self._carry(lambda: end.accept(opened.done))
             opened.result()
 
     def send(self, bucket: Bucket) -> None:
         """Returns when the replica has received and verified the bucket."""
-        self._carry(lambda: self._end.send(bucket.payload))
+        assert self.end
+        end = self.end
+        self._carry(lambda: end.send(bucket.payload))
         self._post(wire.BUCKET, wire.TRANSFER_SECONDS, entries=[asdict(e) for e in bucket.entries])
-        self._carry(self._end.settle)
+        self._carry(end.settle)
 
     def commit(self, version: PolicyVersion) -> None:
         """Returns when the replica serves the new policy."""
         self._post(wire.COMMIT, wire.COMMIT_SECONDS, step=version.step, digest=version.digest)
-        self._end.close()
 
     def abort(self) -> None:
         """The replica goes on with its old weights, if it is still there."""
@@ -60,7 +69,11 @@ class Session:
         except (ReplicaError, FencedOut):
             pass  # it is dead or another's: either way it keeps nothing of ours
         finally:
-            self._end.close()
+            if self.end:
+                self.end.close()
+
+    def _open(self, end: End, known: bool) -> None:
+        self._post(wire.OPEN, wire.OPEN_SECONDS, address=end.address, port=end.port, known=known)
 
     def _carry(self, transfer: Callable[[], None]) -> None:
         try:

@@ -1,0 +1,101 @@
+"""An NCCL communicator of one trainer and the workers of one replica, for buckets on GPUs. A replica that dies breaks its own only."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rljob_trainer.weights.nccl_library import Communicator, unique_id
+from rljob_trainer.weights.rendezvous import TrainerStore, join
+from rljob_trainer.weights.wire import TRANSFER_SECONDS
+
+ID_KEY = "nccl"
+TRAINER = 0
+
+
+class _Transfer:
+    """One broadcast at a time, on a stream of its own."""
+
+    def __init__(self, unique: bytes, rank: int, size: int) -> None:
+        self._device = torch.cuda.current_device()
+        self._communicator = Communicator(unique, rank, size, _deadline())
+        self._stream = torch.cuda.Stream()
+        self._done = torch.cuda.Event()
+        self._deadline = 0.0
+
+    def begin(self, payload: Tensor) -> None:
+        """The payload has to be complete, and to live until `finish` returned."""
+        with torch.cuda.device(self._device):
+            self._deadline = _deadline()
+            stream = self._stream.cuda_stream
+            self._communicator.broadcast(payload.data_ptr(), payload.numel(), TRAINER, stream, self._deadline)
+            self._done.record(self._stream)
+
+    def finish(self) -> None:
+        """Raises NcclError, a RuntimeError."""
+        self._communicator.wait(self._done.query, self._deadline)
+
+    def abort(self) -> None:
+        self._communicator.abort()
+
+
+class TrainerEnd:
+    """Rank 0 of the group."""
+
+    def __init__(self, address: str) -> None:
+        """`address`: an IP of this machine that the workers can reach."""
+        self.address = address
+        self._rendezvous = TrainerStore(address)
+        self._transfer: _Transfer | None = None
+        self._sent: Tensor | None = None
+
+    @property
+    def port(self) -> int:
+        return self._rendezvous.port
+
+    def accept(self, given_up: Callable[[], bool]) -> None:
+        """Wait for the workers, or return without a group when nobody will come any more. Raises NcclError."""
+        if size := self._rendezvous.size(given_up):
+            unique = unique_id()
+            self._rendezvous.store.set(ID_KEY, unique.hex())
+            self._transfer = _Transfer(unique, TRAINER, size)
+
+    def send(self, payload: Tensor) -> None:
+        """Begin to send; `settle` waits."""
+        assert self._transfer
+        self._sent = payload
+        self._transfer.begin(payload)
+
+    def settle(self) -> None:
+        """Wait for what is being sent. Raises NcclError when the other end is gone or TRANSFER_SECONDS have passed."""
+        if self._transfer and self._sent is not None:
+            self._transfer.finish()
+        self._sent = None
+
+    def close(self) -> None:
+        if self._transfer:
+            self._transfer.abort()
+        self._transfer = self._sent = None
+
+
+class WorkerEnd:
+    """Rank 1 and up of the group."""
+
+    def __init__(self, address: str, port: int, worker: int, workers: int) -> None:
+        """`worker` of `workers`: this process's place in its replica. Raises OSError or RuntimeError when the trainer does not answer."""
+        self._store, _ = join(address, port, worker, workers)
+        self._transfer = _Transfer(bytes.fromhex(self._store.get(ID_KEY).decode()), worker + 1, workers + 1)
+
+    def receive(self, payload: Tensor) -> None:
+        """Fill `payload`, which is on the GPU. Raises NcclError when the trainer is gone or TRANSFER_SECONDS have passed."""
+        torch.cuda.current_stream().synchronize()  # what had this memory before may still be at work in it
+        self._transfer.begin(payload)
+        self._transfer.finish()
+
+    def close(self) -> None:
+        self._transfer.abort()
+
+
+def _deadline() -> float:
+    return time.monotonic() + TRANSFER_SECONDS

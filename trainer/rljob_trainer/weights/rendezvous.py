@@ -1,0 +1,51 @@
+"""How the workers of one replica find the trainer: the trainer holds a TCPStore, the first worker writes the size of the group there."""
+
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from rljob_trainer.weights.wire import TRANSFER_SECONDS
+
+SIZE_KEY = "size"
+POLL_SECONDS = 0.01
+
+
+class TrainerStore:
+    """The trainer's side."""
+
+    def __init__(self, address: str) -> None:
+        """`address`: an IP of this machine that the workers can reach."""
+        self.store = dist.TCPStore(address, 0, None, True, timeout(), wait_for_workers=False)
+
+    @property
+    def port(self) -> int:
+        return int(self.store.port)
+
+    def size(self, given_up: Callable[[], bool]) -> int:
+        """Ranks of the group once its workers have come; 0 when nobody will come any more."""
+        while not self.store.check([SIZE_KEY]):
+            if given_up():
+                return 0
+            time.sleep(POLL_SECONDS)
+        return int(self.store.get(SIZE_KEY))
+
+
+def join(address: str, port: int, worker: int, workers: int) -> tuple[dist.TCPStore, str]:
+    """The trainer's store and this machine's address that faces it. Raises OSError or RuntimeError when the trainer does not answer."""
+    own_address = _own_address(address, port)  # fails at once when the trainer has gone; the store would try on
+    store = dist.TCPStore(address, port, None, False, timeout(), wait_for_workers=False)
+    if worker == 0:
+        store.set(SIZE_KEY, str(workers + 1))
+    return store, own_address
+
+
+def timeout() -> timedelta:
+    return timedelta(seconds=TRANSFER_SECONDS)
+
+
+def _own_address(peer: str, port: int) -> str:
+    with socket.create_connection((peer, port), timeout=TRANSFER_SECONDS) as connection:
+        return str(connection.getsockname()[0])
