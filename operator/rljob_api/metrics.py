@@ -26,7 +26,7 @@ METRICS: dict[str, str] = {
     "train/kl": "Mean k3 estimate of the KL divergence from the starting policy, per response token.",
     "train/entropy": "Mean entropy of the policy, per response token, in nats.",
     "train/grad_norm": "Global norm of the gradient before clipping.",
-    "train/policy_loss": "The policy's part of the loss, with the weights of rollout correction.",
+    "train/policy_loss": "Mean policy loss per response token, with the weights of rollout correction.",
     "train/policy_kl": "Mean k3 estimate of how far the step moved the policy so far: per response token; 0 in its first update.",
     "train/kl_coefficient": "Weight of the KL penalty in this step: fixed, or what the controller has made of it.",
     "train/skipped": "Optimizer steps that were left out because a loss or gradient was not a finite number (`onNonFinite: skip`).",

@@ -70,4 +70,4 @@ def columns(**given: Any) -> TokenColumns:
 def responses(*lengths: int, filling: int = 0) -> Sequences:
     """Behind each other, filling last."""
     index = [i for i, n in enumerate((*lengths, filling)) for _ in range(n)]
-    return Sequences(torch.tensor(index), len(lengths))
+    return Sequences(torch.tensor(index, dtype=torch.long), len(lengths))

@@ -1,10 +1,13 @@
 """Steps and tokens of any shape."""
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from rljob_trainer.algorithm.advantage import Episodes
 from trainer.algorithm.cases import episodes
 
+PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
+"""The same examples in every run, however slow the machine."""
 QUARTERS = st.integers(-8, 8).map(lambda n: n / 4)
 """Rewards that are equal or clearly different: what is almost equal is a case of its own."""
 

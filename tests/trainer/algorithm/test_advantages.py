@@ -13,7 +13,7 @@ from rljob_trainer.algorithm.advantage import ADVANTAGES, Episodes
 from rljob_trainer.algorithm.advantage.whitening import whiten
 from trainer.algorithm import restatements
 from trainer.algorithm.cases import episodes, estimate, of_responses, tensor
-from trainer.algorithm.strategies import steps
+from trainer.algorithm.strategies import PROPERTY, steps
 
 GROUPED = ("grpo", "rloo", "reinforce++-baseline", "opo")
 
@@ -56,6 +56,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", SETTINGS, ids=str)
+@PROPERTY
 @given(step=steps())
 def test_an_estimator_is_its_formula(fields: dict[str, Any], step: Episodes) -> None:
     spec = AlgorithmSpec.model_validate(fields)
@@ -68,6 +69,7 @@ def test_every_estimator_of_the_spec_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
+@PROPERTY
 @given(step=steps(), order=st.randoms(use_true_random=False))
 def test_the_order_of_samples_does_not_matter(name: str, step: Episodes, order: Any) -> None:
     """A group need not lie together: samples come in any order and leave gaps where rewards failed."""
@@ -78,6 +80,7 @@ def test_the_order_of_samples_does_not_matter(name: str, step: Episodes, order: 
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
+@PROPERTY
 @given(step=steps())
 def test_what_the_mask_leaves_out_is_never_read(name: str, step: Episodes) -> None:
     """Observations of a multi-turn response, and filling: neither their values nor their rewards leak into a token's advantage."""
@@ -90,6 +93,7 @@ def test_what_the_mask_leaves_out_is_never_read(name: str, step: Episodes) -> No
 
 
 @pytest.mark.parametrize("name", GROUPED)
+@PROPERTY
 @given(step=steps(), shift=st.sampled_from([-3.0, 5.0]))
 def test_a_prompt_that_is_easier_for_all_changes_nothing(name: str, step: Episodes, shift: float) -> None:
     easier = replace(step, rewards=step.rewards + shift * (step.groups == 1))
@@ -101,6 +105,7 @@ def test_a_prompt_that_is_easier_for_all_changes_nothing(name: str, step: Episod
 @pytest.mark.parametrize(
     "fields", [{"advantage": "rloo"}, {"advantage": "opo"}, {"group": {"divideByStd": False}}], ids=str
 )
+@PROPERTY
 @given(step=steps())
 def test_rewards_in_another_unit_scale_what_is_not_standardised(fields: dict[str, Any], step: Episodes) -> None:
     scaled = replace(step, rewards=7 * step.rewards, token_rewards=7 * step.token_rewards)
@@ -151,6 +156,7 @@ def test_whitening_is_over_the_whole_step() -> None:
     torch.testing.assert_close(halves[0], halves[1])
 
 
+@PROPERTY
 @given(step=steps())
 def test_what_the_critic_learns_is_not_whitened(step: Episodes) -> None:
     """With lambda 1 it is the discounted return itself, whatever the values were."""

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
-
 
 def token_weights(lengths: Sequence[int], aggregation: str, longest: int) -> list[float]:
     """The weight of every response token of each response: the loss of a mini-batch is sum(weight x loss) over its tokens, in any cut.
@@ -29,8 +27,3 @@ def token_weights(lengths: Sequence[int], aggregation: str, longest: int) -> lis
         "sequenceMeanTokenSumNorm": [count * longest] * count,
     }[aggregation]
     return [1 / d if n else 0.0 for n, d in zip(lengths, denominators, strict=True)]
-
-
-def token_mean(values: torch.Tensor, mask: torch.Tensor, denominator: int) -> torch.Tensor:
-    """sum(values * mask) / denominator: this part's share of the mean over all response tokens of the mini-batch."""
-    return (values * mask).sum() / max(1, denominator)
