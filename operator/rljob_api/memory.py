@@ -6,10 +6,10 @@ ranks that share the optimizer's states: data x context parallel):
     weights, gradients, optimizer
         b P, 4 P and (8 + 4 [b < 4]) P/d: bfloat16 6 + 12/d bytes per parameter and float32 8 + 8/d (megatron-core docs, dist_optimizer)
     activations
-        per layer and token 2 x (4 hidden + 2 queries + 2 keys and values + 3 feed-forward) bytes / t, each tensor that a backward pass needs once
-        (Korthikanti et al. arXiv 2205.05198 section 4, for SwiGLU, without the attention matrix, which flash attention computes again); without sequence
-        parallelism the hidden part is not divided by t; full recomputation keeps the input of a layer; a stage holds as many micro-batches
-        as there are stages after it, itself included, interleaved (1 + (p-1)/(p v)) times as many (ibid. section 4.2.3)
+        per layer and token b (4 hidden + 2 queries + 2 keys and values + 3 feed-forward) / t, each tensor that a backward pass needs once
+        (Korthikanti et al. arXiv 2205.05198 section 4, for SwiGLU, without the attention matrix, which flash attention computes again);
+        without sequence parallelism the hidden part is not divided by t; full recomputation keeps the input of a layer; a stage holds as many
+        micro-batches as there are stages after it, itself included, interleaved (1 + (p-1)/(p v)) times as many (ibid. section 4.2.3)
     logits
         of the last stage: (b + 4) bytes x tokens x vocabulary / t, kept and in float32
 

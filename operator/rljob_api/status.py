@@ -9,7 +9,15 @@ from rljob_api.protocol import Checkpoint, Command, Failure, Member, Point
 
 State = Literal["Pending", "Starting", "Running", "Restarting", "Suspending", "Suspended", "Succeeded", "Failed"]
 ConditionType = Literal[
-    "Admitted", "TrainerReady", "RolloutsReady", "Reconciling", "Checkpointed", "Suspended", "Stalled", "Succeeded"
+    "Admitted",
+    "Placed",
+    "TrainerReady",
+    "RolloutsReady",
+    "Reconciling",
+    "Checkpointed",
+    "Suspended",
+    "Stalled",
+    "Succeeded",
 ]
 
 
@@ -105,6 +113,56 @@ class LastFailure(Wire):
     time: str = ""
 
 
+class Seat(Wire):
+    """A pod's node, chosen by the `builtin` backend."""
+
+    pod: str
+    node: str
+    rank: int | None = None
+    """Node rank of a trainer in the next attempt."""
+
+
+class Exclusion(Wire):
+    """A node that did not take its pod, and is left alone for a while."""
+
+    node: str
+    until: str
+
+
+class Crossing(Wire):
+    """What crosses a level, and none wider."""
+
+    level: str
+    """Label key, or `node`."""
+    pairs: int
+    """Of pods that exchange bytes."""
+    bytes_per_step: int
+    """Estimated for a model of 8 billion parameters, since the operator cannot read config.json; `kubectl rljob plan --model` can."""
+
+
+class PlacementReport(Wire):
+    """What a placement amounts to."""
+
+    stages: list[str] = []
+    """The narrowest domain that holds each pipeline stage; empty: only the whole cluster does."""
+    rollouts: list[str] = []
+    """Domain of each rollout; empty: not placed."""
+    levels: list[Crossing] = []
+    """Widest first."""
+
+
+class PlacementStatus(Wire):
+    """Who sits where. Written before a pod is released to its node."""
+
+    seats: list[Seat] = []
+    needs: dict[str, dict[str, int]] = {}
+    """What a pod requests, by role, in thousandths: seats of pods that are not on their nodes yet are set aside for them."""
+    excluded: list[Exclusion] = []
+    problem: str = ""
+    """Why pods have no seats."""
+    report: PlacementReport = PlacementReport()
+
+
 class JobStatus(Wire):
     """The whole status."""
 
@@ -130,6 +188,8 @@ class JobStatus(Wire):
     rollout: RoleStatus = RoleStatus()
     progress: ProgressStatus = ProgressStatus()
     checkpoint: CheckpointStatus = CheckpointStatus()
+    placement: PlacementStatus | None = None
+    """Of `scheduling.backend: builtin`, while pods are wanted."""
     conditions: list[Condition] = []
 
 

@@ -17,6 +17,7 @@ hidden size, b the bytes of an activation, t, c, e, d, p the parallel sizes. Sen
 Forward passes without a backward pass (old and reference log-probabilities) add half of the TP, EP and PP bytes and a third of the CP bytes each.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -102,7 +103,7 @@ def links(spec: RLJobSpec, shape: Shape, rollouts: int) -> list[Link]:
     volume = Volumes.of(spec, shape).weights
     chain = [0, *range(spec.trainer.nodes, spec.trainer.nodes + rollouts)]
     return [Link(k, a, b, v) for (k, a, b), v in found.items()] + [
-        Link("weights", a, b, volume) for a, b in zip(chain, chain[1:], strict=False)
+        Link("weights", a, b, volume) for a, b in itertools.pairwise(chain)
     ]
 
 

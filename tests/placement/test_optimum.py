@@ -36,6 +36,9 @@ def fits(cluster: Cluster, gang: Gang, names: tuple[str, ...], stay: Stay) -> bo
     for i, name in enumerate(names):
         if i < gang.trainers and name in left:
             left.remove(name)
+        elif i in stay.ranks:
+            if stay.ranks[i] != name:
+                return False
         elif i - gang.trainers in stay.rollouts:
             if stay.rollouts[i - gang.trainers] != name:
                 return False
@@ -67,7 +70,10 @@ def situations(draw: st.DrawFn) -> tuple[Cluster, Gang, Stay]:
     gpus = draw(st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 3])))
     there = draw(st.lists(st.sampled_from([n["metadata"]["name"] for n in nodes]), max_size=trainers))
     first = {0: draw(st.sampled_from(nodes))["metadata"]["name"]} if rollouts and draw(st.booleans()) else {}
-    return make_cluster(nodes), bare_gang(trainers, rollouts, gpus, links, ["block", "rack"]), Stay(there, first)
+    stay = Stay(trainers=there, rollouts=first)
+    if len(there) == trainers and draw(st.booleans()):
+        stay = Stay(ranks=dict(enumerate(there)), rollouts=first)
+    return make_cluster(nodes), bare_gang(trainers, rollouts, gpus, links, ["block", "rack"]), stay
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

@@ -1,7 +1,7 @@
 """Nodes and what is free on them, from the API's objects."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rljob_api.placement.quantity import Resources, add, most, parse
@@ -17,8 +17,8 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Object, ...] = ()
     free: Mapping[str, int] = field(default_factory=dict)
-    cordoned: bool = False
-    ready: bool = True
+    closed: str = ""
+    """Why it takes no new pod, whoever asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,18 @@ class Cluster:
             name = pod["spec"].get("nodeName")
             if name and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
                 taken[name] = add(taken.get(name, {}), requests(pod["spec"]))
-        return Cluster(tuple(_node(n, taken.get(n["metadata"]["name"], {})) for n in nodes))
+        return Cluster(tuple(parse_node(n, taken.get(n["metadata"]["name"], {})) for n in nodes))
 
     def without(self, taken: Mapping[str, Resources]) -> "Cluster":
         """The same with less free, by node."""
         return Cluster(tuple(_less(n, taken[n.name]) if n.name in taken else n for n in self.nodes))
 
+    def closing(self, names: Collection[str], why: str) -> "Cluster":
+        """The same with some nodes closed."""
+        return Cluster(tuple(replace(n, closed=n.closed or why) if n.name in names else n for n in self.nodes))
 
-def _node(obj: Object, taken: Resources) -> Node:
+
+def parse_node(obj: Object, taken: Resources) -> Node:
     spec, status = obj.get("spec", {}), obj.get("status", {})
     ready = next((c["status"] for c in status.get("conditions", []) if c["type"] == "Ready"), "Unknown")
     allocatable = {k: parse(v) for k, v in status.get("allocatable", {}).items()}
@@ -51,14 +55,12 @@ def _node(obj: Object, taken: Resources) -> Node:
         labels=obj["metadata"].get("labels", {}),
         taints=tuple(t for t in spec.get("taints", []) if t.get("effect") in ("NoSchedule", "NoExecute")),
         free={k: v - taken.get(k, 0) for k, v in allocatable.items()},
-        cordoned=bool(spec.get("unschedulable")) or "deletionTimestamp" in obj["metadata"],
-        ready=ready == "True",
+        closed="cordoned" if spec.get("unschedulable") else "" if ready == "True" else "not ready",
     )
 
 
 def _less(node: Node, taken: Resources) -> Node:
-    free = {k: v - taken.get(k, 0) for k, v in node.free.items()}
-    return Node(node.name, node.labels, node.taints, free, node.cordoned, node.ready)
+    return replace(node, free={k: v - taken.get(k, 0) for k, v in node.free.items()})
 
 
 def requests(pod: Object) -> Resources:

@@ -60,8 +60,7 @@ def perfect(places: Places) -> Places:
     problem = places.problem
     if problem.pods > LARGEST:
         return places
-    first = list(range(problem.trainers))
-    order = first + [p for p in range(problem.trainers, problem.pods) if p not in problem.fixed]
+    order = [p for p in range(problem.pods) if p not in problem.fixed]
     start = Places.empty(problem)
     search = Search(problem, problem.cost(places.of) * (1 - 1e-9), order=order)
     search.run(start, 0, _between_fixed(problem, start))

@@ -35,10 +35,8 @@ class Demand:
 
     def refuses(self, node: Node) -> str:
         """Why the pod may not run on the node, however much is free there; empty if it may."""
-        if node.cordoned:
-            return "cordoned"
-        if not node.ready:
-            return "not ready"
+        if node.closed:
+            return node.closed
         untolerated = next((t for t in node.taints if not any(_tolerates(x, t) for x in self.tolerations)), None)
         if untolerated:
             return f"untolerated taint {untolerated['key']}"

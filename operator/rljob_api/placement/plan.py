@@ -24,7 +24,9 @@ class Stay:
     """Pods of the gang that are on nodes and stay there."""
 
     trainers: Sequence[str] = ()
-    """Their nodes; which ranks they get is planned."""
+    """Nodes of trainers whose ranks are planned again."""
+    ranks: Mapping[int, str] = field(default_factory=dict)
+    """Nodes by rank, when all trainers stay as they are; then `trainers` is empty."""
     rollouts: Mapping[int, str] = field(default_factory=dict)
     """Node by number, from 0."""
 
@@ -47,17 +49,20 @@ class Plan:
 def plan(cluster: Cluster, gang: Gang, stay: Stay | None = None) -> Plan:
     stay = stay or Stay()
     present = {node.name for node in cluster.nodes}
+    if stay.ranks and (len(stay.ranks) < gang.trainers or not present.issuperset(stay.ranks.values())):
+        raise ValueError("ranks stay all or not at all")
     kept = Counter(name for name in stay.trainers if name in present)
     rollouts = {i: name for i, name in stay.rollouts.items() if name in present and i < gang.rollouts}
-    s = space(cluster, gang, kept, rollouts.values())
+    s = space(cluster, gang, kept, stay.ranks.values(), rollouts.values())
     number = {node.name: n for n, node in enumerate(s.nodes)}
     fixed = {gang.trainers + i: number[name] for i, name in rollouts.items()}
+    fixed |= {rank: number[name] for rank, name in stay.ranks.items()}
     problem = Problem.of(s, gang, fixed)
     options = sorted(
         ((problem.cost(p.of), i, p) for i, p in enumerate(starts(problem, gang.stages))), key=lambda o: o[:2]
     )
     if not options:
-        return Plan(problem=why(cluster, gang, kept, len(rollouts)), looked=problem.looked)
+        return Plan(problem=why(cluster, gang, len(stay.ranks) or kept.total(), len(rollouts)), looked=problem.looked)
     best = _search(problem, [p for _, _, p in options[:BEST]])
     return Plan(
         trainers=tuple(s.nodes[n].name for n in best.of[: gang.trainers]),

@@ -10,8 +10,8 @@ def quotas(problem: Problem) -> list[tuple[int, int]] | None:
     not searched.
     """
     s = problem.space
-    trainers = problem.trainers - sum(s.kept)
-    rollouts = problem.rollouts - sum(pod < problem.pods for pod in problem.fixed)
+    trainers = problem.loose - sum(s.kept)
+    rollouts = sum(pod not in problem.fixed for pod in range(problem.trainers, problem.pods))
     if sum(len(r) - 1 for r in s.room) < trainers or sum(r[0] for r in s.room) < rollouts:
         return None
     best: list[int] = [0] + [-1] * trainers

@@ -59,14 +59,17 @@ def common(one: tuple[str, ...], other: tuple[str, ...]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
 
 
-def space(cluster: Cluster, gang: Gang, kept: Mapping[str, int], staying: Collection[str]) -> Space:
-    """`kept`: trainers of the gang that stay, by node; `staying`: nodes of the rollouts that stay, one for each; neither needs room."""
-    rows = []
+def space(
+    cluster: Cluster, gang: Gang, kept: Mapping[str, int], ranks: Collection[str], rollouts: Collection[str]
+) -> Space:
+    """Of those that stay and need no room: `kept`: trainers by node; `ranks`, `rollouts`: nodes of trainers with their ranks and of rollouts."""
+    rows, there = [], {*kept, *ranks, *rollouts}
+    trainers = gang.trainers - len(ranks) - sum(kept.values())
     for node in cluster.nodes:
-        stays = kept.get(node.name, 0)
-        row = _room(node, gang, gang.trainers - sum(kept.values()), gang.rollouts - len(staying))
-        if stays or node.name in staying or len(row) > 1 or row[0]:
-            rows.append((tuple(node.labels.get(key, "") for key in gang.levels), node.name, node, row, stays))
+        row = _room(node, gang, trainers, gang.rollouts - len(rollouts))
+        if node.name in there or len(row) > 1 or row[0]:
+            path = tuple(node.labels.get(key, "") for key in gang.levels)
+            rows.append((path, node.name, node, row, kept.get(node.name, 0)))
     rows.sort(key=lambda r: r[:2])
     found = Space([r[2] for r in rows], [r[0] for r in rows], [r[3] for r in rows], [r[4] for r in rows], Domain(), [])
     _grow_tree(found, len(gang.levels))

@@ -40,7 +40,7 @@ def starts(problem: Problem, stages: int) -> Iterator[Places]:
 def _regions(problem: Problem) -> Iterator[Domain]:
     """Domains that hold the whole gang, narrow ones first, and in the end the cluster."""
     s, stay = problem.space, sum(problem.space.kept)
-    more, first = problem.trainers - stay, True
+    more, first = problem.loose - stay, True
     for level in reversed(s.levels):
         fitting = [d for d in level if d.room >= more and d.kept == stay]
         fitting.sort(key=lambda d: d.room)
@@ -56,7 +56,7 @@ def _slots(problem: Problem, domain: Domain, unit: int) -> Iterator[int]:
     """Nodes of all trainers, in the order of the tree: those that stay and the further ones."""
     s = problem.space
     taken = [0] * len(s.nodes)
-    _share(s, domain, problem.trainers - sum(s.kept), unit, taken)
+    _share(s, domain, problem.loose - sum(s.kept), unit, taken)
     for n in range(len(s.nodes)):
         yield from [n] * (s.kept[n] + taken[n])
 
@@ -73,19 +73,25 @@ def _share(s: Space, domain: Domain, wanted: int, unit: int, taken: list[int]) -
         usable = {id(d): d.room for d in domain.children}
     left = [d for d in domain.children if d.room]
     while wanted:
-        whole = [d for d in left if usable[id(d)] >= wanted]
-        if whole:  # the fullest that holds all that is left
-            chosen = min(whole, key=lambda d: (-d.kept, d.room))
-        else:
-            chosen = max(left, key=lambda d: (d.kept > 0, usable[id(d)]))
+        chosen = _next(left, usable, wanted)
         count = min(wanted, usable[id(chosen)])
         _share(s, chosen, count, unit, taken)
         left.remove(chosen)
         wanted -= count
 
 
+def _next(left: list[Domain], usable: dict[int, int], wanted: int) -> Domain:
+    """The fullest that holds all that is wanted, else the emptiest; where pods stay first."""
+    whole = [d for d in left if usable[id(d)] >= wanted]
+    if whole:
+        return min(whole, key=lambda d: (-d.kept, d.room))
+    return max(left, key=lambda d: (d.kept > 0, usable[id(d)]))
+
+
 def _orders(problem: Problem) -> list[list[int]]:
     """By rank, and by connection; both also from the other end, where the first domain is not the one with room for rollouts."""
+    if not problem.loose:
+        return [[]]
     ranks = list(range(problem.trainers))
     grown = _grown(problem)
     orders = [ranks, ranks[::-1]]

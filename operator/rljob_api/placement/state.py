@@ -15,7 +15,7 @@ class Problem:
     rollouts: int
     """Of the gang's minimum."""
     fixed: dict[int, int]
-    """Rollouts that stay: node by pod."""
+    """Pods that stay: node by pod. Of the trainers all or none."""
     near: list[list[tuple[int, float]]]
     """By pod: who it exchanges bytes with, and how many."""
     looked: int = 0
@@ -33,6 +33,11 @@ class Problem:
             near[a].append((b, volume))
             near[b].append((a, volume))
         return Problem(s, gang.trainers, gang.minimum, fixed, near)
+
+    @property
+    def loose(self) -> int:
+        """Trainers that are to be placed, or whose ranks are."""
+        return 0 if 0 in self.fixed else self.trainers
 
     @property
     def pods(self) -> int:
@@ -65,7 +70,7 @@ class Places:
 
     @staticmethod
     def empty(problem: Problem) -> "Places":
-        """Rollouts that stay are there already, and take no room."""
+        """Those that stay are there already, and take no room."""
         return Places(problem, [problem.fixed.get(pod, -1) for pod in range(problem.pods)])
 
     def copy(self) -> "Places":

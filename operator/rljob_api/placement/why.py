@@ -11,11 +11,11 @@ DOMAINS = 4
 """Domains of a level that are named."""
 
 
-def why(cluster: Cluster, gang: Gang, kept: Mapping[str, int], staying: int) -> str:
-    """One sentence per role that lacks room; when each fits alone, one about both."""
+def why(cluster: Cluster, gang: Gang, kept: int, staying: int) -> str:
+    """`kept`, `staying`: trainers and rollouts that are there. One sentence per role that lacks room; when each fits alone, one about both."""
     parts = []
     for word, demand, wanted in (
-        ("trainer", gang.trainer, gang.trainers - sum(kept.values())),
+        ("trainer", gang.trainer, gang.trainers - kept),
         ("rollout", gang.rollout, gang.minimum - staying),
     ):
         room = {n.name: 0 if refusal(n, gang, demand) else capacity(n, demand) for n in cluster.nodes}
@@ -25,7 +25,7 @@ def why(cluster: Cluster, gang: Gang, kept: Mapping[str, int], staying: int) -> 
         return "; ".join(parts)
     return (
         f"{_pods(gang.trainers, 'trainer', gang.trainer)} and {_pods(gang.minimum, 'rollout', gang.rollout)} "
-        "each find room alone but not together"
+        "find room alone, but not both"
     )
 
 

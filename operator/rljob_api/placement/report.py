@@ -1,0 +1,45 @@
+"""What a placement amounts to: where stages and rollouts are, and how many bytes per step cross each level."""
+
+from collections.abc import Mapping, Sequence
+
+from rljob_api.placement.cluster import Cluster
+from rljob_api.placement.gang import Gang
+from rljob_api.placement.space import common
+from rljob_api.status import Crossing, PlacementReport
+
+Path = tuple[str, ...]
+NODE = "node"
+
+
+def report(cluster: Cluster, gang: Gang, trainers: Sequence[str], rollouts: Sequence[str]) -> PlacementReport:
+    """`trainers` by node rank, `rollouts` by number, empty where one is not placed."""
+    paths = {n.name: (*(n.labels.get(key, "") for key in gang.levels), n.name) for n in cluster.nodes}
+    share = max(1, gang.trainers // gang.stages)
+    stages = [trainers[s * gang.trainers // gang.stages :][:share] for s in range(gang.stages)]
+    return PlacementReport(
+        stages=[_domain([paths[name] for name in names]) for names in stages],
+        rollouts=[_domain([paths[name]]) if name else "" for name in rollouts],
+        levels=_crossings(gang, paths, [*trainers, *rollouts]),
+    )
+
+
+def _domain(paths: Sequence[Path]) -> str:
+    """The narrowest domain that holds all: `b1/r3`, with a node's name if it is one node; empty if only the cluster does."""
+    shared = min(common(paths[0], path) for path in paths)
+    return "/".join(part for part in paths[0][:shared] if part)
+
+
+def _crossings(gang: Gang, paths: Mapping[str, Path], names: Sequence[str]) -> list[Crossing]:
+    """Pairs of pods by the widest level that lies between them. Pods on one node cross nothing."""
+    levels = [*gang.levels, NODE]
+    pairs: list[set[tuple[int, int]]] = [set() for _ in levels]
+    volume = [0.0] * len(levels)
+    for link in gang.links:
+        one, other = names[link.one], names[link.other]
+        if one and other and one != other:
+            level = common(paths[one], paths[other])
+            pairs[level].add((link.one, link.other))
+            volume[level] += link.bytes
+    return [
+        Crossing(level=level, pairs=len(pairs[i]), bytes_per_step=round(volume[i])) for i, level in enumerate(levels)
+    ]
