@@ -21,6 +21,7 @@ from rljob_trainer.megatron.passes import PolicyPasses
 from rljob_trainer.megatron.reference import HostCopy
 from rljob_trainer.megatron.step import Step
 from rljob_trainer.megatron.sums import LOSS, Sums
+from rljob_trainer.megatron.writing import Writing
 
 __all__ = ["Engine", "MismatchError", "NonFiniteError"]
 
@@ -79,16 +80,19 @@ class Engine:
             self._beat()
             yield name, tensor
 
-    def save(self, directory: Path) -> None:
-        """Write everything that training goes on from into a new directory that all ranks share; see `checkpoint`."""
-        checkpoint.save(directory, self._state())
+    def save(self, directory: Path, reshardable: bool) -> Writing:
+        """Start to write everything that training goes on from, as it is now, into a new directory that all ranks share; see `checkpoint`."""
+        return checkpoint.save(directory, self._state(), reshardable)
 
     def load(self, directory: Path) -> None:
         """Go on from what `save` wrote, in this or another layout. The reference stays the model that the job started from."""
-        checkpoint.load(directory, self._state())
+        held = checkpoint.load(directory, self._state())
+        if self._spec.algorithm.kl.adaptive:
+            self._kl_coefficient = held
 
     def _state(self) -> checkpoint.State:
-        return checkpoint.State(self._policy.module, self._learner.optimizer, self._learner.scheduler, self.layout)
+        policy = checkpoint.Network([self._policy.module], self._learner.optimizer, self._learner.scheduler)
+        return checkpoint.State({"policy": policy}, self._kl_coefficient, self.layout)
 
     @property
     def _updates(self) -> int:
