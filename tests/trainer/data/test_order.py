@@ -5,7 +5,7 @@ from rljob_trainer.data.order import Cursor, permutation
 from rljob_trainer.data.prompts import Prompt, PromptSet
 from rljob_trainer.failure import ConfigurationError
 
-PROMPTS = PromptSet(tuple(Prompt(i, (i,), str(i), "", "s") for i in range(10)), 0)
+PROMPTS = PromptSet(Prompt(i, (i,), str(i), "", "s") for i in range(10))
 SPEC = DataSpec(train=["/x"], seed=3)
 
 
@@ -34,9 +34,26 @@ def test_draws_of_any_size_and_interruption_give_the_same_sequence():
     assert indices(SPEC, resumed, 8) == indices(SPEC, Cursor(), 15)[7:]
 
 
+@pytest.mark.parametrize("consumed", [10, 20, 9, 11])
+def test_a_resume_at_and_around_the_end_of_an_epoch_goes_on_with_the_next_prompt(consumed):
+    """rl.md 8d, pitfall 20: the count of consumed prompts is the truth, nothing else is kept or lost at the boundary."""
+    resumed = Cursor.restore(Cursor(consumed).state(PROMPTS), PROMPTS)
+    assert indices(SPEC, resumed, 5) == indices(SPEC, Cursor(), 30)[consumed : consumed + 5]
+
+
 def test_other_data_than_the_checkpoints_are_refused():
+    state = Cursor(5).state(PROMPTS)
     with pytest.raises(ConfigurationError, match="made with 11 prompts, now there are 10"):
-        Cursor.restore({"consumed": 5, "prompts": 11}, PROMPTS)
+        Cursor.restore(state | {"prompts": 11}, PROMPTS)
+    other = PromptSet(Prompt(i, (i,), str(i + 1), "", "s") for i in range(10))
+    with pytest.raises(ConfigurationError, match="texts or order differ"):
+        Cursor.restore(state, other)
+
+
+def test_a_prompt_set_gives_back_what_it_was_made_of():
+    prompts = [Prompt(i, tuple(range(i)), f"text {i}", f"answer {i}", "s") for i in range(4)]
+    assert list(PromptSet(prompts)) == prompts and PromptSet(prompts)[-1] == prompts[-1]
+    assert PromptSet(prompts)[1:3] == prompts[1:3]
 
 
 def test_epochs_are_counted_in_passes():

@@ -1,3 +1,5 @@
+import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -5,8 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rljob_api.spec.model import DataSpec
-from rljob_trainer.data.prompts import load_prompts
-from rljob_trainer.data.rows import Row, read_rows
+from rljob_trainer.data.rows import read_rows
 from rljob_trainer.failure import ConfigurationError
 
 
@@ -15,14 +16,8 @@ def write(file: Path, **columns: list) -> str:
     return str(file)
 
 
-class Letters:
-    """One token per character."""
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(c) for c in text]
-
-    def decode(self, tokens, skip_special_tokens: bool) -> str:
-        return "".join(map(chr, tokens))
+def rows(spec: DataSpec, split: str = "train") -> list[tuple]:
+    return [(row.prompt, row.answer, row.data_source) for row in read_rows(spec, split)]
 
 
 @pytest.fixture
@@ -30,62 +25,73 @@ def file(tmp_path: Path) -> str:
     return write(tmp_path / "a.parquet", prompt=["1+1=", "12+12="], answer=["2", "24"], data_source=["sum", "sum"])
 
 
-def test_several_files_are_read_in_their_order(tmp_path, file):
-    second = write(tmp_path / "b.parquet", prompt=["2+2="], answer=[4], data_source=["other"])
-    rows = read_rows(DataSpec(train=[file, second]), "train")
-    assert rows == [Row("1+1=", "2", "sum"), Row("12+12=", "24", "sum"), Row("2+2=", "4", "other")]
+def test_several_files_of_several_formats_are_read_in_their_order(tmp_path, file):
+    second = tmp_path / "b.jsonl"
+    second.write_text('{"prompt": "2+2=", "answer": 4, "data_source": "other"}\n')
+    assert rows(DataSpec(train=[file, str(second)])) == [
+        ("1+1=", "2", "sum"),
+        ("12+12=", "24", "sum"),
+        ("2+2=", "4", "other"),
+    ]
 
 
 def test_columns_have_the_names_that_the_spec_says(tmp_path):
     file = write(tmp_path / "a.parquet", question=["q"], gold=["g"], source=["s"])
     spec = DataSpec(train=[file], prompt_key="question", answer_key="gold", data_source_key="source")
-    assert read_rows(spec, "train") == [Row("q", "g", "s")]
+    assert rows(spec) == [("q", "g", "s")]
 
 
-def test_a_missing_file_is_named_by_its_place_in_the_spec(file):
-    with pytest.raises(ConfigurationError, match="no such file") as caught:
-        read_rows(DataSpec(train=[file, "/nowhere/x.parquet"]), "train")
-    assert caught.value.field == "spec.data.train[1]"
+def test_a_dotted_key_leads_into_a_nested_column_unless_a_column_has_that_very_name(tmp_path):
+    nested = write(tmp_path / "a.parquet", prompt=["q"], reward_model=[{"ground_truth": "g", "style": "rule"}])
+    flat = write(tmp_path / "b.parquet", prompt=["q"], **{"reward_model.ground_truth": ["f"]})
+    assert rows(DataSpec(train=[nested, flat], answer_key="reward_model.ground_truth")) == [
+        ("q", "g", ""),
+        ("q", "f", ""),
+    ]
+    with pytest.raises(ConfigurationError, match="no column 'reward_model.truth'"):
+        rows(DataSpec(train=[nested], answer_key="reward_model.truth"))
 
 
-def test_a_missing_column_is_named_with_those_that_are_there(tmp_path):
-    file = write(tmp_path / "a.parquet", question=["q"], answer=["a"], data_source=["s"])
-    with pytest.raises(
-        ConfigurationError,
-        match=r"no column 'prompt'; its columns are question, answer, data_source; set spec.data.promptKey",
-    ):
-        read_rows(DataSpec(train=[file]), "train")
+@pytest.mark.parametrize(("value", "text"), [(4, "4"), (0.5, "0.5"), (True, "True"), ("x", "x"), (None, "")])
+def test_answers_are_texts_of_any_single_value(tmp_path, value, text):
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"prompt": "q", "answer": value}))
+    assert rows(DataSpec(train=[str(file)])) == [("q", text, "")]
 
 
-def test_a_file_without_rows_and_one_that_is_not_parquet_are_refused(tmp_path):
-    empty = write(
-        tmp_path / "e.parquet",
-        prompt=pa.array([], pa.string()),
-        answer=pa.array([], pa.string()),
-        data_source=pa.array([], pa.string()),
-    )
-    with pytest.raises(ConfigurationError, match="holds no row") as caught:
-        read_rows(DataSpec(train=["/x"], validation=[empty]), "validation")
-    assert caught.value.field == "spec.data.validation[0]"
-    text = tmp_path / "t.parquet"
-    text.write_text("prompt,answer")
-    with pytest.raises(ConfigurationError, match="cannot be read as Parquet"):
-        read_rows(DataSpec(train=[str(text)]), "train")
+def test_columns_of_default_names_may_be_absent_and_others_may_not(tmp_path):
+    file = write(tmp_path / "a.parquet", prompt=["q"])
+    assert rows(DataSpec(train=[file])) == [("q", "", "")]
+    for key, field in (("answer_key", "answerKey"), ("data_source_key", "dataSourceKey"), ("prompt_key", "promptKey")):
+        with pytest.raises(
+            ConfigurationError, match=f"no column 'gold'; its columns are prompt; set spec.data.{field}"
+        ):
+            rows(DataSpec(train=[file], **{key: "gold"}))
 
 
-def test_a_prompt_that_is_no_text_is_refused(tmp_path):
-    file = write(tmp_path / "a.parquet", prompt=[["chat"]], answer=["a"], data_source=["s"])
-    with pytest.raises(ConfigurationError, match="not a text"):
-        read_rows(DataSpec(train=[file]), "train")
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"prompt": ""}, "neither a text nor a list of messages"),
+        ({"prompt": "  "}, "neither a text nor a list of messages"),
+        ({"prompt": None}, "neither a text nor a list of messages"),
+        ({"prompt": []}, "neither a text nor a list of messages"),
+        ({"prompt": ["chat"]}, "not a message {role, content} of two texts"),
+        ({"prompt": [{"role": "user", "content": None}]}, "not a message {role, content} of two texts"),
+        ({"prompt": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}, "the assistant's"),
+        ({"prompt": "q", "answer": ["a", "b"]}, "not a single text"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named(tmp_path, row, complaint):
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"prompt": "good"}) + "\n" + json.dumps(row) + "\n")
+    with pytest.raises(ConfigurationError, match=re.escape(complaint)) as caught:
+        rows(DataSpec(train=["/x", str(file)][1:]))
+    assert (caught.value.field, caught.value.value) == ("spec.data.train[0]", f"{file} row 2")
 
 
-def test_longer_prompts_are_left_out_and_counted_and_indices_stay(file):
-    kept = load_prompts(DataSpec(train=[file], max_prompt_tokens=4), "train", Letters())
-    assert [(p.index, p.text) for p in kept.prompts] == [(0, "1+1=")]
-    assert kept.too_long == 1
-
-
-def test_no_prompt_within_the_limit_is_an_error(file):
-    with pytest.raises(ConfigurationError, match="all 2 prompts") as caught:
-        load_prompts(DataSpec(train=[file], max_prompt_tokens=1), "train", Letters())
-    assert caught.value.field == "spec.data.maxPromptTokens"
+def test_messages_lose_the_fields_that_only_other_messages_of_the_file_have(tmp_path):
+    chat = [{"role": "system", "content": "s", "name": None}, {"role": "user", "content": "q", "name": "n"}]
+    file = write(tmp_path / "a.parquet", prompt=[chat])
+    ((messages, _, _),) = rows(DataSpec(train=[file]))
+    assert messages == ({"role": "system", "content": "s"}, {"role": "user", "content": "q", "name": "n"})

@@ -21,11 +21,13 @@ METRICS = {"train/loss": 0.5, "train/tokens": 48.0}
 class Characters:
     """A tokenizer with one token per character, which ends responses with a full stop."""
 
-    def encode(self, text: str) -> list[int]:
+    chat_template = None
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [ord(c) for c in text]
 
-    def decode(self, tokens, skip_special_tokens: bool) -> str:
-        return "".join(chr(t) for t in tokens if t != EOS)
+    def decode(self, token_ids, *, skip_special_tokens: bool) -> str:
+        return "".join(chr(t) for t in token_ids if not (skip_special_tokens and t == EOS))
 
 
 class Bench:

@@ -1,6 +1,7 @@
 """A rollout server in the test's own process: the two routes that the client uses, deterministic answers, and faults on demand."""
 
 import asyncio
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -16,6 +17,8 @@ class Server:
     def __init__(self, pod: str, policy_step: int = 0, delay: float = 0.0):
         self.pod, self.policy_step, self.delay, self.dying = pod, policy_step, delay, False
         self.requests: list[dict] = []
+        self.wrong: Callable[[int, int, dict], bool] = lambda left, sample, body: False
+        """Whether sample `sample` of "left+...=" is answered wrongly."""
 
     async def __aenter__(self) -> "Server":
         app = web.Application()
@@ -42,7 +45,13 @@ class Server:
             request.transport.close()
             return web.Response(status=500)
         left, right = "".join(map(chr, body["prompt"])).rstrip("=").split("+")
-        tokens = [*map(ord, str(int(left) + int(right))), EOS]
-        choice = {"finish_reason": "stop", "token_ids": tokens, "logprobs": {"token_logprobs": [-0.5] * len(tokens)}}
-        choices = [choice | {"index": i} for i in reversed(range(body["n"]))]
+        choices = [
+            _choice(i, int(left) + int(right) + self.wrong(int(left), i, body)) for i in reversed(range(body["n"]))
+        ]
         return web.json_response({"choices": choices}, headers={STEP_HEADER: str(self.policy_step)})
+
+
+def _choice(index: int, answer: int) -> dict:
+    tokens = [*map(ord, str(answer)), EOS]
+    log_probs = {"token_logprobs": [-0.5 - i for i in range(len(tokens))]}
+    return {"index": index, "finish_reason": "stop", "token_ids": tokens, "logprobs": log_probs}

@@ -36,7 +36,8 @@ async def test_a_run_from_the_first_publish_to_the_goodbye(bench):
             assert {s.policy_step for s in batch.samples} == {step - 1} and {s.reward for s in batch.samples} == {1.0}
             assert len(await call(rank.trained, step, METRICS)) == 2
             await publish(rank, step, [a, b])
-        assert await call(rank.saving) == {"consumed": 8, "prompts": 12}
+        state = await call(rank.saving)
+        assert (state["consumed"], state["prompts"]) == (8, 12)
         await until(rank, "finish")
         await call(rank.end, "/exported")
         await asyncio.wait_for(bench.driver, 5)

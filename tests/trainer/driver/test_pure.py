@@ -1,22 +1,24 @@
 import pytest
 
 from rljob_api.protocol import RolloutEndpoint
+from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Sample
-from rljob_trainer.driver.assembly import Outcome, assemble
+from rljob_trainer.driver.assembly import Outcome, assemble, failure_metrics, require_judged, shaped
 from rljob_trainer.driver.recording import record, replay
 from rljob_trainer.driver.replicas import Replicas
 from rljob_trainer.driver.seeds import evaluation_seed, training_seed
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.reward.case import RewardFailed
+from rljob_trainer.reward.case import Kind, RewardFailed
+from trainer.driver.specs import job
 
 
 def outcome(group: int, sample: int, reward: float = 1.0, policy_step: int = 2) -> Outcome:
     return Outcome(group, sample, Sample(7, group, sample, (1, 2), (3,), (-0.1,), policy_step, "stop", reward, "sum"))
 
 
-def failed(group: int, sample: int) -> Outcome:
+def failed(group: int, sample: int, kind: Kind = "raised") -> Outcome:
     return Outcome(
-        group, sample, RewardFailed("spec.rewards[0].python.path", "/r.py", "ValueError: no (r.py line 2: x)")
+        group, sample, RewardFailed(kind, "spec.rewards[0].python.path", "/r.py", "ValueError: no (r.py line 2: x)")
     )
 
 
@@ -29,7 +31,6 @@ def test_a_batch_is_in_group_and_sample_order_however_it_came():
     assert batch.metrics == {
         "time/generate": 1.5,
         "reward/mean": 0.5,
-        "reward/failed": 0.0,
         "reward/same": 0.0,
         "response_length/mean": 1.0,
         "response_length/clipped": 0.0,
@@ -48,16 +49,35 @@ def test_a_sample_of_an_older_policy_never_passes():
 
 
 def test_a_sample_whose_reward_failed_leaves_the_batch_and_is_counted():
-    batch = assemble(3, 1, 3, [outcome(0, 0), failed(0, 1), outcome(0, 2, reward=0.0)], {})
-    assert [s.sample for s in batch.samples] == [0, 2]
-    assert (batch.metrics["reward/failed"], batch.metrics["reward/mean"]) == (1.0, 0.5)
+    outcomes = [outcome(0, 0), failed(0, 1), outcome(0, 2, reward=0.0), failed(0, 3, "timeout")]
+    batch = assemble(3, 1, 4, outcomes, {})
+    assert [s.sample for s in batch.samples] == [0, 2] and batch.metrics["reward/mean"] == 0.5
+    assert failure_metrics(outcomes) == {
+        "reward/failed": 2.0,
+        "reward/failed_raised": 1.0,
+        "reward/failed_timeout": 1.0,
+        "reward/failed_value": 0.0,
+        "reward/failed_service": 0.0,
+    }
+
+
+def test_a_penalty_for_length_grows_over_the_buffer_and_is_reported():
+    def spec(**overlong: float) -> RLJobSpec:
+        return job(algorithm={"overlong": overlong}, rollout={"sampling": {"maxTokens": 8}})
+
+    long = Sample(7, 0, 0, (1, 2), (3,) * 7, (-0.1,) * 7, 2, "stop", 1.0, "sum")
+    outcomes = [Outcome(0, 0, long), outcome(0, 1), failed(0, 2)]
+    assert shaped(outcomes, spec()) == (outcomes, {})
+    found, metrics = shaped(outcomes, spec(bufferTokens=4, penalty=2.0))
+    assert [o.result.reward for o in found[:2]] == [1.0 - 1.5, 1.0] and found[2] == outcomes[2]
+    assert metrics == {"reward/overlong_penalty": 0.75}
 
 
 def test_a_step_whose_rewards_all_failed_is_the_users_to_mend():
     with pytest.raises(
         ConfigurationError, match=r"every reward of a step failed; the first said: ValueError: no \(r.py line 2: x\)"
     ) as caught:
-        assemble(3, 1, 2, [failed(0, 0), failed(0, 1)], {})
+        require_judged([failed(0, 0), failed(0, 1)])
     assert caught.value.field == "spec.rewards[0].python.path"
 
 
@@ -70,15 +90,15 @@ def test_a_recorded_batch_comes_back_bit_equal(tmp_path):
 
 
 def test_seeds_are_the_same_for_the_same_place_and_differ_elsewhere():
-    assert training_seed("u", 0, 1, 5) == training_seed("u", 0, 1, 5)
+    assert training_seed("u", 0, 1, 5, 2) == training_seed("u", 0, 1, 5, 2)
     assert (
         len(
-            {training_seed(u, s, n, p) for u in "uv" for s in (0, 1) for n in (1, 2) for p in (5, 6)}
+            {training_seed(u, s, n, p, g) for u in "uv" for s in (0, 1) for n in (1, 2) for p in (5, 6) for g in (0, 1)}
             | {evaluation_seed("u", 0, 5)}
         )
-        == 17
+        == 33
     )
-    assert training_seed("u", 0, 1, 5) < 2**48
+    assert training_seed("u", 0, 1, 5, 2) < 2**48
 
 
 def endpoint(uid: str, url: str = "http://a") -> RolloutEndpoint:

@@ -1,14 +1,15 @@
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rljob_api.spec.model import PythonReward, RewardSpec
+from rljob_api.spec.model import MegatronReward, PythonReward, RewardSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.reward.case import Case, RewardFailed
 from rljob_trainer.reward.judge import Judge
 
-CASE = Case("1+1=", " 2\n", "2")
+CASE = Case("1+1=", " 2\n", "2", "s")
 
 
 def python(tmp_path: Path, code: str, **fields) -> RewardSpec:
@@ -35,8 +36,8 @@ async def judged(tmp_path):
 
 async def test_an_exact_match_strips_the_response(judged):
     judge = await judged(RewardSpec(rule="exactMatch"))
-    assert await judge.score("any", CASE) == 1.0
-    assert await judge.score("any", Case("", "2.", "2")) == 0.0
+    assert await judge.score(replace(CASE, data_source="any")) == 1.0
+    assert await judge.score(Case("", "2.", "2", "any")) == 0.0
 
 
 async def test_entries_of_one_data_source_are_weighted_and_summed_and_the_star_takes_the_rest(judged):
@@ -45,26 +46,19 @@ async def test_entries_of_one_data_source_are_weighted_and_summed_and_the_star_t
         RewardSpec(rule="exactMatch", data_source="sum", weight=0.5),
         RewardSpec(rule="exactMatch", weight=3.0),
     )
-    assert await judge.score("sum", CASE) == 2.5
-    assert await judge.score("product", CASE) == 3.0
-
-
-def test_a_data_source_that_nobody_judges_is_refused():
-    with pytest.raises(ConfigurationError, match="'product'"):
-        Judge([RewardSpec(rule="exactMatch", data_source="sum")]).require({"sum", "product"})
+    assert await judge.score(replace(CASE, data_source="sum")) == 2.5
+    assert await judge.score(replace(CASE, data_source="product")) == 3.0
 
 
 async def test_a_function_of_the_users_sees_prompt_response_and_answer_and_may_print(judged, tmp_path):
     code = "def reward(prompt, response, answer):\n    print('noise')\n    return len(prompt) + (response.strip() == answer)\n"
-    assert await (await judged(python(tmp_path, code))).score("s", CASE) == 5.0
+    assert await (await judged(python(tmp_path, code))).score(CASE) == 5.0
 
 
 async def test_a_function_may_import_what_lies_beside_it(judged, tmp_path):
     (tmp_path / "rules.py").write_text("VALUE = 7\n")
     assert (
-        await (await judged(python(tmp_path, "import rules\ndef reward(p, r, a): return rules.VALUE\n"))).score(
-            "s", CASE
-        )
+        await (await judged(python(tmp_path, "import rules\ndef reward(p, r, a): return rules.VALUE\n"))).score(CASE)
         == 7
     )
 
@@ -74,25 +68,26 @@ async def test_what_a_reward_raises_is_told_with_its_line(judged, tmp_path):
     with pytest.raises(
         RewardFailed, match=r"ValueError: invalid literal.* \(reward.py line 2: return int\('x' \+ r\)\)"
     ):
-        await judge.score("s", CASE)
+        await judge.score(CASE)
 
 
 @pytest.mark.parametrize("value", ["float('nan')", "None", "'much'"])
 async def test_what_is_not_a_finite_number_is_a_failure(judged, tmp_path, value):
     judge = await judged(python(tmp_path, f"def reward(p, r, a): return {value}\n"))
-    with pytest.raises(RewardFailed):
-        await judge.score("s", CASE)
+    with pytest.raises(RewardFailed, match="not a finite number") as caught:
+        await judge.score(CASE)
+    assert caught.value.kind == "value"
 
 
 async def test_a_call_that_takes_too_long_ends_its_process_and_the_next_gets_another(judged, tmp_path):
     code = "import time\ndef reward(p, r, a):\n    time.sleep(60 if r == 'slow' else 0)\n    return 1\n"
     judge = await judged(python(tmp_path, code, timeout_seconds=0.3))
     began = time.monotonic()
-    with pytest.raises(RewardFailed, match=r"longer than 0.3 s"):
-        await judge.score("s", Case("", "slow", ""))
-    assert time.monotonic() - began < 5
+    with pytest.raises(RewardFailed, match=r"longer than 0.3 s") as caught:
+        await judge.score(Case("", "slow", "", "s"))
+    assert time.monotonic() - began < 5 and caught.value.kind == "timeout"
     for _ in range(4):
-        judge_again = await judge.score("s", Case("", "quick", ""))
+        judge_again = await judge.score(Case("", "quick", "", "s"))
         assert judge_again == 1
 
 
@@ -101,8 +96,8 @@ async def test_a_function_that_ends_its_process_is_a_failure_and_the_next_call_w
     judge = await judged(python(tmp_path, code))
     for _ in range(3):
         with pytest.raises(RewardFailed, match="ended during the call"):
-            await judge.score("s", Case("", "die", ""))
-    assert await judge.score("s", CASE) == 1
+            await judge.score(Case("", "die", "", "s"))
+    assert await judge.score(CASE) == 1
 
 
 @pytest.mark.parametrize(
@@ -124,3 +119,11 @@ async def test_a_file_that_cannot_be_used_fails_at_the_start(tmp_path, code, tex
 async def test_a_file_that_is_not_there_fails_at_the_start():
     with pytest.raises(ConfigurationError, match="no such file"):
         await Judge([RewardSpec(python=PythonReward(path="/nowhere/reward.py"))]).start()
+
+
+async def test_entries_of_models_on_the_ranks_are_left_to_them(judged):
+    model = RewardSpec(model=MegatronReward(path="/reward-model"), data_source="chat")
+    judge = await judged(model, RewardSpec(rule="exactMatch"), RewardSpec(rule="exactMatch", data_source="chat"))
+    assert await judge.score(replace(CASE, data_source="chat")) == 1.0
+    judge = await judged(model, RewardSpec(rule="exactMatch"))
+    assert await judge.score(replace(CASE, data_source="chat")) == 0.0

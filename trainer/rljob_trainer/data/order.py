@@ -27,31 +27,31 @@ class Cursor:
 
     def state(self, prompts: PromptSet) -> dict[str, int]:
         """What a checkpoint keeps."""
-        return {"consumed": self.consumed, "prompts": len(prompts.prompts)}
+        return {"consumed": self.consumed, "prompts": len(prompts), "digest": prompts.digest}
 
     @staticmethod
     def restore(state: dict[str, int], prompts: PromptSet) -> "Cursor":
         """Raises ConfigurationError when the data are not those the count was made on: the order would be another one."""
-        size = len(prompts.prompts)
-        if state["prompts"] != size:
-            rule = f"the checkpoint was made with {state['prompts']} prompts, now there are {size}: the order would be another one"
+        size = len(prompts)
+        if (state["prompts"], state["digest"]) != (size, prompts.digest):
+            other = f"now there are {size}" if state["prompts"] != size else "and now their texts or order differ"
             raise ConfigurationError(
                 "spec.data.train",
                 f"{size} prompts",
-                rule,
+                f"the checkpoint was made with {state['prompts']} prompts, {other}: the order would be another one",
                 "restore the files, or give the job another spec.checkpoint.path",
             )
         return Cursor(state["consumed"])
 
     def draw(self, spec: DataSpec, prompts: PromptSet, count: int) -> tuple[tuple[Prompt, ...], "Cursor"]:
         """The next `count` prompts and the cursor after them. A draw may cross the end of an epoch."""
-        size = len(prompts.prompts)
-        drawn = [prompts.prompts[self._row(spec, size, self.consumed + i)] for i in range(count)]
+        size = len(prompts)
+        drawn = [prompts[self._row(spec, size, self.consumed + i)] for i in range(count)]
         return tuple(drawn), Cursor(self.consumed + count)
 
     def epoch(self, prompts: PromptSet) -> float:
         """Passes over the data so far."""
-        return self.consumed / len(prompts.prompts)
+        return self.consumed / len(prompts)
 
     @staticmethod
     def _row(spec: DataSpec, size: int, position: int) -> int:

@@ -1,12 +1,20 @@
 """Rows to prompts: token ids within the length limit, each with the index that names it for the whole run."""
 
-from collections.abc import Sequence
+import hashlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from sys import intern
+from typing import overload
 
 from rljob_api.spec.model import DataSpec
+from rljob_trainer.data.chat import encode_prompt
 from rljob_trainer.data.rows import Row, read_rows
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.failure import ConfigurationError
+
+Objection = Callable[[str, str], tuple[str, str] | None]
+"""Of data source and answer: why no reward can judge such a row (rule and fix), or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,37 +25,80 @@ class Prompt:
     """Row in the data set, counted over all its files and before the length filter."""
     tokens: tuple[int, ...]
     text: str
+    """What the tokens stand for; of chat messages the conversation as the template writes it."""
     answer: str
     data_source: str
 
 
-@dataclass(frozen=True, slots=True)
-class PromptSet:
-    """The prompts of one split that are short enough."""
+@dataclass(slots=True)
+class Counts:
+    """What became of the rows."""
 
-    prompts: tuple[Prompt, ...]
-    too_long: int
-    """Rows left out because of spec.data.maxPromptTokens."""
+    rows: int = 0
+    too_long: int = 0
+    """Left out because of spec.data.maxPromptTokens."""
+    duplicates: int = 0
+    """Kept, although an earlier row has the same prompt, answer and data source."""
 
 
-def load_prompts(spec: DataSpec, split: str, tokenizer: Tokenizer) -> PromptSet:
-    """The prompts of spec.data.`split`. Raises ConfigurationError when files were named and none of their prompts is left."""
-    rows = read_rows(spec, split)
-    prompts = [
-        p for i, row in enumerate(rows) if len((p := _prompt(i, row, tokenizer)).tokens) <= spec.max_prompt_tokens
-    ]
-    if rows and not prompts:
-        rule = f"all {len(rows)} prompts of spec.data.{split} are longer"
+class PromptSet(Sequence[Prompt]):
+    """The prompts of one split that are short enough. Tokens lie in one array: four bytes each in place of an object."""
+
+    def __init__(self, prompts: Iterable[Prompt], counts: Counts | None = None):
+        self.counts = counts or Counts()
+        self._tokens, self._ends, self._indices = array("i"), array("q", [0]), array("q")
+        self._texts: list[tuple[str, str, str]] = []
+        digest = hashlib.sha256()
+        for p in prompts:
+            self._tokens.extend(p.tokens)
+            self._ends.append(len(self._tokens))
+            self._indices.append(p.index)
+            self._texts.append((p.text, intern(p.answer), intern(p.data_source)))
+            digest.update(f"{p.index}:{p.text}\0".encode())
+        self.digest = int.from_bytes(digest.digest()[:6])
+        """Of all indices and texts: equal for equal data."""
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    @overload
+    def __getitem__(self, place: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Prompt]: ...
+    def __getitem__(self, place: int | slice) -> Prompt | list[Prompt]:
+        if isinstance(place, slice):
+            return [self[i] for i in range(*place.indices(len(self)))]
+        place = range(len(self))[place]
+        return Prompt(
+            self._indices[place], tuple(self._tokens[self._ends[place] : self._ends[place + 1]]), *self._texts[place]
+        )
+
+
+def load_prompts(spec: DataSpec, split: str, tokenizer: Tokenizer, objection: Objection) -> PromptSet:
+    """The prompts of spec.data.`split`. Raises ConfigurationError for rows that cannot be used or judged, and when none is short enough."""
+    counts = Counts()
+    prompts = PromptSet(_fitting(spec, read_rows(spec, split), tokenizer, objection, counts), counts)
+    if counts.rows and not prompts:
+        rule = f"all {counts.rows} prompts of spec.data.{split} are longer"
         raise ConfigurationError(
             "spec.data.maxPromptTokens", str(spec.max_prompt_tokens), rule, "raise the limit or shorten the prompts"
         )
-    return PromptSet(tuple(prompts), len(rows) - len(prompts))
+    return prompts
 
 
-def _prompt(index: int, row: Row, tokenizer: Tokenizer) -> Prompt:
-    return Prompt(index, tuple(tokenizer.encode(row.prompt)), row.prompt, row.answer, row.data_source)
-
-
-def data_sources(sets: Sequence[PromptSet]) -> set[str]:
-    """Every data source that some prompt names."""
-    return {p.data_source for s in sets for p in s.prompts}
+def _fitting(
+    spec: DataSpec, rows: Iterable[Row], tokenizer: Tokenizer, objection: Objection, counts: Counts
+) -> Iterator[Prompt]:
+    seen: set[int] = set()
+    for index, row in enumerate(rows):
+        if problem := objection(row.data_source, row.answer):
+            raise row.place.error(*problem)
+        text, tokens = encode_prompt(row, spec, tokenizer)
+        counts.rows += 1
+        if len(tokens) > spec.max_prompt_tokens:
+            counts.too_long += 1
+            continue
+        mark = hash((text, row.answer, row.data_source))
+        counts.duplicates += mark in seen
+        seen.add(mark)
+        yield Prompt(index, tuple(tokens), text, row.answer, row.data_source)

@@ -1,73 +1,103 @@
-"""Parquet files to rows. Everything a user can get wrong here names the file's place in the spec."""
+"""Records to rows: which columns hold prompt, answer and data source. Everything a user can get wrong here names file and row."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import Any
 
 from rljob_api.spec.model import DataSpec
-from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.data.files import Place, Record, read_records
+
+Message = Mapping[str, Any]
+_ABSENT = object()
+_LISTS = (list, tuple, dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One prompt as it stands in a file."""
 
-    prompt: str
+    prompt: str | tuple[Message, ...]
+    """A text, or chat messages of which the last is not the assistant's."""
     answer: str
+    """Empty when the file has none."""
     data_source: str
+    """Empty when the file has none: entries of spec.rewards for `*` judge the row."""
+    place: Place
 
 
-def read_rows(spec: DataSpec, split: str) -> list[Row]:
-    """All rows of the files under spec.data.`split` (train or validation), in the order of the files.
+def read_rows(spec: DataSpec, split: str) -> Iterator[Row]:
+    """All rows of the files under spec.data.`split` (train or validation), in the order of the files, one at a time.
 
-    Raises ConfigurationError, naming spec.data.`split`[i], for a file that is missing, unreadable, lacks a column or holds no row.
+    Raises ConfigurationError, naming spec.data.`split`[i] and the row, for whatever cannot be used.
     """
     files: Sequence[str] = getattr(spec, split)
-    rows: list[Row] = []
     for i, path in enumerate(files):
-        rows += _read_file(spec, f"spec.data.{split}[{i}]", path)
-    return rows
+        keys = (spec.prompt_key, spec.answer_key, spec.data_source_key)
+        for place, record in read_records(Place(f"spec.data.{split}[{i}]", path), keys):
+            yield Row(
+                _prompt(spec.prompt_key, record, place),
+                _scalar("answer", spec.answer_key, record, place),
+                _scalar("data_source", spec.data_source_key, record, place),
+                place,
+            )
 
 
-def _read_file(spec: DataSpec, field: str, path: str) -> list[Row]:
-    columns = (spec.prompt_key, spec.answer_key, spec.data_source_key)
-    if not Path(path).is_file():
-        raise ConfigurationError(
-            field,
-            path,
-            "there is no such file in the trainer pod",
-            "correct the path, or mount the volume that holds it in spec.volumes",
-        )
-    try:
-        held = pq.read_schema(path).names
-        _require_columns(field, path, columns, held)
-        table = pq.read_table(path, columns=list(dict.fromkeys(columns)))
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ConfigurationError(
-            field, path, f"cannot be read as Parquet: {error}", "write the file again as Parquet"
-        ) from error
-    if table.num_rows == 0:
-        raise ConfigurationError(field, path, "holds no row", "leave the file out or fill it")
-    return [
-        Row(_text(field, path, spec.prompt_key, p), str(a), str(s))
-        for p, a, s in zip(*(table[c].to_pylist() for c in columns), strict=True)
-    ]
+def _find(key: str, record: Record) -> Any:
+    """The column of that name, else the value that the dotted path leads to."""
+    if key in record:
+        return record[key]
+    value: Any = record
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return _ABSENT
+        value = value[part]
+    return value
 
 
-def _require_columns(field: str, path: str, wanted: Sequence[str], held: Sequence[str]) -> None:
-    keys = ("promptKey", "answerKey", "dataSourceKey")
-    for key, column in zip(keys, wanted, strict=True):
-        if column not in held:
-            rule = f"has no column {column!r}; its columns are {', '.join(held) or 'none'}"
-            raise ConfigurationError(field, path, rule, f"set spec.data.{key} to one of them")
+def _scalar(field: str, key: str, record: Record, place: Place) -> str:
+    """As Python's str() writes it. Null is empty; so is a column that is absent under its default name, for files that need none."""
+    value = _find(key, record)
+    if value is None or (value is _ABSENT and key == DataSpec.model_fields[f"{field}_key"].default):
+        return ""
+    if value is _ABSENT:
+        raise _missing(f"{field}_key", key, record, place)
+    if isinstance(value, _LISTS):
+        rule = f"column {key!r} holds {_short(value)}, which is not a single text, number or truth value"
+        raise place.error(rule, "name a path into it (a.b), or write it as a JSON text that your reward parses")
+    return str(value)
 
 
-def _text(field: str, path: str, column: str, value: object) -> str:
-    if isinstance(value, str) and value:
+def _prompt(key: str, record: Record, place: Place) -> str | tuple[Message, ...]:
+    value = _find(key, record)
+    if value is _ABSENT:
+        raise _missing("prompt_key", key, record, place)
+    if isinstance(value, str) and value.strip():
         return value
-    raise ConfigurationError(
-        field, path, f"column {column!r} holds {value!r}, which is not a text", "write prompts as non-empty strings"
-    )
+    if isinstance(value, list) and value:
+        return _messages(key, value, place)
+    rule = f"column {key!r} holds {_short(value)}, which is neither a text nor a list of messages"
+    raise place.error(rule, "write prompts as non-empty texts or lists of {role, content}, or leave the row out")
+
+
+def _messages(key: str, value: list, place: Place) -> tuple[Message, ...]:
+    for message in value:
+        texts = [message.get(k) if isinstance(message, Mapping) else None for k in ("role", "content")]
+        if not all(isinstance(text, str) for text in texts) or not texts[0]:
+            rule = f"column {key!r} holds {_short(message)}, which is not a message {{role, content}} of two texts"
+            raise place.error(rule, "write every message as an object with role and content")
+    if value[-1]["role"] == "assistant":
+        rule = f"the last message of column {key!r} is the assistant's, so that the response would stand in the prompt"
+        raise place.error(rule, "end the messages with the user's, and put the response into the answer column")
+    # Arrow gives every message of a file the same fields, and null where one has no such field
+    return tuple({k: v for k, v in message.items() if v is not None} for message in value)
+
+
+def _missing(field: str, key: str, record: Record, place: Place) -> Exception:
+    spec_field = {"prompt_key": "promptKey", "answer_key": "answerKey", "data_source_key": "dataSourceKey"}[field]
+    rule = f"has no column {key!r}; its columns are {', '.join(record) or 'none'}"
+    return place.error(rule, f"set spec.data.{spec_field} to one of them, or to a path (a.b) into one")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

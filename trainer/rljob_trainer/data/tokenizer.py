@@ -1,18 +1,23 @@
 """The model's own tokenizer, used on the driver's side only: ranks and rollouts see token ids."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from rljob_api.spec.model import ModelSpec
 from rljob_trainer.failure import ConfigurationError
 
 
 class Tokenizer(Protocol):
-    """The two things we ask of it."""
+    """What we ask of it."""
 
-    def encode(self, text: str) -> list[int]: ...
+    chat_template: Any
+    """None or empty: it has none."""
 
-    def decode(self, tokens: Sequence[int], skip_special_tokens: bool) -> str: ...
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+
+    def apply_chat_template(self, conversation: Any, *, add_generation_prompt: bool, tokenize: bool) -> str: ...
 
 
 def load_tokenizer(spec: ModelSpec) -> Tokenizer:

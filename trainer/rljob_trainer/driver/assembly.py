@@ -1,11 +1,13 @@
 """Scored responses to the batch of a step. No sample may be lost, none may come twice."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.algorithm.overlong import overlong_penalty
 from rljob_trainer.batch import Sample, StepBatch
-from rljob_trainer.reward.case import RewardFailed
+from rljob_trainer.reward.case import KINDS, RewardFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,36 +19,65 @@ class Outcome:
     result: Sample | RewardFailed
 
 
+def require_judged(outcomes: Iterable[Outcome]) -> None:
+    """Raises ConfigurationError when no sample could be judged."""
+    results = [o.result for o in outcomes]
+    if results and not any(isinstance(r, Sample) for r in results):
+        raise next(r for r in results if isinstance(r, RewardFailed)).as_configuration()
+
+
 def assemble(
     step: int, prompts: int, samples_per_prompt: int, outcomes: Iterable[Outcome], metrics: dict[str, float]
 ) -> StepBatch:
-    """The batch of `step` in (group, sample) order; `metrics` is what generation measured.
-
-    Raises ConfigurationError when no sample could be judged.
-    """
+    """The batch of `step` in (group, sample) order; `metrics` is what generation measured."""
     ordered = sorted(outcomes, key=lambda o: (o.group, o.sample))
-    expected = [(g, s) for g in range(prompts) for s in range(samples_per_prompt)]
-    held = [(o.group, o.sample) for o in ordered]
-    assert held == expected, (
-        f"step {step} needs every sample once; lost {set(expected) - set(held)}, {len(held)} of {len(expected)} held"
-    )
+    require_complete(ordered, range(prompts), samples_per_prompt)
     samples = tuple(o.result for o in ordered if isinstance(o.result, Sample))
     stale = [s for s in samples if s.policy_step != step - 1]
     assert not stale, f"{len(stale)} samples of step {step} come from another policy than that of step {step - 1}"
-    if not samples:
-        raise next(o.result for o in ordered if isinstance(o.result, RewardFailed)).as_configuration()
-    return StepBatch(step, samples, metrics | batch_metrics(samples, failed=len(ordered) - len(samples)))
+    return StepBatch(step, samples, metrics | batch_metrics(samples))
 
 
-def batch_metrics(samples: Sequence[Sample], failed: int) -> dict[str, float]:
+def require_complete(ordered: Sequence[Outcome], groups: range, samples_per_prompt: int) -> None:
+    """Every sample of `groups` is there once."""
+    expected = [(g, s) for g in groups for s in range(samples_per_prompt)]
+    held = [(o.group, o.sample) for o in ordered]
+    assert held == expected, f"lost {set(expected) - set(held)}, {len(held)} of {len(expected)} held"
+
+
+def penalised(sample: Sample, spec: RLJobSpec) -> Sample:
+    """With spec.algorithm.overlong's penalty taken from the reward."""
+    length, longest = len(sample.response_tokens), spec.rollout.sampling.max_tokens
+    return replace(sample, reward=sample.reward - overlong_penalty(length, longest, spec.algorithm.overlong))
+
+
+def shaped(outcomes: Sequence[Outcome], spec: RLJobSpec) -> tuple[list[Outcome], dict[str, float]]:
+    """`outcomes` with overlong responses penalised, and the mean penalty as a metric; unchanged and empty without such a penalty."""
+    if not spec.algorithm.overlong.buffer_tokens:
+        return list(outcomes), {}
+    found = [replace(o, result=penalised(o.result, spec)) if isinstance(o.result, Sample) else o for o in outcomes]
+    lost = [
+        a.result.reward - b.result.reward
+        for a, b in zip(outcomes, found, strict=True)
+        if isinstance(a.result, Sample) and isinstance(b.result, Sample)
+    ]
+    return found, {"reward/overlong_penalty": sum(lost) / len(lost)}
+
+
+def batch_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Of one step, in the names of the metric table."""
     groups: dict[int, set[float]] = defaultdict(set)
     for s in samples:
         groups[s.group].add(s.reward)
     return {
         "reward/mean": sum(s.reward for s in samples) / len(samples),
-        "reward/failed": float(failed),
         "reward/same": sum(len(rewards) == 1 for rewards in groups.values()) / len(groups),
         "response_length/mean": sum(len(s.response_tokens) for s in samples) / len(samples),
         "response_length/clipped": sum(s.finish_reason == "length" for s in samples) / len(samples),
     }
+
+
+def failure_metrics(outcomes: Iterable[Outcome]) -> dict[str, float]:
+    """How many samples could not be judged, in all and by reason."""
+    kinds = Counter(o.result.kind for o in outcomes if isinstance(o.result, RewardFailed))
+    return {"reward/failed": float(kinds.total())} | {f"reward/failed_{kind}": float(kinds[kind]) for kind in KINDS}

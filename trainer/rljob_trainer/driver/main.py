@@ -5,12 +5,13 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable
+from functools import partial
 from pathlib import Path
 
 from rljob_api import names
 from rljob_api.protocol import Control
 from rljob_trainer import failure
-from rljob_trainer.data.prompts import PromptSet, data_sources, load_prompts
+from rljob_trainer.data.prompts import PromptSet, load_prompts
 from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer
 from rljob_trainer.driver.control import follow_control, read_control
 from rljob_trainer.driver.driver import Driver
@@ -20,6 +21,7 @@ from rljob_trainer.driver.progress import ProgressFile
 from rljob_trainer.driver.rollouts import Rollouts
 from rljob_trainer.driver.server import Call, serve
 from rljob_trainer.driver.work import Generated, Replayed, Source
+from rljob_trainer.reward.entries import objection
 from rljob_trainer.reward.judge import Judge
 
 log = logging.getLogger(__name__)
@@ -45,7 +47,6 @@ async def drive(directory: Path, listener: socket.socket, token: str) -> None:
     try:
         tokenizer = load_tokenizer(control.spec.model)
         train, validation = _load(control, tokenizer, "train"), _load(control, tokenizer, "validation")
-        judge.require(data_sources([train, validation]))
         await judge.start()
         await _Life(directory, control, token, progress, tokenizer, judge, train, validation).run(listener)
     finally:
@@ -74,7 +75,9 @@ class _Life:
         source: Source = (
             Replayed(spec, train)
             if spec.train.batches.replay
-            else Generated(spec, train, validation, generator, self._rollouts, lambda phase: self._driver.phase(phase))
+            else Generated(
+                spec, train, validation, tokenizer, generator, self._rollouts, lambda phase: self._driver.phase(phase)
+            )
         )
         self._driver = Driver(control, source, train, self._rollouts, progress)
 
@@ -115,10 +118,18 @@ async def _first_to_end(*parts: Awaitable[None]) -> None:
 
 
 def _load(control: Control, tokenizer: Tokenizer, split: str) -> PromptSet:
-    prompts = load_prompts(control.spec.data, split, tokenizer)
-    if prompts.prompts:
+    spec = control.spec
+    by_driver = split == "validation" and spec.evaluation.every_steps > 0
+    prompts = load_prompts(spec.data, split, tokenizer, partial(objection, spec.rewards, by_driver=by_driver))
+    if prompts:
+        c = prompts.counts
         log.info(
-            "%s: %d prompts, %d left out as longer than maxPromptTokens", split, len(prompts.prompts), prompts.too_long
+            "%s: %d rows, %d of them longer than maxPromptTokens and left out, %d prompts, %d of them duplicates",
+            split,
+            c.rows,
+            c.too_long,
+            len(prompts),
+            c.duplicates,
         )
     return prompts
 

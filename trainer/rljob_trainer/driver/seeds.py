@@ -1,11 +1,11 @@
-"""Seeds of generation: equal for equal job, step and prompt, whatever else happened."""
+"""Seeds of generation: equal for equal job, step, prompt and place in the step, whatever else happened."""
 
 import hashlib
 
 
-def training_seed(job_uid: str, seed: int, step: int, prompt_index: int) -> int:
-    """For a prompt's first sample in `step`; vLLM gives sample i the seed plus i."""
-    return _hash(job_uid, "train", seed, step, prompt_index)
+def training_seed(job_uid: str, seed: int, step: int, prompt_index: int, place: int) -> int:
+    """For a prompt's first sample at `place` of `step`, where small data may bring it twice; vLLM gives sample i the seed plus i."""
+    return _hash(job_uid, "train", seed, step, prompt_index, place)
 
 
 def evaluation_seed(job_uid: str, seed: int, prompt_index: int) -> int:

@@ -10,11 +10,13 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Sample, StepBatch
 from rljob_trainer.data.order import Cursor
 from rljob_trainer.data.prompts import PromptSet
-from rljob_trainer.driver.assembly import assemble
+from rljob_trainer.data.tokenizer import Tokenizer
+from rljob_trainer.driver.assembly import assemble, failure_metrics, require_judged, shaped
 from rljob_trainer.driver.generation import Generator
 from rljob_trainer.driver.recording import record, replay
 from rljob_trainer.driver.rollouts import Rollouts
-from rljob_trainer.reward.case import RewardFailed
+from rljob_trainer.driver.selection import Selection
+from rljob_trainer.report.samples import write_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +60,22 @@ class Generated:
         spec: RLJobSpec,
         train: PromptSet,
         validation: PromptSet,
+        tokenizer: Tokenizer,
         generator: Generator,
         rollouts: Rollouts,
         phase: Callable[[str], None],
     ):
-        self._spec, self._train, self._validation = spec, train, validation
+        self._spec, self._train, self._validation, self._tokenizer = spec, train, validation, tokenizer
         self._generator, self._rollouts, self._phase = generator, rollouts, phase
 
     async def evaluate(self) -> dict[str, float]:
-        if not self._validation.prompts:
+        if not self._validation:
             return {}
         self._phase("evaluating")
         await self._rollouts.enough()
-        outcomes = await self._generator.evaluate(self._validation.prompts)
+        outcomes = await self._generator.evaluate(self._validation)
+        require_judged(outcomes)
         rewards = [o.result.reward for o in outcomes if isinstance(o.result, Sample)]
-        if not rewards:
-            raise next(o.result for o in outcomes if isinstance(o.result, RewardFailed)).as_configuration()
         return {
             "evaluation/reward": sum(rewards) / len(rewards),
             "evaluation/failed": float(len(outcomes) - len(rewards)),
@@ -82,16 +84,29 @@ class Generated:
     async def batch(self, step: int, cursor: Cursor) -> Next:
         self._phase("generating")
         await self._rollouts.enough()
-        train = self._spec.train
-        prompts, after = cursor.draw(self._spec.data, self._train, train.prompts_per_step)
+        spec, train = self._spec, self._spec.train
         began, redispatched = time.monotonic(), self._rollouts.pool.redispatched
-        outcomes = await self._generator.train(step, prompts)
+        selection, after = await self._draw(step, cursor)
         metrics = {
             "time/generate": time.monotonic() - began,
             "rollout/redispatched": float(self._rollouts.pool.redispatched - redispatched),
             "data/epoch": after.epoch(self._train),
+            "data/too_long": float(self._train.counts.too_long),
+            "data/duplicates": float(self._train.counts.duplicates),
         }
-        batch = assemble(step, train.prompts_per_step, train.samples_per_prompt, outcomes, metrics)
+        metrics |= failure_metrics(selection.outcomes) | selection.metrics()
+        chosen, lost = shaped(selection.chosen(), spec)
+        batch = assemble(step, train.prompts_per_step, train.samples_per_prompt, chosen, metrics | lost)
+        root = Path(spec.checkpoint.path)
+        write_samples(root, batch, self._tokenizer)
         if train.batches.record:
-            record(Path(self._spec.checkpoint.path), batch)
+            record(root, batch)
         return Next(batch, after)
+
+    async def _draw(self, step: int, cursor: Cursor) -> tuple[Selection, Cursor]:
+        """Rounds of generation until the step is full. The cursor counts every prompt that was drawn, also those that are left out."""
+        selection = Selection(self._spec)
+        while not selection.is_full:
+            prompts, cursor = cursor.draw(self._spec.data, self._train, self._spec.train.prompts_per_step)
+            selection.add(await self._generator.train(step, prompts, selection.generated))
+        return selection, cursor

@@ -1,8 +1,20 @@
 """What a judge sees, and how it says that it could not judge."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from rljob_trainer.failure import ConfigurationError
+
+Kind = Literal["raised", "timeout", "value", "service"]
+"""raised: the function raised or ended its process; value: not a finite number; service: no answer, or an error status."""
+KINDS: tuple[Kind, ...] = ("raised", "timeout", "value", "service")
+
+FIXES: dict[Kind, str] = {
+    "raised": "mend the function (try it on a row of the data)",
+    "timeout": "raise timeoutSeconds, or answer sooner",
+    "value": "return one finite number",
+    "service": "see that the service is up and answers the trainer pod at this address",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,18 +24,18 @@ class Case:
     prompt: str
     response: str
     answer: str
+    data_source: str
 
 
 class RewardFailed(Exception):
-    """One call failed: it raised, took too long, or returned something that is not a finite number."""
+    """One call failed."""
 
-    def __init__(self, field: str, path: str, reason: str):
+    def __init__(self, kind: Kind, field: str, target: str, reason: str):
+        """`target` is the file, rule or address at `field` of the spec."""
         super().__init__(f"{field}: {reason}")
-        self.field, self.path, self.reason = field, path, reason
+        self.kind, self.field, self.target, self.reason = kind, field, target, reason
 
     def as_configuration(self) -> ConfigurationError:
         """For the case that nothing of a step could be judged: only the user can mend that."""
         rule = f"every reward of a step failed; the first said: {self.reason}"
-        return ConfigurationError(
-            self.field, self.path, rule, "mend the function (try it on a row of the data), or raise timeoutSeconds"
-        )
+        return ConfigurationError(self.field, self.target, rule, FIXES[self.kind])

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rljob_api.spec.model import RewardSpec
+from rljob_trainer.reward.rules import number
 
 EVERY_OTHER = "*"
 
@@ -14,3 +15,21 @@ def entries_of(rewards: Sequence[RewardSpec], data_source: str) -> list[tuple[in
     """
     named = [(i, r) for i, r in enumerate(rewards) if r.data_source == data_source]
     return named or [(i, r) for i, r in enumerate(rewards) if r.data_source == EVERY_OTHER]
+
+
+def objection(rewards: Sequence[RewardSpec], data_source: str, answer: str, by_driver: bool) -> tuple[str, str] | None:
+    """Why a row of the data cannot be judged, as rule and fix. With `by_driver` the entries with `model` do not count."""
+    entries = [(i, r) for i, r in entries_of(rewards, data_source) if not (by_driver and r.model)]
+    if not entries:
+        judges = "no entry of spec.rewards that judges during generation" if by_driver else "no entry of spec.rewards"
+        return (
+            f"{judges} is for its data source {data_source!r}",
+            f"add an entry with dataSource {data_source!r} or '*'",
+        )
+    fix = "name the column of the answers in spec.data.answerKey, or mend the row"
+    for i, entry in entries:
+        if entry.rule and not answer:
+            return f"has no answer, which the rule {entry.rule} of spec.rewards[{i}] compares with", fix
+        if entry.rule == "number" and number(answer) is None:
+            return f"the answer {answer[:80]!r} holds no number, and spec.rewards[{i}] compares numbers", fix
+    return None

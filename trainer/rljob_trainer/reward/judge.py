@@ -1,19 +1,22 @@
-"""Judges by data source: the entries of spec.rewards, weighted and summed. A failed entry fails the sample, it is never a silent 0."""
+"""The driver's judges by data source: the entries of spec.rewards, weighted and summed. A failed entry fails the sample, it is never a silent 0."""
 
 import asyncio
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
-from rljob_api.spec.model import RewardSpec
-from rljob_trainer.failure import ConfigurationError
+from rljob_api.spec.model import PythonReward, RewardSpec
+from rljob_trainer.reward import builtin
 from rljob_trainer.reward.case import Case
 from rljob_trainer.reward.entries import entries_of
 from rljob_trainer.reward.python_file import PythonFile
 from rljob_trainer.reward.rules import RULES
+from rljob_trainer.reward.services import HttpService, VllmServer
 
 MOST_WORKERS = 8
 """Processes of one reward file: each imports it."""
+MATHEMATICS = PythonReward(path=str(Path(builtin.__file__).with_name("mathematics.py")))
 
 
 class Scorer(Protocol):
@@ -45,43 +48,37 @@ class Rule:
 
 
 class Judge:
-    """All entries. `start` before and `stop` after."""
+    """All entries but those with `model`, which the ranks score. `start` before and `stop` after."""
 
     def __init__(self, rewards: Sequence[RewardSpec]):
         self._rewards = rewards
-        self._scorers = [_scorer(i, spec) for i, spec in enumerate(rewards)]
+        self._scorers = {i: _scorer(f"spec.rewards[{i}]", spec) for i, spec in enumerate(rewards) if not spec.model}
 
     async def start(self) -> None:
-        """Start the processes. Raises ConfigurationError for a reward file that cannot be imported or lacks its function."""
-        await asyncio.gather(*(scorer.start() for scorer in self._scorers))
+        """Start processes and connections. Raises ConfigurationError for a file that cannot be used or a variable that is not set."""
+        await asyncio.gather(*(scorer.start() for scorer in self._scorers.values()))
 
     async def stop(self) -> None:
-        await asyncio.gather(*(scorer.stop() for scorer in self._scorers))
+        await asyncio.gather(*(scorer.stop() for scorer in self._scorers.values()))
 
-    def require(self, data_sources: Iterable[str]) -> None:
-        """Raises ConfigurationError for a data source that nobody judges."""
-        for source in sorted(data_sources):
-            if not entries_of(self._rewards, source):
-                rule = f"no entry judges the data source {source!r} of spec.data"
-                raise ConfigurationError(
-                    "spec.rewards", source, rule, f"add an entry with dataSource {source!r} or '*'"
-                )
-
-    async def score(self, data_source: str, case: Case) -> float:
-        """The weighted sum. Raises RewardFailed when any part fails."""
-        parts = await asyncio.gather(
-            *(self._weighted(i, spec, case) for i, spec in entries_of(self._rewards, data_source))
-        )
-        return sum(parts)
+    async def score(self, case: Case) -> float:
+        """The weighted sum; 0 where only the ranks judge. Raises RewardFailed when any part fails."""
+        entries = [(i, spec) for i, spec in entries_of(self._rewards, case.data_source) if i in self._scorers]
+        return sum(await asyncio.gather(*(self._weighted(i, spec, case) for i, spec in entries)), 0.0)
 
     async def _weighted(self, index: int, spec: RewardSpec, case: Case) -> float:
         return spec.weight * await self._scorers[index].score(case)
 
 
-def _scorer(index: int, spec: RewardSpec) -> Scorer:
-    if spec.python is None:
-        assert spec.rule is not None, "the spec was checked: exactly one of rule and python"
-        return Rule(spec.rule)
-    return PythonFile(
-        f"spec.rewards[{index}].python.path", spec.python, spec.timeout_seconds, min(os.cpu_count() or 1, MOST_WORKERS)
-    )
+def _scorer(field: str, spec: RewardSpec) -> Scorer:
+    workers = min(os.cpu_count() or 1, MOST_WORKERS)
+    if spec.python:
+        return PythonFile(f"{field}.python.path", spec.python.path, spec.python, spec.timeout_seconds, workers)
+    if spec.http:
+        return HttpService(f"{field}.http", spec.http, spec.timeout_seconds)
+    if spec.vllm:
+        return VllmServer(f"{field}.vllm", spec.vllm, spec.timeout_seconds)
+    assert spec.rule is not None, "the spec was checked: exactly one kind of judge"
+    if spec.rule == "math":
+        return PythonFile(f"{field}.rule", spec.rule, MATHEMATICS, spec.timeout_seconds, workers)
+    return Rule(spec.rule)

@@ -11,7 +11,7 @@ from typing import Any
 from rljob_api import names
 from rljob_api.spec.model import PythonReward
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.reward.case import Case, RewardFailed
+from rljob_trainer.reward.case import Case, Kind, RewardFailed
 
 START_SECONDS = 60.0
 LINE_LIMIT = 2**20
@@ -20,12 +20,19 @@ LINE_LIMIT = 2**20
 class WorkerLost(Exception):
     """The process ended, or did not answer in time."""
 
+    def __init__(self, reason: str, kind: Kind = "raised"):
+        super().__init__(reason)
+        self.kind: Kind = kind
+
 
 class PythonFile:
-    """`workers` processes that share the calls. A call that takes longer than `seconds` ends its process; the next call starts another."""
+    """A file that `field` of the spec means by `target`, in `workers` processes that share the calls.
 
-    def __init__(self, field: str, spec: PythonReward, seconds: float, workers: int):
-        self._field, self._spec, self._seconds = field, spec, seconds
+    A call that takes longer than `seconds` ends its process; the next call starts another.
+    """
+
+    def __init__(self, field: str, target: str, spec: PythonReward, seconds: float, workers: int):
+        self._field, self._target, self._spec, self._seconds = field, target, spec, seconds
         self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
         self._workers = [_Worker(spec) for _ in range(workers)]
 
@@ -35,7 +42,7 @@ class PythonFile:
         started = await asyncio.gather(*(worker.start() for worker in self._workers), return_exceptions=True)
         for error in filter(None, started):
             fix = "mend the file; it is imported by itself, with the image's packages"
-            raise ConfigurationError(self._field, self._spec.path, f"cannot be loaded: {error}", fix) from error
+            raise ConfigurationError(self._field, self._target, f"cannot be loaded: {error}", fix) from error
         for worker in self._workers:
             self._idle.put_nowait(worker)
 
@@ -47,11 +54,11 @@ class PythonFile:
                 {"prompt": case.prompt, "response": case.response, "answer": case.answer}, self._seconds
             )
         except WorkerLost as error:
-            raise RewardFailed(self._field, self._spec.path, str(error)) from error
+            raise RewardFailed(error.kind, self._field, self._target, str(error)) from error
         finally:
             self._idle.put_nowait(worker)
         if "error" in reply:
-            raise RewardFailed(self._field, self._spec.path, reply["error"])
+            raise RewardFailed(reply["kind"], self._field, self._target, reply["error"])
         return reply["value"]
 
     async def stop(self) -> None:
@@ -60,7 +67,7 @@ class PythonFile:
     def _require_file(self) -> None:
         if not Path(self._spec.path).is_file():
             fix = "correct the path, or mount the ConfigMap or volume that holds the file in spec.volumes"
-            raise ConfigurationError(self._field, self._spec.path, "there is no such file in the trainer pod", fix)
+            raise ConfigurationError(self._field, self._target, "there is no such file in the trainer pod", fix)
 
 
 class _Worker:
@@ -105,7 +112,7 @@ class _Worker:
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), seconds)
         except TimeoutError as error:
-            raise await self._lost(f"took longer than {seconds:g} s") from error
+            raise await self._lost(f"took longer than {seconds:g} s", "timeout") from error
         except asyncio.CancelledError:
             await self.stop()  # its answer would be taken for the next call's
             raise
@@ -113,9 +120,9 @@ class _Worker:
             raise await self._lost("its process ended during the call")
         return json.loads(line)
 
-    async def _lost(self, reason: str) -> WorkerLost:
+    async def _lost(self, reason: str, kind: Kind = "raised") -> WorkerLost:
         await self.stop()
-        return WorkerLost(reason)
+        return WorkerLost(reason, kind)
 
 
 def _environment() -> dict[str, str]:

@@ -1,6 +1,11 @@
-"""Built-in rules: response and expected answer in, reward out."""
+"""Built-in rules that cost nothing: response and expected answer in, reward out. `math` is in builtin/mathematics.py."""
 
+import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
+
+NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?")
+"""With thousands separators or without. A minus after a digit, letter or bracket is a difference, not a sign."""
 
 
 def exact_match(response: str, answer: str) -> float:
@@ -8,4 +13,16 @@ def exact_match(response: str, answer: str) -> float:
     return float(response.strip() == answer)
 
 
-RULES: Mapping[str, Callable[[str, str], float]] = {"exactMatch": exact_match}
+def number_match(response: str, answer: str) -> float:
+    """1 when the final numbers of response and answer are equal, else 0; also 0 for a response without any."""
+    found = number(response)
+    return float(found is not None and found == number(answer))
+
+
+def number(text: str) -> Decimal | None:
+    """The last number after the last `####`, if there is one (the convention of GSM8K, arXiv 2110.14168), else the last of the text."""
+    numbers = NUMBER.findall(text.rsplit("####", 1)[-1])
+    return Decimal(numbers[-1].replace(",", "")) if numbers else None
+
+
+RULES: Mapping[str, Callable[[str, str], float]] = {"exactMatch": exact_match, "number": number_match}

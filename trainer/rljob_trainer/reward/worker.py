@@ -1,7 +1,8 @@
 """The process that runs a user's reward function: `python -m rljob_trainer.reward.worker FILE FUNCTION`.
 
 Speaks JSON lines. First it says {"ready": true} or {"error": text}; then it answers each {"prompt", "response", "answer"} on stdin with
-{"value": number} or {"error": text}. The user's own prints go to stderr. Imports nothing of ours, so that it starts at once.
+{"value": number}, or with {"error": text, "kind": text}, whose kinds are those of reward/case.py. The user's own prints go to stderr.
+Imports nothing of ours, so that it starts at once.
 """
 
 import contextlib
@@ -54,11 +55,14 @@ def answer(reward: Reward, case: dict[str, str], path: str) -> dict[str, object]
     """One call, with whatever the user's code raises turned into text."""
     try:
         value = reward(case["prompt"], case["response"], case["answer"])
-        number = float(value)
     except BaseException as error:
-        return {"error": explain(error, path)}
+        return {"error": explain(error, path), "kind": "raised"}
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
     if not math.isfinite(number):
-        return {"error": f"returned {number}, which is not a finite number"}
+        return {"error": f"returned {str(value)[:200]!r}, which is not a finite number", "kind": "value"}
     return {"value": number}
 
 

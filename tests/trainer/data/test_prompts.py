@@ -1,0 +1,96 @@
+"""Prompts through a real tokenizer, one token per character."""
+
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from rljob_api.spec.model import DataSpec, RewardSpec
+from rljob_trainer.data.prompts import load_prompts
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.reward.entries import objection
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}<{{ m.role }}>{{ m.content }}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+CHAT = [{"role": "user", "content": "1+1="}]
+
+
+def tokenizer(template: str | None) -> PreTrainedTokenizerFast:
+    """Puts its beginning-of-sequence token before plain texts, as Llama's does."""
+    words = {"^": 0, "?": 1} | {chr(c): c for c in range(33, 127) if chr(c) not in "^?"}
+    made = Tokenizer(models.WordLevel(words, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    made.post_processor = processors.TemplateProcessing(single="^ $A", special_tokens=[("^", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="^", unk_token="?", chat_template=template)
+
+
+def load(tmp_path: Path, prompts: list, template: str | None = TEMPLATE, rewards=None, **fields):
+    columns = {"prompt": prompts, "answer": [str(i) for i in range(len(prompts))]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    judges = partial(objection, rewards or [RewardSpec(rule="exactMatch")], by_driver=True)
+    return load_prompts(DataSpec(train=[str(tmp_path / "a.parquet")], **fields), "train", tokenizer(template), judges)
+
+
+def test_texts_get_the_tokenizers_special_tokens(tmp_path):
+    (prompt,) = load(tmp_path, ["1+1="])
+    assert prompt.tokens == (0, *map(ord, "1+1=")) and prompt.text == "1+1="
+
+
+@pytest.mark.parametrize(("prompts", "fields"), [([CHAT], {}), (["1+1="], {"chat_template": True})])
+def test_messages_go_through_the_chat_template_up_to_the_assistants_turn_and_get_no_second_bos(
+    tmp_path, prompts, fields
+):
+    (prompt,) = load(tmp_path, prompts, **fields)
+    assert prompt.text == "^<user>1+1=<assistant>"
+    assert prompt.tokens == (0, *map(ord, "<user>1+1=<assistant>"))
+
+
+def test_a_tokenizer_without_a_template_is_refused_only_where_one_is_needed(tmp_path):
+    assert len(load(tmp_path, ["1+1="], template=None)) == 1
+    with pytest.raises(ConfigurationError, match="no chat template.*chat_template.jinja") as caught:
+        load(tmp_path, [CHAT], template=None)
+    assert caught.value.field == "spec.data.train[0]" and caught.value.value.endswith("row 1")
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path, ["1+1="], template=None, chat_template=True)
+    assert caught.value.field == "spec.data.chatTemplate"
+
+
+def test_what_the_template_refuses_is_told_with_the_row(tmp_path):
+    with pytest.raises(
+        ConfigurationError, match=r"row 2: the model's chat template refuses the messages: .*no system role"
+    ):
+        load(tmp_path, [CHAT, [{"role": "system", "content": "s"}, *CHAT]])
+
+
+def test_longer_prompts_are_left_out_and_counted_and_indices_stay(tmp_path):
+    kept = load(tmp_path, ["12+12=", "1+1=", "2+2="], max_prompt_tokens=5)
+    assert [(p.index, p.text) for p in kept] == [(1, "1+1="), (2, "2+2=")]
+    assert (kept.counts.rows, kept.counts.too_long) == (3, 1)
+
+
+def test_no_prompt_within_the_limit_is_an_error(tmp_path):
+    with pytest.raises(ConfigurationError, match="all 2 prompts") as caught:
+        load(tmp_path, ["1+1=", "2+2="], max_prompt_tokens=1)
+    assert caught.value.field == "spec.data.maxPromptTokens"
+
+
+def test_duplicates_are_kept_and_counted(tmp_path):
+    kept = load(tmp_path, ["1+1=", "1+1=", "1+1="])
+    assert (len(kept), kept.counts.duplicates) == (3, 0), "their answers differ"
+    columns = {"prompt": ["1+1="] * 3, "answer": ["2"] * 3}
+    pq.write_table(pa.table(columns), tmp_path / "b.parquet")
+    spec = DataSpec(train=[str(tmp_path / "b.parquet")])
+    kept = load_prompts(spec, "train", tokenizer(None), lambda source, answer: None)
+    assert (len(kept), kept.counts.duplicates) == (3, 2)
+
+
+def test_a_row_that_no_reward_can_judge_is_named(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"row 1: no entry of spec.rewards .* data source ''; add an entry"):
+        load(tmp_path, ["1+1="], rewards=[RewardSpec(rule="exactMatch", data_source="sum")])

@@ -1,0 +1,19 @@
+"""The smallest specs that say something."""
+
+from typing import Any
+
+from rljob_api.spec import RLJobSpec
+
+
+def job(prompts: int = 2, samples: int = 2, **sections: Any) -> RLJobSpec:
+    return RLJobSpec.model_validate(
+        {
+            "model": {"path": "/m"},
+            "data": {"train": ["/t.parquet"]},
+            "rewards": [{"rule": "exactMatch"}],
+            "train": {"steps": 1, "promptsPerStep": prompts, "samplesPerPrompt": samples},
+            "checkpoint": {"path": "/c"},
+            "image": "i",
+        }
+        | sections
+    )

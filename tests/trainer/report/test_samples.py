@@ -1,0 +1,43 @@
+import json
+
+from rljob_api import names
+from rljob_trainer.batch import Sample, StepBatch
+from rljob_trainer.report.samples import KEPT_STEPS, LONGEST_TEXT, PROMPTS, SAMPLES, write_samples
+
+
+class Letters:
+    """One token per character."""
+
+    def decode(self, token_ids, *, skip_special_tokens: bool) -> str:
+        return "".join(map(chr, token_ids))
+
+
+def batch(step: int, groups: int = 1, samples: int = 1, response: str = "ä.") -> StepBatch:
+    tokens = tuple(map(ord, response))
+    made = [
+        Sample(7, g, i, (ord("?"),), tokens, (0.0,) * len(tokens), step - 1, "length", 0.5, "sum")
+        for g in range(groups)
+        for i in range(samples)
+    ]
+    return StepBatch(step, tuple(made), {})
+
+
+def lines(root, step: int) -> list[dict]:
+    return [json.loads(line) for line in names.samples_file(root, step).read_text().splitlines()]
+
+
+def test_a_few_samples_of_a_step_are_readable_with_their_reward_and_end(tmp_path):
+    write_samples(tmp_path, batch(3, groups=9, samples=9), Letters())
+    found = lines(tmp_path, 3)
+    assert len(found) == PROMPTS * SAMPLES
+    expected = {"prompt_index": 7, "sample": 0, "data_source": "sum", "reward": 0.5, "truncated": True}
+    assert found[0] == expected | {"prompt": "?", "response": "ä."}
+
+
+def test_long_texts_and_old_steps_do_not_fill_the_volume(tmp_path):
+    for step in range(1, KEPT_STEPS + 4):
+        write_samples(tmp_path, batch(step), Letters())
+    kept = {int(f.stem.removeprefix("step_")) for f in (tmp_path / "samples").iterdir()}
+    assert kept == set(range(4, KEPT_STEPS + 4))
+    write_samples(tmp_path, batch(1, response="x" * (LONGEST_TEXT + 1)), Letters())
+    assert len(lines(tmp_path, 1)[0]["response"]) == LONGEST_TEXT

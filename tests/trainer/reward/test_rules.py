@@ -1,0 +1,98 @@
+"""The built-in rules and what they ask of the data."""
+
+import pytest
+
+from rljob_api.spec.model import MegatronReward, PythonReward, RewardSpec
+from rljob_trainer.reward.case import Case, RewardFailed
+from rljob_trainer.reward.entries import entries_of, objection
+from rljob_trainer.reward.judge import Judge
+from rljob_trainer.reward.rules import RULES
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "expected"),
+    [
+        ("She has 72 clips in total.", "72", 1.0),
+        ("48 / 2 = 24, so 48 + 24 = 72.", "Natalia sold 48/2 = <<48/2=24>>24 clips.\n#### 72", 1.0),
+        ("#### 72 (not 73)", "73", 1.0),
+        ("72\n#### 71", "72", 0.0),
+        ("$1,234.50", "1234.5", 1.0),
+        ("1,2,3", "3", 1.0),
+        ("72.0", "72", 1.0),
+        ("it is -5", "-5", 1.0),
+        ("10-5", "5", 1.0),
+        ("(3)-5", "5", 1.0),
+        ("1e3", "1000", 1.0),
+        ("no idea", "72", 0.0),
+        ("", "72", 0.0),
+        ("7 2", "72", 0.0),
+    ],
+)
+def test_the_last_number_counts(response, answer, expected):
+    assert RULES["number"](response, answer) == expected
+
+
+MATHEMATICS = {
+    ("so \\boxed{\\frac{1}{2}}", "0.5"): 1.0,
+    ("the answer is 0.5", "\\frac{1}{2}"): 1.0,
+    ("$x^2+2x+1$", "(x+1)^2"): 1.0,
+    ("\\boxed{2} no, \\boxed{3}", "3"): 1.0,
+    ("\\boxed{2} no, \\boxed{3}", "2"): 0.0,
+    ("12", "a + b = 12\n#### 12"): 1.0,
+    ("I do not know", "5"): 0.0,
+    ("\\boxed{1,234}", "$1234$"): 1.0,
+}
+
+
+async def test_mathematics_is_judged_in_processes_of_its_own_and_what_is_none_is_a_failure():
+    judge = Judge([RewardSpec(rule="math")])
+    try:
+        await judge.start()
+        for (response, answer), expected in MATHEMATICS.items():
+            assert await judge.score(Case("q", response, answer, "s")) == expected, (response, answer)
+        with pytest.raises(RewardFailed, match="'' is no mathematical expression") as caught:
+            await judge.score(Case("q", "5", "####", "s"))
+        assert (caught.value.field, caught.value.kind) == ("spec.rewards[0].rule", "raised")
+    finally:
+        await judge.stop()
+
+
+async def test_mathematics_that_takes_too_long_is_a_failure_of_its_own_kind():
+    judge = Judge([RewardSpec(rule="math", timeout_seconds=0.5)])
+    try:
+        await judge.start()
+        with pytest.raises(RewardFailed, match="longer than 0.5 s") as caught:
+            await judge.score(Case("q", "\\boxed{100000000!}", "1", "s"))
+        assert caught.value.kind == "timeout"
+    finally:
+        await judge.stop()
+
+
+REWARDS = [
+    RewardSpec(rule="number", data_source="gsm8k"),
+    RewardSpec(model=MegatronReward(path="/rm"), data_source="chat"),
+    RewardSpec(python=PythonReward(path="/r.py")),
+]
+
+
+def test_entries_are_those_that_name_the_source_else_those_of_the_star():
+    assert entries_of(REWARDS, "gsm8k") == [(0, REWARDS[0])]
+    assert entries_of(REWARDS, "else") == [(2, REWARDS[2])]
+    assert entries_of(REWARDS[:2], "else") == []
+
+
+@pytest.mark.parametrize(
+    ("rewards", "source", "answer", "by_driver", "complaint"),
+    [
+        (REWARDS, "gsm8k", "#### 72", False, None),
+        (REWARDS, "gsm8k", "many", False, "the answer 'many' holds no number"),
+        (REWARDS, "gsm8k", "", False, "has no answer, which the rule number of spec.rewards[0] compares with"),
+        (REWARDS, "else", "", False, None),
+        (REWARDS, "chat", "", False, None),
+        (REWARDS, "chat", "", True, "no entry of spec.rewards that judges during generation"),
+        (REWARDS[:2], "else", "1", False, "no entry of spec.rewards is for its data source 'else'"),
+    ],
+)
+def test_a_row_that_cannot_be_judged_is_objected_to_before_anything_runs(rewards, source, answer, by_driver, complaint):
+    found = objection(rewards, source, answer, by_driver)
+    assert found is None if complaint is None else complaint in found[0]

@@ -1,0 +1,34 @@
+"""A row's prompt as the model reads it: plain text with the tokenizer's special tokens, or a conversation through its chat template."""
+
+from rljob_api.spec.model import DataSpec
+from rljob_trainer.data.rows import Row
+from rljob_trainer.data.tokenizer import Tokenizer
+from rljob_trainer.failure import ConfigurationError
+
+
+def encode_prompt(row: Row, spec: DataSpec, tokenizer: Tokenizer) -> tuple[str, list[int]]:
+    """Text and token ids. A template writes its special tokens itself, so none are added to what it returns.
+
+    Raises ConfigurationError when the tokenizer has no chat template or the template refuses the messages.
+    """
+    messages = row.prompt
+    if isinstance(messages, str):
+        if not spec.chat_template:
+            return messages, tokenizer.encode(messages, add_special_tokens=True)
+        messages = ({"role": "user", "content": messages},)
+    if not tokenizer.chat_template:
+        raise _no_template(row)
+    try:
+        text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # templates are programs, and raise what they like
+        rule = f"the model's chat template refuses the messages: {type(error).__name__}: {error}"
+        raise row.place.error(rule, "mend the messages (many templates know no system role and want turns)") from error
+    return text, tokenizer.encode(text, add_special_tokens=False)
+
+
+def _no_template(row: Row) -> ConfigurationError:
+    rule = "the tokenizer in spec.model.path has no chat template"
+    fix = "put one (chat_template.jinja) beside the tokenizer's files, or write the prompts as plain texts"
+    if isinstance(row.prompt, str):
+        return ConfigurationError("spec.data.chatTemplate", "true", rule, fix)
+    return row.place.error(f"holds chat messages, and {rule}", fix)

@@ -1,0 +1,127 @@
+"""Data files to records, one format per reader. Nothing but the file format is decided here; columns are rows.py's matter."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rljob_trainer.failure import ConfigurationError
+
+Record = Mapping[str, Any]
+ROWS_AT_ONCE = 1024
+"""Of a columnar file: what is in memory beside the prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A file as the spec names it, and a row of it."""
+
+    field: str
+    path: str
+    row: int | None = None
+    """From 1; in a file with one object per line the number of the line."""
+
+    def error(self, rule: str, fix: str) -> ConfigurationError:
+        return ConfigurationError(self.field, self.path + (f" row {self.row}" if self.row else ""), rule, fix)
+
+
+def read_records(file: Place, keys: Sequence[str]) -> Iterator[tuple[Place, Record]]:
+    """The file's objects in order; of columnar files only the columns that `keys` (names, or dotted paths into nested columns) need.
+
+    Raises ConfigurationError for a file that is missing, of no known format, unreadable, or without a row.
+    """
+    path = Path(file.path)
+    if not path.is_file():
+        fix = "correct the path, or mount the volume that holds it in spec.volumes"
+        raise file.error("there is no such file in the trainer pod", fix)
+    if path.suffix not in READERS:
+        raise file.error(f"its name ends in none of {', '.join(READERS)}", "convert the file, or rename it")
+    format_name, read = READERS[path.suffix]
+    row = 0
+    try:
+        for row, record in read(path, keys):
+            yield Place(file.field, file.path, row), record
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise file.error(
+            f"cannot be read as {format_name}: {error}", f"write the file again as {format_name}"
+        ) from error
+    if row == 0:
+        raise file.error("holds no row", "leave the file out or fill it")
+
+
+def _parquet(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, Record]]:
+    with pq.ParquetFile(path, memory_map=True) as file:
+        names = file.schema_arrow.names
+        yield from _rows(file.iter_batches(ROWS_AT_ONCE, columns=_needed(names, keys)))
+
+
+def _arrow(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, Record]]:
+    """The IPC file format, or the stream format that Hugging Face datasets writes."""
+    with pa.memory_map(str(path)) as source:
+        if source.read(6) == b"ARROW1":
+            file = pa.ipc.open_file(source)
+            batches: Iterable[pa.RecordBatch] = (file.get_batch(i) for i in range(file.num_record_batches))
+            names = file.schema.names
+        else:
+            source.seek(0)
+            batches = stream = pa.ipc.open_stream(source)
+            names = stream.schema.names
+        yield from _rows(batch.select(_needed(names, keys)) for batch in batches)
+
+
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Record]]:
+    row = 0
+    for batch in batches:
+        for start in range(0, batch.num_rows, ROWS_AT_ONCE):
+            for record in batch.slice(start, ROWS_AT_ONCE).to_pylist():
+                row += 1
+                yield row, record
+
+
+def _needed(names: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """Top-level columns of `keys`; all when nothing fits, so that a complaint can name them."""
+    return [n for n in names if any(k == n or k.startswith(n + ".") for k in keys)] or list(names)
+
+
+def _json(path: Path, _: Sequence[str]) -> Iterator[tuple[int, Record]]:
+    """A list of objects, which is read as a whole, or one object per line, which some tools also call .json."""
+    with path.open(encoding="utf-8-sig") as stream:
+        first = next((c for c in iter(lambda: stream.read(1), "") if not c.isspace()), "")
+        stream.seek(0)
+        if first == "[":
+            yield from ((row, _object(record)) for row, record in enumerate(json.load(stream), 1))
+        else:
+            yield from _json_lines(stream)
+
+
+def _jsonl(path: Path, _: Sequence[str]) -> Iterator[tuple[int, Record]]:
+    with path.open(encoding="utf-8-sig") as stream:
+        yield from _json_lines(stream)
+
+
+def _json_lines(stream: IO[str]) -> Iterator[tuple[int, Record]]:
+    for number, line in enumerate(stream, 1):
+        if line.strip():
+            try:
+                yield number, _object(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"line {number} does not hold one object: {error}") from error
+
+
+def _object(value: object) -> Record:
+    if isinstance(value, dict):
+        return value
+    raise ValueError(f"{str(value)[:80]!r} stands where an object of columns belongs")
+
+
+Reader = Callable[[Path, Sequence[str]], Iterator[tuple[int, Record]]]
+READERS: dict[str, tuple[str, Reader]] = {
+    ".parquet": ("Parquet", _parquet),
+    ".arrow": ("Arrow", _arrow),
+    ".json": ("a JSON list of objects", _json),
+    ".jsonl": ("one JSON object per line", _jsonl),
+}

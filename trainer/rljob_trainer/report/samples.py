@@ -1,0 +1,51 @@
+"""What the model says: a few samples of each step as text, for people."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from rljob_api import names
+from rljob_trainer.batch import Sample, StepBatch
+
+PROMPTS = 4
+SAMPLES = 4
+"""Of each of the first PROMPTS prompts."""
+KEPT_STEPS = 50
+LONGEST_TEXT = 20_000
+"""Characters; of longer texts the end is left out."""
+
+
+class Decoder(Protocol):
+    """The part of a tokenizer that is needed."""
+
+    def decode(self, token_ids: tuple[int, ...], *, skip_special_tokens: bool) -> str: ...
+
+
+def write_samples(root: Path, batch: StepBatch, tokenizer: Decoder) -> None:
+    """`samples/step_N.jsonl` below the checkpoint path, whole or not at all; files of steps more than KEPT_STEPS back are deleted."""
+    file = names.samples_file(root, batch.step)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    scratch = file.with_suffix(".tmp")
+    scratch.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in _lines(batch, tokenizer)))
+    scratch.replace(file)
+    for old in file.parent.glob("step_*.jsonl"):
+        if int(old.stem.removeprefix("step_")) <= batch.step - KEPT_STEPS:
+            old.unlink(missing_ok=True)
+
+
+def _lines(batch: StepBatch, tokenizer: Decoder) -> Iterator[dict[str, Any]]:
+    def text(tokens: tuple[int, ...]) -> str:
+        return tokenizer.decode(tokens, skip_special_tokens=False)[:LONGEST_TEXT]
+
+    shown: list[Sample] = [s for s in batch.samples if s.group < PROMPTS and s.sample < SAMPLES]
+    for s in shown:
+        yield {
+            "prompt_index": s.prompt_index,
+            "sample": s.sample,
+            "data_source": s.data_source,
+            "reward": s.reward,
+            "truncated": s.finish_reason == "length",
+            "prompt": text(s.prompt_tokens),
+            "response": text(s.response_tokens),
+        }

@@ -1,0 +1,100 @@
+"""One question to a service over HTTP: bounded in time, repeated when that can help, its headers never shown."""
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.reward.case import Kind, RewardFailed
+
+AT_ONCE = 64
+"""Calls under way; the time of those that wait their turn does not run."""
+FIRST_WAIT_SECONDS = 0.1
+LONGEST_WAIT_SECONDS = 2.0
+SHOWN = 300
+"""Characters of an answer that a message quotes."""
+VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+
+
+class _TransientError(Exception):
+    """Asking again may help."""
+
+
+class Post:
+    """`seconds` bounds one call with all its repetitions. `open` before and `close` after."""
+
+    def __init__(self, field: str, url: str, headers: Mapping[str, str], retries: int, seconds: float):
+        self._field, self._url, self._headers, self._retries, self._seconds = field, url, headers, retries, seconds
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        # A kept connection that the server closes as we reuse it would look like a lost service.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def ask(self, body: dict[str, Any]) -> Any:
+        """The service's answer, parsed. Raises RewardFailed."""
+        async with self._slots:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    return await self._ask(body)
+            except TimeoutError as error:
+                raise self.failed("timeout", f"took longer than {self._seconds:g} s") from error
+
+    def failed(self, kind: Kind, reason: str) -> RewardFailed:
+        for value in self._headers.values():
+            reason = reason.replace(value, "***") if value else reason
+        return RewardFailed(kind, self._field, self._url, reason)
+
+    async def _ask(self, body: dict[str, Any]) -> Any:
+        for repetition in range(self._retries + 1):
+            try:
+                return await self._once(body)
+            except _TransientError as error:
+                if repetition == self._retries:
+                    raise self.failed("service", f"{error}, asked {repetition + 1} times") from error
+                await asyncio.sleep(min(FIRST_WAIT_SECONDS * 2**repetition, LONGEST_WAIT_SECONDS))
+        raise AssertionError("the last repetition returns or raises")
+
+    async def _once(self, body: dict[str, Any]) -> Any:
+        assert self._session is not None, "open comes first"
+        try:
+            # A redirect would carry the headers to somebody whom the spec does not name.
+            async with self._session.post(self._url, json=body, allow_redirects=False) as response:
+                text = (await response.read()).decode(errors="replace")
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise _TransientError(f"{type(error).__name__}: {error}") from error
+        if response.status == 200:
+            return self._parsed(text)
+        said = f"answered status {response.status}: {text[:SHOWN]}"
+        if response.status == 429 or response.status >= 500:
+            raise _TransientError(said)
+        raise self.failed("service", said)
+
+    def _parsed(self, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise self.failed("value", f"answered {text[:SHOWN]!r}, which is not JSON") from error
+
+
+def fill_in(field: str, headers: Mapping[str, str]) -> dict[str, str]:
+    """`$NAME` in header values replaced from the environment. Raises ConfigurationError for a variable that is not set."""
+
+    def value(header: str, name: str) -> str:
+        if name in os.environ:
+            return os.environ[name]
+        fix = "set it in spec.trainer.template.env or spec.env, for example with valueFrom a Secret"
+        raise ConfigurationError(f"{field}.{header}", f"${name}", "the trainer has no such environment variable", fix)
+
+    return {h: VARIABLE.sub(lambda m, h=h: value(h, m[1]), text) for h, text in headers.items()}  # type: ignore[misc]
