@@ -86,7 +86,7 @@ ADVANTAGE_ORACLES = (
     ),
     Oracle(
         "reinforce++-baseline",
-        "rewards 1, 0 | 0, 0; lengths 2, 1, 1, 1: tokens 0.5, 0.5, -0.5, 0, 0; mean 0.1, variance 0.7/4",
+        "rewards 1, 0 and 0, 0; lengths 2, 1, 1, 1: tokens 0.5, 0.5, -0.5, 0, 0; mean 0.1, variance 0.7/4",
         [0.95618286015, 0.95618286015, -1.43427429022, 0.0, -0.23904571504, 0.0, -0.23904571504, 0.0],
         advantages([1, 0, 0, 0], [0, 0, 1, 1], [[1, 1], [1, 0], [1, 0], [1, 0]], advantage="reinforce++-baseline"),
     ),

@@ -73,7 +73,7 @@ LOSS_ORACLES = (
     Oracle("ppo, no dual", "r 5, A -1: 5; gradient 5", [5.0, 5.0], policy([LOG(5)], [-1])),
     Oracle(
         "gspo",
-        "log-ratios 0.1, 0.3 | 0; A 1 | -1: s = exp(0.2), 1; every gradient -A s",
+        "log-ratios 0.1, 0.3 and 0; A 1 and -1: s = exp(0.2), 1; every gradient -A s",
         [-1.22140275816, -1.22140275816, 1.0, -1.22140275816, -1.22140275816, 1.0],
         policy([0.1, 0.3, 0.0], [1, 1, -1], [2, 1], **WIDE),
     ),
@@ -108,25 +108,25 @@ KL_ORACLES = (
 CORRECTION_ORACLES = (
     Oracle(
         "importance sampling, token",
-        "d = log 1.5, log 4 | log 0.5, cap 2: 1.5, 2, 0.5",
+        "d = log 1.5, log 4 and log 0.5, cap 2: 1.5, 2, 0.5",
         [1.5, 2.0, 0.5],
         correction([LOG(1.5), LOG(4), LOG(0.5)], [2, 1], "weight", importanceSampling="token"),
     ),
     Oracle(
         "importance sampling, sequence",
-        "d = log 1.5, log 1.2 | log 4, cap 2: 1.8, 1.8, 2",
+        "d = log 1.5, log 1.2 and log 4, cap 2: 1.8, 1.8, 2",
         [1.8, 1.8, 2.0],
         correction([LOG(1.5), LOG(1.2), LOG(4)], [2, 1], "weight", importanceSampling="sequence"),
     ),
     Oracle(
         "rejection, token",
-        "ratios 1.5, 2.1 | 0.4, bounds 0.5, 2",
+        "ratios 1.5, 2.1 and 0.4, bounds 0.5, 2",
         [0.0, 1.0, 1.0],
         correction([LOG(1.5), LOG(2.1), LOG(0.4)], [2, 1], "rejected", reject={}),
     ),
     Oracle(
         "rejection, sequence",
-        "ratios 3, 0.5 | 2.1: geometric means sqrt(1.5), 2.1; bounds 0.5, 2",
+        "ratios 3, 0.5 and 2.1: geometric means sqrt(1.5), 2.1; bounds 0.5, 2",
         [0.0, 0.0, 1.0],
         correction([LOG(3), LOG(0.5), LOG(2.1)], [2, 1], "rejected", reject={"level": "sequence"}),
     ),
