@@ -22,20 +22,43 @@ SHAPE = {
 }
 
 
-def make_model(directory: Path, kind: str = "qwen2", tied: bool = True, vocabulary: int = 160) -> Path:
-    """A random model with norms and biases away from their neutral values."""
-    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+} | {"original_max_position_embeddings": 8192}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "head_dim": 32,
+}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen3": ("Qwen3Config", {"head_dim": 32}),
+    "qwen3_moe": ("Qwen3MoeConfig", EXPERTS),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+"""Every supported family: the class of its configuration, and what differs from SHAPE."""
 
-    configs = {"qwen2": Qwen2Config, "llama": LlamaConfig, "qwen3": Qwen3Config}
-    more = {"head_dim": 32} if kind == "qwen3" else {}
+
+def make_model(directory: Path, kind: str = "qwen2", tied: bool = True, vocabulary: int = 160, **save: Any) -> Path:
+    """A random model with norms and biases away from their neutral values. `save`: for save_pretrained."""
+    import transformers
+
+    name, more = KINDS[kind]
+    config = getattr(transformers, name)(**SHAPE | more, vocab_size=vocabulary, tie_word_embeddings=tied)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(
-        configs[kind](**SHAPE, **more, vocab_size=vocabulary, tie_word_embeddings=tied)
-    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():
         if "norm" in name or name.endswith("bias"):
             parameter.data.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(directory)
+    model.save_pretrained(directory, **save)
     (directory / "tokenizer.json").write_text(json.dumps({"stands": "for a tokenizer"}))
     return directory
 
@@ -78,16 +101,24 @@ def response_log_probs(
 
 
 def job(
-    model: Path, tensor: int = 1, pipeline: int = 1, data: int = 1, dtype: str = "float32", **train: Any
+    model: Path,
+    tensor: int = 1,
+    pipeline: int = 1,
+    data: int = 1,
+    dtype: str = "float32",
+    trainer: dict[str, Any] | None = None,
+    **train: Any,
 ) -> RLJobSpec:
-    """A spec for the layout, with a KL penalty and an entropy bonus so that every term of the loss is there, and `train` merged into spec.train."""
+    """A spec for the layout, or with the section `trainer`, with a KL penalty and an entropy bonus so that every term of the loss is there, and
+    `train` merged into spec.train."""
     temperature = train.pop("temperature", 1.0)
     algorithm = train.pop("algorithm", {"kl": {"coefficient": 0.1}, "entropyCoefficient": 0.01})
+    layout = {"nodes": tensor * pipeline * data, "parallelism": {"tensor": tensor, "pipeline": pipeline}}
     return make_spec(
         model={"path": str(model), "dtype": dtype},
         algorithm=algorithm,
         train={"tokensPerMicroBatch": 64, "optimizer": {"learningRate": 1e-3}} | train,
-        trainer={"nodes": tensor * pipeline * data, "parallelism": {"tensor": tensor, "pipeline": pipeline}},
+        trainer={"device": "cpu"} | (trainer or layout),
         rollout={"sampling": {"maxTokens": 8, "temperature": temperature}},
     )
 

@@ -73,9 +73,9 @@ def gradients(spec: RLJobSpec, batch: StepBatch) -> torch.Tensor:
 
         engine = Engine(spec, lambda: None)
         engine.train_step(batch)
-        buffer = engine._policy.ddp.buffers[0]
+        buffer = engine._policy.chunks[0].buffers[0]
         return buffer.grad_data.chunk(spec.trainer.nodes)[engine._place.data_rank].tolist(), sum(
-            p.numel() for p in engine._policy.module.parameters()
+            p.numel() for p in engine._policy.modules[0].parameters()
         )
 
     results = run_ranks(ranks_of(spec), on_a_rank)

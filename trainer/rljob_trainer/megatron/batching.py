@@ -7,10 +7,11 @@ from itertools import accumulate
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
+from rljob_api.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.algorithm.aggregation import token_weights
 from rljob_trainer.batch import Sample
-from rljob_trainer.megatron import packing
+from rljob_trainer.megatron import packing, shares
 from rljob_trainer.megatron.parallel import Place
 
 
@@ -75,6 +76,8 @@ class MiniBatch:
     micro_batches: list[MicroBatch]
     response_tokens: int
     """Of the whole mini-batch over all ranks."""
+    read_tokens: int
+    """That the model reads, likewise, without filling."""
 
 
 def mini_batches(samples: Sequence[Sample], spec: RLJobSpec, place: Place) -> list[MiniBatch]:
@@ -93,21 +96,27 @@ def _mini_batch(samples: Sequence[Sample], members: list[int], spec: RLJobSpec, 
     micro_batches = pack(samples, members, spec.train.tokens_per_micro_batch, place)
     for micro in micro_batches:
         micro.columns["weights"] = micro.row.spread([of_sample[i] for i in micro.row.samples]).to(place.device)
-    return MiniBatch(micro_batches, sum(counts))
+    return MiniBatch(micro_batches, sum(counts), sum(_fed(samples[i], complete=False) for i in members))
 
 
 def pack(
     samples: Sequence[Sample], members: Sequence[int], budget: int, place: Place, complete: bool = False
 ) -> list[MicroBatch]:
     """This rank's micro-batches of the samples `members`. `complete`: see `micro_batch`."""
-    fed = [_fed(samples[i], complete) for i in members]
-    plan = packing.plan(fed, budget, place.layout.tensor, place.layout.data)
+    layout = place.layout
+    spaces = [_space(_fed(samples[i], complete), layout) for i in members]
+    plan = packing.plan(spaces, budget, layout.alignment, layout.data, layout.micro_batch_multiple)
     return [micro_batch(samples, [members[i] for i in chosen], place, complete) for chosen in plan[place.data_rank]]
 
 
 def _fed(sample: Sample, complete: bool) -> int:
     """Tokens of a sample that the model reads."""
     return len(sample.prompt_tokens) + len(sample.response_tokens) - (not complete)
+
+
+def _space(fed: int, layout: Layout) -> int:
+    """The room of a sequence in the row: context-parallel ranks take equal chunks of it. Nothing of the sequence sees what fills it up."""
+    return -(-fed // layout.sequence_alignment) * layout.sequence_alignment
 
 
 def micro_batch(samples: Sequence[Sample], chosen: Sequence[int], place: Place, complete: bool = False) -> MicroBatch:
@@ -117,32 +126,35 @@ def micro_batch(samples: Sequence[Sample], chosen: Sequence[int], place: Place, 
     where it is read, and the whole sample is there; for models that judge what they have read.
     """
     lengths = [_fed(samples[i], complete) for i in chosen]
-    alignment = place.layout.tensor  # sequence parallelism cuts a micro-batch into equal parts
-    filling = -sum(lengths) % alignment or (0 if lengths else alignment)
-    sequences = [*lengths, filling] if filling else lengths
-    whole = [samples[i].prompt_tokens + samples[i].response_tokens for i in chosen]
-    row = _row(samples, chosen, lengths, sum(sequences))
-    share = row.share.to(place.device)
-    zeros = [0] * filling
-    tokens = [t for w, n in zip(whole, lengths, strict=True) for t in w[:n]] + zeros
-    targets = [t for w, n in zip(whole, lengths, strict=True) for t in (*w[1:], 0)[:n]] + zeros
-    positions = [p for n in sequences for p in range(n)]
-    index = [i for i, n in enumerate(sequences) for _ in range(n)]
-    tensors = [torch.tensor(x, device=place.device)[share] for x in (tokens, positions, targets, index)]
+    sequences = [_space(n, place.layout) for n in lengths]
+    alignment = place.layout.alignment
+    if filling := -sum(sequences) % alignment or (0 if lengths else alignment):
+        sequences.append(filling)
+    row = _row(samples, chosen, lengths, sequences, place)
+    tokens, targets, index = (torch.zeros(row.length, dtype=torch.long) for _ in range(3))
+    index += len(chosen)
+    for i, (start, n) in enumerate(zip(accumulate(sequences, initial=0), lengths, strict=False)):
+        whole = samples[chosen[i]].prompt_tokens + samples[chosen[i]].response_tokens
+        tokens[start : start + n] = torch.tensor(whole[:n])
+        targets[start : start + n] = torch.tensor((*whole[1:], 0)[:n])
+        index[start : start + n] = i
+    positions = torch.cat([torch.arange(n) for n in sequences])
+    tensors = [x[row.share].to(place.device) for x in (tokens, positions, targets, index)]
     micro = MicroBatch(row, tensors[0][None], tensors[1][None], _packed(sequences, place), tensors[2], tensors[3])
     micro.columns["mask"] = row.spread([torch.ones(n) for n in row.counts]).to(place.device)
     return micro
 
 
-def _row(samples: Sequence[Sample], chosen: Sequence[int], lengths: Sequence[int], length: int) -> Row:
-    """Responses end where their sequence ends."""
+def _row(
+    samples: Sequence[Sample], chosen: Sequence[int], lengths: Sequence[int], sequences: Sequence[int], place: Place
+) -> Row:
+    """Responses end where the tokens of their sequence end. Context parallelism cuts here: what is [t] is taken from the row by the share."""
     counts = tuple(len(samples[i].response_tokens) for i in chosen)
-    ends = accumulate(lengths)
+    starts = tuple(accumulate(sequences, initial=0))
+    ends = [start + n for start, n in zip(starts, lengths, strict=False)]
     responses = [p for end, n in zip(ends, counts, strict=True) for p in range(end - n, end)]
-    share = torch.arange(
-        length
-    )  # the cut of context parallelism belongs here: everything that is [t] is taken from the whole row by it
-    return Row(tuple(chosen), counts, torch.tensor(responses, dtype=torch.long), length, share)
+    share = shares.rows(starts, place.layout.context, place.context_rank)
+    return Row(tuple(chosen), counts, torch.tensor(responses, dtype=torch.long), starts[-1], share)
 
 
 def _packed(lengths: list[int], place: Place) -> PackedSeqParams:

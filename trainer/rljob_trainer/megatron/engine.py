@@ -11,12 +11,12 @@ from rljob_api.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.algorithm.kl import adapt
 from rljob_trainer.batch import StepBatch
-from rljob_trainer.megatron import checkpoint, parallel
+from rljob_trainer.megatron import backend, checkpoint, parallel
 from rljob_trainer.megatron.batching import MiniBatch
 from rljob_trainer.megatron.estimate import estimate, penalises_reward
 from rljob_trainer.megatron.figures import policy_figures
 from rljob_trainer.megatron.learner import Learner, NonFiniteError, Update
-from rljob_trainer.megatron.model import HAVE_TE, Policy, build_optimizer
+from rljob_trainer.megatron.model import Policy, build_optimizer
 from rljob_trainer.megatron.passes import PolicyPasses
 from rljob_trainer.megatron.reference import HostCopy
 from rljob_trainer.megatron.step import Step
@@ -46,12 +46,12 @@ class Engine:
         self._spec, self._beat, self.layout = spec, beat, str(Layout.of(spec))
         self._place = parallel.start(Layout.of(spec), device)
         self._policy = Policy(spec, self._place)
-        self._reference = HostCopy(self._policy.module) if spec.algorithm.kl.coefficient > 0 else None
-        optimizer, scheduler = build_optimizer(spec, self._policy.ddp)
-        self._learner = Learner(self._policy.ddp, optimizer, scheduler, spec.train.on_non_finite == "skip")
+        self._reference = HostCopy(self._policy.modules) if spec.algorithm.kl.coefficient > 0 else None
+        optimizer, scheduler = build_optimizer(spec, self._policy.chunks)
+        self._learner = Learner(self._policy.chunks, optimizer, scheduler, spec.train.on_non_finite == "skip")
         self._passes = PolicyPasses(self._policy, self._place, spec.algorithm, spec.rollout.sampling.temperature, beat)
         self._kl_coefficient = spec.algorithm.kl.coefficient
-        self.backend = f"{'Transformer Engine' if HAVE_TE else 'torch'} layers, {torch.distributed.get_backend()}"
+        self.backend = backend.describe(self._policy.config, optimizer)
 
     def train_step(self, batch: StepBatch) -> dict[str, float]:
         """One step of the job: fixed quantities, advantages of the whole step, then an optimizer step per epoch and mini-batch.
@@ -67,7 +67,9 @@ class Engine:
         advantages, _ = estimate(step, self._spec, self._kl_coefficient)
         step.put("advantages", [a[:n] for a, n in zip(advantages.advantages, step.counts, strict=True)])
         fresh = all(s.policy_step == batch.step - 1 for s in step.samples) and self._spec.train.batches.replay is None
-        metrics = policy_figures(self._learn(step, fresh)) | {
+        updates = self._learn(step, fresh)
+        self._policy.settle()
+        metrics = policy_figures(updates) | {
             "train/kl_coefficient": self._kl_coefficient,
             "train/tokens": float(sum(len(s.prompt_tokens) + len(s.response_tokens) for s in step.samples)),
         }
@@ -91,7 +93,7 @@ class Engine:
             self._kl_coefficient = held
 
     def _state(self) -> checkpoint.State:
-        policy = checkpoint.Network([self._policy.module], self._learner.optimizer, self._learner.scheduler)
+        policy = checkpoint.Network(self._policy.modules, self._learner.optimizer, self._learner.scheduler)
         return checkpoint.State({"policy": policy}, self._kl_coefficient, self.layout)
 
     @property

@@ -1,7 +1,7 @@
 """One optimizer step, and what happens when it cannot be taken."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ class Update:
 class Learner:
     """A model's buffers, optimizer and schedule."""
 
-    ddp: DistributedDataParallel
+    chunks: Sequence[DistributedDataParallel]
     optimizer: Any
     scheduler: OptimizerParamScheduler
     skips: bool
@@ -42,7 +42,8 @@ class Learner:
 
         Raises NonFiniteError, with parameters and moments as they were.
         """
-        self.ddp.zero_grad_buffer()
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         sums, rate = gradients(), self.optimizer.param_groups[0]["lr"]
         norm = self._norm() if math.isfinite(sums[LOSS]) else math.nan

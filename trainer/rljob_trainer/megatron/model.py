@@ -1,26 +1,23 @@
-"""The policy: from a Hugging Face directory to a megatron model in this rank's place, with its optimizer."""
+"""The policy: from a Hugging Face directory or a Megatron checkpoint to a megatron model in this rank's place, with its optimizer."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from megatron.bridge import AutoBridge
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.module import Float16Module, MegatronModule
 
 from rljob_api.layout import Amounts
-from rljob_api.model_rules import model_violations
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.megatron import layers
+from rljob_trainer.megatron.experts import keep_apart
+from rljob_trainer.megatron.initial import load_weights
 from rljob_trainer.megatron.parallel import Place
+from rljob_trainer.megatron.provider import DTYPES, configure, open_bridge
 
-HAVE_TE: bool = gpt_layer_specs.HAVE_TE
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _VOCABULARY_WEIGHTS = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
@@ -28,36 +25,84 @@ class Policy:
     """One model, wrapped for data parallelism, and the bridge that knows its Hugging Face form."""
 
     def __init__(self, spec: RLJobSpec, place: Place) -> None:
-        self.bridge = _bridge(spec)
-        provider = self.bridge.to_megatron_provider(load_weights=True)
-        _refuse_what_cannot_be_cut(spec, self.bridge, provider)
-        _configure(provider, spec)
-        cpu = place.device.type == "cpu"
-        self.module = provider.provide_distributed_model(
-            wrap_with_ddp=False, mixed_precision_wrapper=None, use_cpu_initialization=cpu
-        )[0]
-        self.vocabulary: int = provider.vocab_size
-        self.config = provider
-        wrapped = Float16Module(provider, self.module) if provider.bf16 else self.module
-        self.ddp = DistributedDataParallel(
-            provider, DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True), wrapped
+        self.bridge = open_bridge(spec.model.path, spec)
+        checkpoint = spec.model.megatron_checkpoint
+        self.config: Any = self.bridge.to_megatron_provider(load_weights=checkpoint is None)
+        configure(self.config, spec)
+        self.modules: list[MegatronModule] = self.config.provide_distributed_model(
+            wrap_with_ddp=False, mixed_precision_wrapper=None, use_cpu_initialization=place.device.type == "cpu"
         )
+        """The pieces of this rank's stage: one, or as many as `virtualPipeline` says."""
+        if checkpoint is None:
+            _require_all_weights(self.bridge, self.modules, spec.model.path)
+        else:
+            load_weights(checkpoint, self.modules)
+        self.vocabulary: int = self.config.vocab_size
+        self.chunks = wrap(self.modules, self.config, spec)
+        """`modules` in their wrappers."""
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Hugging Face names and full tensors in the model's dtype, one at a time, on every rank. Collective: every rank must drain it."""
         padded = self._padded_names()
-        for name, tensor in self.bridge.export_hf_weights([self.module], cpu=False, show_progress=False):
+        for name, tensor in self.bridge.export_hf_weights(self.modules, cpu=False, show_progress=False):
             yield name, tensor[: self.vocabulary] if name in padded else tensor
+
+    def settle(self) -> None:
+        """Wait for, or do, the gathering of parameters that was left to the next forward pass. Before anybody else reads them. Collective."""
+        settle(self.chunks)
 
     def _padded_names(self) -> set[str]:
         """Hugging Face names of the tensors with a row per token, when tensor parallelism made us add rows."""
         if not self.config.should_pad_vocab:
             return set()
-        tasks = self.bridge.get_conversion_tasks([self.module])
+        tasks = self.bridge.get_conversion_tasks(self.modules)
         return {str(t.mapping.hf_param) for t in tasks if t.global_param_name in _VOCABULARY_WEIGHTS}
 
 
-def build_optimizer(spec: RLJobSpec, ddp: DistributedDataParallel) -> tuple[Any, OptimizerParamScheduler]:
+def _require_all_weights(bridge: AutoBridge, modules: list[MegatronModule], path: str) -> None:
+    """megatron-bridge only warns of tensors that it does not find (model_bridge.py, build_conversion_tasks), and leaves noise in their place."""
+    held = set(bridge.hf_pretrained.state.source.get_all_keys())
+    wanted = [t.mapping.hf_param for t in bridge.get_conversion_tasks(modules)]
+    names = {name for w in wanted for name in ([w] if isinstance(w, str) else w.values())}
+    if missing := sorted(names - held):
+        rule = f"{len(missing)} tensors are missing in its safetensors files, for example {missing[0]}"
+        raise ConfigurationError("spec.model.path", path, rule, "copy the whole model directory")
+
+
+def wrap(modules: Sequence[MegatronModule], config: Any, spec: RLJobSpec) -> list[DistributedDataParallel]:
+    """The modules with gradient buffers and, in bfloat16, float32 outputs; sets what the schedules of `config` need to know of them."""
+    overlap = spec.trainer.overlap
+    ddp = DistributedDataParallelConfig(
+        use_distributed_optimizer=True,
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=overlap.grad_reduce,
+        overlap_param_gather=overlap.param_gather,
+    )
+    for module in modules:
+        keep_apart(module)
+    whole = [Float16Module(config, m) if config.bf16 else m for m in modules]
+    chunks = [DistributedDataParallel(config, ddp, m, disable_bucketing=i > 0) for i, m in enumerate(whole)]
+    if overlap.grad_reduce:
+        _schedule(config, "no_sync_func", [c.no_sync for c in chunks])
+        _schedule(config, "grad_sync_func", [c.start_grad_sync for c in chunks])
+    if overlap.param_gather:
+        _schedule(config, "param_sync_func", [c.start_param_sync for c in chunks])
+    return chunks
+
+
+def _schedule(config: Any, name: str, functions: list[Any]) -> None:
+    setattr(config, name, functions if len(functions) > 1 else functions[0])
+
+
+def settle(chunks: Sequence[DistributedDataParallel]) -> None:
+    """See `Policy.settle`."""
+    with torch.no_grad():
+        for chunk in chunks:
+            if chunk.ddp_config.overlap_param_gather:
+                chunk.start_param_sync(force_sync=True)
+
+
+def build_optimizer(spec: RLJobSpec, chunks: Sequence[DistributedDataParallel]) -> tuple[Any, OptimizerParamScheduler]:
     """AdamW on the distributed optimizer, and the schedule: linear warm-up, then constant."""
     o = spec.train.optimizer
     bf16 = spec.model.dtype == "bfloat16"
@@ -73,8 +118,9 @@ def build_optimizer(spec: RLJobSpec, ddp: DistributedDataParallel) -> tuple[Any,
         bf16=bf16,
         params_dtype=DTYPES[spec.model.dtype],
         use_distributed_optimizer=True,
+        overlap_param_gather=spec.trainer.overlap.param_gather,
     )
-    optimizer = get_megatron_optimizer(config, [ddp])
+    optimizer = get_megatron_optimizer(config, list(chunks))
     steps = max(Amounts.of(spec).optimizer_steps, o.warmup_steps + 1)
     scheduler = OptimizerParamScheduler(
         optimizer,
@@ -92,86 +138,3 @@ def build_optimizer(spec: RLJobSpec, ddp: DistributedDataParallel) -> tuple[Any,
         override_opt_param_scheduler=True,  # after a resume the spec's numbers hold, not the checkpoint's; the count of steps is the checkpoint's
     )
     return optimizer, scheduler
-
-
-def _bridge(spec: RLJobSpec) -> AutoBridge:
-    path = spec.model.path
-    if not (Path(path) / "config.json").is_file():
-        raise ConfigurationError(
-            "spec.model.path",
-            path,
-            "holds no config.json",
-            "name a Hugging Face model directory that the trainer pods can read",
-        )
-    try:
-        return AutoBridge.from_hf_pretrained(
-            path, dtype=DTYPES[spec.model.dtype], trust_remote_code=spec.model.trust_remote_code
-        )
-    except ValueError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigurationError(
-            "spec.model.path",
-            path,
-            f"megatron-bridge cannot convert this model: {reason}",
-            "use a supported architecture",
-        ) from error
-
-
-def _refuse_what_cannot_be_cut(spec: RLJobSpec, bridge: AutoBridge, provider: Any) -> None:
-    """What only shows with the model in hand."""
-    for v in model_violations(spec, bridge.hf_pretrained.config.to_dict()):
-        raise ConfigurationError(v.field, v.value, v.rule, v.fix)
-    if provider.num_moe_experts:
-        raise ConfigurationError(
-            "spec.model.path", spec.model.path, "mixture-of-experts models are not supported yet", "use a dense model"
-        )
-
-
-def _configure(provider: Any, spec: RLJobSpec) -> None:
-    """Complete the bridge's TransformerConfig: first what the spec passes through, then what is ours to say."""
-    parallelism, dtype = spec.trainer.parallelism, DTYPES[spec.model.dtype]
-    ours: dict[str, Any] = {
-        "tensor_model_parallel_size": parallelism.tensor,
-        "pipeline_model_parallel_size": parallelism.pipeline,
-        "sequence_parallel": parallelism.tensor > 1 and parallelism.sequence,
-        "params_dtype": dtype,
-        "pipeline_dtype": dtype,
-        "autocast_dtype": dtype,
-        "bf16": dtype == torch.bfloat16,
-        "fp16": False,
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "should_pad_vocab": provider.vocab_size % parallelism.tensor
-        != 0,  # the bridge fills rows up with zeros, but takes none away
-        "make_vocab_size_divisible_by": 1,
-        "variable_seq_lengths": True,
-        "moe_token_dispatcher_type": "alltoall",  # transformer_config.py:1829 wants it with variable lengths, in dense models too
-        # Gradients are the sum over tokens, micro-batches and ranks; the loss carries its global denominator.
-        # Otherwise megatron divides by the number of micro-batches and DDP by that of ranks (schedules.py forward_step_calc_loss).
-        "calculate_per_token_loss": True,
-        "finalize_model_grads_func": _finalize,
-    }
-    plain = {} if HAVE_TE else _PLAIN | {"transformer_layer_spec": layers.block_spec}
-    cpu = {} if torch.cuda.is_available() else {"use_cpu_initialization": True, "deallocate_pipeline_outputs": False}
-    for key, value in (plain | cpu | spec.trainer.transformer_config | ours).items():
-        setattr(provider, key, value)
-    provider.finalize()
-
-
-_PLAIN = dict.fromkeys(
-    (
-        "gradient_accumulation_fusion",
-        "persist_layer_norm",
-        "masked_softmax_fusion",
-        "apply_rope_fusion",
-        "bias_dropout_fusion",
-        "cross_entropy_loss_fusion",
-    ),
-    False,
-)
-"""Fused kernels that come with Transformer Engine or Apex."""
-
-
-def _finalize(models: list[torch.nn.Module], _tokens: torch.Tensor | None, **kwargs: Any) -> None:
-    """megatron's reduction of gradients, without its division by the number of tokens."""
-    finalize_model_grads(models, None, **kwargs)

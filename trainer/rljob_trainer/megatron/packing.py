@@ -6,11 +6,11 @@ Plan = list[list[list[int]]]
 """[data-parallel rank][micro-batch] -> indices of samples, ascending; a micro-batch may be empty."""
 
 
-def plan(lengths: Sequence[int], budget: int, alignment: int, ranks: int) -> Plan:
+def plan(lengths: Sequence[int], budget: int, alignment: int, ranks: int, multiple: int = 1) -> Plan:
     """Spread samples of `lengths` tokens over as few micro-batches as the budget allows, equally many on every rank, of about equal size.
 
-    No micro-batch has more than `budget` tokens after it was filled up to a multiple of `alignment`. Equal counts are what the schedules
-    and the collectives of megatron need; micro-batches without samples are run on filling that has no weight.
+    No micro-batch has more than `budget` tokens after it was filled up to a multiple of `alignment`. Equal counts, multiples of
+    `multiple`, are what the schedules and the collectives of megatron need; micro-batches without samples are run on filling that has no weight.
 
     Raises:
         ValueError: a sample alone is longer than the budget.
@@ -18,9 +18,10 @@ def plan(lengths: Sequence[int], budget: int, alignment: int, ranks: int) -> Pla
     room = budget // alignment * alignment
     if lengths and max(lengths) > room:
         raise ValueError(f"a sample has {max(lengths)} tokens, more than a micro-batch of {room} can hold")
-    count = ranks * max(1, -(-sum(lengths) // (room * ranks)))
+    group = ranks * multiple
+    count = group * max(1, -(-sum(lengths) // (room * group)))
     while (batches := _spread(lengths, count, room)) is None:
-        count += ranks
+        count += group
     return [batches[rank::ranks] for rank in range(ranks)]
 
 

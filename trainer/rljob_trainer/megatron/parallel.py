@@ -22,15 +22,30 @@ class Place:
     last_stage: bool
     """Holds the output layer: losses and log-probabilities exist here only."""
     speaks: bool
-    """One rank of each data-parallel copy adds to sums over the world: tensor rank 0 of the last stage."""
+    """One rank per token adds to sums over the world: of each data-parallel copy and context-parallel share, tensor rank 0 of the last stage."""
     tensor_group: dist.ProcessGroup
+    context_rank: int
+    context_group: dist.ProcessGroup
+    """The ranks that share this rank's sequences. Passed by hand wherever it is needed: megatron takes None for the world."""
     device: torch.device
+
+    def over_context(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks that share the sequences, without gradients."""
+        if self.layout.context > 1:
+            values = values.detach().clone()
+            dist.all_reduce(values, group=self.context_group)
+        return values
 
 
 def start(layout: Layout, device: torch.device) -> Place:
-    """Cut the world into megatron's groups (rank order: tensor, then data, then pipeline). Collective."""
+    """Cut the world into megatron's groups (rank order: tensor, context, data, pipeline; experts: tensor, expert, data, pipeline). Collective."""
     mpu.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tensor, pipeline_model_parallel_size=layout.pipeline
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
     )
     model_parallel_cuda_manual_seed(SEED)
     last = mpu.is_pipeline_last_stage()
@@ -40,5 +55,7 @@ def start(layout: Layout, device: torch.device) -> Place:
         last_stage=last,
         speaks=last and mpu.get_tensor_model_parallel_rank() == 0,
         tensor_group=mpu.get_tensor_model_parallel_group(),
+        context_rank=mpu.get_context_parallel_rank(),
+        context_group=mpu.get_context_parallel_group(),
         device=device,
     )

@@ -24,8 +24,8 @@ Measure = Callable[[MicroBatch, torch.Tensor], Any]
 class Passes:
     """The passes of one model. Every method is collective over the ranks of its model."""
 
-    model: torch.nn.Module
-    """In its wrappers."""
+    chunks: Sequence[torch.nn.Module]
+    """The pieces of this rank's stage, in their wrappers."""
     bf16: bool
     beat: Callable[[], None]
 
@@ -41,8 +41,8 @@ class Passes:
     def _run(self, micro_batches: Sequence[MicroBatch], measure: Measure, training: bool) -> list[Any]:
         return get_forward_backward_func()(
             forward_step_func=partial(self._forward, measure=measure),
-            data_iterator=iter(micro_batches),
-            model=[self.model],
+            data_iterator=[iter(micro_batches) for _ in self.chunks],
+            model=list(self.chunks),
             num_microbatches=len(micro_batches),
             seq_length=max(m.tokens.shape[1] for m in micro_batches),
             micro_batch_size=1,
@@ -70,8 +70,9 @@ class PolicyPasses:
     def __init__(
         self, policy: Policy, place: Place, algorithm: AlgorithmSpec, temperature: float, beat: Callable[[], None]
     ) -> None:
-        self._passes = Passes(policy.ddp, policy.config.bf16, beat)
+        self._passes = Passes(policy.chunks, policy.config.bf16, beat)
         self._vocabulary, self._place, self._algorithm = policy.vocabulary, place, algorithm
+        self._config = policy.config
         self._temperature = temperature
 
     def log_probs(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
@@ -80,6 +81,8 @@ class PolicyPasses:
 
     def gradients(self, batch: MiniBatch, kl_coefficient: float) -> Sums:
         """Add the mini-batch's gradients to the buffers; sums of its metrics over this rank's micro-batches (zeros on all but the last stage)."""
+        # the auxiliary loss of a router, where transformerConfig asks for one, is a sum over tokens (router.py attach_and_log_load_balancing_loss)
+        self._config.moe_grad_scale_func = lambda: torch.tensor(1.0 / batch.read_tokens, device=self._place.device)
         parts = self._passes.backward(batch.micro_batches, partial(self._loss, kl_coefficient=kl_coefficient))
         return sum(parts, Sums.zero(Terms._fields[1:], self._place.device))
 
@@ -101,6 +104,11 @@ class PolicyPasses:
             advantages=columns["advantages"],
             mask=columns["mask"],
         )
-        terms = objective(self._algorithm, kl_coefficient, tokens, Sequences(micro.index, len(micro.row.samples)))
+        terms = objective(
+            self._algorithm,
+            kl_coefficient,
+            tokens,
+            Sequences(micro.index, len(micro.row.samples), self._place.over_context),
+        )
         loss = (columns["weights"] * terms.loss).sum()
         return loss, Sums.of(loss, columns["mask"], {k: v for k, v in terms._asdict().items() if k != "loss"})

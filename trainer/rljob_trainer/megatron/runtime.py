@@ -110,11 +110,17 @@ def _tensor_type(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_megatron() -> None:
-    """Two names of megatron's own, which call into CUDA below torch's Python names."""
+    """Names of megatron's own: two call into CUDA below torch's Python names, one (moe_utils.py:1184) forgets, on CPU, what it was asked for."""
     from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.moe import token_dispatcher
 
     random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    token_dispatcher.maybe_move_tensor_to_cpu = _as_numpy
+
+
+def _as_numpy(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
 class _Stub(types.ModuleType):

@@ -1,0 +1,123 @@
+"""Attention and rotary embedding of packed sequences in plain torch, also where context-parallel ranks share the sequences."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.models.common.embeddings import rope_utils
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from rljob_trainer.megatron import shares
+
+
+class TEDotProductAttention(MegatronModule):
+    """Causal attention of packed sequences; grouped queries as they are. Every pass of the trainer is packed, so nothing else is here.
+
+    A context-parallel rank has its zig-zag share of the queries and gathers the keys and values of all ranks.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *_: Any,
+        pg_collection: ProcessGroupCollection,
+        softmax_scale: float | None = None,
+        **__: Any,
+    ) -> None:
+        super().__init__(config=config)
+        self.group = pg_collection.cp
+        self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, packed_seq_params: Any, **__: Any
+    ) -> torch.Tensor:
+        """query [t, heads, d], key and value [t, groups, d] of this rank's share -> [t, heads * d].
+
+        Whole sequences lie between consecutive `packed_seq_params.cu_seqlens_q`.
+        """
+        ranks, rank = self.group.size(), self.group.rank()
+        starts = tuple(packed_seq_params.cu_seqlens_q.tolist())
+        if ranks > 1:
+            both = gather_from_sequence_parallel_region(torch.stack([key, value], 1), group=self.group)
+            key, value = both.unbind(1)
+        buckets, place = _buckets(starts, ranks, rank, query.device)
+        return torch.cat([self._attend(b, query, key, value) for b in buckets]).index_select(0, place)
+
+    def _attend(self, bucket: "_Bucket", query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """[n * w, heads * d]"""
+        q, k, v = (
+            x.index_select(0, rows.flatten()).view(*rows.shape, *x.shape[1:]).transpose(1, 2)
+            for x, rows in ((query, bucket.queries), (key, bucket.keys), (value, bucket.keys))
+        )
+        mask = bucket.mask()
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=True
+        )
+        return out.transpose(1, 2).flatten(0, 1).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """Pieces of about the same length, side by side, and the keys that they may see."""
+
+    queries: torch.Tensor
+    """[n, w] rows of this rank's share. Filling repeats row 0."""
+    keys: torch.Tensor
+    """[n, k] rows of the gathered shares, from the beginning of each piece's sequence on. Filling repeats row 0 where nobody looks."""
+    first: torch.Tensor | None
+    """[n] place of each piece's first query in its sequence; None: all at the beginning."""
+
+    def mask(self) -> torch.Tensor | None:
+        """[n, 1, w, k] True where a query sees a key; None: the triangle. Made anew each time, since it is larger than what it is made of."""
+        if self.first is None:
+            return None
+        (w, k), device = (self.queries.shape[1], self.keys.shape[1]), self.queries.device
+        last = self.first[:, None] + torch.arange(w, device=device)
+        return (torch.arange(k, device=device) <= last[..., None])[:, None]
+
+
+@lru_cache(maxsize=32)
+def _buckets(
+    starts: tuple[int, ...], ranks: int, rank: int, device: torch.device
+) -> tuple[list[_Bucket], torch.Tensor]:
+    """The buckets, and where each row's result lies in their concatenation.
+
+    A bucket holds one chunk of sequences whose lengths are of one power of two, so that fewer than half of its rows are filling.
+    """
+    by_size: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    at = 0
+    for sequence, chunk, size in shares.pieces(starts, ranks, rank):
+        by_size.setdefault((chunk, size.bit_length()), []).append((at, starts[sequence], size))
+        at += size
+    where, place = shares.gathered(starts, ranks), torch.empty(at, dtype=torch.long)
+    buckets, offset = [], 0
+    for (chunk, _), found in by_size.items():
+        width = max(size for _, _, size in found)
+        queries = torch.zeros(len(found), width, dtype=torch.long)
+        keys = torch.zeros(len(found), (chunk + 1) * width, dtype=torch.long)
+        for i, (row, start, size) in enumerate(found):
+            queries[i, :size] = torch.arange(row, row + size)
+            keys[i, : (chunk + 1) * size] = where[start : start + (chunk + 1) * size]
+            place[row : row + size] = torch.arange(size) + offset + i * width
+        first = torch.tensor([chunk * size for _, _, size in found], device=device) if ranks > 1 else None
+        buckets.append(_Bucket(queries.to(device), keys.to(device), first))
+        offset += queries.numel()
+    return buckets, place.to(device)
+
+
+def rotate_packed(
+    t: torch.Tensor, cu_seqlens: torch.Tensor, freqs: torch.Tensor, cp_group: Any, **kwargs: Any
+) -> torch.Tensor:
+    """Rotary embedding of packed rows [t, heads, d] from the angles of the longest sequence.
+
+    megatron's own goes sequence by sequence (rope_utils.py), which takes half of a step's time when there are hundreds of short ones.
+    """
+    positions = shares.positions(tuple(cu_seqlens.tolist()), cp_group.size(), cp_group.rank(), t.device)
+    angles = freqs.index_select(0, positions)
+    return rope_utils._apply_rotary_pos_emb_bshd(t.unsqueeze(1), angles, **kwargs).squeeze(1)

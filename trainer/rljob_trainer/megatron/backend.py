@@ -1,0 +1,51 @@
+"""What the trainer computes with: layers, kernels, optimizer. Decided by what is installed; said once, and in the status."""
+
+import importlib.util
+import logging
+from importlib.metadata import version
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rljob_trainer.megatron.logprob import _kernels
+from rljob_trainer.megatron.provider import HAVE_TE
+
+log = logging.getLogger(__name__)
+
+FUSED = {
+    "RoPE": "apply_rope_fusion",
+    "gradient accumulation": "gradient_accumulation_fusion",
+    "token permutation": "moe_permute_fusion",
+    "router": "moe_router_fusion",
+}
+"""Kernels that a TransformerConfig may switch on."""
+
+
+def describe(config: Any, optimizer: Any) -> str:
+    """One line, for example `torch layers, fused nothing, torch AdamW, no Apex, gloo`. Rank 0 logs it.
+
+    `config`: the TransformerConfig that the model was built with; `optimizer`: megatron's.
+    """
+    fused = [name for name, key in FUSED.items() if getattr(config, key)]
+    if _kernels(torch.cuda.is_available()):
+        fused.append("log-probabilities")
+    text = ", ".join(
+        (
+            f"{'Transformer Engine ' + version('transformer_engine') if HAVE_TE else 'torch'} layers",
+            f"fused {' and '.join(fused) or 'nothing'}",
+            _adam(optimizer),
+            "Apex" if importlib.util.find_spec("apex") else "no Apex",
+            dist.get_backend(),
+        )
+    )
+    if dist.get_rank() == 0:
+        log.warning("COMPUTES WITH: %s", text)
+    return text
+
+
+def _adam(optimizer: Any) -> str:
+    """Chained optimizers are all of one kind; a rank may hold no part of some."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    kinds = [type(part.optimizer) for part in parts if part.optimizer]
+    return f"{kinds[0].__module__.partition('.')[0]} {kinds[0].__name__}" if kinds else "no optimizer here"

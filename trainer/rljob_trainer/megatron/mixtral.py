@@ -1,0 +1,52 @@
+"""Mixtral, which megatron-bridge 0.6.2 lacks: how its Hugging Face tensors lie in megatron's."""
+
+from typing import Any
+
+from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
+from megatron.bridge.models.conversion.model_bridge import MegatronModelBridge
+from megatron.bridge.models.conversion.param_mapping import AutoMapping, GatedMLPMapping, QKVMapping
+from megatron.core.models.gpt.gpt_model import GPTModel
+from transformers import MixtralForCausalLM
+
+_SAME = {
+    "embedding.word_embeddings.weight": "model.embed_tokens.weight",
+    "output_layer.weight": "lm_head.weight",
+    "decoder.final_layernorm.weight": "model.norm.weight",
+    "decoder.layers.*.self_attention.linear_qkv.layer_norm_weight": "model.layers.*.input_layernorm.weight",
+    "decoder.layers.*.self_attention.linear_proj.weight": "model.layers.*.self_attn.o_proj.weight",
+    "decoder.layers.*.pre_mlp_layernorm.weight": "model.layers.*.post_attention_layernorm.weight",
+    "decoder.layers.*.mlp.router.weight": "model.layers.*.block_sparse_moe.gate.weight",
+    "decoder.layers.*.mlp.experts.linear_fc2.weight*": "model.layers.*.block_sparse_moe.experts.*.w2.weight",
+}
+
+
+@MegatronModelBridge.register_bridge(source=MixtralForCausalLM, target=GPTModel, model_type="mixtral")
+class MixtralBridge(MegatronModelBridge):
+    """Llama with experts (arXiv 2401.04088). The softmax over the chosen experts' logits is the normalised softmax over all."""
+
+    def provider_bridge(self, hf_pretrained: Any) -> Any:
+        provider = super().provider_bridge(hf_pretrained)
+        provider.normalization = "RMSNorm"
+        provider.gated_linear_unit = True
+        provider.add_bias_linear = False
+        provider.add_qkv_bias = False
+        provider.moe_ffn_hidden_size = hf_pretrained.config.intermediate_size
+        provider.moe_router_pre_softmax = False
+        return provider
+
+    def mapping_registry(self) -> MegatronMappingRegistry:
+        attention, experts = "model.layers.*.self_attn", "model.layers.*.block_sparse_moe.experts.*"
+        return MegatronMappingRegistry(
+            *(AutoMapping(megatron_param=ours, hf_param=theirs) for ours, theirs in _SAME.items()),
+            QKVMapping(
+                megatron_param="decoder.layers.*.self_attention.linear_qkv.weight",
+                q=f"{attention}.q_proj.weight",
+                k=f"{attention}.k_proj.weight",
+                v=f"{attention}.v_proj.weight",
+            ),
+            GatedMLPMapping(
+                megatron_param="decoder.layers.*.mlp.experts.linear_fc1.weight*",
+                gate=f"{experts}.w1.weight",
+                up=f"{experts}.w3.weight",
+            ),
+        )

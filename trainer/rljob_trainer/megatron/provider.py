@@ -1,0 +1,143 @@
+"""From a spec to megatron's TransformerConfig, which megatron-bridge calls a provider."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.bridge import AutoBridge
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.models.gpt import gpt_layer_specs
+
+from rljob_api.layout import Layout
+from rljob_api.model_rules import SUPPORTED, model_violations
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.megatron import layers
+from rljob_trainer.megatron import mixtral as mixtral  # registers itself with the bridge
+
+HAVE_TE: bool = gpt_layer_specs.HAVE_TE
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+_PLAIN = dict.fromkeys(
+    (
+        "gradient_accumulation_fusion",
+        "persist_layer_norm",
+        "masked_softmax_fusion",
+        "apply_rope_fusion",
+        "bias_dropout_fusion",
+        "cross_entropy_loss_fusion",
+        "moe_permute_fusion",
+    ),
+    False,
+)
+"""Fused kernels that come with Transformer Engine or Apex."""
+
+_EXPERTS = {
+    "moe_token_dispatcher_type": "alltoall",  # transformer_config.py:1829 wants it with variable lengths, in dense models too
+    "moe_router_load_balancing_type": "none",  # the rollouts' router is not pushed about either
+    "moe_aux_loss_coeff": 0.0,
+    "moe_router_dtype": "fp32",
+}
+"""What the spec may say otherwise in transformerConfig."""
+
+
+def open_bridge(path: str, spec: RLJobSpec, field: str = "spec.model.path") -> AutoBridge:
+    """The bridge of the Hugging Face directory `path`, whose tensors are read one by one when they are asked for.
+
+    Raises ConfigurationError when it is none, or of a model that is not supported or does not fit the layout.
+    """
+    file = Path(path) / "config.json"
+    if not file.is_file():
+        fix = "name a Hugging Face model directory that the trainer pods can read"
+        raise ConfigurationError(field, path, "holds no config.json", fix)
+    _refuse(json.loads(file.read_text()), path, spec, field)
+    try:
+        bridge = AutoBridge.from_hf_pretrained(
+            path, dtype=DTYPES[spec.model.dtype], trust_remote_code=spec.model.trust_remote_code
+        )
+    except ValueError as error:
+        reason = " ".join(str(error).split())[:300]
+        rule = f"megatron-bridge cannot convert this model: {reason}"
+        raise ConfigurationError(field, path, rule, f"use one of {', '.join(SUPPORTED)}") from error
+    _refuse(bridge.hf_pretrained.config.to_dict(), path, spec, field)  # with the defaults of what the file leaves out
+    return bridge
+
+
+def _refuse(config: dict[str, Any], path: str, spec: RLJobSpec, field: str) -> None:
+    for v in model_violations(spec, config):
+        of_model = v.field == "spec.model.path"
+        raise ConfigurationError(field if of_model else v.field, path if of_model else v.value, v.rule, v.fix)
+
+
+def configure(provider: Any, spec: RLJobSpec) -> None:
+    """Complete the bridge's configuration: first what the spec passes through, then what is ours to say.
+
+    Raises ConfigurationError with megatron's own reason when it refuses the result.
+    """
+    plain = {} if HAVE_TE else _PLAIN | {"transformer_layer_spec": layers.block_spec}
+    cpu = {} if torch.cuda.is_available() else {"use_cpu_initialization": True, "deallocate_pipeline_outputs": False}
+    ours = _layout(spec) | _recompute(spec) | _numbers(provider, spec)
+    given = spec.trainer.transformer_config
+    for key, value in (_EXPERTS | plain | cpu | given | ours).items():
+        setattr(provider, key, value)
+    try:
+        provider.finalize()
+    except (AssertionError, ValueError) as error:
+        raise ConfigurationError(
+            "spec.trainer.transformerConfig", given, f"megatron-core refuses it: {error}", "change or remove the key"
+        ) from error
+
+
+def _layout(spec: RLJobSpec) -> dict[str, Any]:
+    layout = Layout.of(spec)
+    return {
+        "tensor_model_parallel_size": layout.tensor,
+        "pipeline_model_parallel_size": layout.pipeline,
+        "virtual_pipeline_model_parallel_size": layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
+        "context_parallel_size": layout.context,
+        "expert_model_parallel_size": layout.expert,
+        "expert_tensor_parallel_size": layout.expert_tensor,
+        "sequence_parallel": layout.tensor > 1 and spec.trainer.parallelism.sequence,
+        # between two stages, the interleaved schedule has several messages under way at once, which a batch would mix up
+        "overlap_p2p_comm": layout.virtual_pipeline > 1,
+        "batch_p2p_comm": layout.virtual_pipeline == 1,
+        "variable_seq_lengths": True,
+    }
+
+
+def _recompute(spec: RLJobSpec) -> dict[str, Any]:
+    r = spec.trainer.recompute
+    full = r.granularity == "full"
+    return {
+        "recompute_granularity": None if r.granularity == "none" else r.granularity,
+        "recompute_modules": list(r.modules),
+        "recompute_method": r.method if full else None,
+        "recompute_num_layers": r.layers if full else None,
+    }
+
+
+def _numbers(provider: Any, spec: RLJobSpec) -> dict[str, Any]:
+    dtype = DTYPES[spec.model.dtype]
+    return {
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "autocast_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
+        "fp16": False,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "moe_grouped_gemm": bool(provider.num_moe_experts),
+        # the bridge fills rows up with zeros, but takes none away
+        "should_pad_vocab": provider.vocab_size % spec.trainer.parallelism.tensor != 0,
+        "make_vocab_size_divisible_by": 1,
+        # Gradients are the sum over tokens, micro-batches and ranks; the loss carries its global denominator.
+        # Otherwise megatron divides by the number of micro-batches and DDP by that of ranks (schedules.py forward_step_calc_loss).
+        "calculate_per_token_loss": True,
+        "finalize_model_grads_func": _finalize,
+    }
+
+
+def _finalize(models: list[torch.nn.Module], _tokens: torch.Tensor | None, **kwargs: Any) -> None:
+    """megatron's reduction of gradients, without its division by the number of tokens."""
+    finalize_model_grads(models, None, **kwargs)
