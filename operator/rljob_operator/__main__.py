@@ -3,23 +3,21 @@
 import argparse
 import asyncio
 import logging
+import signal
 import socket
 import sys
+import time
 
-import kopf
-
-from rljob_operator import handlers, health
-from rljob_operator.api import Api, ApiError, KubernetesApi, connect
+from rljob_operator import health
+from rljob_operator.client import KubernetesApi, connect
 from rljob_operator.lease import Lease, LeaseLost
 from rljob_operator.queue import Queue
 from rljob_operator.reconcile import Reconciler
+from rljob_operator.stores import Stores
+from rljob_operator.throttle import Throttle
+from rljob_operator.watch import Watches
 
 log = logging.getLogger(__name__)
-
-RESYNC = 20.0
-"""Seconds between looks at every job, in case a watch missed something."""
-RESYNC_AFTER_FAILURE = 1.0
-"""Seconds until the next look when the API server refused this one."""
 
 
 def arguments() -> argparse.Namespace:
@@ -32,6 +30,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--progress-interval", type=float, default=30.0, help="seconds between writes of progress to a job's status"
     )
+    parser.add_argument("--qps", type=float, default=300.0, help="requests a second to the API server, in the long run")
+    parser.add_argument("--burst", type=int, default=600, help="requests to the API server at once")
     parser.add_argument("--health-port", type=int, default=8080, help="port of /healthz")
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     return parser.parse_args()
@@ -39,65 +39,47 @@ def arguments() -> argparse.Namespace:
 
 async def operate(args: argparse.Namespace) -> None:
     """The lease comes first: nobody acts without it."""
-    connection = await connect()
-    api = KubernetesApi(connection)
+    settings = await connect()
+    api = KubernetesApi(settings, Throttle(args.qps, args.burst))
+    lease_api = KubernetesApi(settings, Throttle(qps=5, burst=10))  # renewals never wait behind others
+    stores = Stores(time.time)
+    queue = Queue(Reconciler(api, stores, args.progress_interval))
+    watches = Watches(api, stores, args.namespace, queue.add)
     pulse = health.Pulse()
-    queue = Queue(Reconciler(api, args.progress_interval))
-    server = await health.serve(args.health_port, lambda: pulse.trouble(queue.lag()))
-    lease = Lease(api, args.lease_namespace, args.identity, pulse.beat)
+    server = await health.serve(args.health_port, lambda: pulse.trouble(queue.lag(), watches.silence()))
+    lease = Lease(lease_api, args.lease_namespace, args.identity, pulse.beat)
     try:
         await lease.acquire()
         log.info("%s holds the lease", args.identity)
-        await _until_told(args, api, queue, pulse, lease)
+        await _until_told(lease, watches, queue)
         await lease.release()
     finally:
         await server.cleanup()
-        await connection.close()
+        await api.close()
+        await lease_api.close()
 
 
-async def _until_told(args: argparse.Namespace, api: Api, queue: Queue, pulse: health.Pulse, lease: Lease) -> None:
-    """kopf returns at SIGTERM and takes the others along; if one of those fails, it takes kopf along."""
+async def _until_told(lease: Lease, watches: Watches, queue: Queue) -> None:
+    """Until SIGTERM, or until one of the others fails."""
+    told = asyncio.Event()
+    for signal_ in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signal_, told.set)
     async with asyncio.TaskGroup() as group:
-        others = [
-            group.create_task(lease.renew()),
-            group.create_task(queue.run()),
-            group.create_task(_resync_for_ever(api, args.namespace, queue, pulse)),
-        ]
-        await kopf.operator(
-            registry=handlers.registry(queue),
-            settings=handlers.settings(),
-            namespaces=args.namespace,
-            clusterwide=not args.namespace,
-        )
+        others = [group.create_task(work) for work in (lease.renew(), watches.run(), _pass_for_ever(watches, queue))]
+        await told.wait()
         for task in others:
             task.cancel()
 
 
-async def _resync_for_ever(api: Api, namespaces: list[str], queue: Queue, pulse: health.Pulse) -> None:
-    """Now, and ever again. An API server that is not ready is asked again soon: liveness gives up on us if that lasts."""
-    while True:
-        try:
-            await _resync(api, namespaces, queue, pulse)
-        except ApiError as error:
-            log.warning("jobs cannot be listed: %s", error)
-            await asyncio.sleep(RESYNC_AFTER_FAILURE)
-        else:
-            await asyncio.sleep(RESYNC)
-
-
-async def _resync(api: Api, namespaces: list[str], queue: Queue, pulse: health.Pulse) -> None:
-    scopes: list[str | None] = [*namespaces] or [None]
-    for namespace in scopes:
-        for job in await api.find("RLJob", namespace):
-            queue.add((job["metadata"]["namespace"], job["metadata"]["name"]))
-    pulse.beat()
+async def _pass_for_ever(watches: Watches, queue: Queue) -> None:
+    await watches.synced()
+    log.info("all kinds are listed")
+    await queue.run()
 
 
 def main() -> None:
     args = arguments()
     logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)
-    logging.getLogger("kopf.activities").setLevel(logging.WARNING)
     try:
         asyncio.run(operate(args))
     except* LeaseLost as lost:

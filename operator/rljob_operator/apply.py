@@ -1,9 +1,10 @@
 """The writes of one pass, in their order: status, children, deletions, events."""
 
+import asyncio
 import logging
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from rljob_api import names
@@ -11,51 +12,133 @@ from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.api import Api, ApiError, Conflict, NotFound, Object
 from rljob_operator.decide import Event
 from rljob_operator.snapshot import Pod, Snapshot
+from rljob_operator.stores import Stores
 from rljob_operator.times import stamp
 
 log = logging.getLogger(__name__)
 
-
-async def write_status(api: Api, job: Object, old: JobStatus, new: JobStatus) -> None:
-    """With the resourceVersion that was read: if anybody wrote since, Conflict, and the pass begins again."""
-    if new != old or "status" not in job:
-        await api.replace(job | {"status": new.dump()}, "status")
+AT_ONCE = 16
+"""Children that are written concurrently."""
 
 
-async def write_children(api: Api, s: Snapshot, wanted: list[Object]) -> tuple[str, ...]:
-    """Create what is missing, correct what is ours, leave alone what is not; the last are returned, each as a sentence.
+class Writer:
+    """Every answer enters the stores, so that the next pass sees what this one did."""
 
-    Pods are not started beside a conflict: they would find somebody else's object in the place of ours.
-    """
-    conflicts: list[str] = []
-    for child in wanted:
-        if conflicts and child["kind"] == "StatefulSet":
-            continue
-        if conflict := await _write_child(api, s, child):
-            conflicts.append(conflict)
-    return tuple(conflicts)
+    def __init__(self, api: Api, stores: Stores) -> None:
+        self._api, self._stores = api, stores
+
+    async def status(self, job: Object, status: JobStatus) -> None:
+        """With the resourceVersion that was seen. If somebody wrote since: Conflict, and the next pass decides on what he wrote."""
+        try:
+            self._stores.put(await self._api.replace(job | {"status": status.dump()}, "status"))
+        except Conflict:
+            await self._refresh(job)
+            raise
+
+    async def children(self, s: Snapshot, wanted: list[Object]) -> tuple[str, ...]:
+        """Create what is missing, correct what is ours, leave alone what is not; the last are returned, each as a sentence.
+
+        Pods come after all that they need, and are not started beside a conflict: they would find somebody else's object in the place of ours.
+        """
+        sets = [child for child in wanted if child["kind"] == "StatefulSet"]
+        others = [child for child in wanted if child["kind"] != "StatefulSet"]
+        return await self._children(s, others) or await self._children(s, sets)
+
+    async def _children(self, s: Snapshot, wanted: list[Object]) -> tuple[str, ...]:
+        missing = [child for child in wanted if not self._settled(s, child)]
+        found: list[str] = []
+        for i in range(0, len(missing), AT_ONCE):
+            found += await together([self._child(s, child) for child in missing[i : i + AT_ONCE]])
+        return tuple(filter(None, found))
+
+    def _settled(self, s: Snapshot, child: Object) -> bool:
+        live = _seen(s, child)
+        return live is not None and controls(s.job, live) and covers(live, child)
+
+    async def _child(self, s: Snapshot, child: Object) -> str:
+        """Empty, or what is wrong."""
+        live = _seen(s, child)
+        if live is None:
+            return await self._create(s, child)
+        if not controls(s.job, live):
+            return _conflict(child, "is not controlled by this job")
+        await self._correct(s, child, live)
+        return ""
+
+    async def _create(self, s: Snapshot, child: Object) -> str:
+        try:
+            self._put(await self._api.create(child))
+        except Conflict:
+            if child["kind"] == "Secret":  # its name carries our uid, and we may not look
+                return ""
+            live = await self._refresh(child)
+            if live is None:
+                raise
+            return "" if controls(s.job, live) else _conflict(child, "has not this job's labels")
+        return ""
+
+    async def _correct(self, s: Snapshot, child: Object, live: Object) -> None:
+        """ConfigMaps, of which all keys are always set, take one request; others are read first, for the bookkeeping of their fields."""
+        try:
+            if child["kind"] == "ConfigMap":
+                return self._put(await self._api.merge(child, live))
+            live = await self._api.get(child["kind"], s.job.namespace, child["metadata"]["name"])
+            self._put(live)
+            if controls(s.job, live) and not covers(live, child):
+                self._put(await self._api.apply(child, live))
+        except (Conflict, NotFound):
+            await self._refresh(child)
+            raise
+
+    async def _refresh(self, obj: Object) -> Object | None:
+        """What is there now."""
+        kind, namespace, name = obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"]
+        try:
+            live = await self._api.get(kind, namespace, name)
+        except NotFound:
+            self._stores.of_kind(kind).lose((namespace, name))
+            return None
+        self._put(live)
+        return live
+
+    def _put(self, obj: Object) -> None:
+        if obj["kind"] != "Secret":
+            self._stores.put(obj)
+
+    async def deletions(self, namespace: str, pods: tuple[Pod, ...]) -> None:
+        for pod in pods:
+            try:
+                await self._api.delete("Pod", namespace, pod.name, pod.uid)
+            except (NotFound, Conflict):
+                log.info("pod %s is gone already", pod.name)
+
+    async def events(self, job: RLJobMeta, events: tuple[Event, ...], now: float) -> None:
+        """For people; one that cannot be written is not worth a second pass."""
+        for event in events:
+            log.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, event.message)
+            try:
+                await self._api.create(_event(job, event, now))
+            except ApiError as error:
+                log.warning("event %s of %s/%s is lost: %s", event.reason, job.namespace, job.name, error)
 
 
-async def _write_child(api: Api, s: Snapshot, child: Object) -> str:
-    kind, name = child["kind"], child["metadata"]["name"]
-    live = s.children.get((kind, name))
-    if live is None:
-        return await _create(api, child)
-    if not controls(s.job, live):
-        return f"{kind} {name} exists and is not controlled by this job; delete it or rename the job"
-    if not covers(live, child):
-        await api.apply(child, dict(live))
-    return ""
-
-
-async def _create(api: Api, child: Object) -> str:
-    kind, name = child["kind"], child["metadata"]["name"]
+async def together[T](work: list[Coroutine[Any, Any, T]]) -> list[T]:
+    """All at once; the first error ends the rest, and is raised as itself."""
     try:
-        await api.create(child)
-    except Conflict:
-        if kind != "Secret":  # its name carries our uid, and we may not look
-            return f"{kind} {name} exists and has not this job's labels; delete it or rename the job"
-    return ""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def _seen(s: Snapshot, child: Object) -> Object | None:
+    live = s.children.get((child["kind"], child["metadata"]["name"]))
+    return dict(live) if live is not None else None
+
+
+def _conflict(child: Object, why: str) -> str:
+    return f"{child['kind']} {child['metadata']['name']} exists and {why}; delete it or rename the job"
 
 
 def controls(job: RLJobMeta, live: Mapping[str, Any]) -> bool:
@@ -71,24 +154,6 @@ def covers(live: Any, wanted: Any) -> bool:
         same = isinstance(live, list) and len(live) == len(wanted)
         return same and all(covers(a, b) for a, b in zip(live, wanted, strict=True))
     return bool(live == wanted) or (live is None and wanted in ("", False))
-
-
-async def delete_pods(api: Api, namespace: str, pods: tuple[Pod, ...]) -> None:
-    for pod in pods:
-        try:
-            await api.delete_pod(namespace, pod.name, pod.uid)
-        except (NotFound, Conflict):
-            log.info("pod %s is gone already", pod.name)
-
-
-async def post_events(api: Api, job: RLJobMeta, events: tuple[Event, ...], now: float) -> None:
-    """For people; one that cannot be written is not worth a second pass."""
-    for event in events:
-        log.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, event.message)
-        try:
-            await api.create(_event(job, event, now))
-        except ApiError as error:
-            log.warning("event %s of %s/%s is lost: %s", event.reason, job.namespace, job.name, error)
 
 
 def _event(job: RLJobMeta, event: Event, now: float) -> Object:

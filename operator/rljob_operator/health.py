@@ -18,11 +18,13 @@ class Pulse:
     def beat(self) -> None:
         self._last = time.monotonic()
 
-    def trouble(self, lag: float) -> str:
-        """Empty when all is well. `lag`: see Queue.lag."""
+    def trouble(self, lag: float, deaf: float) -> str:
+        """Empty when all is well. `lag`: see Queue.lag; `deaf`: seconds since the most silent watch showed anything, bookmarks included."""
         silence = time.monotonic() - self._last
         if silence > LIMIT:
             return f"the API server has not answered for {silence:.0f} s"
+        if deaf > LIMIT:
+            return f"a watch has been silent for {deaf:.0f} s"
         return f"a job has been waiting for {lag:.0f} s" if lag > LIMIT else ""
 
 

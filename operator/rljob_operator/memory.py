@@ -2,38 +2,31 @@
 
 from dataclasses import dataclass, field
 
-from rljob_operator.queue import Key
+from rljob_operator.api import Key
 
-BLIND = 60.0
-"""Seconds without a look at a job after which its heartbeat's age says nothing: an outage of ours or of the API is not a stall."""
-
-
-@dataclass(slots=True)
-class Beat:
-    """One attempt's heartbeat, on the operator's clock."""
-
-    attempt: tuple[str, int]
-    value: int | None
-    moved: float
-    looked: float
+AttemptId = tuple[str, int]
+"""Job's uid and attempt's number."""
 
 
 @dataclass(slots=True)
 class Memory:
     """By job."""
 
-    beats: dict[Key, Beat] = field(default_factory=dict)
     conflicts: dict[Key, tuple[str, ...]] = field(default_factory=dict)
+    """Children that could not be written, each as a sentence."""
+    written: dict[Key, float] = field(default_factory=dict)
+    """When the status was written last."""
+    attempts: dict[Key, tuple[AttemptId, float]] = field(default_factory=dict)
+    """The open attempt, and since when we have seen it: no heartbeat is older for us."""
+    gone: dict[Key, set[str]] = field(default_factory=dict)
+    """Uids of pods that were asked for live and did not exist."""
 
-    def beat_age(self, key: Key, attempt: tuple[str, int], value: int | None, now: float) -> float:
-        """Seconds since the heartbeat of this attempt (job uid and number) was seen to move."""
-        beat = self.beats.get(key)
-        blind = beat is None or now - beat.looked > BLIND
-        if beat is None or blind or beat.attempt != attempt or beat.value != value:
-            beat = self.beats[key] = Beat(attempt, value, now, now)
-        beat.looked = now
-        return now - beat.moved
+    def since(self, key: Key, attempt: AttemptId, now: float) -> float:
+        known = self.attempts.get(key)
+        if known is None or known[0] != attempt:
+            known = self.attempts[key] = (attempt, now)
+        return known[1]
 
     def forget(self, key: Key) -> None:
-        self.beats.pop(key, None)
-        self.conflicts.pop(key, None)
+        for by_job in (self.conflicts, self.written, self.attempts, self.gone):
+            by_job.pop(key, None)

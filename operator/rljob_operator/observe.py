@@ -1,117 +1,113 @@
-"""Live reads of everything about one job, parsed into a `Snapshot`. Later these reads can come from indices; nothing else would change."""
+"""Everything about one job, from the stores, as a `Snapshot`. What is absent there is asked live before it is believed."""
 
-import asyncio
 import secrets
-from collections.abc import Mapping
-from typing import Any
-
-from pydantic import ValidationError
+from dataclasses import replace
 
 from rljob_api import names
-from rljob_api.protocol import Control, Report
-from rljob_api.spec import RLJobSpec
-from rljob_api.status import JobStatus, RLJobMeta
-from rljob_api.validate import violations
-from rljob_operator.api import Api, NotFound, Object
+from rljob_api.protocol import Member
+from rljob_api.status import Attempt
+from rljob_operator.api import Api, Key, NotFound, Object
 from rljob_operator.decide.change import is_open
-from rljob_operator.decide.progress import current
 from rljob_operator.memory import Memory
 from rljob_operator.pods import parse_pod
-from rljob_operator.queue import Key
+from rljob_operator.reports import parse_control
 from rljob_operator.snapshot import Pod, Snapshot
+from rljob_operator.stores import SeenJob, Stores
 
-CHILD_KINDS = ("ConfigMap", "Service", "ServiceAccount", "Role", "RoleBinding", "StatefulSet")
-KNOWN_META = {
-    "name",
-    "namespace",
-    "uid",
-    "generation",
-    "resourceVersion",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "annotations",
-}
+ABSENT = 0.0
+"""`lost_since` of a pod whose node does not exist."""
 
 
-async def observe(api: Api, job: Object, memory: Memory, now: float, progress_interval: float) -> Snapshot:
-    """`job` is the live object. Children are listed by label, whoever owns them."""
-    meta = RLJobMeta.model_validate({k: v for k, v in job["metadata"].items() if k in KNOWN_META})
-    key = (meta.namespace, meta.name)
-    selector = names.selector(meta.name)
-    lists = await asyncio.gather(*(api.find(kind, meta.namespace, selector) for kind in ("Pod", *CHILD_KINDS)))
-    children = {(o["kind"], o["metadata"]["name"]): o for found in lists[1:] for o in found}
-    reports, unreadable = _reports(children)
-    found = violations(job.get("spec", {}), meta.name)
-    snapshot = Snapshot(
-        job=meta,
-        spec=None if found else RLJobSpec.model_validate(job["spec"]),
-        violations=tuple(found),
-        spec_suspend=bool(job.get("spec", {}).get("suspend")),
-        status=JobStatus.model_validate(job.get("status") or {}),
-        pods=tuple(await asyncio.gather(*(_pod(api, pod) for pod in lists[0]))),
-        reports=reports,
-        unreadable=unreadable,
-        control=_control(children.get(("ConfigMap", names.control(meta.name)))),
-        children=children,
-        conflicts=memory.conflicts.get(key, ()),
-        progress_interval=progress_interval,
-        fresh_token=secrets.token_urlsafe(32),
-        now=now,
-    )
-    return _with_beat(snapshot, memory, key)
+class Observer:
+    """A watch that lags or lost something shows as absence: of a member's pod, a node, a heartbeat. Each of them would end an attempt that may be
+    alive, so each is confirmed by a GET. All else that a store shows was so at some time, and stays true of the uid that it speaks of."""
 
+    def __init__(self, api: Api, stores: Stores, memory: Memory, progress_interval: float) -> None:
+        self._api, self._stores, self._memory = api, stores, memory
+        self._interval = progress_interval
 
-def _with_beat(s: Snapshot, memory: Memory, key: Key) -> Snapshot:
-    attempt = s.status.attempt
-    if attempt is None or not is_open(attempt):
-        return s
-    progress = current(s, attempt)
-    age = memory.beat_age(key, (s.job.uid, attempt.number), progress.beat if progress else None, s.now)
-    return Snapshot(**(vars(s) | {"beat_age": age}))
+    async def snapshot(self, key: Key, job: SeenJob, now: float) -> Snapshot:
+        pods = [kept.value for kept in self._stores.pods.of(key).values()]
+        attempt = job.status.attempt
+        if attempt and is_open(attempt):
+            pods += await self._strays(key, attempt, {pod.uid for pod in pods})
+        located = tuple([await self._on_its_node(pod) for pod in pods])
+        found = self._snapshot(key, job, located, now)
+        return await self._with_beat(found, key, attempt) if attempt and is_open(attempt) else found
 
+    def _snapshot(self, key: Key, job: SeenJob, pods: tuple[Pod, ...], now: float) -> Snapshot:
+        children = self._stores.children_of(key)
+        notes = [kept.value for kept in self._stores.config_maps.of(key).values()]
+        return Snapshot(
+            job=job.meta,
+            spec=job.verdict.spec,
+            violations=job.verdict.violations,
+            spec_suspend=bool(job.verdict.raw.get("suspend")),
+            status=job.status,
+            pods=pods,
+            reports={note.report.pod: note.report for note in notes if note.report},
+            unreadable={note.pod: note.trouble for note in notes if note.trouble},
+            control=parse_control(children.get(("ConfigMap", names.control(key[1])))),
+            children=children,
+            conflicts=self._memory.conflicts.get(key, ()),
+            progress_interval=self._interval,
+            fresh_token=secrets.token_urlsafe(32),
+            now=now,
+        )
 
-async def _pod(api: Api, pod: Object) -> Pod:
-    """A pod on a lost node is not ready, so only then is the node worth a look."""
-    parsed = parse_pod(pod)
-    node = pod["spec"].get("nodeName")
-    if parsed.ready or not node:
-        return parsed
-    try:
-        return parse_pod(pod, await api.node(node))
-    except NotFound:
-        return parse_pod(pod, {})
+    async def _strays(self, key: Key, attempt: Attempt, known: set[str]) -> list[Pod]:
+        """Members' pods that exist although the store does not show them, for example because somebody took their labels away."""
+        gone = self._memory.gone.setdefault(key, set())
+        found = [await self._stray(key[0], m, gone) for m in attempt.members if m.pod_uid not in known | gone]
+        return [pod for pod in found if pod]
 
+    async def _stray(self, namespace: str, member: Member, gone: set[str]) -> Pod | None:
+        live = await self._live("Pod", namespace, member.pod)
+        if live is None or live["metadata"]["uid"] != member.pod_uid:
+            gone.add(member.pod_uid)
+            return None
+        return replace(parse_pod(live), role=names.ROLE_TRAINER)
 
-def _reports(children: Mapping[tuple[str, str], Object]) -> tuple[dict[str, Report], dict[str, str]]:
-    """Untrusted: one that cannot be read is named and otherwise ignored."""
-    reports, unreadable = {}, {}
-    for (kind, name), child in children.items():
-        text = child.get("data", {}).get(names.REPORT_KEY) if kind == "ConfigMap" else None
-        if text is None:
-            continue
+    async def _on_its_node(self, pod: Pod) -> Pod:
+        """A pod on a silent node is not ready, so only then is the node worth a look."""
+        if pod.ready or not pod.node:
+            return pod
+        node = self._stores.nodes.get(("", pod.node))
+        if node is None and (live := await self._live("Node", None, pod.node)):
+            self._stores.put(live)
+            node = self._stores.nodes.get(("", pod.node))
+        if node is None:
+            return replace(pod, lost_since=ABSENT)
+        return replace(pod, lost_since=node.value.lost_since, out_of_service=node.value.out_of_service)
+
+    async def _with_beat(self, s: Snapshot, key: Key, attempt: Attempt) -> Snapshot:
+        """Age of the heartbeat on our clock, since we have seen this attempt: our own restart is no stall, and an outage of the API, which
+        ends us with our lease, neither."""
+        since = self._memory.since(key, (s.job.uid, attempt.number), s.now)
+        aged = replace(s, beat_age=s.now - max(since, self._moved(key, attempt)))
+        if (aged.beat_age or 0.0) < s.lifecycle.stall_timeout_seconds or not attempt.members:
+            return aged
+        live = await self._live("ConfigMap", key[0], names.report(_rank_0(attempt).pod))
+        if live is not None:
+            self._stores.put(live)
+        return replace(aged, beat_age=s.now - max(since, self._moved(key, attempt)))
+
+    def _moved(self, key: Key, attempt: Attempt) -> float:
+        """When rank 0's heartbeat in this attempt was seen to move last; 0: it has none yet."""
+        if not attempt.members:
+            return 0.0
+        member = _rank_0(attempt)
+        kept = self._stores.config_maps.get((key[0], names.report(member.pod)))
+        report = kept.value.report if kept else None
+        its = report and (report.boot_id, report.attempt) == (member.boot_id, attempt.number)
+        return kept.value.moved if kept and its else 0.0
+
+    async def _live(self, kind: str, namespace: str | None, name: str) -> Object | None:
         try:
-            report = Report.model_validate_json(text)
-        except ValidationError as error:
-            unreadable[name] = f"the report in ConfigMap {name} cannot be read: {error.errors()[0]['msg']}"
-            continue
-        if report.protocol != names.PROTOCOL:
-            unreadable[report.pod] = _mismatch(report)
-        elif name == names.report(report.pod):
-            reports[report.pod] = report
-    return reports, unreadable
+            return await self._api.get(kind, namespace, name)
+        except NotFound:
+            return None
 
 
-def _mismatch(report: Report) -> str:
-    return (
-        f"pod {report.pod} speaks protocol {report.protocol} and this operator {names.PROTOCOL}: "
-        "use a trainer image and an operator of the same release"
-    )
-
-
-def _control(child: Object | None) -> Control | None:
-    """None also when another release wrote it: then it is simply written again."""
-    text: Any = (child or {}).get("data", {}).get(names.CONTROL_KEY)
-    try:
-        return Control.model_validate_json(text) if text else None
-    except ValidationError:
-        return None
+def _rank_0(attempt: Attempt) -> Member:
+    return min(attempt.members, key=lambda m: m.node_rank)

@@ -1,38 +1,54 @@
-"""A pod's JSON, and that of its node when it matters, reduced to what decisions need."""
+"""The JSON of pods and nodes, reduced to what decisions need."""
 
 from typing import Any
 
 from rljob_api import names
-from rljob_operator.snapshot import Pod
+from rljob_operator.snapshot import Node, Pod
 from rljob_operator.times import seconds
 
 Object = dict[str, Any]
 CALM = ("ContainerCreating", "PodInitializing")
 """Reasons for waiting that are nobody's trouble."""
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
-def parse_pod(pod: Object, node: Object | None = None) -> Pod:
-    """`node`: empty if it does not exist any more, None if nobody looked."""
+def parse_pod(pod: Object) -> Pod:
+    """Whether its node answers is not said here."""
     meta, status = pod["metadata"], pod.get("status", {})
     container: Object = next(iter(status.get("containerStatuses", [])), {})
     state = container.get("state", {})
     ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
+    ordinal = meta["name"].rpartition("-")[2]
     return Pod(
         name=meta["name"],
         uid=meta["uid"],
-        role=meta["labels"].get(names.LABEL_ROLE, ""),
-        ordinal=int(meta["name"].rsplit("-", 1)[1]),
+        role=(meta.get("labels") or {}).get(names.LABEL_ROLE, ""),
+        ordinal=int(ordinal) if ordinal.isdecimal() else -1,
+        node=pod.get("spec", {}).get("nodeName", ""),
         ip=status.get("podIP", ""),
         phase=status.get("phase", "Pending"),
         ready=_condition(status, "Ready").get("status") == "True",
         running="running" in state,
         deleting="deletionTimestamp" in meta,
         disrupted=_disrupted(status),
-        lost_since=_lost_since(meta, node),
         waiting=_waiting(state.get("waiting", {})),
         exited=_exited(ended) if ended else "",
         unschedulable=_unschedulable(status),
-        template_hash=meta.get("annotations", {}).get(names.ANNOTATION_TEMPLATE_HASH, ""),
+        template_hash=(meta.get("annotations") or {}).get(names.ANNOTATION_TEMPLATE_HASH, ""),
+    )
+
+
+def parse_node(node: Object) -> Node:
+    meta, spec, status = node["metadata"], node.get("spec", {}), node.get("status", {})
+    taints = tuple((t["key"], t.get("value", ""), t["effect"]) for t in spec.get("taints", []))
+    return Node(
+        name=meta["name"],
+        lost_since=_lost_since(meta, status),
+        out_of_service=any(key == OUT_OF_SERVICE for key, _, _ in taints),
+        unschedulable=bool(spec.get("unschedulable")),
+        labels=meta.get("labels") or {},
+        allocatable=status.get("allocatable", {}),
+        taints=taints,
     )
 
 
@@ -47,14 +63,10 @@ def _disrupted(status: Object) -> str:
     return condition.get("message") or condition.get("reason") or "disrupted"
 
 
-def _lost_since(meta: Object, node: Object | None) -> float | None:
+def _lost_since(meta: Object, status: Object) -> float | None:
     """A node is silent since its Ready condition left `True`."""
-    if node is None:
-        return None
-    if not node:
-        return 0.0
-    ready = _condition(node.get("status", {}), "Ready")
-    since: str = ready.get("lastTransitionTime") or meta["creationTimestamp"]
+    ready = _condition(status, "Ready")
+    since: str = ready.get("lastTransitionTime") or meta.get("creationTimestamp", "")
     return None if ready.get("status") == "True" else seconds(since)
 
 

@@ -8,12 +8,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from rljob_operator.api import ApiError, Conflict
+from rljob_operator.api import ApiError, Conflict, Key
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, str]
-"""Namespace and name."""
 Work = Callable[[Key], Awaitable[float | None]]
 """Returns the seconds after which the key is due again, or None."""
 

@@ -4,47 +4,67 @@ import logging
 import time
 from collections.abc import Callable
 
-from rljob_operator import apply
-from rljob_operator.api import Api, NotFound
-from rljob_operator.decide import decide
+from rljob_operator.api import Api, Key, Object
+from rljob_operator.apply import Writer
+from rljob_operator.decide import Decision, decide
+from rljob_operator.decide.describe import is_display
 from rljob_operator.memory import Memory
-from rljob_operator.observe import observe
-from rljob_operator.queue import Key
+from rljob_operator.observe import Observer
 from rljob_operator.render import render
+from rljob_operator.snapshot import Snapshot
+from rljob_operator.stores import Stores
 
 log = logging.getLogger(__name__)
 
 CONFLICT_RETRY = 10.0
 """Seconds until the next look at a name that belongs to somebody else."""
+DISPLAY_SPACING = 2.0
+"""Seconds between writes of a status in which only counts and sentences changed: pods become ready one by one."""
 
 
 class Reconciler:
     """observe -> decide -> apply. Errors propagate to the queue, which tries again later."""
 
-    def __init__(self, api: Api, progress_interval: float, clock: Callable[[], float] = time.time) -> None:
-        self._api = api
-        self._interval = progress_interval
-        self._clock = clock
+    def __init__(
+        self, api: Api, stores: Stores, progress_interval: float, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._stores = stores
         self._memory = Memory()
+        self._observer = Observer(api, stores, self._memory, progress_interval)
+        self._writer = Writer(api, stores)
+        self._spacing = min(DISPLAY_SPACING, progress_interval)
+        self._clock = clock
 
     async def __call__(self, key: Key) -> float | None:
         """Seconds until the job wants another pass, if any."""
-        namespace, name = key
-        try:
-            job = await self._api.get("RLJob", namespace, name)
-        except NotFound:
+        kept = self._stores.jobs.get(key)
+        if kept is None:
             self._memory.forget(key)
             return None
-        if "deletionTimestamp" in job["metadata"]:
+        job = kept.value
+        if job.meta.deletion_timestamp:
             return None  # owner references take the children along
-        s = await observe(self._api, job, self._memory, self._clock(), self._interval)
+        s = await self._observer.snapshot(key, job, self._clock())
         decision = decide(s)
-        await apply.write_status(self._api, job, s.status, decision.status)
-        conflicts = await apply.write_children(self._api, s, render(s, decision.status))
-        await apply.delete_pods(self._api, namespace, decision.delete)
-        await apply.post_events(self._api, s.job, decision.events, s.now)
+        postponed = await self._write_status(key, job.object, s, decision)
+        try:
+            conflicts = await self._writer.children(s, render(s, decision.status))
+            await self._writer.deletions(key[0], decision.delete)
+        finally:  # what they tell of is in the status, which is written
+            await self._writer.events(s.job, decision.events, s.now)
         self._memory.conflicts[key] = conflicts
         if conflicts != s.conflicts:
             return 0.0
-        waits = [t for t in (decision.requeue_after, CONFLICT_RETRY if conflicts else None) if t is not None]
-        return min(waits, default=None)
+        waits = [decision.requeue_after, CONFLICT_RETRY if conflicts else None, postponed]
+        return min((t for t in waits if t is not None), default=None)
+
+    async def _write_status(self, key: Key, job: Object, s: Snapshot, decision: Decision) -> float | None:
+        """Seconds by which the write is put off, if it is."""
+        if decision.status == s.status and "status" in job:
+            return None
+        wait = self._memory.written.get(key, 0.0) + self._spacing - s.now
+        if wait > 0 and is_display(s.status, decision.status):
+            return wait
+        await self._writer.status(job, decision.status)
+        self._memory.written[key] = s.now
+        return None

@@ -21,6 +21,8 @@ class Pod:
     uid: str
     role: str
     ordinal: int
+    node: str = ""
+    """Where it is bound to; empty: nowhere yet."""
     ip: str = ""
     phase: str = "Pending"
     ready: bool = False
@@ -31,6 +33,8 @@ class Pod:
     """Message of the DisruptionTarget condition, when it is true."""
     lost_since: float | None = None
     """Since when its node has not answered, by the cluster's clock; 0 if the node does not exist any more."""
+    out_of_service: bool = False
+    """Its node is tainted out-of-service."""
     waiting: str = ""
     """Why the container does not run, such as `ImagePullBackOff: ...`."""
     exited: str = ""
@@ -38,6 +42,22 @@ class Pod:
     unschedulable: str = ""
     """The scheduler's message."""
     template_hash: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What matters of one node."""
+
+    name: str
+    lost_since: float | None = None
+    """Since when it has not answered, by the cluster's clock."""
+    out_of_service: bool = False
+    """Somebody vouches by a taint that nothing runs there any more."""
+    unschedulable: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    allocatable: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[tuple[str, str, str], ...] = ()
+    """Key, value, effect."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,7 +119,9 @@ def test_a_namespaced_installation_has_a_role_in_that_namespace_and_only_reads_n
     assert role["metadata"]["namespace"] == "research"
     assert role["rules"] == everywhere[("ClusterRole", "rljob")]["rules"]
     assert [name for kind, name in scoped if kind == "ClusterRole"] == ["rljob-system-rljob-nodes"]
-    assert rules(scoped[("ClusterRole", "rljob-system-rljob-nodes")]) == {("", "nodes", "get")}
+    assert rules(scoped[("ClusterRole", "rljob-system-rljob-nodes")]) == {
+        ("", "nodes", verb) for verb in ("get", "list", "watch")
+    }
     container = scoped[("Deployment", "rljob")]["spec"]["template"]["spec"]["containers"][0]
     assert "--namespace=research" in container["args"]
 

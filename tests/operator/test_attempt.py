@@ -60,7 +60,7 @@ def test_no_attempt_opens_before_the_back_off_has_passed() -> None:
 
 
 def test_a_suspend_drains_and_after_the_limit_stops() -> None:
-    job = make_job(suspend=True).with_attempt().running(step=4)
+    job = make_job(suspend=True).with_attempt().running(step=4).having(progress_interval=1000.0)
     drained = job.decide()
     assert drained.status.attempt and drained.status.attempt.command == "drain"
     assert drained.status.state == "Suspending"

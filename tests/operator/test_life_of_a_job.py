@@ -199,6 +199,7 @@ async def test_a_foreign_object_with_a_childs_name_is_left_alone_and_named() -> 
     )
     world.apply()
     for _ in range(5):
+        world.feed.deliver()
         await world.operator((NAMESPACE, "demo"))
     assert (
         world.status.message
@@ -231,7 +232,7 @@ async def test_an_invalid_spec_makes_no_children_and_names_every_violation() -> 
     await world.turn()
     assert world.status.state == "Failed"
     assert len(world.status.message.splitlines()) == 2
-    assert {kind for kind, _, _ in world.cluster.objects} == {"RLJob"}
+    assert {kind for kind, _, _ in world.cluster.objects} == {"RLJob", "Node"}
     world.edit_spec(
         trainer={"device": "cpu", "nodes": 2}, train={"steps": 4, "promptsPerStep": 4, "samplesPerPrompt": 4}
     )

@@ -1,16 +1,22 @@
 """Kubernetes' JSON becomes values; what cannot be trusted is named and left out."""
 
+from random import Random
 from typing import Any
 
 from api.specs import raw_spec
 from rljob_api import names
-from rljob_api.protocol import Report
-from rljob_operator.memory import BLIND, Memory
-from rljob_operator.observe import observe
-from rljob_operator.pods import parse_pod
-from rljob_operator.snapshot import Pod, Snapshot
+from rljob_api.protocol import Member, Progress, Report
+from rljob_api.status import Attempt, JobStatus
+from rljob_operator.memory import Memory
+from rljob_operator.observe import Observer
+from rljob_operator.pods import parse_node, parse_pod
+from rljob_operator.snapshot import Node, Pod, Snapshot
+from rljob_operator.stores import Stores
 from rljob_operator.times import seconds
 from simulator.cluster import FakeCluster, job_object, node_object
+from simulator.feed import PROMPT, Faults, Feed
+
+KEY = ("research", "demo")
 
 
 def pod_object(**status: Any) -> dict[str, Any]:
@@ -31,6 +37,7 @@ def test_a_running_pod() -> None:
         uid="u",
         role="trainer",
         ordinal=1,
+        node="node-1",
         ip="10.0.0.1",
         phase="Running",
         ready=True,
@@ -63,23 +70,31 @@ def test_a_pod_that_cannot_be_scheduled_and_one_that_was_evicted() -> None:
     assert parse_pod(pod_object(conditions=[evicted])).disrupted == "low on memory"
 
 
-def test_a_node_that_does_not_answer_and_one_that_is_gone() -> None:
+def test_a_node_that_does_not_answer_and_one_that_is_out_of_service() -> None:
     silent = node_object(False, "2026-01-02T00:00:00Z")
-    assert parse_pod(pod_object(), silent).lost_since == seconds("2026-01-02T00:00:00Z")
-    assert parse_pod(pod_object(), {}).lost_since == 0.0
-    assert parse_pod(pod_object(), node_object(True)).lost_since is None
+    assert parse_node(silent).lost_since == seconds("2026-01-02T00:00:00Z")
+    taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
+    assert parse_node(silent | {"spec": {"taints": [taint]}}).out_of_service
+    assert parse_node(node_object(True)) == Node(name="node-1")
 
 
 async def look(report: str | None = None, pod: str = "demo-trainer-0") -> Snapshot:
+    """A pod on a node that does not exist, and its report."""
     cluster = FakeCluster()
-    job = cluster.put(job_object("demo", raw_spec()))
+    cluster.put(job_object("demo", raw_spec()))
     meta = {"name": names.report(pod), "namespace": "research", "labels": names.labels("demo", "trainer")}
     cluster.put({"kind": "ConfigMap", "metadata": meta, "data": {names.REPORT_KEY: report} if report else {}})
-    cluster.nodes.clear()
-    lost = pod_object()
-    del lost["metadata"]["uid"]
-    cluster.put(lost)
-    return await observe(cluster, job, Memory(), now=1000.0, progress_interval=30.0)
+    cluster.remove(cluster.objects["Node", None, "node-1"])
+    cluster.put(pod_object())
+    return await observed(cluster, Memory(), 1000.0)
+
+
+async def observed(cluster: FakeCluster, memory: Memory, now: float, faults: Faults = PROMPT) -> Snapshot:
+    stores = Stores(lambda: now)
+    Feed(cluster, stores, faults, Random(0)).deliver()
+    job = stores.jobs.get(KEY)
+    assert job
+    return await Observer(cluster, stores, memory, 30.0).snapshot(KEY, job.value, now)
 
 
 async def test_a_report_is_read() -> None:
@@ -111,18 +126,85 @@ async def test_a_pod_that_is_not_ready_has_its_node_looked_at() -> None:
     assert (await look()).trainers[0].lost_since == 0.0
 
 
-def test_a_heartbeat_ages_on_our_clock() -> None:
-    memory, key, attempt = Memory(), ("research", "demo"), ("uid", 1)
-    assert [memory.beat_age(key, attempt, beat, now) for beat, now in ((1, 0.0), (1, 20.0), (2, 30.0), (2, 45.0))] == [
-        0,
-        20,
-        0,
-        15,
-    ]
+def open_attempt(cluster: FakeCluster) -> Attempt:
+    """Of the one pod that there is."""
+    pod = cluster.put(pod_object())
+    member = Member(pod="demo-trainer-1", pod_uid=pod["metadata"]["uid"], boot_id="b", node_rank=0, address="10.0.0.1")
+    attempt = Attempt(number=1, members=[member])
+    job = cluster.put(job_object("demo", raw_spec(lifecycle={"stallTimeoutSeconds": 60})))
+    job["status"] = JobStatus(attempt=attempt).dump()
+    return attempt
 
 
-def test_an_outage_of_the_api_is_no_stall() -> None:
-    memory, key, attempt = Memory(), ("research", "demo"), ("uid", 1)
-    memory.beat_age(key, attempt, 1, 0.0)
-    assert memory.beat_age(key, attempt, 1, BLIND + 1) == 0.0
-    assert memory.beat_age(key, ("uid", 2), 1, BLIND + 5) == 0.0, "another attempt begins anew"
+def reporting(cluster: FakeCluster, beat: int) -> None:
+    report = Report(pod="demo-trainer-1", pod_uid="u", boot_id="b", attempt=1, progress=Progress(beat=beat))
+    name = names.report("demo-trainer-1")
+    if ("ConfigMap", "research", name) not in cluster.objects:
+        meta = {"name": name, "namespace": "research", "labels": names.labels("demo", "trainer")}
+        cluster.put({"kind": "ConfigMap", "metadata": meta})
+    cluster.edit("ConfigMap", "research", name)["data"] = {names.REPORT_KEY: report.dump_json()}
+
+
+class Eye:
+    """An observer with a clock and a feed of its own."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.now, self.cluster, self.stores = 1000.0, cluster, Stores(lambda: self.now)
+        self.feed = Feed(cluster, self.stores, Faults(relist=10**6), Random(0))
+        self.observer = Observer(cluster, self.stores, Memory(), 30.0)
+        self.feed.deliver()
+
+    async def look(self, now: float) -> Snapshot:
+        self.now = now
+        job = self.stores.jobs.get(KEY)
+        assert job
+        return await self.observer.snapshot(KEY, job.value, now)
+
+
+async def test_a_members_pod_that_lost_its_labels_is_not_taken_for_gone() -> None:
+    cluster = FakeCluster()
+    (member,) = open_attempt(cluster).members
+    eye = Eye(cluster)
+    cluster.edit("Pod", "research", "demo-trainer-1")["metadata"]["labels"] = {}
+    eye.feed.relist()
+    assert (await eye.look(1000.0)).pod(member)
+    cluster.remove(cluster.objects["Pod", "research", "demo-trainer-1"])
+    requests = cluster.requests
+    assert (await eye.look(1001.0)).pod(member) is None
+    assert (await eye.look(1002.0)).pod(member) is None
+    assert cluster.requests == requests + 1, "asked once"
+
+
+async def test_a_heartbeat_ages_on_our_clock() -> None:
+    cluster = FakeCluster()
+    open_attempt(cluster)
+    reporting(cluster, beat=1)
+    eye = Eye(cluster)
+    ages = [(await eye.look(now)).beat_age for now in (1000.0, 1020.0)]
+    reporting(cluster, beat=2)
+    eye.now = 1030.0
+    eye.feed.deliver()
+    assert [*ages, (await eye.look(1030.0)).beat_age, (await eye.look(1045.0)).beat_age] == [0, 20, 0, 15]
+
+
+async def test_a_heartbeat_that_the_watch_does_not_show_is_asked_for_before_it_counts_as_a_stall() -> None:
+    cluster = FakeCluster()
+    open_attempt(cluster)
+    reporting(cluster, beat=1)
+    eye = Eye(cluster)
+    await eye.look(1000.0)
+    reporting(cluster, beat=2)
+    assert (await eye.look(1060.0)).beat_age == 0, "the report was read live"
+    assert (await eye.look(1120.0)).beat_age == 60, "it says the same"
+
+
+def test_a_heartbeat_alone_wakes_nobody_up_and_a_checkpoint_does() -> None:
+    stores, cluster = Stores(lambda: 0.0), FakeCluster()
+    reporting(cluster, beat=1)
+    stored = cluster.objects["ConfigMap", "research", names.report("demo-trainer-1")]
+    assert stores.config_maps.put(stored) == {KEY}
+    reporting(cluster, beat=2)
+    assert stores.config_maps.put(stored) == set()
+    report = Report(pod="demo-trainer-1", pod_uid="u", boot_id="b", attempt=1, state="stopped")
+    cluster.edit("ConfigMap", "research", stored["metadata"]["name"])["data"] = {names.REPORT_KEY: report.dump_json()}
+    assert stores.config_maps.put(stored) == {KEY}

@@ -96,8 +96,9 @@ async def test_the_queue_knows_how_far_it_is_behind() -> None:
 
 def test_the_pulse_is_bad_when_a_job_waits_too_long() -> None:
     pulse = Pulse()
-    assert pulse.trouble(lag=0) == ""
-    assert pulse.trouble(lag=LIMIT + 1) == "a job has been waiting for 181 s"
+    assert pulse.trouble(lag=0, deaf=0) == ""
+    assert pulse.trouble(lag=0, deaf=LIMIT + 1) == "a watch has been silent for 181 s"
+    assert pulse.trouble(lag=LIMIT + 1, deaf=0) == "a job has been waiting for 181 s"
 
 
 async def test_a_second_operator_waits_for_the_lease_and_gets_a_released_one(monkeypatch: pytest.MonkeyPatch) -> None:

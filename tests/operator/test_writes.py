@@ -1,17 +1,28 @@
 """Which writes are made, and which are not."""
 
+from random import Random
+
 from api.specs import raw_spec
-from rljob_operator.api import owned_by_creation
 from rljob_operator.apply import covers
+from rljob_operator.client import owned_by_creation
 from rljob_operator.reconcile import Reconciler
+from rljob_operator.stores import Stores
 from simulator.cluster import FakeCluster, job_object
+from simulator.feed import PROMPT, Feed
 from simulator.world import NAMESPACE, World
+
+
+def operating(cluster: FakeCluster) -> Reconciler:
+    """With stores that show the cluster as it is now."""
+    stores = Stores(lambda: 1000.0)
+    Feed(cluster, stores, PROMPT, Random()).deliver()
+    return Reconciler(cluster, stores, progress_interval=30, clock=lambda: 1000.0)
 
 
 async def test_a_pass_over_an_unchanged_job_writes_nothing() -> None:
     cluster = FakeCluster()
     cluster.put(job_object("demo", raw_spec()))
-    operator = Reconciler(cluster, progress_interval=30, clock=lambda: 1000.0)
+    operator = operating(cluster)
     await operator((NAMESPACE, "demo"))
     written = list(cluster.writes)
     assert written[0] == "replace RLJob demo", "the status comes first"
@@ -45,8 +56,8 @@ async def test_a_job_that_is_being_deleted_is_left_to_its_owner_references() -> 
     cluster = FakeCluster()
     job = cluster.put(job_object("demo", raw_spec()))
     job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert await Reconciler(cluster, 30)((NAMESPACE, "demo")) is None
-    assert await Reconciler(cluster, 30)((NAMESPACE, "gone")) is None
+    assert await operating(cluster)((NAMESPACE, "demo")) is None
+    assert await operating(cluster)((NAMESPACE, "gone")) is None
     assert cluster.writes == []
 
 

@@ -1,10 +1,11 @@
 """An API server and a StatefulSet controller in memory, strict about what the operator relies on: uids, resourceVersions, owners, labels."""
 
 import copy
+from collections.abc import AsyncIterator
 from typing import Any
 
 from rljob_api import names
-from rljob_operator.api import ApiError, Conflict, NotFound, Object
+from rljob_operator.api import ApiError, Change, Conflict, Listing, NotFound, Object
 
 
 class Crash(Exception):
@@ -15,69 +16,107 @@ class FakeCluster:
     """Implements rljob_operator.api.Api. `crash_after`: writes that succeed before the operator is killed."""
 
     def __init__(self) -> None:
-        self.objects: dict[tuple[str, str, str], Object] = {}
-        self.nodes: dict[str, Object] = {"node-1": node_object(True)}
+        self.objects: dict[tuple[str, str | None, str], Object] = {}
         self.writes: list[str] = []
+        self.requests = 0
         self.crash_after: int | None = None
-        self._count = 0
+        self.version = 0
+        self._dead = False
+        self.put(node_object(True))
+
+    def revive(self) -> None:
+        """A new operator may speak."""
+        self._dead = False
 
     # The operator's side
 
-    async def get(self, kind: str, namespace: str, name: str) -> Object:
+    async def get(self, kind: str, namespace: str | None, name: str) -> Object:
         assert kind != "Secret", "secrets are never read"
+        self._asked()
         return copy.deepcopy(self._find(kind, namespace, name))
 
-    async def node(self, name: str) -> Object:
-        if name not in self.nodes:
-            raise NotFound(404, name)
-        return self.nodes[name]
-
-    async def find(self, kind: str, namespace: str | None, selector: str = "") -> list[Object]:
+    async def listing(self, kind: str, namespace: str | None, selector: str = "") -> Listing:
         assert kind != "Secret", "secrets are never read"
+        self._asked()
         wanted = dict(pair.split("=") for pair in selector.split(",")) if selector else {}
         found = [o for (k, ns, _), o in self.objects.items() if k == kind and namespace in (None, ns)]
-        return copy.deepcopy([o for o in found if wanted.items() <= o["metadata"].get("labels", {}).items()])
+        matching = [o for o in found if wanted.items() <= o["metadata"].get("labels", {}).items()]
+        return Listing(str(self.version), copy.deepcopy(matching))
+
+    async def watch(self, kind: str, namespace: str | None, selector: str, version: str) -> AsyncIterator[Change]:
+        raise AssertionError("events come by simulator.feed")
+        yield
 
     async def create(self, obj: Object) -> Object:
+        self._asked()
         created = self.put(obj)
         self._written("create", obj)
         return copy.deepcopy(created)
 
     async def replace(self, obj: Object, subresource: str = "") -> Object:
-        live = self._find(obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"])
-        if live["metadata"]["resourceVersion"] != obj["metadata"]["resourceVersion"]:
-            raise Conflict(409, "the object has been modified")
+        live = self._guarded(obj)
         live[subresource or "spec"] = copy.deepcopy(obj[subresource or "spec"])
-        self._touch(live)
-        self._written("replace", obj)
-        return copy.deepcopy(live)
+        return self._changed("replace", live)
 
-    async def apply(self, obj: Object, live: Object) -> None:
-        stored = self._find(obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"])
-        if stored["metadata"]["uid"] != live["metadata"]["uid"]:
-            raise Conflict(409, "uid mismatch")
+    async def apply(self, obj: Object, live: Object) -> Object:
+        stored = self._guarded(obj | {"metadata": obj["metadata"] | _guard(live)})
         _merge(stored, obj)
-        self._touch(stored)
-        self._written("apply", obj)
+        return self._changed("apply", stored)
 
-    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
-        pod = self._find("Pod", namespace, name)
-        if pod["metadata"]["uid"] != uid:
+    async def merge(self, obj: Object, live: Object) -> Object:
+        stored = self._guarded(obj | {"metadata": obj["metadata"] | _guard(live)})
+        _merge(stored, obj)
+        return self._changed("merge", stored)
+
+    async def patch(self, kind: str, namespace: str, name: str, operations: list[Object]) -> Object:
+        """JSON patches of `test`, `add` and `replace`, on members of objects."""
+        self._asked()
+        stored = self._find(kind, namespace, name)
+        for operation in operations:
+            _operate(stored, operation)
+        return self._changed("patch", stored)
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
+        self._asked()
+        live = self._find(kind, namespace, name)
+        if live["metadata"]["uid"] != uid:
             raise Conflict(409, "uid mismatch")
-        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-        self._written("delete", pod)
+        if kind == "Pod" and not force:
+            live["metadata"].setdefault("deletionTimestamp", "2026-01-01T00:00:00Z")
+            self._touch(live)
+        else:
+            self.remove(live)
+        self._written("delete", live)
+
+    def _guarded(self, obj: Object) -> Object:
+        """The stored object, if it is the one that was seen."""
+        self._asked()
+        stored = self._find(obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"])
+        if _guard(stored) != _guard(obj):
+            raise Conflict(409, "the object has been modified")
+        return stored
+
+    def _changed(self, verb: str, stored: Object) -> Object:
+        self._touch(stored)
+        self._written(verb, stored)
+        return copy.deepcopy(stored)
+
+    def _asked(self) -> None:
+        if self._dead:
+            raise Crash("killed before")
+        self.requests += 1
 
     # The world's side
 
     def put(self, obj: Object) -> Object:
         """As POST: the name must be free."""
         meta = obj["metadata"]
-        key = (obj["kind"], meta["namespace"], meta["name"])
+        key = (obj["kind"], meta.get("namespace"), meta["name"])
         if key in self.objects:
             raise Conflict(409, f"{key} already exists")
-        self._count += 1
+        self.version += 1
         stored = copy.deepcopy(obj)
-        stored["metadata"] |= {"uid": f"uid-{self._count:06d}", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        stored["metadata"] |= {"uid": f"uid-{self.version:06d}", "creationTimestamp": "2026-01-01T00:00:00Z"}
         self._touch(stored)
         self.objects[key] = stored
         return stored
@@ -93,12 +132,13 @@ class FakeCluster:
 
     def remove(self, obj: Object) -> None:
         meta = obj["metadata"]
-        del self.objects[(obj["kind"], meta["namespace"], meta["name"])]
+        self._touch(obj)
+        del self.objects[(obj["kind"], meta.get("namespace"), meta["name"])]
 
     def sync_stateful_sets(self) -> None:
         """Pods that are missing are made and run at once; those that are too many go at once."""
         for (kind, namespace, name), sts in list(self.objects.items()):
-            if kind != "StatefulSet":
+            if kind != "StatefulSet" or namespace is None:
                 continue
             size = sts["spec"]["replicas"]
             for ordinal in range(size):
@@ -116,29 +156,46 @@ class FakeCluster:
         pod["spec"]["nodeName"] = "node-1"
         pod["status"] = {
             "phase": "Running",
-            "podIP": f"10.0.0.{self._count}",
+            "podIP": f"10.0.0.{self.version}",
             "conditions": [{"type": "Ready", "status": "True"}],
             "containerStatuses": [{"state": {"running": {}}}],
         }
 
-    def _find(self, kind: str, namespace: str, name: str) -> Object:
+    def _find(self, kind: str, namespace: str | None, name: str) -> Object:
         if (kind, namespace, name) not in self.objects:
             raise NotFound(404, f"{kind} {namespace}/{name}")
         return self.objects[(kind, namespace, name)]
 
     def _touch(self, obj: Object) -> None:
-        self._count += 1
-        obj["metadata"]["resourceVersion"] = str(self._count)
+        self.version += 1
+        obj["metadata"]["resourceVersion"] = str(self.version)
 
     def _written(self, verb: str, obj: Object) -> None:
         self.writes.append(f"{verb} {obj['kind']} {obj['metadata']['name']}")
         if self.crash_after is not None and len(self.writes) == self.crash_after:
+            self._dead = True
             raise Crash(self.writes[-1])
+
+
+def _guard(obj: Object) -> Object:
+    return {k: obj["metadata"][k] for k in ("uid", "resourceVersion")}
+
+
+def _operate(obj: Object, operation: Object) -> None:
+    *path, last = (part.replace("~1", "/") for part in operation["path"].strip("/").split("/"))
+    for key in path:
+        obj = obj[key]
+    if operation["op"] == "test" and obj.get(last) != operation["value"]:
+        raise Conflict(409, f"test of {operation['path']} failed")
+    if operation["op"] in ("add", "replace"):
+        obj[last] = copy.deepcopy(operation["value"])
+    if operation["op"] == "remove":
+        del obj[last]
 
 
 def node_object(ready: bool, since: str = "2026-01-01T00:00:00Z") -> Object:
     condition = {"type": "Ready", "status": "True" if ready else "Unknown", "lastTransitionTime": since}
-    return {"kind": "Node", "status": {"conditions": [condition]}}
+    return {"kind": "Node", "metadata": {"name": "node-1"}, "status": {"conditions": [condition]}}
 
 
 def job_object(name: str, spec: dict[str, Any], namespace: str = "research") -> Object:
@@ -157,5 +214,5 @@ def _merge(into: Object, new: Object) -> None:
 class BrokenCluster(FakeCluster):
     """An API server that answers nothing."""
 
-    async def get(self, kind: str, namespace: str, name: str) -> Object:
+    async def get(self, kind: str, namespace: str | None, name: str) -> Object:
         raise ApiError(0, "connection refused")

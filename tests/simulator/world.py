@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from api.specs import raw_spec
@@ -10,7 +11,9 @@ from rljob_api.protocol import Checkpoint, Control, Failure, Progress, Report
 from rljob_api.status import JobStatus
 from rljob_operator.api import Conflict, Object
 from rljob_operator.reconcile import Reconciler
+from rljob_operator.stores import Stores
 from simulator.cluster import Crash, FakeCluster, job_object
+from simulator.feed import PROMPT, Faults, Feed
 
 NAMESPACE = "research"
 GRACE = 3
@@ -54,6 +57,8 @@ class World:
     now: float = 1_000_000.0
     launchers: dict[str, Launcher] = field(default_factory=dict)
     checkpoints: list[Checkpoint] = field(default_factory=list)
+    faults: Faults = PROMPT
+    random: Random = field(default_factory=Random)
     crashes: int = 0
     seen: list[str] = field(default_factory=list)
     """States in the order in which a user saw them."""
@@ -62,7 +67,11 @@ class World:
         self.restart_operator()
 
     def restart_operator(self) -> None:
-        self.operator = Reconciler(self.cluster, progress_interval=0, clock=lambda: self.now)
+        """Its stores begin with a list."""
+        stores = Stores(lambda: self.now)
+        self.cluster.revive()
+        self.feed = Feed(self.cluster, stores, self.faults, self.random)
+        self.operator = Reconciler(self.cluster, stores, progress_interval=0, clock=lambda: self.now)
 
     def apply(self, **changes: Any) -> None:
         changes = {"train": {"steps": self.steps}, "trainer": {"device": "cpu", "nodes": 2}} | changes
@@ -98,6 +107,7 @@ class World:
 
     async def turn(self) -> None:
         self.now += 1
+        self.feed.deliver()
         try:
             await self.operator((NAMESPACE, "demo"))
         except Crash:
@@ -216,5 +226,6 @@ class World:
     def _report(self) -> None:
         for launcher in self.launchers.values():
             stored = self.cluster.objects.get(("ConfigMap", NAMESPACE, names.report(launcher.pod)))
-            if stored is not None:
-                stored["data"] = {names.REPORT_KEY: launcher.report()}
+            data = {names.REPORT_KEY: launcher.report()}
+            if stored is not None and stored.get("data") != data:
+                self.cluster.edit("ConfigMap", NAMESPACE, names.report(launcher.pod))["data"] = data

@@ -28,3 +28,11 @@ def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
 def _role(pods: tuple[Pod, ...], desired: int) -> RoleStatus:
     ready = sum(p.ready and not p.deleting for p in pods)
     return RoleStatus(ready=ready, desired=desired, text=f"{ready}/{desired}")
+
+
+DISPLAY = ("trainer", "rollout", "message", "conditions")
+
+
+def is_display(old: JobStatus, new: JobStatus) -> bool:
+    """Nothing but counts, sentences and their conditions differ."""
+    return new.model_copy(update={field: getattr(old, field) for field in DISPLAY}) == old

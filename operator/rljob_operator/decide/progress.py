@@ -35,12 +35,13 @@ def record(s: Snapshot, status: JobStatus) -> Change:
     status = set_(
         status, checkpoint=checkpoint, restarts=_stable(status, progress), resume_step=_resume_step(status, progress)
     )
+    again = s.now + s.progress_interval  # numbers that change wake nobody up: see reports.matters
     if _same(new, old):
-        return Change(status, events)
+        return Change(status, events, due=(again,))
     due = seconds(old.updated) + s.progress_interval
     if _urgent(new) == _urgent(old) and not events and s.now < due and not just_closed(s, status):
         return Change(status, due=(due,))
-    return Change(set_(status, progress=new), events)
+    return Change(set_(status, progress=new), events, due=(again,))
 
 
 def _started(p: Progress) -> bool:
@@ -93,8 +94,11 @@ def _same(a: ProgressStatus, b: ProgressStatus) -> bool:
 
 def _urgent(p: ProgressStatus) -> tuple[object, ...]:
     """What is written at once. The phases within a step change several times per step and are not among it."""
-    phase = p.phase if p.phase in ("loading", "waiting", "finishing") else "stepping"
-    return (p.started_from, p.export, p.evaluation, p.backend, phase, p.steps)
+    return (p.started_from, p.export, p.evaluation, p.backend, stage(p.phase), p.steps)
+
+
+def stage(phase: str) -> str:
+    return phase if phase in ("loading", "waiting", "finishing") else "stepping"
 
 
 def _stable(status: JobStatus, p: Progress) -> Restarts:

@@ -1,0 +1,92 @@
+"""ConfigMaps of a job as they are kept: the operator's word as text, a launcher's word parsed, with when its heartbeat was seen to move."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from rljob_api import names
+from rljob_api.protocol import Control, Progress, Report
+from rljob_operator.api import Object
+from rljob_operator.decide.progress import stage
+from rljob_operator.store import bare
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One ConfigMap. Reports are untrusted: one that cannot be read is named and otherwise ignored."""
+
+    object: Object
+    """Without a report's data."""
+    report: Report | None = None
+    pod: str = ""
+    """Whose report it is or claims to be."""
+    trouble: str = ""
+    """What is wrong with the report."""
+    moved: float = 0.0
+    """When the heartbeat was seen to move last, on the operator's clock."""
+
+
+def keeper(clock: Callable[[], float]) -> Callable[[Object, Note | None], Note]:
+    def keep(obj: Object, before: Note | None) -> Note:
+        text = (obj.get("data") or {}).get(names.REPORT_KEY)
+        if text is None:
+            return Note(bare(obj))
+        parsed, pod, trouble = _parse(obj["metadata"]["name"], text)
+        still = before is not None and _beat(before.report) == _beat(parsed)
+        moved = before.moved if before and still else clock()
+        return Note(bare(obj, "data"), parsed, pod, trouble, moved)
+
+    return keep
+
+
+def matters(before: Note, after: Note) -> bool:
+    """A heartbeat and the numbers of a step alone do not: a pass looks at them every progress interval."""
+    return before.trouble != after.trouble or _gist(before) != _gist(after)
+
+
+def parse_control(obj: Object | None) -> Control | None:
+    """None also when another release wrote it: then it is simply written again."""
+    text: Any = ((obj or {}).get("data") or {}).get(names.CONTROL_KEY)
+    try:
+        return Control.model_validate_json(text) if text else None
+    except ValidationError:
+        return None
+
+
+def _parse(name: str, text: str) -> tuple[Report | None, str, str]:
+    try:
+        report = Report.model_validate_json(text)
+    except ValidationError as error:
+        return None, name, f"the report in ConfigMap {name} cannot be read: {error.errors()[0]['msg']}"
+    if report.protocol != names.PROTOCOL:
+        return None, report.pod, _mismatch(report)
+    return (report if name == names.report(report.pod) else None), report.pod, ""
+
+
+def _mismatch(report: Report) -> str:
+    return (
+        f"pod {report.pod} speaks protocol {report.protocol} and this operator {names.PROTOCOL}: "
+        "use a trainer image and an operator of the same release"
+    )
+
+
+def _beat(report: Report | None) -> tuple[object, ...]:
+    if report is None:
+        return ()
+    return report.pod_uid, report.boot_id, report.attempt, report.progress and report.progress.beat
+
+
+def _gist(note: Note) -> tuple[object, ...]:
+    object_ = {k: v for k, v in note.object["metadata"].items() if k != "resourceVersion"}, note.object.get("data")
+    r = note.report
+    if r is None:
+        return (object_,)
+    return object_, r.pod, r.pod_uid, r.boot_id, r.attempt, r.state, r.result, r.failure, _milestones(r.progress)
+
+
+def _milestones(p: Progress | None) -> tuple[object, ...]:
+    if p is None:
+        return ()
+    return p.started_from, stage(p.phase), p.export, p.evaluation, p.backend, p.checkpoints

@@ -1,0 +1,141 @@
+"""What the operator knows of the cluster: the newest seen version of every object that concerns it, reduced to what decisions need.
+
+Why passes may decide on it instead of reading live:
+
+- An object never goes back: an older version than the known one is ignored, also the echo of our own writes, which enter as they are answered.
+- A store that lags can therefore only show a past of the cluster. Every write that follows carries the uid or resourceVersion that was seen, so
+  that it fails (Conflict) where the past is not the present; the status, in which every intent is written first, always does. We are its only
+  writer (see lease.py) and know our own writes, so the same attempt is never opened twice.
+- That something is *absent* (a member's pod, a heartbeat, a node) is what a broken watch looks like, too. It is asked live before it is believed:
+  see observe.py.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_api import names
+from rljob_operator.api import Key, Listing, Object
+
+
+@dataclass(frozen=True, slots=True)
+class Kept[T]:
+    """One object."""
+
+    value: T
+    version: int
+    uid: str
+    group: Key | None
+    """What it belongs to: children to their job, for example."""
+
+
+def job_of(obj: Object) -> Key | None:
+    """By label."""
+    name = (obj["metadata"].get("labels") or {}).get(names.LABEL_JOB)
+    return (obj["metadata"].get("namespace", ""), name) if name else None
+
+
+class Store[T]:
+    """`keep(object, before)` makes the value that is kept; `before` is that of the former version, or None. It never raises.
+
+    `matters(before, after)`: whether somebody should decide again. Methods that change something return the groups for which it matters.
+    """
+
+    def __init__(
+        self,
+        keep: Callable[[Object, T | None], T],
+        matters: Callable[[T, T], bool] = lambda a, b: a != b,
+        group: Callable[[Object], Key | None] = job_of,
+    ) -> None:
+        self._keep, self._matters, self._group = keep, matters, group
+        self._objects: dict[Key, Kept[T]] = {}
+        self._groups: dict[Key, dict[str, Kept[T]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def get(self, key: Key) -> Kept[T] | None:
+        return self._objects.get(key)
+
+    def of(self, group: Key) -> Mapping[str, Kept[T]]:
+        """By name."""
+        return self._groups.get(group, {})
+
+    def values(self) -> list[T]:
+        return [kept.value for kept in self._objects.values()]
+
+    def groups_of(self, wanted: Callable[[T], bool]) -> set[Key]:
+        """Those that have such a value."""
+        return {kept.group for kept in self._objects.values() if kept.group and wanted(kept.value)}
+
+    def put(self, obj: Object) -> set[Key]:
+        """Unless a newer version is known."""
+        key, version = key_of(obj), version_of(obj)
+        old = self._objects.get(key)
+        if old and version <= old.version:
+            return set()
+        same = old if old and old.uid == obj["metadata"]["uid"] else None
+        value = self._keep(obj, same.value if same else None)
+        new = Kept(value, version, obj["metadata"]["uid"], self._group(obj))
+        self._forget(key)
+        self._objects[key] = new
+        if new.group:
+            self._groups.setdefault(new.group, {})[key[1]] = new
+        silent = same and same.group == new.group and not self._matters(same.value, value)
+        return set() if silent else _groups(old, new)
+
+    def remove(self, obj: Object) -> set[Key]:
+        """A deletion's version is newer than the object's; a successor of the same name is newer still, and stays."""
+        key = key_of(obj)
+        old = self._objects.get(key)
+        return self.lose(key) if old and version_of(obj) >= old.version else set()
+
+    def lose(self, key: Key) -> set[Key]:
+        """It is gone, as we have just been told live."""
+        return _groups(self._forget(key))
+
+    def replace(self, listing: Listing, namespace: str | None) -> set[Key]:
+        """All of `namespace` (None: everywhere), as listed. What is newer than the list stays."""
+        listed = {key_of(obj) for obj in listing.objects}
+        changed = set[Key]().union(*map(self.put, listing.objects))
+        for key, kept in list(self._objects.items()):
+            in_scope = namespace is None or key[0] == namespace
+            if in_scope and key not in listed and kept.version <= int(listing.version):
+                changed |= self.lose(key)
+        return changed
+
+    def _forget(self, key: Key) -> Kept[T] | None:
+        old = self._objects.pop(key, None)
+        if old and old.group:
+            siblings = self._groups[old.group]
+            del siblings[key[1]]
+            if not siblings:
+                del self._groups[old.group]
+        return old
+
+
+def _groups(*kept: Kept[Any] | None) -> set[Key]:
+    return {k.group for k in kept if k and k.group}
+
+
+def key_of(obj: Object) -> Key:
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
+
+
+def version_of(obj: Object) -> int:
+    """Versions of one object are numbers that grow: etcd's revisions, and by KEP-5504 any server's."""
+    return int(obj["metadata"]["resourceVersion"])
+
+
+def bare(obj: Object, *dropped: str) -> Object:
+    """Without the bookkeeping of field owners, which is most of many objects, and without `dropped`."""
+    meta = {k: v for k, v in obj["metadata"].items() if k != "managedFields"}
+    return {k: v for k, v in obj.items() if k not in dropped} | {"metadata": meta}
+
+
+def same_but_version(a: Object, b: Object) -> bool:
+    return _versionless(a) == _versionless(b)
+
+
+def _versionless(obj: Object) -> Object:
+    return obj | {"metadata": {k: v for k, v in obj["metadata"].items() if k != "resourceVersion"}}

@@ -1,0 +1,106 @@
+"""What is known never goes back, whatever comes late, twice or not at all."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from rljob_operator.api import Change, Gone, Listing, Object
+from rljob_operator.store import Store
+from rljob_operator.watch import Reflector
+from simulator.feed import HOSTILE
+from simulator.world import World
+
+JOB = ("research", "demo")
+
+
+def thing(version: int, value: int = 0, uid: str = "u", name: str = "a") -> Object:
+    labels = {"rljob.dev/job": "demo"}
+    meta = {"name": name, "namespace": "research", "uid": uid, "resourceVersion": str(version), "labels": labels}
+    return {"kind": "Pod", "metadata": meta, "value": value}
+
+
+def store() -> Store[int]:
+    return Store(lambda obj, before: int(obj["value"]))
+
+
+def test_an_older_version_is_ignored() -> None:
+    known = store()
+    assert known.put(thing(5, 1)) == {JOB}
+    assert known.put(thing(4, 2)) == known.put(thing(5, 3)) == set()
+    assert known.values() == [1]
+
+
+def test_a_deletion_that_comes_after_its_successor_is_ignored() -> None:
+    known = store()
+    known.put(thing(9, 2, uid="successor"))
+    assert known.remove(thing(7)) == set()
+    assert known.values() == [2]
+    assert known.remove(thing(12)) == {JOB}
+    assert known.of(JOB) == {}
+
+
+def test_a_list_removes_what_it_lacks_but_not_what_is_newer() -> None:
+    known = store()
+    known.put(thing(3, name="old"))
+    known.put(thing(20, name="written since"))
+    assert known.replace(Listing("10", [thing(8, name="new")]), None) == {JOB}
+    assert sorted(known.of(JOB)) == ["new", "written since"]
+    assert known.replace(Listing("30", []), "elsewhere") == set()
+
+
+def test_a_change_that_does_not_matter_is_kept_and_not_told() -> None:
+    known = store()
+    known.put(thing(1, 7))
+    assert known.put(thing(2, 7)) == set()
+    assert known.put(thing(3, 8)) == {JOB}
+    assert known.put(thing(4, 8, uid="another of that name")) == {JOB}
+
+
+class Script:
+    """An API whose lists and watches are written down; a watch that has none left never ends."""
+
+    def __init__(self, *acts: Any) -> None:
+        self.acts = list(acts)
+        self.asked: list[str] = []
+
+    async def listing(self, kind: str, namespace: str | None, selector: str = "") -> Listing:
+        self.asked.append("list")
+        found: Listing = self.acts.pop(0)
+        return found
+
+    async def watch(self, kind: str, namespace: str | None, selector: str, version: str) -> AsyncIterator[Change]:
+        self.asked.append(f"watch from {version}")
+        for event in self.acts.pop(0) if self.acts else await asyncio.Event().wait():  # type: ignore[union-attr]
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+
+async def test_a_watch_goes_on_where_it_ended_and_begins_again_when_that_is_forgotten() -> None:
+    bookmark = Change("BOOKMARK", {"metadata": {"resourceVersion": "9"}})
+    first = [Change("ADDED", thing(7, 1)), bookmark]
+    forgotten = [Gone(410, "too old")]
+    api = Script(Listing("5", []), first, forgotten, Listing("20", [thing(15, 2)]))
+    known, told = store(), list[object]()
+    reflector = Reflector(api, known, "Pod", None, "", told.append)  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(reflector.run(), 0.1)
+    assert api.asked == ["list", "watch from 5", "watch from 9", "list", "watch from 20"]
+    assert told == [set(), {JOB}, {JOB}]
+    assert known.values() == [2]
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_late_doubled_reordered_and_lost_events_only_delay(seed: int) -> None:
+    world = World(steps=80, faults=HOSTILE, random=Random(seed))
+    world.apply()
+    await world.until(state="Running", step=3, turns=400)
+    world.kill_pod("demo-trainer-1")
+    await world.until(state="Running", attempt=2, turns=400)
+    world.launcher(0).fail("application", "ValueError", world.now)
+    await world.until(state="Succeeded", turns=600)
+    s = world.status
+    assert s.attempt and (s.attempt.number, s.restarts.total) == (3, 2)

@@ -1,0 +1,80 @@
+"""The operator's watches, as the world wants them: prompt; or late, doubled, out of order, and with losses that only the next list mends."""
+
+import copy
+from dataclasses import dataclass
+from random import Random
+
+from rljob_operator.api import Listing, Object
+from rljob_operator.stores import Stores
+from rljob_operator.watch import SELECTORS
+from simulator.cluster import FakeCluster
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Probabilities per event, and numbers of turns."""
+
+    late: int = 0
+    """An event comes up to so many turns late, each for itself, so that they overtake each other."""
+    doubled: float = 0.0
+    lost: float = 0.0
+    relist: int = 1
+    """Turns between two lists of everything."""
+
+
+PROMPT = Faults()
+HOSTILE = Faults(late=4, doubled=0.2, lost=0.2, relist=25)
+
+
+class Feed:
+    """One operator's: a new one begins with a list."""
+
+    def __init__(self, cluster: FakeCluster, stores: Stores, faults: Faults, random: Random) -> None:
+        self._cluster, self._stores, self._faults, self._random = cluster, stores, faults, random
+        self._sent: dict[tuple[str, str | None, str], Object] = {}
+        self._queue: list[tuple[int, bool, Object]] = []
+        """Turn, whether it is gone, object."""
+        self._turn = 0
+
+    def deliver(self) -> None:
+        """What happened since the last turn, and whatever is due of before."""
+        self._send()
+        if self._turn % self._faults.relist == 0:
+            self.relist()
+        due = [event for event in self._queue if event[0] <= self._turn]
+        self._queue = [event for event in self._queue if event[0] > self._turn]
+        for _, gone, obj in due:
+            store = self._stores.of_kind(obj["kind"])
+            store.remove(obj) if gone else store.put(obj)
+        self._turn += 1
+
+    def relist(self) -> None:
+        for kind, selector in SELECTORS.items():
+            wanted = dict(pair.split("=") for pair in selector.split(",")) if selector else {}
+            objects = [o for (k, _, _), o in self._cluster.objects.items() if k == kind]
+            matching = [o for o in objects if wanted.items() <= o["metadata"].get("labels", {}).items()]
+            listing = Listing(str(self._cluster.version), copy.deepcopy(matching))
+            self._stores.of_kind(kind).replace(listing, None)
+
+    def _send(self) -> None:
+        now = {key: o for key, o in self._cluster.objects.items() if key[0] in SELECTORS}
+        gone = [
+            o for key, o in self._sent.items() if key not in now or now[key]["metadata"]["uid"] != o["metadata"]["uid"]
+        ]
+        news = [o for key, o in now.items() if _version(self._sent.get(key)) != _version(o)]
+        for is_gone, objects in ((True, gone), (False, news)):
+            for obj in objects:
+                self._post(is_gone, copy.deepcopy(obj))
+        self._sent = {key: {**o, "metadata": dict(o["metadata"])} for key, o in now.items()}
+
+    def _post(self, gone: bool, obj: Object) -> None:
+        if gone:
+            obj["metadata"]["resourceVersion"] = str(int(obj["metadata"]["resourceVersion"]) + 1)
+        if self._random.random() < self._faults.lost:
+            return
+        for _ in range(1 + (self._random.random() < self._faults.doubled)):
+            self._queue.append((self._turn + self._random.randint(0, self._faults.late), gone, obj))
+
+
+def _version(obj: Object | None) -> str:
+    return obj["metadata"]["resourceVersion"] if obj else ""
