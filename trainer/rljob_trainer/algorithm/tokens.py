@@ -40,9 +40,9 @@ class Sequences:
     """Adds a tensor [count, k] over the ranks that hold parts of the same responses (context parallelism). Without gradients."""
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
-        """Sums [count, k] of `values` [t, k] over each response."""
-        sums = torch.zeros(self.count + 1, values.shape[1], dtype=values.dtype, device=values.device)
-        return self.over_ranks(sums.index_add(0, self.index, values)[: self.count])
+        """Sums [count, k] of `values` [t, k] over each response, in float64: they do not depend on the order or on the cut."""
+        sums = torch.zeros(self.count + 1, values.shape[1], dtype=torch.float64, device=values.device)
+        return self.over_ranks(sums.index_add(0, self.index, values.double())[: self.count])
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
         """[count] to [t]: a response's value for each of its tokens, 0 for filling."""
@@ -52,4 +52,4 @@ class Sequences:
     def sum_and_mean(self, values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[t], for each token: sum and mean of `values` [t] over the masked tokens of its response; 0 where there are none."""
         sums, lengths = self.total(torch.stack((values * mask, mask), dim=1)).unbind(1)
-        return self.spread(sums), self.spread(sums / lengths.clamp(min=1))
+        return self.spread(sums).to(values.dtype), self.spread(sums / lengths.clamp(min=1)).to(values.dtype)

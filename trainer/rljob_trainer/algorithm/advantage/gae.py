@@ -34,12 +34,16 @@ def accumulate(
 
     Returns: [n, T]
     """
-    following, advantage = torch.zeros_like(rewards[:, 0]), torch.zeros_like(rewards[:, 0])
+    rewards, values, chosen = (
+        rewards.T.contiguous(),
+        values.T.contiguous(),
+        mask.T > 0,
+    )  # a token of all responses lies together
+    following, advantage = torch.zeros_like(rewards[0]), torch.zeros_like(rewards[0])
     result = torch.zeros_like(rewards)
-    for t in reversed(range(rewards.shape[1])):
-        chosen = mask[:, t] > 0
-        step = rewards[:, t] + gamma * following - values[:, t]
-        advantage = torch.where(chosen, step + decay * advantage, advantage)
-        following = torch.where(chosen, values[:, t], following)
-        result[:, t] = advantage
-    return result * mask
+    for t in reversed(range(len(rewards))):
+        step = rewards[t] + gamma * following - values[t]
+        advantage = torch.where(chosen[t], step + decay * advantage, advantage)
+        following = torch.where(chosen[t], values[t], following)
+        result[t] = advantage
+    return result.T * mask
