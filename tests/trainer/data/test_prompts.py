@@ -62,6 +62,21 @@ def test_a_tokenizer_without_a_template_is_refused_only_where_one_is_needed(tmp_
     assert caught.value.field == "spec.data.chatTemplate"
 
 
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        (models.BPE({"a": 0}, []), "makes no token of its prompt"),
+        (models.WordLevel({"a": 0}), "cannot encode its prompt"),
+    ],
+)
+def test_a_prompt_that_the_tokenizer_does_not_know_is_refused(tmp_path, model, complaint):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
+    with pytest.raises(ConfigurationError, match=f"row 2: the tokenizer in spec.model.path {complaint}"):
+        load_prompts(DataSpec(train=[str(file)]), "train", plain, lambda source, answer: None)
+
+
 def test_what_the_template_refuses_is_told_with_the_row(tmp_path):
     with pytest.raises(
         ConfigurationError, match=r"row 2: the model's chat template refuses the messages: .*no system role"

@@ -9,12 +9,12 @@ from rljob_trainer.failure import ConfigurationError
 def encode_prompt(row: Row, spec: DataSpec, tokenizer: Tokenizer) -> tuple[str, list[int]]:
     """Text and token ids. A template writes its special tokens itself, so none are added to what it returns.
 
-    Raises ConfigurationError when the tokenizer has no chat template or the template refuses the messages.
+    Raises ConfigurationError when the tokenizer has no chat template or cannot encode the text, and when the template refuses the messages.
     """
     messages = row.prompt
     if isinstance(messages, str):
         if not spec.chat_template:
-            return messages, tokenizer.encode(messages, add_special_tokens=True)
+            return messages, _tokens(messages, row, tokenizer, add_special_tokens=True)
         messages = ({"role": "user", "content": messages},)
     if not tokenizer.chat_template:
         raise _no_template(row)
@@ -23,7 +23,19 @@ def encode_prompt(row: Row, spec: DataSpec, tokenizer: Tokenizer) -> tuple[str, 
     except Exception as error:  # templates are programs, and raise what they like
         rule = f"the model's chat template refuses the messages: {type(error).__name__}: {error}"
         raise row.place.error(rule, "mend the messages (many templates know no system role and want turns)") from error
-    return text, tokenizer.encode(text, add_special_tokens=False)
+    return text, _tokens(text, row, tokenizer, add_special_tokens=False)
+
+
+def _tokens(text: str, row: Row, tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[int]:
+    try:
+        tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    except Exception as error:  # the tokenizers library raises plain Exceptions
+        rule = f"the tokenizer in spec.model.path cannot encode its prompt: {error}"
+        raise row.place.error(rule, "see that it is the model's, or mend the row") from error
+    if tokens:
+        return tokens
+    fix = "see that tokenizer.json fits the tokenizer class of the model's type, or mend the row"
+    raise row.place.error("the tokenizer in spec.model.path makes no token of its prompt", fix)
 
 
 def _no_template(row: Row) -> ConfigurationError:

@@ -1,0 +1,94 @@
+"""A reward model behind a real vLLM server on CPU, against Hugging Face's own score."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForSequenceClassification
+
+from rljob_api.protocol import RolloutEndpoint
+from rljob_api.spec.model import RewardSpec, VllmReward
+from rljob_trainer.reward.case import Case, RewardFailed
+from rljob_trainer.reward.judge import Judge
+from rljob_trainer.rollout.arguments import CPU_ENVIRONMENT, CPU_ONE_PROCESS, ENVIRONMENT
+from trainer.rollout.servers import Server, free_port
+
+pytestmark = pytest.mark.slow
+
+LETTERS = "0123456789+-*="
+ARGUMENTS = (
+    "--runner pooling --dtype float32 --enforce-eager --max-model-len 64 --kv-cache-memory-bytes 67108864 "
+    "--distributed-executor-backend uni --host 127.0.0.1"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sequence classifier of one label with a tokenizer of one token per character."""
+    path = tmp_path_factory.mktemp("reward-model")
+    torch.manual_seed(0)
+    classifier = Qwen2ForSequenceClassification(
+        Qwen2Config(
+            vocab_size=16, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            max_position_embeddings=64, num_labels=1, pad_token_id=0, eos_token_id=1, bos_token_id=None,
+        )
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in classifier.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.15)
+    classifier.save_pretrained(path)
+    words = Tokenizer(WordLevel({c: i for i, c in enumerate(["<pad>", "<end>", *LETTERS])}))
+    words.pre_tokenizer = Split(Regex("."), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<pad>").save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log, port = tmp_path_factory.mktemp("server") / "log", free_port()
+    command = [sys.executable, "-m", "rljob_trainer.rollout.server", "--model", str(model), "--port", str(port)]
+    environment = os.environ | ENVIRONMENT | CPU_ENVIRONMENT | CPU_ONE_PROCESS
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            [*command, *ARGUMENTS.split()], env=environment, stdout=stream, stderr=stream, start_new_session=True
+        )
+    served = Server(RolloutEndpoint(pod="rm", pod_uid="rm", url=f"http://127.0.0.1:{port}"), process.pid, log)
+    try:
+        served.wait()
+        yield served
+    finally:
+        served.kill()
+        process.wait(30)
+
+
+def score(model: Path, text: str) -> float:
+    tokens = [2 + LETTERS.index(c) for c in text]
+    classifier = Qwen2ForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return float(classifier(torch.tensor([tokens])).logits)
+
+
+async def test_a_real_reward_model_scores_as_hugging_face_does_and_refuses_what_is_too_long(
+    model: Path, server: Server
+) -> None:
+    judge = Judge([RewardSpec(vllm=VllmReward(url=server.endpoint.url), timeout_seconds=60)])
+    await judge.start()
+    try:
+        texts = ["1", "2", "42", "3-1", "0" * 40]
+        scores = await asyncio.gather(*(judge.score(Case("1+1=", text, "", "s")) for text in texts))
+        expected = [score(model, "1+1=" + text) for text in texts]
+        assert scores == pytest.approx(expected, abs=1e-4) and len({round(s, 3) for s in scores}) == len(texts)
+        with pytest.raises(RewardFailed, match="status 400") as caught:
+            await judge.score(Case("1+1=", "0" * 64, "", "s"))
+        assert caught.value.kind == "service"
+    finally:
+        await judge.stop()
