@@ -13,6 +13,9 @@ from rljob_api.violation import Violation
 
 PARALLELISM = "spec.trainer.parallelism"
 RECOMPUTE = "spec.trainer.recompute"
+COMPILED = ("layernorm", "moe_act")
+"""Modules whose recomputation hands a tensor's memory on, in C++ that Transformer Engine's environments can compile
+(core/tensor_parallel/random.py, CheckpointWithoutOutput)."""
 NOT_OURS = {"mla_up_proj": "multi-latent attention", "shared_experts": "shared experts"}
 """Modules of megatron-core that no supported model has."""
 
@@ -94,9 +97,14 @@ def recompute_violations(spec: RLJobSpec) -> Iterator[Violation]:
         )
     for module in r.modules:
         if module in NOT_OURS:
-            yield Violation(
-                f"{RECOMPUTE}.modules", module, f"no supported model has {NOT_OURS[module]}", "remove it from the list"
-            )
+            yield unfit_module(module, f"no supported model has {NOT_OURS[module]}")
+        elif module in COMPILED and spec.trainer.device == "cpu":
+            yield unfit_module(module, "device cpu has none of what it needs: Transformer Engine and a C++ compiler")
+
+
+def unfit_module(module: str, rule: str) -> Violation:
+    """A module that is not to be recomputed here."""
+    return Violation(f"{RECOMPUTE}.modules", module, rule, "remove it from the list")
 
 
 def _not_read(key: str, value: str, granularity: str, reader: str) -> Violation:

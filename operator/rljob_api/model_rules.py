@@ -4,13 +4,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.layout import Layout
-from rljob_api.layout_rules import PARALLELISM, RECOMPUTE
+from rljob_api.layout_rules import PARALLELISM, RECOMPUTE, unfit_module
 from rljob_api.passthrough import SPLITS
 from rljob_api.spec import RLJobSpec
 from rljob_api.violation import Violation
 
 SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral")
 """`model_type` of config.json. Llama 2 and 3 are llama, Qwen2.5 is qwen2."""
+UNFIT = {
+    "mlp": "the model has experts in its place: name moe",
+    "moe": "the model has no experts",
+    "moe_act": "the model has no experts",
+    "layernorm": "the norms of a model without experts are parts of its matrices",
+}
+"""Modules that only models with, or without, experts have."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts")
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The only frequencies of this rope scaling that megatron-core has (core/models/common/embeddings/rotary_pos_embedding.py, `_apply_scaling`)."""
@@ -115,14 +122,15 @@ def _expert_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
             "with tensor parallelism a mixture-of-experts layer trains on sequence-parallel shares only",
             "set true",
         )
+    unfit = ("mlp",) if experts else ("moe", "moe_act", "layernorm")
+    for module in (m for m in spec.trainer.recompute.modules if m in unfit):
+        yield unfit_module(module, UNFIT[module])
     if experts:
         return
     if layout.expert > 1:
         yield Violation(f"{PARALLELISM}.expert", str(layout.expert), "the model has no experts", "set 1")
     if p.expert_tensor:
         yield Violation(f"{PARALLELISM}.expertTensor", str(p.expert_tensor), "the model has no experts", "remove it")
-    for module in sorted({"moe", "moe_act"} & set(spec.trainer.recompute.modules)):
-        yield Violation(f"{RECOMPUTE}.modules", module, "the model has no experts", "remove it from the list")
 
 
 def _experts(config: dict[str, Any]) -> int:

@@ -133,7 +133,7 @@ def passthrough_violations(spec: RLJobSpec) -> Iterator[Violation]:
     yield from _check(TRANSFORMER, spec.trainer.transformer_config, TRANSFORMER_CONFIG, OWNED_TRANSFORMER_CONFIG)
     yield from _check("spec.rollout.vllmArgs", spec.rollout.vllm_args, VLLM_ARGUMENTS, OWNED_VLLM_ARGUMENTS)
     yield from _device_violations(spec)
-    yield from _dispatcher_violations(spec)
+    yield from _expert_violations(spec)
     yield from _offload_violations(spec)
     yield from _split_violations(spec)
 
@@ -145,14 +145,23 @@ def _device_violations(spec: RLJobSpec) -> Iterator[Violation]:
             yield _refused(spec, key, f"device cpu has none of what it needs: {NEEDS_GPU[key]}")
 
 
-def _dispatcher_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """core/transformer/transformer_config.py:1745 and :2978."""
-    dispatcher = spec.trainer.transformer_config.get("moe_token_dispatcher_type", "alltoall")
+def _expert_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Of experts: core/transformer/transformer_config.py:1745 and :2978, and what the loss of a router needs."""
+    given = spec.trainer.transformer_config
+    dispatcher = given.get("moe_token_dispatcher_type", "alltoall")
     if dispatcher not in ("alltoall", "flex"):
         yield _refused(spec, "moe_token_dispatcher_type", "packed sequences differ in length", "set alltoall or flex")
     if dispatcher == "flex" and spec.trainer.device == "cpu":
         yield _refused(spec, "moe_token_dispatcher_type", "its kernels need GPUs", "set alltoall")
-    if dispatcher != "flex" and spec.trainer.transformer_config.get("moe_enable_deepep"):
+    balancing, coefficient = given.get("moe_router_load_balancing_type", "none"), given.get("moe_aux_loss_coeff")
+    if balancing not in ("none", "aux_loss", "global_aux_loss"):
+        rule = "it would route otherwise than the rollouts, or takes a whole micro-batch for one sequence"
+        yield _refused(spec, "moe_router_load_balancing_type", rule, "set none, aux_loss or global_aux_loss")
+    elif balancing != "none" and not coefficient:
+        yield _refused(spec, "moe_router_load_balancing_type", "has no weight", "set moe_aux_loss_coeff")
+    elif balancing == "none" and coefficient:
+        yield _refused(spec, "moe_aux_loss_coeff", "there is no such loss", "set moe_router_load_balancing_type")
+    if dispatcher != "flex" and given.get("moe_enable_deepep"):
         yield _refused(spec, "moe_enable_deepep", "DeepEP is a back end of the flex dispatcher", "set it to flex")
 
 

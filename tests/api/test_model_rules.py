@@ -70,9 +70,15 @@ def test_recomputed_layers_fit_into_a_piece_of_a_stage() -> None:
 
 
 def test_modules_of_experts_are_recomputed_in_models_that_have_some() -> None:
-    selective = {"recompute": {"granularity": "selective", "modules": ["moe_act"]}}
-    assert check(EXPERTS, selective) == []
-    assert check(DENSE, selective) == [("spec.trainer.recompute.modules", "the model has no experts")]
+    field = "spec.trainer.recompute.modules"
+    experts = {"recompute": {"granularity": "selective", "modules": ["moe", "layernorm"]}}
+    dense = {"recompute": {"granularity": "selective", "modules": ["mlp"]}}
+    assert check(EXPERTS, experts) == check(DENSE, dense) == []
+    assert check(EXPERTS, dense) == [(field, "the model has experts in its place: name moe")]
+    assert check(DENSE, experts) == [
+        (field, "the model has no experts"),
+        (field, "the norms of a model without experts are parts of its matrices"),
+    ]
 
 
 def test_an_uneven_split_is_left_to_megatron() -> None:

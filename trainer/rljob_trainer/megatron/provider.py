@@ -10,6 +10,7 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import gpt_layer_specs
 
 from rljob_api.layout import Layout
+from rljob_api.layout_rules import COMPILED, RECOMPUTE
 from rljob_api.model_rules import SUPPORTED, model_violations
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
@@ -32,6 +33,8 @@ _PLAIN = dict.fromkeys(
     False,
 )
 """Fused kernels that come with Transformer Engine or Apex."""
+
+_ON_CPU = {"use_cpu_initialization": True, "deallocate_pipeline_outputs": False}
 
 _EXPERTS = {
     "moe_token_dispatcher_type": "alltoall",  # transformer_config.py:1829 wants it with variable lengths, in dense models too
@@ -75,11 +78,11 @@ def configure(provider: Any, spec: RLJobSpec) -> None:
 
     Raises ConfigurationError with megatron's own reason when it refuses the result.
     """
-    plain = {} if HAVE_TE else _PLAIN | {"transformer_layer_spec": layers.block_spec}
-    cpu = {} if torch.cuda.is_available() else {"use_cpu_initialization": True, "deallocate_pipeline_outputs": False}
+    plain = {"apply_rope_fusion": True} if HAVE_TE else _PLAIN | {"transformer_layer_spec": layers.block_spec}
+    device = _fused(provider) if torch.cuda.is_available() else _ON_CPU
     ours = _layout(spec) | _recompute(spec) | _numbers(provider, spec)
     given = spec.trainer.transformer_config
-    for key, value in (_EXPERTS | plain | cpu | given | ours).items():
+    for key, value in (_EXPERTS | plain | device | given | ours).items():
         setattr(provider, key, value)
     try:
         provider.finalize()
@@ -87,6 +90,12 @@ def configure(provider: Any, spec: RLJobSpec) -> None:
         raise ConfigurationError(
             "spec.trainer.transformerConfig", given, f"megatron-core refuses it: {error}", "change or remove the key"
         ) from error
+
+
+def _fused(provider: Any) -> dict[str, Any]:
+    """Kernels that need a GPU and nothing else; see wgrad.py for the first."""
+    swiglu = provider.gated_linear_unit and provider.activation_func is torch.nn.functional.silu
+    return {"gradient_accumulation_fusion": True, "bias_activation_fusion": swiglu}
 
 
 def _layout(spec: RLJobSpec) -> dict[str, Any]:
@@ -109,6 +118,9 @@ def _layout(spec: RLJobSpec) -> dict[str, Any]:
 def _recompute(spec: RLJobSpec) -> dict[str, Any]:
     r = spec.trainer.recompute
     full = r.granularity == "full"
+    if not HAVE_TE and r.granularity == "selective" and (unfit := sorted(set(COMPILED) & set(r.modules))):
+        rule = "needs Transformer Engine, which is not installed in the image"
+        raise ConfigurationError(f"{RECOMPUTE}.modules", unfit[0], rule, "remove it, or use another image")
     return {
         "recompute_granularity": None if r.granularity == "none" else r.granularity,
         "recompute_modules": list(r.modules),
