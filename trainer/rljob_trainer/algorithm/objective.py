@@ -49,18 +49,23 @@ def objective(algorithm: AlgorithmSpec, kl_coefficient: float, tokens: TokenColu
     policy = LOSSES[algorithm.loss](tokens, sequences, algorithm.clip)
     corrected = correction.weight * policy.loss
     loss = corrected - algorithm.entropy_coefficient * tokens.entropy + kl_coefficient * _penalty(algorithm, tokens)
-    measured = (
-        corrected.detach() * (1 - correction.rejected),
-        _divergence(tokens),
-        k3(tokens.old_log_probs, tokens.log_probs.detach()),
-        tokens.entropy.detach(),
-        policy.ratio.detach(),
-        policy.clipped,
-        *correction,
-        *differing,
-        differing.ratio**2,
+    kept = 1 - correction.rejected
+    columns = Terms(
+        loss=loss * kept,
+        policy=corrected.detach() * kept,
+        kl=_divergence(tokens),
+        change=k3(tokens.old_log_probs, tokens.log_probs.detach()),
+        entropy=tokens.entropy.detach(),
+        ratio=policy.ratio.detach(),
+        clipped=policy.clipped,
+        weight=correction.weight,
+        rejected=correction.rejected,
+        difference=differing.difference,
+        mismatch_kl=differing.kl,
+        mismatch_ratio=differing.ratio,
+        mismatch_square=differing.ratio**2,
     )
-    return Terms(*(x * tokens.mask for x in (loss * (1 - correction.rejected), *measured)))
+    return Terms(*(column * tokens.mask for column in columns))
 
 
 def _penalty(algorithm: AlgorithmSpec, tokens: TokenColumns) -> torch.Tensor:
