@@ -51,7 +51,7 @@ def run(spec: RLJobSpec, batches: list[StepBatch], load: Path | None = None, sav
 
 def adam_steps(engine: Any) -> set[float]:
     """Updates that Adam has counted, over all parameters: one number."""
-    states = [s for o in engine._learner.optimizer.chained_optimizers for s in o.optimizer.state.values()]
+    states = [s for o in engine._actor.learner.optimizer.chained_optimizers for s in o.optimizer.state.values()]
     return {float(s["step"]) for s in states}
 
 
@@ -139,7 +139,7 @@ def test_the_spec_has_the_last_word_on_the_optimizer(model: Path, batches: list[
         for form in ("any", "fixed"):
             engine.load(tmp_path / form)
             rates = [engine.train_step(batch)["train/learning_rate"] for batch in batches[2:]]
-            found.append((engine._learner.optimizer.param_groups[0]["betas"][0], rates))
+            found.append((engine._actor.learner.optimizer.param_groups[0]["betas"][0], rates))
         return found
 
     assert run_ranks(1, on_a_rank) == [[(0.5, [5e-4, 5e-4])] * 2]

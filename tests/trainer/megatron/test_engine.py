@@ -100,7 +100,7 @@ def test_learning_makes_rewarded_responses_likelier(model: Path) -> None:
         for _ in range(5):
             engine.train_step(batch)
         micro = micro_batch(batch.samples, range(len(batch.samples)), engine._place)
-        after = micro.row.collect(engine._passes.log_probs([micro])[0])
+        after = micro.row.collect(engine._actor._passes.log_probs([micro])[0])
         return sum(
             (2 * s.reward - 1) * float((a - torch.tensor(s.log_probs)).sum())
             for s, a in zip(batch.samples, after, strict=True)

@@ -1,10 +1,8 @@
 """The same numbers in every layout and every cut."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import StepBatch
@@ -63,35 +61,6 @@ def test_the_terms_of_the_loss_take_part(one_rank: list[dict[str, float]]) -> No
     assert one_rank[0]["train/ratio_mean"] != 1.0
     assert one_rank[0]["train/learning_rate"] == 1e-3
     assert one_rank[2]["train/kl"] > one_rank[0]["train/kl"]
-
-
-def gradients(spec: RLJobSpec, batch: StepBatch) -> torch.Tensor:
-    """The whole gradient, put together from the shards of the data-parallel ranks."""
-
-    def on_a_rank() -> Any:
-        from rljob_trainer.megatron.engine import Engine
-
-        engine = Engine(spec, lambda: None)
-        engine.train_step(batch)
-        buffer = engine._policy.chunks[0].buffers[0]
-        return buffer.grad_data.chunk(spec.trainer.nodes)[engine._place.data_rank].tolist(), sum(
-            p.numel() for p in engine._policy.modules[0].parameters()
-        )
-
-    results = run_ranks(ranks_of(spec), on_a_rank)
-    return torch.tensor([g for shard, _ in results for g in shard])[: results[0][1]]
-
-
-def test_gradients_do_not_depend_on_the_cut_into_micro_batches_and_ranks(model: Path, batches: list[StepBatch]) -> None:
-    no_clip = {"optimizer": {"learningRate": 1e-3, "clipGrad": 0}}
-    whole = gradients(job(model, tokensPerMicroBatch=4096, **no_clip), batches[0])
-    assert whole.abs().max() > 0.01
-    for spec in (
-        job(model, tokensPerMicroBatch=24, **no_clip),
-        job(model, data=2, **no_clip),
-        job(model, data=3, tokensPerMicroBatch=4096, **no_clip),
-    ):
-        assert (gradients(spec, batches[0]) - whole).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])

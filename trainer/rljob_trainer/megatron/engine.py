@@ -1,8 +1,8 @@
-"""The policy's engine: loads, trains, exports and saves it. SPMD: every method is collective over all ranks of the process group."""
+"""The engine of the trainer: policy, critic and reward models. SPMD: every method is collective over all ranks of the process group."""
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -11,124 +11,85 @@ from rljob_api.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.algorithm.kl import adapt
 from rljob_trainer.batch import StepBatch
-from rljob_trainer.megatron import backend, checkpoint, parallel
-from rljob_trainer.megatron.batching import MiniBatch
-from rljob_trainer.megatron.estimate import estimate, penalises_reward
+from rljob_trainer.megatron import checkpoint, parallel
+from rljob_trainer.megatron.actor import Actor, MismatchError
+from rljob_trainer.megatron.critic import Critic, critic_figures
+from rljob_trainer.megatron.estimate import estimate
 from rljob_trainer.megatron.figures import policy_figures
-from rljob_trainer.megatron.learner import Learner, NonFiniteError, Update
-from rljob_trainer.megatron.model import Policy, build_optimizer
-from rljob_trainer.megatron.passes import PolicyPasses
-from rljob_trainer.megatron.reference import HostCopy
+from rljob_trainer.megatron.learner import NonFiniteError
+from rljob_trainer.megatron.reward_models import RewardModels
 from rljob_trainer.megatron.step import Step
-from rljob_trainer.megatron.sums import LOSS, Sums
 from rljob_trainer.megatron.writing import Writing
 
 __all__ = ["Engine", "MismatchError", "NonFiniteError"]
 
-MISMATCH_LIMIT = {"float32": 1e-2, "bfloat16": 0.2}
-"""Largest mean |train - rollout| log-probability of a batch that its own policy drew.
-
-float32: trainer and server differ by about 2e-5 when both are right; stale keys and values or a wrong tensor show as 0.1 to 9.
-bfloat16: rounding alone gives about 0.02, differently in every kernel, and more in long responses of large models.
-"""
-
-
-class MismatchError(RuntimeError):
-    """The rollouts did not sample from the policy that is being trained: weights were lost, mixed up or left stale."""
-
 
 class Engine:
-    """One policy on all ranks. The default process group must exist; `runtime.install()` must have been called."""
+    """Everything that is trained or measured on the ranks. The default process group must exist; `runtime.install()` must have been called."""
 
     def __init__(self, spec: RLJobSpec, beat: Callable[[], None]) -> None:
-        """Raises ConfigurationError for what is wrong with the model or does not fit the layout. `beat` is called with every bit of progress."""
+        """Raises ConfigurationError for what is wrong with the models or does not fit the layout. `beat` is called with every bit of progress."""
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        self._spec, self._beat, self.layout = spec, beat, str(Layout.of(spec))
+        self._spec, self.layout = spec, str(Layout.of(spec))
         self._place = parallel.start(Layout.of(spec), device)
-        self._policy = Policy(spec, self._place)
-        self._reference = HostCopy(self._policy.modules) if spec.algorithm.kl.coefficient > 0 else None
-        optimizer, scheduler = build_optimizer(spec, self._policy.chunks)
-        self._learner = Learner(self._policy.chunks, optimizer, scheduler, spec.train.on_non_finite == "skip")
-        self._passes = PolicyPasses(self._policy, self._place, spec.algorithm, spec.rollout.sampling.temperature, beat)
+        self._actor = Actor(spec, self._place, beat)
+        self._critic = Critic(spec, spec.critic, self._place, beat) if spec.critic else None
+        self._reward_models = RewardModels(spec, self._place, beat)
         self._kl_coefficient = spec.algorithm.kl.coefficient
-        self.backend = backend.describe(self._policy.config, optimizer)
+        self.backend = self._actor.backend
 
     def train_step(self, batch: StepBatch) -> dict[str, float]:
-        """One step of the job: fixed quantities, advantages of the whole step, then an optimizer step per epoch and mini-batch.
+        """One step of the job: rewards, fixed quantities, advantages of the whole step, then an optimizer step per epoch and mini-batch.
 
         Returns the metrics, the same on all ranks.
 
         Raises:
-            MismatchError: before the optimizer step; see MISMATCH_LIMIT.
-            NonFiniteError: before the optimizer step, unless `onNonFinite: skip`.
+            MismatchError: before the policy's optimizer step; see MISMATCH_LIMIT.
+            NonFiniteError: before an optimizer step, unless `onNonFinite: skip`.
         """
-        step = Step.of(batch.samples, self._spec, self._place)
-        self._measure(step)
-        advantages, _ = estimate(step, self._spec, self._kl_coefficient)
-        step.put("advantages", [a[:n] for a, n in zip(advantages.advantages, step.counts, strict=True)])
+        step = self._reward_models.add_to(Step.of(batch.samples, self._spec, self._place))
+        self._actor.measure(step)
+        if self._critic:
+            step.keep("values", self._critic.values(step))
         fresh = all(s.policy_step == batch.step - 1 for s in step.samples) and self._spec.train.batches.replay is None
-        updates = self._learn(step, fresh)
-        self._policy.settle()
-        metrics = policy_figures(updates) | {
-            "train/kl_coefficient": self._kl_coefficient,
-            "train/tokens": float(sum(len(s.prompt_tokens) + len(s.response_tokens) for s in step.samples)),
-        }
+        metrics = (
+            self._learn(step, batch.step, fresh)
+            | self._reward_models.figures(step)
+            | {
+                "train/kl_coefficient": self._kl_coefficient,
+                "train/tokens": float(sum(len(s.prompt_tokens) + len(s.response_tokens) for s in step.samples)),
+            }
+        )
         self._adapt(metrics["train/kl"], len(step.samples))
         return metrics
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Hugging Face names and full tensors in the model's dtype, one at a time. Every rank must drain it."""
-        for name, tensor in self._policy.export():
-            self._beat()
-            yield name, tensor
+        """Hugging Face names and full tensors of the policy in its dtype, one at a time. Every rank must drain it."""
+        return self._actor.export()
 
     def save(self, directory: Path, reshardable: bool) -> Writing:
         """Start to write everything that training goes on from, as it is now, into a new directory that all ranks share; see `checkpoint`."""
-        return checkpoint.save(directory, self._state(), reshardable)
+        with self._all_here():
+            return checkpoint.save(directory, self._state(), reshardable)
 
     def load(self, directory: Path) -> None:
         """Go on from what `save` wrote, in this or another layout. The reference stays the model that the job started from."""
-        held = checkpoint.load(directory, self._state())
+        with self._all_here():
+            held = checkpoint.load(directory, self._state())
         if self._spec.algorithm.kl.adaptive:
             self._kl_coefficient = held
 
-    def _state(self) -> checkpoint.State:
-        policy = checkpoint.Network(self._policy.modules, self._learner.optimizer, self._learner.scheduler)
-        return checkpoint.State({"policy": policy}, self._kl_coefficient, self.layout)
-
-    @property
-    def _updates(self) -> int:
-        """Optimizer steps of a step, at most."""
-        return self._spec.train.mini_batches * self._spec.train.epochs_per_step
-
-    def _measure(self, step: Step) -> None:
-        """What stays as it is during the step, in the same micro-batches as the training passes.
-
-        With one optimizer step the old log-probabilities are the training pass's own, detached, which is exact; with bypass nobody needs them.
-        """
-        micro_batches = list(step.micro_batches())
-        if self._reference:
-            with self._reference.swapped_in():
-                step.keep("reference_log_probs", self._passes.log_probs(micro_batches))
-        bypass = self._spec.algorithm.rollout_correction.bypass
-        if not bypass and (self._updates > 1 or penalises_reward(self._spec)):
-            step.keep("old_log_probs", self._passes.log_probs(micro_batches))
-
-    def _learn(self, step: Step, fresh: bool) -> list[Update]:
-        """`fresh`: the policy of before the first optimizer step drew the samples. Old log-probabilities are that policy's, but with bypass."""
-        bypass = self._spec.algorithm.rollout_correction.bypass
-        updates: list[Update] = []
-        for _ in range(self._spec.train.epochs_per_step):
-            for batch in step.batches:
-                compared = fresh and not (bypass and updates)
-                updates.append(self._learner.step(partial(self._gradients, batch, compared)))
-        return updates
-
-    def _gradients(self, batch: MiniBatch, compared: bool) -> Sums:
-        sums = self._passes.gradients(batch, self._kl_coefficient).over_world(counts=self._place.speaks)
-        if compared and math.isfinite(sums[LOSS]):
-            self._check_mismatch(sums)
-        return sums
+    def _learn(self, step: Step, number: int, fresh: bool) -> dict[str, float]:
+        """The critic first: its networks and the policy's change places once per step."""
+        advantages, episodes = estimate(step, self._spec, self._kl_coefficient)
+        step.put("advantages", step.rows(advantages.advantages))
+        figures: dict[str, float] = {}
+        if self._critic and advantages.returns is not None:
+            step.put("returns", step.rows(advantages.returns))
+            figures = critic_figures(self._critic.learn(step), advantages, episodes)
+        waits = self._spec.critic is not None and number <= self._spec.critic.warmup_steps
+        teach = self._actor.look if waits else self._actor.learn
+        return figures | policy_figures(teach(step, self._kl_coefficient, fresh))
 
     def _adapt(self, kl: float, samples: int) -> None:
         """The controller sees the mean divergence of the step."""
@@ -136,11 +97,13 @@ class Engine:
         if adaptive and math.isfinite(kl):
             self._kl_coefficient = adapt(self._kl_coefficient, kl, samples, adaptive)
 
-    def _check_mismatch(self, sums: Sums) -> None:
-        limit = MISMATCH_LIMIT[self._spec.model.dtype]
-        mean, worst = sums.mean("difference"), sums.worst("difference")
-        if not mean <= limit:
-            raise MismatchError(
-                f"log-probabilities of the trainer and the rollouts differ by {mean:.3g} per token on average (at most {worst:.3g}); "
-                f"{limit:g} is the limit for {self._spec.model.dtype}. The rollouts do not serve the weights that are being trained"
-            )
+    def _state(self) -> checkpoint.State:
+        networks = {"policy": self._actor.network()} | ({"critic": self._critic.network()} if self._critic else {})
+        return checkpoint.State(networks, self._kl_coefficient, self.layout)
+
+    def _all_here(self) -> ExitStack:
+        """What a checkpoint is made of lies on the device inside."""
+        stack = ExitStack()
+        for residence in [self._actor.residence] + ([self._critic.residence] if self._critic else []):
+            stack.enter_context(residence.using("parameters", "optimizer"))
+        return stack

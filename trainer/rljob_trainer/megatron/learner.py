@@ -8,6 +8,7 @@ from typing import Any
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from rljob_trainer.megatron.offload import Residence
 from rljob_trainer.megatron.sums import LOSS, Sums
 
 
@@ -34,11 +35,13 @@ class Learner:
     chunks: Sequence[DistributedDataParallel]
     optimizer: Any
     scheduler: OptimizerParamScheduler
+    residence: Residence
     skips: bool
     """Leave out an optimizer step whose loss or gradient is not finite, instead of failing."""
 
     def step(self, gradients: Callable[[], Sums]) -> Update:
         """One optimizer step. `gradients` fills the buffers and returns the sums over the world. Collective; the same result on all ranks.
+        Parameters and gradients must be on the device.
 
         Raises NonFiniteError, with parameters and moments as they were.
         """
@@ -46,11 +49,12 @@ class Learner:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         sums, rate = gradients(), self.optimizer.param_groups[0]["lr"]
-        norm = self._norm() if math.isfinite(sums[LOSS]) else math.nan
-        if math.isfinite(norm):
-            self.optimizer.step()
-            self.scheduler.step(1)
-        elif not self.skips:
+        with self.residence.using("optimizer"):
+            norm = self._norm() if math.isfinite(sums[LOSS]) else math.nan
+            if math.isfinite(norm):
+                self.optimizer.step()
+                self.scheduler.step(1)
+        if not math.isfinite(norm) and not self.skips:
             what = "the norm of the gradient" if math.isfinite(sums[LOSS]) else "the loss"
             raise NonFiniteError(f"{what} is {norm if math.isfinite(sums[LOSS]) else sums[LOSS]}")
         return Update(sums, norm, rate, skipped=not math.isfinite(norm))

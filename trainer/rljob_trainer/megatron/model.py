@@ -1,4 +1,4 @@
-"""The policy: from a Hugging Face directory or a Megatron checkpoint to a megatron model in this rank's place, with its optimizer."""
+"""The policy: from a Hugging Face directory or a Megatron checkpoint to a megatron model in this rank's place."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -6,17 +6,14 @@ from typing import Any
 import torch
 from megatron.bridge import AutoBridge
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.module import Float16Module, MegatronModule
 
-from rljob_api.layout import Amounts
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.experts import keep_apart
 from rljob_trainer.megatron.initial import load_weights
 from rljob_trainer.megatron.parallel import Place
-from rljob_trainer.megatron.provider import DTYPES, configure, open_bridge
+from rljob_trainer.megatron.provider import configure, open_bridge
 
 _VOCABULARY_WEIGHTS = ("embedding.word_embeddings.weight", "output_layer.weight")
 
@@ -24,7 +21,8 @@ _VOCABULARY_WEIGHTS = ("embedding.word_embeddings.weight", "output_layer.weight"
 class Policy:
     """One model, wrapped for data parallelism, and the bridge that knows its Hugging Face form."""
 
-    def __init__(self, spec: RLJobSpec, place: Place) -> None:
+    def __init__(self, spec: RLJobSpec, place: Place, frozen: bool = False) -> None:
+        """`frozen`: without gradients and their buffers."""
         self.bridge = open_bridge(spec.model.path, spec)
         checkpoint = spec.model.megatron_checkpoint
         self.config: Any = self.bridge.to_megatron_provider(load_weights=checkpoint is None)
@@ -34,11 +32,11 @@ class Policy:
         )
         """The pieces of this rank's stage: one, or as many as `virtualPipeline` says."""
         if checkpoint is None:
-            _require_all_weights(self.bridge, self.modules, spec.model.path)
+            require_all_weights(self.bridge, self.modules, "spec.model.path", spec.model.path)
         else:
             load_weights(checkpoint, self.modules)
         self.vocabulary: int = self.config.vocab_size
-        self.chunks = wrap(self.modules, self.config, spec)
+        self.chunks = freeze(self.modules, self.config) if frozen else wrap(self.modules, self.config, spec)
         """`modules` in their wrappers."""
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -59,14 +57,26 @@ class Policy:
         return {str(t.mapping.hf_param) for t in tasks if t.global_param_name in _VOCABULARY_WEIGHTS}
 
 
-def _require_all_weights(bridge: AutoBridge, modules: list[MegatronModule], path: str) -> None:
-    """megatron-bridge only warns of tensors that it does not find (model_bridge.py, build_conversion_tasks), and leaves noise in their place."""
+def require_all_weights(
+    bridge: AutoBridge, modules: list[MegatronModule], field: str, path: str, but: str = ""
+) -> None:
+    """megatron-bridge only warns of tensors that it does not find (model_bridge.py, build_conversion_tasks), and leaves noise in their place.
+
+    `but`: a parameter that may be missing.
+    """
     held = set(bridge.hf_pretrained.state.source.get_all_keys())
-    wanted = [t.mapping.hf_param for t in bridge.get_conversion_tasks(modules)]
+    wanted = [t.mapping.hf_param for t in bridge.get_conversion_tasks(modules) if t.global_param_name != but]
     names = {name for w in wanted for name in ([w] if isinstance(w, str) else w.values())}
     if missing := sorted(names - held):
         rule = f"{len(missing)} tensors are missing in its safetensors files, for example {missing[0]}"
-        raise ConfigurationError("spec.model.path", path, rule, "copy the whole model directory")
+        raise ConfigurationError(field, path, rule, "copy the whole model directory")
+
+
+def freeze(modules: Sequence[MegatronModule], config: Any) -> list[torch.nn.Module]:
+    """The modules for forward passes only, in their type."""
+    for module in modules:
+        module.requires_grad_(False)
+    return [Float16Module(config, m) if config.bf16 else m for m in modules]
 
 
 def wrap(modules: Sequence[MegatronModule], config: Any, spec: RLJobSpec) -> list[DistributedDataParallel]:
@@ -100,41 +110,3 @@ def settle(chunks: Sequence[DistributedDataParallel]) -> None:
         for chunk in chunks:
             if chunk.ddp_config.overlap_param_gather:
                 chunk.start_param_sync(force_sync=True)
-
-
-def build_optimizer(spec: RLJobSpec, chunks: Sequence[DistributedDataParallel]) -> tuple[Any, OptimizerParamScheduler]:
-    """AdamW on the distributed optimizer, and the schedule: linear warm-up, then constant."""
-    o = spec.train.optimizer
-    bf16 = spec.model.dtype == "bfloat16"
-    config = OptimizerConfig(
-        optimizer="adam",
-        lr=o.learning_rate,
-        min_lr=o.learning_rate,
-        weight_decay=o.weight_decay,
-        adam_beta1=o.beta1,
-        adam_beta2=o.beta2,
-        adam_eps=o.epsilon,
-        clip_grad=o.clip_grad,
-        bf16=bf16,
-        params_dtype=DTYPES[spec.model.dtype],
-        use_distributed_optimizer=True,
-        overlap_param_gather=spec.trainer.overlap.param_gather,
-    )
-    optimizer = get_megatron_optimizer(config, list(chunks))
-    steps = max(Amounts.of(spec).optimizer_steps, o.warmup_steps + 1)
-    scheduler = OptimizerParamScheduler(
-        optimizer,
-        init_lr=0.0,
-        max_lr=o.learning_rate,
-        min_lr=o.learning_rate,
-        lr_warmup_steps=o.warmup_steps,
-        lr_decay_steps=steps,
-        lr_decay_style="constant",
-        start_wd=o.weight_decay,
-        end_wd=o.weight_decay,
-        wd_incr_steps=steps,
-        wd_incr_style="constant",
-        use_checkpoint_opt_param_scheduler=False,
-        override_opt_param_scheduler=True,  # after a resume the spec's numbers hold, not the checkpoint's; the count of steps is the checkpoint's
-    )
-    return optimizer, scheduler

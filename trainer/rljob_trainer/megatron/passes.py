@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from rljob_api.spec.algorithm import AlgorithmSpec
+from rljob_api.spec import RLJobSpec
 from rljob_trainer.algorithm.objective import Sequences, Terms, TokenColumns, objective
 from rljob_trainer.megatron.batching import MicroBatch, MiniBatch
 from rljob_trainer.megatron.logprob import log_probs_and_entropy
@@ -67,13 +67,10 @@ def _triple(loss: Measure, micro: MicroBatch, output: torch.Tensor) -> tuple[tor
 class PolicyPasses:
     """Log-probabilities of the policy, and the gradient of its objective."""
 
-    def __init__(
-        self, policy: Policy, place: Place, algorithm: AlgorithmSpec, temperature: float, beat: Callable[[], None]
-    ) -> None:
+    def __init__(self, policy: Policy, place: Place, spec: RLJobSpec, beat: Callable[[], None]) -> None:
         self._passes = Passes(policy.chunks, policy.config.bf16, beat)
-        self._vocabulary, self._place, self._algorithm = policy.vocabulary, place, algorithm
-        self._config = policy.config
-        self._temperature = temperature
+        self._vocabulary, self._config = policy.vocabulary, policy.config
+        self._place, self._algorithm, self._temperature = place, spec.algorithm, spec.rollout.sampling.temperature
 
     def log_probs(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
         """Per micro-batch the log-probabilities [t] of its targets; empty on all but the last stage."""
@@ -83,7 +80,14 @@ class PolicyPasses:
         """Add the mini-batch's gradients to the buffers; sums of its metrics over this rank's micro-batches (zeros on all but the last stage)."""
         # the auxiliary loss of a router, where transformerConfig asks for one, is a sum over tokens (router.py attach_and_log_load_balancing_loss)
         self._config.moe_grad_scale_func = lambda: torch.tensor(1.0 / batch.read_tokens, device=self._place.device)
-        parts = self._passes.backward(batch.micro_batches, partial(self._loss, kl_coefficient=kl_coefficient))
+        return self._sum(self._passes.backward(batch.micro_batches, partial(self._loss, kl_coefficient=kl_coefficient)))
+
+    def sums(self, batch: MiniBatch, kl_coefficient: float) -> Sums:
+        """The same sums, without gradients."""
+        loss = lambda micro, logits: self._loss(micro, logits, kl_coefficient)[1]  # noqa: E731
+        return self._sum(self._passes.forward(batch.micro_batches, loss))
+
+    def _sum(self, parts: list[Sums]) -> Sums:
         return sum(parts, Sums.zero(Terms._fields[1:], self._place.device))
 
     def _log_probs_and_entropy(self, micro: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,11 +108,7 @@ class PolicyPasses:
             advantages=columns["advantages"],
             mask=columns["mask"],
         )
-        terms = objective(
-            self._algorithm,
-            kl_coefficient,
-            tokens,
-            Sequences(micro.index, len(micro.row.samples), self._place.over_context),
-        )
+        sequences = Sequences(micro.index, len(micro.row.samples), self._place.over_context)
+        terms = objective(self._algorithm, kl_coefficient, tokens, sequences)
         loss = (columns["weights"] * terms.loss).sum()
         return loss, Sums.of(loss, columns["mask"], {k: v for k, v in terms._asdict().items() if k != "loss"})

@@ -1,18 +1,64 @@
 """The frozen policy of the KL penalty: a copy in host memory that takes the policy's place, or a second model on the device."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.megatron.batching import MicroBatch
+from rljob_trainer.megatron.model import Policy
+from rljob_trainer.megatron.parallel import Place
+from rljob_trainer.megatron.passes import PolicyPasses
+
+FIELD = "spec.reference.path"
+LogProbs = Callable[[Sequence[MicroBatch]], list[torch.Tensor]]
+
+
+def reference_of(
+    spec: RLJobSpec, policy: Policy, passes: PolicyPasses, place: Place, beat: Callable[[], None]
+) -> LogProbs:
+    """What measures log-probabilities under the reference. To be made while `policy` is still the starting point. Collective.
+
+    Raises ConfigurationError, of spec.reference.path, for a directory that is not of the policy's architecture.
+    """
+    reference = spec.reference
+    if not reference.offload:
+        return PolicyPasses(_load(spec, place), place, spec, beat).log_probs
+    copy = HostCopy(policy.modules, _load(spec, place).modules if reference.path else policy.modules)
+
+    def log_probs(micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+        with copy.swapped_in():
+            return passes.log_probs(micro_batches)
+
+    return log_probs
+
+
+def _load(spec: RLJobSpec, place: Place) -> Policy:
+    """Like the policy, but for its gradients."""
+    path = spec.reference.path
+    if path is None:
+        return Policy(spec, place, frozen=True)
+    model = spec.model.model_copy(update={"path": path, "megatron_checkpoint": None})
+    try:
+        return Policy(spec.model_copy(update={"model": model}), place, frozen=True)
+    except ConfigurationError as error:
+        raise ConfigurationError(FIELD, path, error.rule, error.fix) from error
+
 
 class HostCopy:
-    """Values for the parameters of `modules`, in host memory: those of `source`, which has the same shapes, as they are now."""
+    """Values for the parameters of `modules`, in host memory: those of `source` as they are now.
 
-    def __init__(self, modules: Sequence[torch.nn.Module], source: Sequence[torch.nn.Module] | None = None) -> None:
+    Raises ConfigurationError, of spec.reference.path, when they have not the same shapes.
+    """
+
+    def __init__(self, modules: Sequence[torch.nn.Module], source: Sequence[torch.nn.Module]) -> None:
+        ours, theirs = ([p for m in models for p in m.parameters()] for models in (modules, source))
+        if [p.shape for p in ours] != [p.shape for p in theirs]:
+            fix = "name a model of the same shapes, or set spec.reference.offload: false"
+            raise ConfigurationError(FIELD, "set", "is not of the policy's architecture", fix)
         pin = torch.cuda.is_available()
-        theirs = [p for module in source or modules for p in module.parameters()]
-        ours = [p for module in modules for p in module.parameters()]
         copies = [torch.empty_like(p, device="cpu", pin_memory=pin).copy_(p.detach()) for p in theirs]
         self._pairs = list(zip(ours, copies, strict=True))
 

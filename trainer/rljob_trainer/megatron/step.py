@@ -66,6 +66,10 @@ class Step:
         """Per-sample values [count] as [n, T] in float64, with zeros behind."""
         return torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True).double()
 
+    def rows(self, padded: torch.Tensor) -> list[torch.Tensor]:
+        """The way back from `padded`."""
+        return [row[:n] for row, n in zip(padded, self.counts, strict=True)]
+
 
 def gather(
     measured: Sequence[tuple[MicroBatch, torch.Tensor]], counts: Sequence[int], place: Place

@@ -1,0 +1,79 @@
+"""Several engines in one gang of ranks, one after the other."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from rljob_api.spec import RLJobSpec
+from trainer.ranks import run_ranks
+
+
+def changed(spec: RLJobSpec, **sections: Any) -> RLJobSpec:
+    """With sections of the spec merged in (dicts) or replaced, by their names in YAML."""
+    raw = spec.model_dump(by_alias=True)
+    for key, value in sections.items():
+        raw[key] = {**(raw[key] or {}), **value} if isinstance(value, dict) else value
+    return RLJobSpec.model_validate(raw)
+
+
+def run_engines[T](world: int, cases: dict[str, tuple[RLJobSpec, Callable[[Any], T]]]) -> dict[str, T]:
+    """What each case's function makes of an engine of its spec; all ranks must make the same of it."""
+
+    def on_a_rank() -> dict[str, T]:
+        return {name: _run(spec, function) for name, (spec, function) in cases.items()}
+
+    first, *others = run_ranks(world, on_a_rank)
+    for other in others:
+        for name in cases:
+            assert equal(first[name], other[name]), f"the ranks differ in {name}"
+    return first
+
+
+def _run[T](spec: RLJobSpec, function: Callable[[Any], T]) -> T:
+    from megatron.core import parallel_state
+
+    from rljob_trainer.megatron.engine import Engine
+
+    try:
+        return function(Engine(spec, lambda: None))
+    finally:
+        parallel_state.destroy_model_parallel()
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+def weights(engine: Any) -> dict[str, torch.Tensor]:
+    """Of the policy, by their Hugging Face names."""
+    return {name: tensor.clone() for name, tensor in engine.export()}
+
+
+def moments(engine: Any) -> list[torch.Tensor]:
+    """What this rank keeps of the policy's optimizer."""
+    parts = getattr(engine._actor.learner.optimizer, "chained_optimizers", [engine._actor.learner.optimizer])
+    states = [state for part in parts for state in part.optimizer.state.values()]
+    return [state[key].clone() for state in states for key in ("exp_avg", "exp_avg_sq")]
+
+
+def gradient(engine: Any) -> dict[str, torch.Tensor]:
+    """Of the policy, whole and by the Hugging Face names of its weights, after a step that left the weights alone."""
+    from megatron.core import parallel_state
+
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    for chunk in engine._actor._policy.chunks:
+        for bucket in (b for buffer in chunk.buffers for b in buffer.buckets):
+            mine = bucket.grad_data.chunk(group.size())[group.rank()].clone()
+            torch.distributed.all_gather_into_tensor(bucket.grad_data, mine, group=group)
+    for module in engine._actor._policy.modules:
+        for p in module.parameters():
+            p.data.copy_(p.main_grad)
+    return weights(engine)

@@ -1,0 +1,76 @@
+"""Gradients do not depend on how a step is cut."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.batch import StepBatch
+from trainer.megatron.gang import gradient, run_engines
+from trainer.megatron.models import job, make_batch
+
+pytestmark = pytest.mark.slow
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo, token mean, entropy, KL": {"kl": {"coefficient": 0.1}, "entropyCoefficient": 0.01},
+    "rloo, gspo, sequence weights, rejection, overlong filter": {
+        "advantage": "rloo",
+        "loss": "gspo",
+        "clip": {"low": 3e-4, "high": 4e-4},
+        "aggregation": "sequenceMeanTokenMean",
+        "rolloutCorrection": {
+            "importanceSampling": "sequence",
+            "reject": {"level": "sequence", "low": 0.998, "high": 1.002},
+        },
+        "overlong": {"filter": True},
+    },
+    "reinforce++, cispo, sum norm, KL in the reward": {
+        "advantage": "reinforce++",
+        "loss": "cispo",
+        "aggregation": "sequenceMeanTokenSumNorm",
+        "kl": {"coefficient": 0.1, "estimator": "k1", "where": "reward"},
+    },
+}
+CUTS: dict[str, dict[str, Any]] = {
+    "DP4": {},
+    "DP4, small micro-batches": {"tokens": 24},
+    "TP2 DP2": {"tensor": 2},
+    "PP2 DP2": {"pipeline": 2},
+    "CP2 DP2": {"context": 2},
+    "TP2 PP2, small micro-batches": {"tensor": 2, "pipeline": 2, "tokens": 24},
+}
+
+
+@pytest.fixture(scope="module")
+def batch(model: Path) -> StepBatch:
+    """With rollouts that are a little off, and a few responses that were cut off."""
+    made = make_batch(model, temperature=1.05)
+    return replace(
+        made, samples=tuple(replace(s, finish_reason="length" if s.sample == 1 else "stop") for s in made.samples)
+    )
+
+
+def spec(model: Path, algorithm: str, world: int, tokens: int = 4096, **sizes: int) -> RLJobSpec:
+    train = {"optimizer": {"learningRate": 1e-30, "clipGrad": 0}, "batches": {"replay": "/r"}}
+    trainer = {"nodes": world, "parallelism": sizes}
+    return job(model, trainer=trainer, algorithm=ALGORITHMS[algorithm], tokensPerMicroBatch=tokens, **train)
+
+
+def test_gradients_are_equal_over_any_cut_into_ranks_stages_and_micro_batches(model: Path, batch: StepBatch) -> None:
+    def step(engine: Any) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        return engine.train_step(batch), gradient(engine)
+
+    whole = run_engines(1, {a: (spec(model, a, 1), step) for a in ALGORITHMS})
+    names = [(a, c) for a in ALGORITHMS for c in CUTS]
+    cut = run_engines(4, {f"{a}: {c}": (spec(model, a, 4, **CUTS[c]), step) for a, c in names})
+    for algorithm, name in names:
+        (metrics, found), (expected_metrics, expected) = cut[f"{algorithm}: {name}"], whole[algorithm]
+        assert max(g.abs().max() for g in expected.values()) > 0.005
+        assert expected.keys() == found.keys()
+        assert max(float((found[k] - g).abs().max()) for k, g in expected.items()) < 1e-6, (algorithm, name)
+        assert metrics == pytest.approx(expected_metrics, rel=1e-4, abs=2e-6), (algorithm, name)
+    filtered = whole["rloo, gspo, sequence weights, rejection, overlong filter"][0]
+    assert 0 < filtered["train/rejected"] < 1

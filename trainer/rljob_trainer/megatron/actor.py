@@ -1,0 +1,121 @@
+"""The policy on its ranks: measured against its reference, trained, sent. Every method is collective."""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from rljob_api.layout import Amounts
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.megatron import backend, checkpoint
+from rljob_trainer.megatron.estimate import penalises_reward
+from rljob_trainer.megatron.learner import Learner, Update
+from rljob_trainer.megatron.model import Policy
+from rljob_trainer.megatron.offload import Residence
+from rljob_trainer.megatron.optimizer import build_optimizer
+from rljob_trainer.megatron.parallel import Place
+from rljob_trainer.megatron.passes import PolicyPasses
+from rljob_trainer.megatron.reference import reference_of
+from rljob_trainer.megatron.step import Step
+from rljob_trainer.megatron.sums import LOSS, Sums
+
+MISMATCH_LIMIT = {"float32": 1e-2, "bfloat16": 0.2}
+"""Largest mean |train - rollout| log-probability of a batch that its own policy drew.
+
+float32: trainer and server differ by about 2e-5 when both are right; stale keys and values or a wrong tensor show as 0.1 to 9.
+bfloat16: rounding alone gives about 0.02, differently in every kernel, and more in long responses of large models.
+"""
+
+
+class MismatchError(RuntimeError):
+    """The rollouts did not sample from the policy that is being trained: weights were lost, mixed up or left stale."""
+
+
+class Actor:
+    """The policy, its reference and its optimizer."""
+
+    def __init__(self, spec: RLJobSpec, place: Place, beat: Callable[[], None]) -> None:
+        """Raises ConfigurationError for what is wrong with the models or does not fit the layout."""
+        self._spec, self._place, self._beat = spec, place, beat
+        self._policy = policy = Policy(spec, place)
+        self._passes = PolicyPasses(policy, place, spec, beat)
+        held = spec.algorithm.kl.coefficient > 0
+        self._reference = reference_of(spec, policy, self._passes, place, beat) if held else None
+        optimizer, scheduler = build_optimizer(spec.train.optimizer, policy.chunks, _optimizer_steps(spec))
+        self.backend = backend.describe(policy.config, optimizer)
+        self.residence = Residence(spec.trainer.offload, policy.modules, policy.chunks, optimizer)
+        skips = spec.train.on_non_finite == "skip"
+        self.learner = Learner(policy.chunks, optimizer, scheduler, self.residence, skips)
+
+    def measure(self, step: Step) -> None:
+        """What stays as it is during the step, in the same micro-batches as the training passes.
+
+        With one optimizer step the old log-probabilities are the training pass's own, detached, which is exact; with bypass nobody needs them.
+        """
+        micro_batches, train = list(step.micro_batches()), self._spec.train
+        several = train.mini_batches * train.epochs_per_step > 1
+        with self.residence.using("parameters"):
+            if self._reference:
+                step.keep("reference_log_probs", self._reference(micro_batches))
+            if not self._bypass and (several or penalises_reward(self._spec)):
+                step.keep("old_log_probs", self._passes.log_probs(micro_batches))
+
+    def learn(self, step: Step, kl_coefficient: float, fresh: bool) -> list[Update]:
+        """An optimizer step per epoch and mini-batch. `fresh`: the policy as it was before the first one drew the samples.
+
+        Raises MismatchError, before the optimizer step, when it obviously did not; NonFiniteError.
+        """
+        updates: list[Update] = []
+        with self.residence.using("parameters", "gradients"):
+            for _ in range(self._spec.train.epochs_per_step):
+                for batch in step.batches:
+                    compared = fresh and not (
+                        self._bypass and updates
+                    )  # old log-probabilities are the first policy's but for bypass
+                    gradients = partial(self._passes.gradients, batch, kl_coefficient)
+                    updates.append(self.learner.step(partial(self._total, gradients, compared)))
+            self._policy.settle()
+        return updates
+
+    def look(self, step: Step, kl_coefficient: float, fresh: bool) -> list[Update]:
+        """Like `learn`, but nothing is learnt."""
+        with self.residence.using("parameters"):
+            sums = [self._total(partial(self._passes.sums, b, kl_coefficient), fresh) for b in step.batches]
+        return [Update(s, norm=0.0, rate=0.0, skipped=False) for s in sums]
+
+    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Hugging Face names and full tensors in the model's dtype, one at a time. Every rank must drain it."""
+        with self.residence.using("parameters"):
+            for name, tensor in self._policy.export():
+                self._beat()
+                yield name, tensor
+
+    def network(self) -> checkpoint.Network:
+        """What a checkpoint needs of it; inside `residence.using("parameters", "optimizer")`."""
+        return checkpoint.Network(self._policy.modules, self.learner.optimizer, self.learner.scheduler)
+
+    @property
+    def _bypass(self) -> bool:
+        return self._spec.algorithm.rollout_correction.bypass
+
+    def _total(self, measured: Callable[[], Sums], compared: bool) -> Sums:
+        sums = measured().over_world(counts=self._place.speaks)
+        if compared and math.isfinite(sums[LOSS]):
+            self._require_match(sums)
+        return sums
+
+    def _require_match(self, sums: Sums) -> None:
+        limit = MISMATCH_LIMIT[self._spec.model.dtype]
+        mean, worst = sums.mean("difference"), sums.worst("difference")
+        if not mean <= limit:
+            raise MismatchError(
+                f"log-probabilities of the trainer and the rollouts differ by {mean:.3g} per token on average (at most {worst:.3g}); "
+                f"{limit:g} is the limit for {self._spec.model.dtype}. The rollouts do not serve the weights that are being trained"
+            )
+
+
+def _optimizer_steps(spec: RLJobSpec) -> int:
+    """Of the whole job, without the steps in which only the critic learns."""
+    waiting = spec.critic.warmup_steps if spec.critic else 0
+    return Amounts.of(spec).optimizer_steps * max(0, spec.train.steps - waiting) // spec.train.steps

@@ -1,0 +1,93 @@
+"""The critic: what the policy is expected to earn from each token on. Collective like the engine, in the policy's layout and micro-batches."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from rljob_api.layout import Amounts
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.roles import CriticSpec
+from rljob_trainer.algorithm.advantage import Advantages, Episodes
+from rljob_trainer.algorithm.loss.value import value_loss
+from rljob_trainer.megatron import checkpoint
+from rljob_trainer.megatron.batching import MicroBatch, MiniBatch
+from rljob_trainer.megatron.learner import Learner, Update
+from rljob_trainer.megatron.model import settle, wrap
+from rljob_trainer.megatron.offload import Residence
+from rljob_trainer.megatron.optimizer import build_optimizer
+from rljob_trainer.megatron.parallel import Place
+from rljob_trainer.megatron.passes import Passes
+from rljob_trainer.megatron.step import Step
+from rljob_trainer.megatron.sums import Sums
+from rljob_trainer.megatron.value_model import ValueModel, values_of
+
+
+class Critic:
+    """A value model that learns."""
+
+    def __init__(self, spec: RLJobSpec, critic: CriticSpec, place: Place, beat: Callable[[], None]) -> None:
+        """Raises ConfigurationError for what is wrong with its directory."""
+        self._spec, self._critic, self._place = spec, critic, place
+        model = ValueModel(spec, critic.path or spec.model.path, "spec.critic.path", place)
+        self._modules, self._chunks = model.modules, wrap(model.modules, model.config, spec)
+        optimizer, scheduler = build_optimizer(critic.optimizer, self._chunks, Amounts.of(spec).optimizer_steps)
+        self.residence = Residence(critic.offload, self._modules, self._chunks, optimizer)
+        skips = spec.train.on_non_finite == "skip"
+        self._learner = Learner(self._chunks, optimizer, scheduler, self.residence, skips)
+        self._passes = Passes(self._chunks, model.config.bf16, beat)
+
+    def values(self, step: Step) -> list[torch.Tensor]:
+        """Per micro-batch the value [t] before each token is chosen; empty on all but the last stage."""
+        with self.residence.using("parameters"):
+            return values_of(self._passes, list(step.micro_batches()))
+
+    def learn(self, step: Step) -> list[Update]:
+        """An optimizer step per epoch and mini-batch, from the columns `values` and `returns`."""
+        with self.residence.using("parameters", "gradients"):
+            updates = [
+                self._learner.step(partial(self._gradients, batch))
+                for _ in range(self._spec.train.epochs_per_step)
+                for batch in step.batches
+            ]
+            settle(self._chunks)
+        return updates
+
+    def network(self) -> checkpoint.Network:
+        """What a checkpoint needs of it; inside `residence.using("parameters", "optimizer")`."""
+        return checkpoint.Network(self._modules, self._learner.optimizer, self._learner.scheduler)
+
+    def _gradients(self, batch: MiniBatch) -> Sums:
+        loss = partial(self._loss, denominator=batch.response_tokens)
+        parts = self._passes.backward(batch.micro_batches, loss)
+        return sum(parts, Sums.zero(("clipped",), self._place.device)).over_world(counts=self._place.speaks)
+
+    def _loss(self, micro: MicroBatch, output: torch.Tensor, denominator: int) -> tuple[torch.Tensor, Sums]:
+        """The mean over all response tokens of the mini-batch, whatever the policy's aggregation."""
+        columns = micro.columns
+        terms = value_loss(output.flatten(), columns["values"], columns["returns"], self._critic.clip)
+        loss = (columns["mask"] * terms.loss).sum() / denominator
+        return loss, Sums.of(loss, columns["mask"], {"clipped": terms.clipped * columns["mask"]})
+
+
+def critic_figures(updates: Sequence[Update], advantages: Advantages, episodes: Episodes) -> dict[str, float]:
+    """Losses, norms and rates are means over the optimizer steps that were taken; the explained variance is the values' before them."""
+    taken = [u for u in updates if not u.skipped] or updates
+    first, *others = [u.sums for u in taken]
+    return {
+        "critic/loss": sum(u.sums["loss"] for u in taken) / len(taken),
+        "critic/grad_norm": sum(u.norm for u in taken) / len(taken),
+        "critic/learning_rate": sum(u.rate for u in taken) / len(taken),
+        "critic/clip_fraction": sum(others, first).mean("clipped"),
+        "critic/skipped": float(sum(u.skipped for u in updates)),
+        "critic/explained_variance": explained_variance(advantages, episodes),
+    }
+
+
+def explained_variance(advantages: Advantages, episodes: Episodes) -> float:
+    """1 - Var(returns - values) / Var(returns) over the response tokens of the step: 1 is a perfect critic, 0 one that knows nothing."""
+    assert advantages.returns is not None and episodes.values is not None, "gae has both"
+    chosen = episodes.mask > 0
+    returns, values = advantages.returns[chosen], episodes.values[chosen]
+    spread = float(returns.var(correction=0))
+    return 1.0 - float((returns - values).var(correction=0)) / spread if spread else 0.0

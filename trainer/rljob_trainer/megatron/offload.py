@@ -1,0 +1,99 @@
+"""Networks that take turns on a device: what the one in use does not need lies in host memory, and its device memory is given back.
+
+Storages are emptied and filled in place, so that every view of them (parameters in DDP's buffers, shards of the optimizer) stays what it is.
+megatron's own helpers are not used: `MegatronOptimizer.offload_to_cpu` (core/optimizer/optimizer.py:555) puts new tensors in place of the
+optimizer's, and float32 parameters, which are views of the model's, would never be updated again.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import torch
+
+from rljob_api.spec.roles import Offload
+
+Part = Literal["parameters", "gradients", "optimizer"]
+Tensors = Callable[[], Iterable[torch.Tensor]]
+
+
+class Residence:
+    """Where the parts of one network lie. A part that `offload` names is on the device only inside `using`."""
+
+    def __init__(
+        self, offload: Offload, modules: Sequence[torch.nn.Module], ddp: Sequence[Any] = (), optimizer: Any = None
+    ):
+        """`ddp`, `optimizer`: of a network that is trained."""
+        parameters = lambda: (p for m in modules for p in m.parameters())  # noqa: E731
+        parts: dict[Part, Tensors] = {
+            "parameters": parameters,
+            "gradients": lambda: (b.grad_data for d in ddp for b in d.buffers + d.expert_parallel_buffers),
+            "optimizer": lambda: _states(optimizer, {p.untyped_storage().data_ptr() for p in parameters()}),
+        }
+        self._parked = {
+            name: Parked(tensors, keep=name != "gradients") for name, tensors in parts.items() if getattr(offload, name)
+        }
+
+    @contextmanager
+    def using(self, *parts: Part) -> Iterator[None]:
+        """These parts are on the device. May be nested. Gradients are not kept: whoever uses them sets them to zero."""
+        with ExitStack() as stack:
+            for part in parts:
+                if part in self._parked:
+                    stack.enter_context(self._parked[part].fetched())
+            yield
+
+
+class Parked:
+    """The storages of some tensors, on the device or not."""
+
+    def __init__(self, tensors: Tensors, keep: bool = True) -> None:
+        """Gives their device memory back. `keep`: their content matters."""
+        self._tensors, self._keep, self._users = tensors, keep, 0
+        self._away: list[tuple[torch.UntypedStorage, int]] = []
+        self._host: dict[int, torch.Tensor] = {}
+        self._park()
+
+    @contextmanager
+    def fetched(self) -> Iterator[None]:
+        self._users += 1
+        if self._users == 1:
+            self._fetch()
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if self._users == 0:
+                self._park()
+
+    def _park(self) -> None:
+        storages = {s.data_ptr(): s for s in (t.untyped_storage() for t in self._tensors()) if s.nbytes()}
+        self._away = [(s, s.nbytes()) for s in storages.values()]
+        for i, (storage, size) in enumerate(self._away):
+            if self._keep:
+                self._host_bytes(i, size).copy_(_bytes(storage))
+            storage.resize_(0)
+
+    def _fetch(self) -> None:
+        for i, (storage, size) in enumerate(self._away):
+            storage.resize_(size)
+            if self._keep:
+                _bytes(storage).copy_(self._host_bytes(i, size))
+
+    def _host_bytes(self, i: int, size: int) -> torch.Tensor:
+        """Made once: pinning takes longer than copying."""
+        if i not in self._host or self._host[i].numel() != size:
+            self._host[i] = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        return self._host[i]
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _states(optimizer: Any, parameters: set[int]) -> Iterator[torch.Tensor]:
+    """Moments and float32 copies of the parameters; not float32 parameters themselves, whose shards are views of the model's."""
+    for inner in (o.optimizer for o in getattr(optimizer, "chained_optimizers", [optimizer]) if o.optimizer):
+        tensors = [t for state in inner.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+        tensors += [p for group in inner.param_groups for p in group["params"]]
+        yield from (t for t in tensors if t.dim() and t.untyped_storage().data_ptr() not in parameters)

@@ -1,0 +1,113 @@
+"""A model that gives every token one number: the critic, and reward models on the ranks."""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.bridge import AutoBridge
+from megatron.bridge.models.hf_pretrained.causal_lm import PreTrainedCausalLM
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer.module import MegatronModule
+
+from rljob_api.model_rules import model_violations
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.megatron.batching import MicroBatch
+from rljob_trainer.megatron.model import require_all_weights
+from rljob_trainer.megatron.parallel import Place
+from rljob_trainer.megatron.passes import Passes
+from rljob_trainer.megatron.provider import DTYPES, configure
+
+SCORE = "score.weight"
+"""The head of transformers' sequence classifiers: [labels, hidden], applied to the last hidden state, without a bias."""
+
+
+class ValueHead(MegatronModule):
+    """In the place of the output layer: hidden [t, 1, h] -> [t, 1, 1] in float32. Every tensor-parallel rank has it whole and computes the same."""
+
+    def __init__(self, config: Any, like: torch.Tensor) -> None:
+        super().__init__(config=config)
+        self.weight = torch.nn.Parameter(like.new_zeros(1, config.hidden_size))
+
+    def forward(self, hidden: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+        if self.config.sequence_parallel:
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        return F.linear(hidden.float(), self.weight.float()), None
+
+
+class ValueModel:
+    """A backbone of the policy's layout with a value head on the last stage."""
+
+    def __init__(self, spec: RLJobSpec, path: str, field: str, place: Place) -> None:
+        """The head is the directory's, or zero. Raises ConfigurationError, by `field`, for what cannot be one."""
+        bridge = _open(spec, path, field)
+        score = _score(bridge, path, field)
+        self.has_head = score is not None
+        self.config: Any = bridge.to_megatron_provider(load_weights=True)
+        self.config.share_embeddings_and_output_weights = False
+        self.config.register_pre_wrap_hook(partial(_put_heads, score=score))  # after the bridge's own, which loads
+        configure(self.config, spec)
+        self.modules: list[MegatronModule] = self.config.provide_distributed_model(
+            wrap_with_ddp=False, mixed_precision_wrapper=None, use_cpu_initialization=place.device.type == "cpu"
+        )
+        """The pieces of this rank's stage."""
+        require_all_weights(bridge, self.modules, field, path, but="output_layer.weight")
+
+
+def values_of(passes: Passes, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+    """Per micro-batch a value [t] for each token; empty on all but the last stage."""
+    return passes.forward(micro_batches, lambda _, output: output.flatten())
+
+
+def _open(spec: RLJobSpec, path: str, field: str) -> AutoBridge:
+    """Of a classifier too: its backbone has the tensors of the causal model of its family."""
+    if not (Path(path) / "config.json").is_file():
+        raise ConfigurationError(field, path, "holds no config.json", "name a Hugging Face model directory")
+    try:
+        pretrained = PreTrainedCausalLM.from_pretrained(
+            path, dtype=DTYPES[spec.model.dtype], trust_remote_code=spec.model.trust_remote_code
+        )
+        config = pretrained.config
+        config.architectures = [a.replace("ForSequenceClassification", "ForCausalLM") for a in config.architectures]
+        AutoBridge._validate_config(config, path)
+    except ValueError as error:
+        reason = " ".join(str(error).split())[:300]
+        rule = f"megatron-bridge cannot convert this model: {reason}"
+        raise ConfigurationError(field, path, rule, "use a supported model") from error
+    _require_fit(spec, config.to_dict(), path, field)
+    return AutoBridge(pretrained)
+
+
+def _require_fit(spec: RLJobSpec, config: dict[str, Any], path: str, field: str) -> None:
+    """Into the policy's layout and vocabulary: tokens are handed over as ids."""
+    for v in model_violations(spec, config):
+        raise ConfigurationError(field, path, f"{v.rule} ({v.field} is {v.value})", v.fix)
+    policy = json.loads((Path(spec.model.path) / "config.json").read_text())
+    if config["vocab_size"] != policy["vocab_size"]:
+        rule = f"has a vocabulary of {config['vocab_size']} tokens, the policy one of {policy['vocab_size']}"
+        raise ConfigurationError(field, path, rule, "use a model with the policy's tokenizer")
+
+
+def _score(bridge: AutoBridge, path: str, field: str) -> torch.Tensor | None:
+    """The directory's head [1, h]; None when it is a causal model."""
+    state = bridge.hf_pretrained.state
+    if SCORE not in state.source.get_all_keys():
+        return None
+    score = state[SCORE]
+    if len(score) != 1:
+        rule = f"its classifier has {len(score)} labels"
+        raise ConfigurationError(field, path, rule, "use a classifier with one label")
+    return score
+
+
+def _put_heads(modules: list[Any], score: torch.Tensor | None) -> list[Any]:
+    for module in modules:
+        if module.post_process:
+            module.output_layer = ValueHead(module.config, module.output_layer.weight.detach())
+            if score is not None:
+                module.output_layer.weight.data.copy_(score)
+    return modules
