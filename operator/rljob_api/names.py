@@ -71,8 +71,13 @@ def selector(job: str, role: str | None = None) -> str:
 
 
 def gang(job: str, role: str) -> str:
-    """StatefulSet, headless Service and ServiceAccount of a role."""
+    """StatefulSet of a role."""
     return f"{job}-{role}"
+
+
+def pods(job: str) -> str:
+    """ServiceAccount, Role, RoleBinding and headless Service of all the job's pods."""
+    return f"{job}-pods"
 
 
 def pod(job: str, role: str, ordinal: int) -> str:

@@ -108,9 +108,8 @@ def test_secrets_are_created_and_never_read() -> None:
 
 def test_the_operator_holds_what_it_grants_to_jobs() -> None:
     held = rules(render()[("ClusterRole", "rljob")])
-    for role in ("trainer", "rollout"):
-        granted = next(o for o in access(META, role, ["report"]) if o["kind"] == "Role")
-        assert rules(granted) <= held
+    granted = next(o for o in access(META, ["report"]) if o["kind"] == "Role")
+    assert rules(granted) <= held
 
 
 def test_a_namespaced_installation_has_a_role_in_that_namespace_and_only_reads_nodes_elsewhere() -> None:

@@ -34,16 +34,12 @@ def existing(*roles: str) -> dict[tuple[str, str], dict[str, Any]]:
 
 def test_a_job_has_these_children_and_pods_come_last() -> None:
     assert [f"{kind} {name}" for kind, name in children(make_job())] == [
-        "ServiceAccount demo-trainer",
-        "Role demo-trainer",
-        "RoleBinding demo-trainer",
-        "Service demo-trainer",
+        "ServiceAccount demo-pods",
+        "Role demo-pods",
+        "RoleBinding demo-pods",
+        "Service demo-pods",
         "ConfigMap demo-trainer-0-report",
         "ConfigMap demo-trainer-1-report",
-        "ServiceAccount demo-rollout",
-        "Role demo-rollout",
-        "RoleBinding demo-rollout",
-        "Service demo-rollout",
         "ConfigMap demo-rollout-0-report",
         "ConfigMap demo-control",
         "Secret demo-token-job-uid",
@@ -58,8 +54,8 @@ def test_every_child_is_owned_by_this_very_job_and_labelled() -> None:
         assert child["metadata"]["labels"].items() >= {names.LABEL_JOB: "demo", names.LABEL_MANAGED_BY: "rljob"}.items()
 
 
-def test_a_trainer_may_read_the_control_and_write_its_gangs_reports_and_nothing_else() -> None:
-    role = children(make_job())[("Role", "demo-trainer")]
+def test_a_pod_may_read_the_control_and_write_its_jobs_reports_and_nothing_else() -> None:
+    role = children(make_job())[("Role", "demo-pods")]
     assert role["rules"] == [
         {
             "apiGroups": [""],
@@ -70,15 +66,10 @@ def test_a_trainer_may_read_the_control_and_write_its_gangs_reports_and_nothing_
         {
             "apiGroups": [""],
             "resources": ["configmaps"],
-            "resourceNames": ["demo-trainer-0-report", "demo-trainer-1-report"],
+            "resourceNames": ["demo-trainer-0-report", "demo-trainer-1-report", "demo-rollout-0-report"],
             "verbs": ["get", "patch"],
         },
     ]
-
-
-def test_a_role_without_pods_has_no_rule_without_names() -> None:
-    job = make_job(rollout={"replicas": 0, "minReplicas": 0}, train={"batches": {"replay": "/data/batches"}})
-    assert len(children(job)[("Role", "demo-rollout")]["rules"]) == 1
 
 
 def test_reports_are_made_without_data() -> None:
@@ -86,7 +77,7 @@ def test_reports_are_made_without_data() -> None:
 
 
 def test_a_service_names_pods_before_they_are_ready() -> None:
-    assert children(make_job())[("Service", "demo-rollout")]["spec"] == {
+    assert children(make_job())[("Service", "demo-pods")]["spec"] == {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
         "selector": {names.LABEL_JOB: "demo", names.LABEL_MANAGED_BY: "rljob", names.LABEL_ROLE: "rollout"},
@@ -177,7 +168,7 @@ TRAINER_POD = {
         "annotations": {},
     },
     "spec": {
-        "serviceAccountName": "demo-trainer",
+        "serviceAccountName": "demo-pods",
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 60,

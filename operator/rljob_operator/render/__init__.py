@@ -19,10 +19,11 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
         return []
     released = status.suspended or bool(status.outcome)
     sizes = {names.ROLE_TRAINER: spec.trainer.nodes, names.ROLE_ROLLOUT: spec.rollout.replicas}
-    objects: list[Object] = []
-    for role, size in sizes.items():
-        reports = [names.report(names.pod(s.job.name, role, i)) for i in range(size)]
-        objects += [*access(s.job, role, reports), service(s.job, role), *(report(s.job, role, r) for r in reports)]
+    reports = {
+        names.report(names.pod(s.job.name, role, i)): role for role, size in sizes.items() for i in range(size)
+    }
+    objects = [*access(s.job, list(reports)), service(s.job)]
+    objects += [report(s.job, role, name) for name, role in reports.items()]
     objects.append(control(s, status, spec))
     for role, size in sizes.items():
         exists = ("StatefulSet", names.gang(s.job.name, role)) in s.children

@@ -17,7 +17,7 @@ def stateful_set(job: RLJobMeta, spec: RLJobSpec, role: str, replicas: int) -> d
         "metadata": metadata(job, names.gang(job.name, role), role),
         "spec": {
             "replicas": replicas,
-            "serviceName": names.gang(job.name, role),
+            "serviceName": names.pods(job.name),
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},
             "revisionHistoryLimit": 1,
@@ -27,13 +27,13 @@ def stateful_set(job: RLJobMeta, spec: RLJobSpec, role: str, replicas: int) -> d
     }
 
 
-def service(job: RLJobMeta, role: str) -> dict[str, Any]:
+def service(job: RLJobMeta) -> dict[str, Any]:
     """Headless; pods have names before they are ready, because they find each other in order to become so."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(job, names.gang(job.name, role), role),
-        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": names.labels(job.name, role)},
+        "metadata": metadata(job, names.pods(job.name)),
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": names.labels(job.name)},
     }
 
 

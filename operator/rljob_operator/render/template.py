@@ -30,7 +30,7 @@ def _template(job: RLJobMeta, spec: RLJobSpec, role: str) -> dict[str, Any]:
     settings = _role(spec, role)
     t = settings.template
     pod = {
-        "serviceAccountName": names.gang(job.name, role),
+        "serviceAccountName": names.pods(job.name),
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": t.termination_grace_period_seconds,
