@@ -80,7 +80,7 @@ def test_a_service_names_pods_before_they_are_ready() -> None:
     assert children(make_job())[("Service", "demo-pods")]["spec"] == {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
-        "selector": {names.LABEL_JOB: "demo", names.LABEL_MANAGED_BY: "rljob", names.LABEL_ROLE: "rollout"},
+        "selector": {names.LABEL_JOB: "demo", names.LABEL_MANAGED_BY: "rljob"},
     }
 
 
@@ -89,7 +89,7 @@ def test_a_stateful_set_starts_all_pods_at_once_and_replaces_none_by_itself() ->
     del spec["template"]
     assert spec == {
         "replicas": 2,
-        "serviceName": "demo-trainer",
+        "serviceName": "demo-pods",
         "podManagementPolicy": "Parallel",
         "updateStrategy": {"type": "OnDelete"},
         "revisionHistoryLimit": 1,

@@ -19,9 +19,7 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
         return []
     released = status.suspended or bool(status.outcome)
     sizes = {names.ROLE_TRAINER: spec.trainer.nodes, names.ROLE_ROLLOUT: spec.rollout.replicas}
-    reports = {
-        names.report(names.pod(s.job.name, role, i)): role for role, size in sizes.items() for i in range(size)
-    }
+    reports = {names.report(names.pod(s.job.name, role, i)): role for role, size in sizes.items() for i in range(size)}
     objects = [*access(s.job, list(reports)), service(s.job)]
     objects += [report(s.job, role, name) for name, role in reports.items()]
     objects.append(control(s, status, spec))
