@@ -20,10 +20,10 @@ class Outcome:
 
 
 def require_judged(outcomes: Iterable[Outcome]) -> None:
-    """Raises ConfigurationError when no sample could be judged."""
+    """Raises RewardFailed.as_error when no sample could be judged."""
     results = [o.result for o in outcomes]
     if results and not any(isinstance(r, Sample) for r in results):
-        raise next(r for r in results if isinstance(r, RewardFailed)).as_configuration()
+        raise next(r for r in results if isinstance(r, RewardFailed)).as_error()
 
 
 def assemble(

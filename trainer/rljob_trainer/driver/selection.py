@@ -34,8 +34,9 @@ class Selection:
         self._kept: list[tuple[Outcome, ...]] = []
         self._verdicts: Counter[Verdict] = Counter()
         self._rounds = 0
-        self.outcomes: list[Outcome] = []
-        """Of all rounds, also what is not trained on."""
+        self._rewards: list[float] = []
+        self.failed: list[Outcome] = []
+        """What could not be judged, of all rounds. Of other samples that are not trained on only the reward is remembered."""
 
     @property
     def generated(self) -> int:
@@ -47,12 +48,13 @@ class Selection:
         return len(self._kept) >= self._wanted
 
     def add(self, outcomes: Sequence[Outcome]) -> None:
-        """One round. Raises ConfigurationError when none of it could be judged, or when it was the last that may be and prompts still lack."""
+        """One round. Raises as require_judged, and ConfigurationError when it was the last that may be and prompts still lack."""
         ordered = sorted(outcomes, key=lambda o: (o.group, o.sample))
         require_complete(ordered, range(self.generated, self.generated + self._wanted), self._samples)
         require_judged(ordered)
         self._rounds += 1
-        self.outcomes += ordered
+        self._rewards += [o.result.reward for o in ordered if isinstance(o.result, Sample)]
+        self.failed += [o for o in ordered if isinstance(o.result, RewardFailed)]
         for group in batched(ordered, self._samples):
             found = verdict(group)
             self._verdicts[found] += 1
@@ -71,7 +73,6 @@ class Selection:
         if not self._dynamic:
             return {}
         fraction = {found: count / self.generated for found, count in self._verdicts.items()}
-        rewards = [o.result.reward for o in self.outcomes if isinstance(o.result, Sample)]
         return {
             "sampling/rounds": float(self._rounds),
             "sampling/kept": fraction.get("kept", 0.0),
@@ -79,7 +80,7 @@ class Selection:
             "sampling/all_wrong": fraction.get("wrong", 0.0),
             "sampling/unjudged": fraction.get("unjudged", 0.0),
             "sampling/surplus": float(len(self._kept) - self._wanted),
-            "sampling/reward": sum(rewards) / len(rewards),
+            "sampling/reward": sum(self._rewards) / len(self._rewards),
         }
 
     def _unfilled(self, rounds: int) -> ConfigurationError:

@@ -94,7 +94,7 @@ class Generated:
             "data/too_long": float(self._train.counts.too_long),
             "data/duplicates": float(self._train.counts.duplicates),
         }
-        metrics |= failure_metrics(selection.outcomes) | selection.metrics()
+        metrics |= failure_metrics(selection.failed) | selection.metrics()
         chosen, lost = shaped(selection.chosen(), spec)
         batch = assemble(step, train.prompts_per_step, train.samples_per_prompt, chosen, metrics | lost)
         root = Path(spec.checkpoint.path)

@@ -27,6 +27,10 @@ class Case:
     data_source: str
 
 
+class ServiceDown(RuntimeError):
+    """A reward service judged nothing of a whole step."""
+
+
 class RewardFailed(Exception):
     """One call failed."""
 
@@ -35,7 +39,9 @@ class RewardFailed(Exception):
         super().__init__(f"{field}: {reason}")
         self.kind, self.field, self.target, self.reason = kind, field, target, reason
 
-    def as_configuration(self) -> ConfigurationError:
-        """For the case that nothing of a step could be judged: only the user can mend that."""
+    def as_error(self) -> Exception:
+        """For the case that nothing of a step could be judged. A service may be back after a restart; anything else is the user's to mend."""
         rule = f"every reward of a step failed; the first said: {self.reason}"
+        if self.kind == "service" or (self.kind == "timeout" and self.field.endswith(".url")):
+            return ServiceDown(f"{self.field} = {self.target}: {rule}; {FIXES[self.kind]}")
         return ConfigurationError(self.field, self.target, rule, FIXES[self.kind])
