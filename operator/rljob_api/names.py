@@ -24,10 +24,15 @@ LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "rljob"
 ANNOTATION_REQUEST = f"{GROUP}/request"
 ANNOTATION_TEMPLATE_HASH = f"{GROUP}/template-hash"
+ANNOTATION_RELEASED = f"{GROUP}/released"
+"""When a pod was released to the node that was chosen for it."""
+GATE = f"{GROUP}/placement"
+"""Scheduling gate of pods that the `builtin` backend places."""
 FIELD_MANAGER = "rljob-operator"
 
 ROLE_TRAINER = "trainer"
 ROLE_ROLLOUT = "rollout"
+ROLES = (ROLE_TRAINER, ROLE_ROLLOUT)
 
 # Keys inside child objects
 CONTROL_KEY = "control.json"

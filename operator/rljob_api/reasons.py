@@ -11,6 +11,12 @@ BACKING_OFF = "BackingOff"  # the pause before a counted restart
 STARTING = "Starting"  # an attempt is open and has not begun its first step
 RUNNING = "Running"  # all members of the open attempt run
 
+# Placement
+PLACED = "Placed"  # every pod of the gang is on a node
+PLACING = "Placing"  # pods are on their way to the nodes that were chosen for them, or wait for the cluster's scheduler
+UNPLACEABLE = "Unplaceable"  # there is no room for the whole gang; the message says what lacks where; also the event
+NOT_BOUND = "NotBound"  # event: a pod did not get onto its node and is placed anew, elsewhere
+
 # Rollouts
 ENOUGH_ROLLOUTS = "EnoughRollouts"  # at least minReplicas rollouts answer
 TOO_FEW_ROLLOUTS = "TooFewRollouts"  # fewer than minReplicas rollouts answer

@@ -11,6 +11,8 @@ from rljob_api import names
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.api import Api, ApiError, Conflict, NotFound, Object
 from rljob_operator.decide import Event
+from rljob_operator.decide.change import Binding
+from rljob_operator.placement.bind import operations
 from rljob_operator.snapshot import Pod, Snapshot
 from rljob_operator.stores import Stores
 from rljob_operator.times import stamp
@@ -111,6 +113,20 @@ class Writer:
                 await self._api.delete("Pod", namespace, pod.name, pod.uid)
             except (NotFound, Conflict):
                 log.info("pod %s is gone already", pod.name)
+
+    async def bindings(self, namespace: str, bindings: tuple[Binding, ...], now: float) -> None:
+        """Each pod is patched once: what was released already, or is gone, answers with a refusal."""
+        for i in range(0, len(bindings), AT_ONCE):
+            await together([self._bind(namespace, b, now) for b in bindings[i : i + AT_ONCE]])
+
+    async def _bind(self, namespace: str, binding: Binding, now: float) -> None:
+        pod = binding.pod
+        try:
+            self._put(await self._api.patch("Pod", namespace, pod.name, operations(pod, binding.node, now)))
+        except ApiError as error:
+            if error.code not in (404, 409, 422):
+                raise
+            log.info("pod %s was released already, or is gone: %s", pod.name, error)
 
     async def events(self, job: RLJobMeta, events: tuple[Event, ...], now: float) -> None:
         """For people; one that cannot be written is not worth a second pass."""

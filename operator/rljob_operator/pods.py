@@ -3,6 +3,7 @@
 from typing import Any
 
 from rljob_api import names
+from rljob_api.placement import cluster as place
 from rljob_operator.snapshot import Node, Pod
 from rljob_operator.times import seconds
 
@@ -18,7 +19,8 @@ def parse_pod(pod: Object) -> Pod:
     container: Object = next(iter(status.get("containerStatuses", [])), {})
     state = container.get("state", {})
     ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
-    ordinal = meta["name"].rpartition("-")[2]
+    ordinal, notes = meta["name"].rpartition("-")[2], meta.get("annotations") or {}
+    gates = tuple(gate["name"] for gate in pod.get("spec", {}).get("schedulingGates", []))
     return Pod(
         name=meta["name"],
         uid=meta["uid"],
@@ -34,21 +36,20 @@ def parse_pod(pod: Object) -> Pod:
         waiting=_waiting(state.get("waiting", {})),
         exited=_exited(ended) if ended else "",
         unschedulable=_unschedulable(status),
-        template_hash=(meta.get("annotations") or {}).get(names.ANNOTATION_TEMPLATE_HASH, ""),
+        template_hash=notes.get(names.ANNOTATION_TEMPLATE_HASH, ""),
+        gates=gates,
+        affinity=pod["spec"].get("affinity", {}) if gates else {},
+        released=seconds(notes[names.ANNOTATION_RELEASED]) if names.ANNOTATION_RELEASED in notes else None,
     )
 
 
 def parse_node(node: Object) -> Node:
     meta, spec, status = node["metadata"], node.get("spec", {}), node.get("status", {})
-    taints = tuple((t["key"], t.get("value", ""), t["effect"]) for t in spec.get("taints", []))
     return Node(
         name=meta["name"],
         lost_since=_lost_since(meta, status),
-        out_of_service=any(key == OUT_OF_SERVICE for key, _, _ in taints),
-        unschedulable=bool(spec.get("unschedulable")),
-        labels=meta.get("labels") or {},
-        allocatable=status.get("allocatable", {}),
-        taints=taints,
+        out_of_service=any(t["key"] == OUT_OF_SERVICE for t in spec.get("taints", [])),
+        place=place.parse_node(node, {}),
     )
 
 
@@ -81,5 +82,7 @@ def _exited(terminated: Object) -> str:
 
 
 def _unschedulable(status: Object) -> str:
+    """A gate is nobody's trouble."""
     condition = _condition(status, "PodScheduled")
-    return condition.get("message", "") if condition.get("status") == "False" else ""
+    waits = condition.get("status") != "False" or condition.get("reason") == "SchedulingGated"
+    return "" if waits else condition.get("message", "")

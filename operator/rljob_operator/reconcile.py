@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from rljob_operator.api import Api, Key, Object
 from rljob_operator.apply import Writer
@@ -10,6 +11,7 @@ from rljob_operator.decide import Decision, decide
 from rljob_operator.decide.describe import is_display
 from rljob_operator.memory import Memory
 from rljob_operator.observe import Observer
+from rljob_operator.placement.placer import Placer
 from rljob_operator.render import render
 from rljob_operator.snapshot import Snapshot
 from rljob_operator.stores import Stores
@@ -32,6 +34,7 @@ class Reconciler:
         self._memory = Memory()
         self._observer = Observer(api, stores, self._memory, progress_interval)
         self._writer = Writer(api, stores)
+        self._placer = Placer(stores)
         self._spacing = min(DISPLAY_SPACING, progress_interval)
         self._clock = clock
 
@@ -45,11 +48,14 @@ class Reconciler:
         if job.meta.deletion_timestamp:
             return None  # owner references take the children along
         s = await self._observer.snapshot(key, job, self._clock())
-        decision = decide(s)
-        postponed = await self._write_status(key, job.object, s, decision)
+        async with self._placer.turn(s) as verdict:  # which ends when the seats are in status
+            s = replace(s, verdict=verdict)
+            decision = decide(s)
+            postponed = await self._write_status(key, job.object, s, decision)
         try:
             conflicts = await self._writer.children(s, render(s, decision.status))
             await self._writer.deletions(key[0], decision.delete)
+            await self._writer.bindings(key[0], decision.bind, s.now)
         finally:  # what they tell of is in the status, which is written
             await self._writer.events(s.job, decision.events, s.now)
         self._memory.conflicts[key] = conflicts

@@ -3,14 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rljob_api import names
+from rljob_api.placement.cluster import Node as Place
 from rljob_api.protocol import Control, Member, Report
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import LifecycleSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_api.violation import Violation
+
+if TYPE_CHECKING:
+    from rljob_operator.placement.turn import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,12 @@ class Pod:
     unschedulable: str = ""
     """The scheduler's message."""
     template_hash: str = ""
+    gates: tuple[str, ...] = ()
+    """Scheduling gates that are left."""
+    affinity: Mapping[str, Any] = field(default_factory=dict)
+    """While it is gated."""
+    released: float | None = None
+    """When we released it to its node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +59,12 @@ class Node:
     """What matters of one node."""
 
     name: str
+    place: Place
+    """What it offers to pods, empty."""
     lost_since: float | None = None
     """Since when it has not answered, by the cluster's clock."""
     out_of_service: bool = False
     """Somebody vouches by a taint that nothing runs there any more."""
-    unschedulable: bool = False
-    labels: Mapping[str, str] = field(default_factory=dict)
-    allocatable: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[tuple[str, str, str], ...] = ()
-    """Key, value, effect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +94,8 @@ class Snapshot:
     """Seconds between writes of progress alone."""
     fresh_token: str = ""
     """Random; becomes the rollout servers' token when the job has none."""
+    verdict: "Verdict | None" = None
+    """What placement answers to this job, if it asks."""
     now: float = 0.0
 
     @cached_property

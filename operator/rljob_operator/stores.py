@@ -11,6 +11,7 @@ from rljob_api.validate import violations
 from rljob_api.violation import Violation
 from rljob_operator import reports
 from rljob_operator.api import Key, Object
+from rljob_operator.placement.usage import Usage, parse_usage
 from rljob_operator.pods import parse_node, parse_pod
 from rljob_operator.reports import Note
 from rljob_operator.snapshot import Node, Pod
@@ -69,6 +70,7 @@ class Stores:
         self.jobs: Store[SeenJob] = Store(_job, _job_matters, group=key_of)
         self.pods: Store[Pod] = Store(lambda obj, _: parse_pod(obj))
         self.nodes: Store[Node] = Store(lambda obj, _: parse_node(obj), group=key_of)
+        self.usage: Store[Usage] = Store(lambda obj, _: parse_usage(obj), lambda a, b: False, group=lambda obj: None)
         self.config_maps: Store[Note] = Store(reports.keeper(clock), reports.matters)
         self.children: dict[str, Store[Object]] = {
             kind: Store(lambda obj, _: bare(obj, "status"), lambda a, b: not same_but_version(a, b))

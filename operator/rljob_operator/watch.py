@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from rljob_api import names
 from rljob_operator.api import Api, ApiError, Gone, Key, Object
@@ -26,7 +27,7 @@ class Reflector:
     def __init__(
         self,
         api: Api,
-        store: Store[object],
+        store: Store[Any],
         kind: str,
         namespace: str | None,
         selector: str,
@@ -96,6 +97,9 @@ class Watches:
             for namespace in (None,) if kind == "Node" else scopes:
                 store = self._stores.of_kind(kind)
                 yield Reflector(self._api, store, kind, namespace, selector, self._on(kind))
+        yield Reflector(
+            self._api, self._stores.usage, "Pod", None, "", lambda _: None
+        )  # everybody's, for what they use
 
     def _on(self, kind: str) -> Callable[[set[Key]], None]:
         def changed(groups: set[Key]) -> None:

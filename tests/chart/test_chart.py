@@ -112,15 +112,15 @@ def test_the_operator_holds_what_it_grants_to_jobs() -> None:
     assert rules(granted) <= held
 
 
-def test_a_namespaced_installation_has_a_role_in_that_namespace_and_only_reads_nodes_elsewhere() -> None:
+def test_a_namespaced_installation_has_a_role_in_that_namespace_and_only_reads_nodes_and_pods_elsewhere() -> None:
     everywhere, scoped = render(), render("watchNamespace=research")
     role = scoped[("Role", "rljob")]
     assert role["metadata"]["namespace"] == "research"
     assert role["rules"] == everywhere[("ClusterRole", "rljob")]["rules"]
     assert [name for kind, name in scoped if kind == "ClusterRole"] == ["rljob-system-rljob-nodes"]
     assert rules(scoped[("ClusterRole", "rljob-system-rljob-nodes")]) == {
-        ("", "nodes", verb) for verb in ("get", "list", "watch")
-    }
+        ("", resource, verb) for resource in ("nodes", "pods") for verb in ("get", "list", "watch")
+    } - {("", "pods", "get")}
     container = scoped[("Deployment", "rljob")]["spec"]["template"]["spec"]["containers"][0]
     assert "--namespace=research" in container["args"]
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from api.specs import raw_spec
 from rljob_api import names
+from rljob_api.placement.cluster import Node as Place
 from rljob_api.protocol import Member, Progress, Report
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.memory import Memory
@@ -75,7 +76,7 @@ def test_a_node_that_does_not_answer_and_one_that_is_out_of_service() -> None:
     assert parse_node(silent).lost_since == seconds("2026-01-02T00:00:00Z")
     taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
     assert parse_node(silent | {"spec": {"taints": [taint]}}).out_of_service
-    assert parse_node(node_object(True)) == Node(name="node-1")
+    assert parse_node(node_object(True)) == Node(name="node-1", place=Place("node-1", free={"pods": 110_000}))
 
 
 async def look(report: str | None = None, pod: str = "demo-trainer-0") -> Snapshot:

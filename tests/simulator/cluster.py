@@ -20,6 +20,8 @@ class FakeCluster:
         self.writes: list[str] = []
         self.requests = 0
         self.crash_after: int | None = None
+        self.full: set[str] = set()
+        """Nodes onto which the scheduler puts nobody."""
         self.version = 0
         self._dead = False
         self.put(node_object(True))
@@ -69,7 +71,7 @@ class FakeCluster:
         return self._changed("merge", stored)
 
     async def patch(self, kind: str, namespace: str, name: str, operations: list[Object]) -> Object:
-        """JSON patches of `test`, `add` and `replace`, on members of objects."""
+        """JSON patches of `test`, `add`, `replace` and `remove`."""
         self._asked()
         stored = self._find(kind, namespace, name)
         for operation in operations:
@@ -136,7 +138,7 @@ class FakeCluster:
         del self.objects[(obj["kind"], meta.get("namespace"), meta["name"])]
 
     def sync_stateful_sets(self) -> None:
-        """Pods that are missing are made and run at once; those that are too many go at once."""
+        """Pods that are missing are made, and run at once unless they are gated; those that are too many go at once."""
         for (kind, namespace, name), sts in list(self.objects.items()):
             if kind != "StatefulSet" or namespace is None:
                 continue
@@ -148,12 +150,25 @@ class FakeCluster:
                 pod_name = pod["metadata"]["name"]
                 if pod_name.rsplit("-", 1)[0] == name and int(pod_name.rsplit("-", 1)[1]) >= size:
                     self.remove(pod)
+        self._schedule()
 
     def _start_pod(self, sts: Object, ordinal: int) -> None:
         meta = {"name": f"{sts['metadata']['name']}-{ordinal}", "namespace": sts["metadata"]["namespace"]}
         template = copy.deepcopy(sts["spec"]["template"])
         pod = self.put({"kind": "Pod", "metadata": template["metadata"] | meta, "spec": template["spec"]})
-        pod["spec"]["nodeName"] = "node-1"
+        pod["status"] = {"phase": "Pending"}
+
+    def _schedule(self) -> None:
+        """Pods that nothing holds back, onto the node that they are pinned to, if it is there and has room, else onto the first."""
+        for (kind, _, _), pod in list(self.objects.items()):
+            free = kind == "Pod" and not pod["spec"].get("nodeName") and not pod["spec"].get("schedulingGates")
+            node = pinned_to(pod) if free else ""
+            if free and ("Node", None, node) in self.objects and node not in self.full:
+                self._run_pod(pod, node)
+
+    def _run_pod(self, pod: Object, node: str) -> None:
+        self._touch(pod)
+        pod["spec"]["nodeName"] = node
         pod["status"] = {
             "phase": "Running",
             "podIP": f"10.0.0.{self.version}",
@@ -181,21 +196,34 @@ def _guard(obj: Object) -> Object:
     return {k: obj["metadata"][k] for k in ("uid", "resourceVersion")}
 
 
-def _operate(obj: Object, operation: Object) -> None:
+def pinned_to(pod: Object) -> str:
+    affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
+    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
+    names_ = {value for term in terms for field in term.get("matchFields", []) for value in field["values"]}
+    return names_.pop() if names_ else "node-1"
+
+
+def _operate(obj: Any, operation: Object) -> None:
+    """The API server answers 422 to a test that fails and to a path that leads nowhere."""
     *path, last = (part.replace("~1", "/") for part in operation["path"].strip("/").split("/"))
-    for key in path:
-        obj = obj[key]
-    if operation["op"] == "test" and obj.get(last) != operation["value"]:
-        raise Conflict(409, f"test of {operation['path']} failed")
+    try:
+        for key in path:
+            obj = obj[int(key)] if isinstance(obj, list) else obj[key]
+        last = int(last) if isinstance(obj, list) else last
+        if operation["op"] == "test" and obj[last] != operation["value"]:
+            raise KeyError(last)
+    except (LookupError, ValueError) as error:
+        raise ApiError(422, f"{operation['op']} of {operation['path']} failed") from error
     if operation["op"] in ("add", "replace"):
         obj[last] = copy.deepcopy(operation["value"])
     if operation["op"] == "remove":
         del obj[last]
 
 
-def node_object(ready: bool, since: str = "2026-01-01T00:00:00Z") -> Object:
+def node_object(ready: bool, since: str = "2026-01-01T00:00:00Z", name: str = "node-1", pods: int = 110) -> Object:
     condition = {"type": "Ready", "status": "True" if ready else "Unknown", "lastTransitionTime": since}
-    return {"kind": "Node", "metadata": {"name": "node-1"}, "status": {"conditions": [condition]}}
+    status = {"conditions": [condition], "allocatable": {"pods": str(pods)}}
+    return {"kind": "Node", "metadata": {"name": name}, "status": status}
 
 
 def job_object(name: str, spec: dict[str, Any], namespace: str = "research") -> Object:

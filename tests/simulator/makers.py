@@ -33,7 +33,7 @@ class Job:
     def with_pods(self, **fields: Any) -> "Job":
         """All trainer pods, there and running; `fields` for each."""
         fresh = template_hash(META, self.spec, names.ROLE_TRAINER)
-        defaults = {"phase": "Running", "ready": True, "running": True, "template_hash": fresh}
+        defaults = {"phase": "Running", "ready": True, "running": True, "node": "node-1", "template_hash": fresh}
         pods = (
             Pod(
                 name=f"demo-trainer-{i}",
@@ -48,7 +48,14 @@ class Job:
 
     def with_rollout(self, **fields: Any) -> "Job":
         fresh = template_hash(META, self.spec, names.ROLE_ROLLOUT)
-        defaults = {"phase": "Running", "ready": True, "running": True, "ip": "10.0.1.0", "template_hash": fresh}
+        defaults: dict[str, Any] = {
+            "phase": "Running",
+            "ready": True,
+            "running": True,
+            "ip": "10.0.1.0",
+            "node": "node-1",
+        }
+        defaults["template_hash"] = fresh
         pod = Pod(name="demo-rollout-0", uid="rollout-0", role="rollout", ordinal=0, **defaults | fields)
         return replace(self, pods=(*self.pods, pod))
 

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from rljob_api.status import JobStatus
 from rljob_operator.decide.attempt import advance
-from rljob_operator.decide.change import Event, Policy
+from rljob_operator.decide.change import Binding, Event, Policy
 from rljob_operator.decide.describe import describe
 from rljob_operator.decide.evict import evict
 from rljob_operator.decide.opening import open_
+from rljob_operator.decide.place import place
 from rljob_operator.decide.progress import record
 from rljob_operator.decide.request import consume
 from rljob_operator.decide.restart import account
@@ -23,6 +24,7 @@ POLICIES: tuple[Policy, ...] = (
     account,  # if it failed: what that costs
     finish,  # if it succeeded: the end
     release,  # pods back, or wanted again
+    place,  # seats for pods, before any is released to its node
     open_,  # the next attempt
     evict,  # pods that stand in its way
     describe,  # for people and tools; nothing above reads it
@@ -36,6 +38,7 @@ class Decision:
     status: JobStatus
     events: tuple[Event, ...] = ()
     delete: tuple[Pod, ...] = ()
+    bind: tuple[Binding, ...] = ()
     requeue_after: float | None = None
     """Seconds; None: nothing is due without a change."""
 
@@ -44,9 +47,10 @@ def decide(s: Snapshot) -> Decision:
     status = s.status
     events: tuple[Event, ...] = ()
     delete: tuple[Pod, ...] = ()
+    bind: tuple[Binding, ...] = ()
     due: tuple[float, ...] = ()
     for policy in POLICIES:
         change = policy(s, status)
         status, events = change.status, events + change.events
-        delete, due = delete + change.delete, due + change.due
-    return Decision(status, events, delete, max(0.0, min(due) - s.now) if due else None)
+        delete, bind, due = delete + change.delete, bind + change.bind, due + change.due
+    return Decision(status, events, delete, bind, max(0.0, min(due) - s.now) if due else None)

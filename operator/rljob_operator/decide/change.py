@@ -18,6 +18,14 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Binding:
+    """A gated pod and the node that it is released to."""
+
+    pod: Pod
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """The outcome of one policy."""
 
@@ -27,6 +35,8 @@ class Change:
     """Times at which to decide again, even if nothing else happens."""
     delete: tuple[Pod, ...] = ()
     """Pods to delete, by their uid."""
+    bind: tuple[Binding, ...] = ()
+    """Pods to release to their nodes."""
 
 
 Policy = Callable[[Snapshot, JobStatus], Change]

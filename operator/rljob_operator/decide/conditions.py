@@ -15,6 +15,7 @@ def conditions(s: Snapshot, status: JobStatus, state: State) -> list[Condition]:
     old = {c.type: c for c in status.conditions}
     verdicts: dict[ConditionType, Verdict] = {
         "Admitted": _admitted(s),
+        "Placed": _placed(s, status),
         "TrainerReady": (state == "Running", _reason(status, state), ""),
         "RolloutsReady": _rollouts_ready(s, status),
         "Reconciling": (state in ("Pending", "Starting", "Restarting", "Suspending"), _reason(status, state), ""),
@@ -50,6 +51,19 @@ def _admitted(s: Snapshot) -> Verdict:
     if s.conflicts:
         return False, reasons.CHILD_CONFLICT, "; ".join(s.conflicts)
     return True, reasons.SPEC_ACCEPTED, ""
+
+
+def _placed(s: Snapshot, status: JobStatus) -> Verdict:
+    """Whoever placed them: every pod of the gang is on a node."""
+    spec = s.spec_of(status.attempt)
+    if spec is None or status.suspended or status.outcome:
+        return False, reasons.PODS_PENDING, ""
+    if status.placement and status.placement.problem:
+        return False, reasons.UNPLACEABLE, status.placement.problem
+    least = min(spec.rollout.min_replicas, spec.rollout.replicas)
+    on_nodes = [sum(bool(p.node) and not p.deleting for p in pods) for pods in (s.trainers, s.rollouts)]
+    placed = on_nodes[0] >= spec.trainer.nodes and on_nodes[1] >= least
+    return placed, reasons.PLACED if placed else reasons.PLACING, ""
 
 
 def _rollouts_ready(s: Snapshot, status: JobStatus) -> Verdict:

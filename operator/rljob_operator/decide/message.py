@@ -62,7 +62,8 @@ def _of_open(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
         )
     progress = current(s, attempt)
     if progress and progress.phase == "waiting":
-        troubles = "; ".join(_troubles(s, s.rollouts))
+        unplaced = [status.placement.problem] if status.placement and status.placement.problem else []
+        troubles = "; ".join([*unplaced, *_troubles(s, s.rollouts)])
         return f"waiting for rollouts, {status.rollout.text} answer" + (f": {troubles}" if troubles else "")
     return f"attempt {attempt.number} is starting"
 
@@ -73,6 +74,8 @@ def _of_waiting(s: Snapshot, status: JobStatus) -> str:
     after = f"attempt {last.attempt} failed ({_why(last)}); " if last and again else ""
     if s.now < seconds(status.restarts.not_before):
         return f"{after}the next starts at {status.restarts.not_before}"
+    if status.placement and status.placement.problem:
+        return f"{after}waiting for room: {status.placement.problem}"
     troubles = list(_troubles(s, s.trainers))
     found = troubles or list(s.unreadable.values()) or list(problems(s, status))
     return f"{after}waiting for trainer pods: {'; '.join(found[:3])}" if found else after.rstrip("; ")

@@ -6,6 +6,7 @@ from rljob_api import names, reasons
 from rljob_api.protocol import Member
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.decide.change import Change, Event, is_open, set_
+from rljob_operator.decide.place import rank
 from rljob_operator.decide.suspend import saved
 from rljob_operator.render.template import template_hash
 from rljob_operator.snapshot import Pod, Snapshot
@@ -22,7 +23,7 @@ def open_(s: Snapshot, status: JobStatus) -> Change:
         return Change(status)
     attempt = Attempt(
         number=status.attempt.number + 1 if status.attempt else 1,
-        members=[_member(s, pod) for pod in s.trainers],
+        members=[_member(s, status, pod) for pod in s.trainers],
         resume_step=status.resume_step,
         generation=s.job.generation,
         opened=stamp(s.now),
@@ -75,7 +76,7 @@ def _dead_boots(status: JobStatus) -> set[str]:
     return {m.boot_id for m in a.members if m.pod == a.failed_pod}
 
 
-def _member(s: Snapshot, pod: Pod) -> Member:
+def _member(s: Snapshot, status: JobStatus, pod: Pod) -> Member:
     report = s.report(pod)
     assert report is not None
-    return Member(pod=pod.name, pod_uid=pod.uid, boot_id=report.boot_id, node_rank=pod.ordinal, address=pod.ip)
+    return Member(pod=pod.name, pod_uid=pod.uid, boot_id=report.boot_id, node_rank=rank(status, pod), address=pod.ip)

@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from rljob_api import names
+from rljob_api.placement.gang import resources
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
 from rljob_api.spec.roles import RolloutSpec, TrainerSpec
@@ -39,6 +40,7 @@ def _template(job: RLJobMeta, spec: RLJobSpec, role: str) -> dict[str, Any]:
         "tolerations": list(t.tolerations),
         "affinity": t.affinity,
         "priorityClassName": t.priority_class_name,
+        "schedulingGates": [{"name": names.GATE}] if spec.scheduling.backend == "builtin" else [],
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": names.USER_ID,
@@ -70,7 +72,7 @@ def _container(job: RLJobMeta, spec: RLJobSpec, role: str) -> dict[str, Any]:
         "command": ["python", "-m", "rljob_trainer", COMMANDS[role]],
         "env": _env(job, spec, t),
         "envFrom": list(spec.env_from),
-        "resources": _resources(spec, role, t),
+        "resources": resources(spec, role),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -114,13 +116,6 @@ def _env(job: RLJobMeta, spec: RLJobSpec, t: Template) -> list[dict[str, Any]]:
 
 def _field(path: str) -> dict[str, Any]:
     return {"fieldRef": {"fieldPath": path}}
-
-
-def _resources(spec: RLJobSpec, role: str, t: Template) -> dict[str, Any]:
-    processes = spec.trainer.processes_per_node if role == names.ROLE_TRAINER else spec.rollout.tensor_parallel
-    devices = {spec.trainer.resource_name: str(processes)} if spec.trainer.device == "gpu" else {}
-    resources = {"requests": dict(t.resources.requests), "limits": t.resources.limits | devices}
-    return {k: v for k, v in resources.items() if v}
 
 
 def _volumes(spec: RLJobSpec, settings: TrainerSpec | RolloutSpec) -> list[dict[str, Any]]:

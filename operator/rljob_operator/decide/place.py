@@ -1,0 +1,133 @@
+"""Seats: which pod goes to which node, with which rank. They are written before any pod is released (see placement/)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rljob_api import names, reasons
+from rljob_api.status import Exclusion, JobStatus, PlacementStatus, Seat
+from rljob_operator.decide.change import Binding, Change, Event, is_open, set_
+from rljob_operator.placement.asked import excluded_nodes, places_itself, pod_names
+from rljob_operator.placement.turn import Verdict
+from rljob_operator.snapshot import Pod, Snapshot
+from rljob_operator.times import stamp
+
+UNBOUND_SECONDS = 60.0
+"""How long a released pod may stay without its node: somebody else was faster, or the scheduler knows better."""
+EXCLUDED_SECONDS = 600.0
+"""How long the job then leaves that node alone."""
+RETRY = 5.0
+"""Seconds between two looks for room for the gang."""
+RETRY_FURTHER = 30.0
+"""Seconds between two looks for room for further rollouts."""
+
+
+def place(s: Snapshot, status: JobStatus) -> Change:
+    spec = s.spec_of(status.attempt)
+    if not places_itself(spec, status):
+        return Change(set_(status, placement=None) if status.placement else status)
+    before = status.placement or PlacementStatus()
+    unbound = [p for p in s.pods if p.released is not None and not p.node and not p.deleting]
+    refused = [p for p in unbound if s.now >= (p.released or 0.0) + UNBOUND_SECONDS]
+    if refused:
+        return _back_out(s, status, before, refused)
+    placement, events = _seated(s, before)
+    due = [p.released + UNBOUND_SECONDS for p in unbound if p.released is not None]
+    due += [s.now + (RETRY if placement.problem else RETRY_FURTHER)] if _incomplete(s, placement) else []
+    bind = tuple(_bindings(s, placement))
+    return Change(set_(status, placement=placement), events, tuple(due), bind=bind)
+
+
+def seat(status: JobStatus, pod: str) -> Seat | None:
+    return next((x for x in status.placement.seats if x.pod == pod), None) if status.placement else None
+
+
+def rank(status: JobStatus, pod: Pod) -> int:
+    """Node rank of a trainer in the next attempt: by its seat, else by its ordinal."""
+    found = seat(status, pod.name)
+    return pod.ordinal if found is None or found.rank is None else found.rank
+
+
+def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tuple[Event, ...]]:
+    """By the verdict on this snapshot, if something was asked."""
+    excluded = [e for e in before.excluded if e.node in excluded_nodes(s.status, s.now)]
+    verdict = s.verdict
+    if verdict is None:
+        return before.model_copy(update={"excluded": excluded, "problem": ""}), ()
+    problem = verdict.plan.problem
+    if problem:
+        kept = [x for x in before.seats if verdict.asked.homes.get(x.pod) == x.node]
+        news = () if before.problem else (Event("Warning", reasons.UNPLACEABLE, problem),)
+        return before.model_copy(update={"seats": kept, "excluded": excluded, "problem": problem}), news
+    gang = verdict.asked.gang
+    needs = {names.ROLE_TRAINER: gang.trainer.requests, names.ROLE_ROLLOUT: gang.rollout.requests}
+    return PlacementStatus(seats=_seats(s, verdict), needs=needs, excluded=excluded, report=verdict.report), ()
+
+
+def _seats(s: Snapshot, verdict: Verdict) -> list[Seat]:
+    spec = s.spec_of(s.status.attempt)
+    assert spec is not None
+    trainers, rollouts = pod_names(s.job.name, spec)
+    old = {x.pod: x.rank for x in s.status.placement.seats} if s.status.placement else {}
+    ranks = assign(trainers, verdict.plan.trainers, verdict.asked.homes, old)
+    seats = [Seat(pod=pod, node=verdict.plan.trainers[ranks[pod]], rank=ranks[pod]) for pod in trainers]
+    placed = zip(rollouts, verdict.plan.rollouts, strict=True)
+    return seats + [Seat(pod=pod, node=node) for pod, node in placed if node]
+
+
+def assign(
+    pods: Sequence[str], nodes: Sequence[str], homes: Mapping[str, str], old: Mapping[str, int | None]
+) -> dict[str, int]:
+    """A rank for every trainer. `nodes` by rank. Who stays gets a rank of his node, his old one if it is there; the others take what is left."""
+    free, found = dict(enumerate(nodes)), dict[str, int]()
+    for pod in pods:
+        rank = old.get(pod)
+        if rank is not None and pod in homes and free.get(rank) == homes[pod]:
+            found[pod] = rank
+            del free[rank]
+    for pod in pods:
+        if pod in homes and pod not in found:
+            found[pod] = next(rank for rank, node in free.items() if node == homes[pod])
+            del free[found[pod]]
+    rest = iter(free)
+    return {pod: found[pod] if pod in found else next(rest) for pod in pods}
+
+
+def _incomplete(s: Snapshot, placement: PlacementStatus) -> bool:
+    spec = s.spec_of(s.status.attempt)
+    return spec is not None and len(placement.seats) < spec.trainer.nodes + spec.rollout.replicas
+
+
+def _back_out(s: Snapshot, status: JobStatus, before: PlacementStatus, refused: Sequence[Pod]) -> Change:
+    """Their nodes are left alone for a while, and their StatefulSet makes them anew, gated: then they are placed again."""
+    nodes = {x.pod: x.node for x in before.seats}
+    until = stamp(s.now + EXCLUDED_SECONDS)
+    excluded = {e.node: e for e in before.excluded}
+    excluded |= {nodes[p.name]: Exclusion(node=nodes[p.name], until=until) for p in refused if p.name in nodes}
+    gone = {p.name for p in refused}
+    placement = before.model_copy(
+        update={"seats": [x for x in before.seats if x.pod not in gone], "excluded": list(excluded.values())}
+    )
+    events = tuple(Event("Warning", reasons.NOT_BOUND, _not_bound(p, nodes.get(p.name, ""))) for p in refused)
+    return Change(set_(status, placement=placement), events, (s.now,), delete=tuple(refused))
+
+
+def _not_bound(pod: Pod, node: str) -> str:
+    why = f": {pod.unschedulable}" if pod.unschedulable else ""
+    return f"pod {pod.name} did not get onto node {node} in {UNBOUND_SECONDS:.0f} s and is placed anew{why}"
+
+
+def _bindings(s: Snapshot, placement: PlacementStatus) -> Iterator[Binding]:
+    """Gated pods that have a seat: not before every pod of the gang has one, but a single rollout joins an attempt that goes on without it."""
+    nodes = {x.pod: x.node for x in placement.seats}
+    whole = not placement.problem and _whole(s, nodes)
+    for pod in s.pods:
+        free = whole or (pod.role == names.ROLE_ROLLOUT and is_open(s.status.attempt))
+        if free and pod.name in nodes and names.GATE in pod.gates and not pod.deleting:
+            yield Binding(pod, nodes[pod.name])
+
+
+def _whole(s: Snapshot, nodes: Mapping[str, str]) -> bool:
+    spec = s.spec_of(s.status.attempt)
+    if spec is None:
+        return False
+    trainers, rollouts = pod_names(s.job.name, spec)
+    return all(name in nodes for name in (*trainers, *rollouts[: spec.rollout.min_replicas]))

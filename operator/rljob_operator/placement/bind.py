@@ -1,0 +1,31 @@
+"""The one patch that releases a pod to its node. The API server lets a StatefulSet's pod be pinned only while it is gated, and only once."""
+
+from typing import Any
+
+from rljob_api import names
+from rljob_operator.snapshot import Pod
+from rljob_operator.times import stamp
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def operations(pod: Pod, node: str, now: float) -> list[dict[str, Any]]:
+    """A JSON patch of exactly this pod (by uid), which fails if it is not gated any more. It also notes when the pod was released."""
+    gate = f"/spec/schedulingGates/{pod.gates.index(names.GATE)}"
+    note = "/metadata/annotations/" + names.ANNOTATION_RELEASED.replace("~", "~0").replace("/", "~1")
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": pod.uid},
+        {"op": "test", "path": f"{gate}/name", "value": names.GATE},
+        {"op": "add", "path": "/spec/affinity", "value": pinned(dict(pod.affinity), node)},
+        {"op": "add", "path": note, "value": stamp(now)},
+        {"op": "remove", "path": gate},
+    ]
+
+
+def pinned(affinity: dict[str, Any], node: str) -> dict[str, Any]:
+    """With one more condition in every required term, since terms are alternatives: the node's name, as in a DaemonSet's pods."""
+    here = {"key": "metadata.name", "operator": "In", "values": [node]}
+    of_nodes = affinity.get("nodeAffinity", {})
+    terms = of_nodes.get(REQUIRED, {}).get("nodeSelectorTerms") or [{}]
+    terms = [term | {"matchFields": [*term.get("matchFields", []), here]} for term in terms]
+    return affinity | {"nodeAffinity": of_nodes | {REQUIRED: {"nodeSelectorTerms": terms}}}

@@ -1,0 +1,21 @@
+"""What any pod of the cluster takes of which node."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_api.placement.cluster import requests
+from rljob_api.placement.quantity import Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Of a pod that is on a node; of others, and of those that have ended, nothing is kept."""
+
+    node: str = ""
+    requests: Resources | None = None
+
+
+def parse_usage(pod: dict[str, Any]) -> Usage:
+    node = pod["spec"].get("nodeName", "")
+    ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    return Usage() if ended or not node else Usage(node, requests(pod["spec"]))
