@@ -12,8 +12,12 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.nn.attention.varlen import varlen_attn
 
 from rljob_trainer.megatron import shares
+
+FLASH_TYPES = (torch.bfloat16, torch.float16)
+"""What torch's flash attention for packed sequences takes, on a GPU."""
 
 
 class TEDotProductAttention(MegatronModule):
@@ -42,7 +46,12 @@ class TEDotProductAttention(MegatronModule):
         Whole sequences lie between consecutive `packed_seq_params.cu_seqlens_q`.
         """
         ranks, rank = self.group.size(), self.group.rank()
-        starts = tuple(packed_seq_params.cu_seqlens_q.tolist())
+        if ranks == 1 and query.is_cuda and query.dtype in FLASH_TYPES:
+            starts, longest = packed_seq_params.cu_seqlens_q, packed_seq_params.max_seqlen_q
+            return varlen_attn(
+                query, key, value, starts, starts, longest, longest, scale=self.scale, window_size=(-1, 0)
+            ).flatten(1)
+        starts = shares.boundaries(packed_seq_params.cu_seqlens_q)
         if ranks > 1:
             both = gather_from_sequence_parallel_region(torch.stack([key, value], 1), group=self.group)
             key, value = both.unbind(1)
@@ -118,6 +127,6 @@ def rotate_packed(
 
     megatron's own goes sequence by sequence (rope_utils.py), which takes half of a step's time when there are hundreds of short ones.
     """
-    positions = shares.positions(tuple(cu_seqlens.tolist()), cp_group.size(), cp_group.rank(), t.device)
+    positions = shares.positions(shares.boundaries(cu_seqlens), cp_group.size(), cp_group.rank(), t.device)
     angles = freqs.index_select(0, positions)
     return rope_utils._apply_rotary_pos_emb_bshd(t.unsqueeze(1), angles, **kwargs).squeeze(1)

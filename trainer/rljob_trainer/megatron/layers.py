@@ -77,6 +77,8 @@ def _norm_parameters(config: TransformerConfig, size: int) -> tuple[Parameter, P
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: TransformerConfig) -> torch.Tensor:
     gain = weight + 1 if config.layernorm_zero_centered_gamma else weight
+    if config.normalization == "RMSNorm" and x.is_cuda:  # one kernel, in float32 inside
+        return F.rms_norm(x, x.shape[-1:], gain, config.layernorm_epsilon)
     if config.normalization == "RMSNorm":  # in float32 inside, as Transformer Engine does
         return F.rms_norm(x.float(), x.shape[-1:], gain.float(), config.layernorm_epsilon).to(x.dtype)
     return F.layer_norm(x, x.shape[-1:], gain, bias, config.layernorm_epsilon)

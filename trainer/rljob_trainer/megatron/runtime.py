@@ -8,6 +8,7 @@ import importlib
 import importlib.machinery
 import logging
 import os
+import shutil
 import sys
 import types
 import warnings
@@ -22,19 +23,30 @@ import torch.utils._device
 @functools.cache
 def install() -> None:
     """Patch, in the one order that works. Call it before anything imports megatron; further calls do nothing."""
-    # core/jit.py:26 compiles small functions with a C++ compiler; images have none
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     warnings.filterwarnings("ignore", module=r"(megatron|torch)\.")
     # asks for GPUs without starting CUDA, which would not survive a fork
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    _choose_compiler()
     if not torch.cuda.is_available():
         _patch_torch()
         _patch_megatron()
+    from rljob_trainer.megatron import wgrad
+
+    wgrad.install()
     from rljob_trainer.megatron import adam, layers
 
     adam.install()
     layers.install()
     _import_bridge()
+
+
+def _choose_compiler() -> None:
+    """core/jit.py:26 compiles small functions, which pays on a GPU and takes a C compiler there; on CPU it takes a C++ compiler and seconds."""
+    if not (torch.cuda.is_available() and any(map(shutil.which, ("cc", "gcc", "clang")))):
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    os.environ.setdefault(
+        "TORCHINDUCTOR_COMPILE_THREADS", "1"
+    )  # else a pool of processes as large as the machine, for a few kernels
 
 
 class _Stream:
