@@ -47,13 +47,15 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 """Every supported family: the class of its configuration, and what differs from SHAPE."""
 
 
-def make_model(directory: Path, kind: str = "qwen2", tied: bool = True, vocabulary: int = 160, **save: Any) -> Path:
+def make_model(
+    directory: Path, kind: str = "qwen2", tied: bool = True, vocabulary: int = 160, seed: int = 0, **save: Any
+) -> Path:
     """A random model with norms and biases away from their neutral values. `save`: for save_pretrained."""
     import transformers
 
     name, more = KINDS[kind]
     config = getattr(transformers, name)(**SHAPE | more, vocab_size=vocabulary, tie_word_embeddings=tied)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():
         if "norm" in name or name.endswith("bias"):

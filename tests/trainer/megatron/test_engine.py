@@ -62,23 +62,6 @@ def test_a_reward_that_is_not_finite_stops_the_step_before_the_optimizer(model: 
     assert message == "the loss is nan"
 
 
-def test_without_learning_the_ratio_is_one_and_the_weights_stay(model: Path) -> None:
-    def on_a_rank() -> Any:
-        from rljob_trainer.megatron.engine import Engine
-
-        engine = Engine(job(model, data=2, miniBatches=4, optimizer={"learningRate": 1e-30}), lambda: None)
-        before = weights(engine)
-        metrics = [engine.train_step(make_batch(model, step)) for step in (1, 2)]
-        return metrics, same(before, weights(engine))
-
-    metrics, unchanged = run_ranks(2, on_a_rank)[0]
-    assert unchanged
-    for step in metrics:
-        assert step["train/ratio_mean"] == 1.0
-        assert step["train/clip_fraction"] == step["train/kl"] == 0.0
-        assert step["train_rollout/log_prob_diff_max"] < 1e-5
-
-
 def test_the_learning_rate_rises_from_zero_and_stays(model: Path) -> None:
     def on_a_rank() -> list[float]:
         from rljob_trainer.megatron.engine import Engine

@@ -41,7 +41,7 @@ class Engine:
     def train_step(self, batch: StepBatch) -> dict[str, float]:
         """One step of the job: rewards, fixed quantities, advantages of the whole step, then an optimizer step per epoch and mini-batch.
 
-        Returns the metrics, the same on all ranks.
+        Returns the metrics, the same on all ranks; without those that are not finite, when all optimizer steps were skipped.
 
         Raises:
             MismatchError: before the policy's optimizer step; see MISMATCH_LIMIT.
@@ -61,7 +61,7 @@ class Engine:
             }
         )
         self._adapt(metrics["train/kl"], len(step.samples))
-        return metrics
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Hugging Face names and full tensors of the policy in its dtype, one at a time. Every rank must drain it."""

@@ -33,7 +33,7 @@ class Sinks:
         self._metrics.append(step, metrics)
         self._tensorboard.append(step, metrics)
         self._by_step.setdefault(step, {}).update(metrics)
-        if "train/loss" in metrics:
+        if "train/tokens" in metrics:
             log.info("%s", step_line(step, self._steps, metrics))
         elif "evaluation/reward" in metrics:
             log.info("%s", evaluation_line(step, metrics))

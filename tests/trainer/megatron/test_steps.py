@@ -1,0 +1,181 @@
+"""What a step does, over the whole of spec.algorithm and spec.train."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from rljob_api.spec.algorithm import AlgorithmSpec
+from rljob_trainer.batch import Sample, StepBatch
+from trainer.megatron.gang import changed, equal, moments, run_engines, weights
+from trainer.megatron.models import job, make_batch
+
+pytestmark = pytest.mark.slow
+
+ADVANTAGES = get_args(AlgorithmSpec.model_fields["advantage"].annotation)
+LOSSES = get_args(AlgorithmSpec.model_fields["loss"].annotation)
+REPLAY = {"batches": {"replay": "/r"}}
+STILL = {"optimizer": {"learningRate": 1e-30}}
+
+
+def change(batch: StepBatch, function: Callable[[Sample], Sample]) -> StepBatch:
+    return replace(batch, samples=tuple(function(s) for s in batch.samples))
+
+
+def test_a_step_runs_with_every_advantage_and_every_loss(model: Path) -> None:
+    batch = change(make_batch(model), lambda s: replace(s, baseline_reward=0.5))
+
+    def step(engine: Any) -> dict[str, float]:
+        return engine.train_step(batch)
+
+    specs = {
+        (advantage, loss): changed(
+            job(model, data=2, algorithm={"advantage": advantage, "loss": loss}, miniBatches=2, epochsPerStep=2),
+            critic={} if advantage == "gae" else None,
+        )
+        for advantage in ADVANTAGES
+        for loss in LOSSES
+    }
+    found = run_engines(2, {f"{a}, {b}": (spec, step) for (a, b), spec in specs.items()})
+    for (advantage, loss), spec in specs.items():
+        metrics = found[f"{advantage}, {loss}"]
+        assert all(math.isfinite(x) for x in metrics.values())
+        assert metrics["train/grad_norm"] > 0
+        assert metrics["train/policy_kl"] > 0, "later updates see a policy that has moved"
+        assert ("critic/loss" in metrics) == (spec.critic is not None)
+
+
+def test_a_policy_that_does_not_learn_measures_the_same_again(model: Path) -> None:
+    """The cheapest end-to-end gate there is (rl.md, pitfall 25), with every log-probability that is measured in a pass of its own."""
+    batches = [make_batch(model), replace(make_batch(model), step=2)]
+    fixed = {"kl": {"coefficient": 0.1, "estimator": "k1", "where": "reward"}, "advantage": "gae"}
+
+    def steps(engine: Any) -> Any:
+        before = weights(engine)
+        metrics = [engine.train_step(b) for b in batches]
+        return metrics, equal(before, weights(engine))
+
+    specs = {
+        "one update": job(model, data=2, **STILL, **REPLAY),
+        "several": job(model, data=2, miniBatches=2, epochsPerStep=2, **STILL, **REPLAY),
+        "KL in the reward": changed(job(model, 2, algorithm=fixed, **STILL, **REPLAY), critic=STILL),
+    }
+    for metrics, unchanged in run_engines(2, {name: (spec, steps) for name, spec in specs.items()}).values():
+        assert unchanged
+        for step in metrics:
+            assert step["train/ratio_mean"] == 1.0
+            assert step["train/clip_fraction"] == step["train/policy_kl"] == 0.0
+            assert step["train/kl"] == 0.0, "the recomputed log-probabilities are the reference's, bit for bit"
+            assert step["train_rollout/log_prob_diff_max"] < 1e-5
+            assert step["train_rollout/effective_sample_size"] == pytest.approx(1.0, abs=1e-6)
+        mismatch = [[x for n, x in step.items() if n.startswith("train_rollout/")] for step in metrics]
+        assert mismatch[0] == mismatch[1]
+
+
+def test_the_coefficient_of_the_divergence_follows_its_target(model: Path) -> None:
+    adaptive = {"coefficient": 0.1, "adaptive": {"target": 1e-4, "horizon": 16}}
+
+    def steps(engine: Any) -> list[dict[str, float]]:
+        return [engine.train_step(make_batch(model, step)) for step in (1, 2, 3)]
+
+    spec = job(model, algorithm={"kl": adaptive}, **REPLAY)
+    first, second, third = run_engines(1, {"": (spec, steps)})[""]
+    assert first["train/kl"] == 0.0
+    assert first["train/kl_coefficient"] == 0.1
+    assert second["train/kl_coefficient"] == pytest.approx(0.08), "the divergence was below the target"
+    assert second["train/kl"] > 2e-4
+    assert third["train/kl_coefficient"] == pytest.approx(0.08 * 1.2)
+
+
+def test_bypass_takes_the_rollouts_log_probabilities_for_the_old_ones(model: Path) -> None:
+    batch = make_batch(model, temperature=1.3)
+
+    def step(engine: Any) -> dict[str, float]:
+        return engine.train_step(batch)
+
+    cases = {
+        bypass: job(model, algorithm={"rolloutCorrection": {"bypass": bypass}}, **REPLAY) for bypass in (True, False)
+    }
+    found = run_engines(1, {str(bypass): (spec, step) for bypass, spec in cases.items()})
+    assert found["False"]["train/ratio_mean"] == 1.0
+    assert found["True"]["train/ratio_mean"] == pytest.approx(found["True"]["train_rollout/ratio_mean"]) != 1.0
+
+
+def test_what_is_not_finite_is_skipped_on_all_ranks_and_counted(model: Path) -> None:
+    """Group 0 is in the first of two mini-batches; the second mini-batch is learnt from."""
+    good = make_batch(model)
+    half = change(good, lambda s: replace(s, reward=math.inf if s.group == 0 and s.sample == 0 else s.reward))
+    bad = change(good, lambda s: replace(s, reward=math.nan))
+
+    def steps(engine: Any) -> Any:
+        first = engine.train_step(half)
+        before = weights(engine), moments(engine)
+        second = engine.train_step(replace(bad, step=2))
+        return first, second, [equal(before[0], weights(engine)), equal(before[1], moments(engine))]
+
+    spec = job(model, tensor=2, miniBatches=2, onNonFinite="skip", **REPLAY)
+    first, second, unchanged = run_engines(2, {"": (spec, steps)})[""]
+    assert (first["train/skipped"], second["train/skipped"]) == (1.0, 2.0)
+    assert "train/loss" in first
+    assert "train/loss" not in second
+    assert unchanged == [True, True]
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_were(model: Path) -> None:
+    from rljob_trainer.megatron.learner import NonFiniteError
+
+    def step(engine: Any) -> tuple[str, bool]:
+        before = weights(engine)
+        engine._actor._policy.modules[0].decoder.final_layernorm.weight.register_hook(lambda g: g * math.inf)
+        with pytest.raises(NonFiniteError) as caught:
+            engine.train_step(make_batch(model))
+        return str(caught.value), equal(before, weights(engine))
+
+    message, unchanged = run_engines(1, {"": (job(model), step)})[""]
+    assert unchanged
+    assert message.startswith("the norm of the gradient is ")
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine"])
+def test_the_learning_rate_falls_over_the_optimizer_steps_of_the_job(model: Path, decay: str) -> None:
+    """Two steps of two mini-batches: the rates of the optimizer steps 0 to 3 of 4, from 1e-3 to 1e-4."""
+    optimizer = {"learningRate": 1e-3, "decay": decay, "minLearningRate": 1e-4}
+
+    def steps(engine: Any) -> list[float]:
+        return [engine.train_step(make_batch(model, s))["train/learning_rate"] for s in (1, 2)]
+
+    spec = job(model, steps=2, miniBatches=2, optimizer=optimizer, **REPLAY)
+    first, second = run_engines(1, {"": (spec, steps)})[""]
+    share = {"linear": lambda x: 1 - x, "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2}[decay]
+    rates = [1e-4 + 9e-4 * share(i / 4) for i in range(4)]
+    assert first == pytest.approx((rates[0] + rates[1]) / 2)
+    assert second == pytest.approx((rates[2] + rates[3]) / 2)
+
+
+def test_advantages_need_no_pass_and_no_exchange_where_rewards_are_enough(model: Path) -> None:
+    """One forward and backward pass per micro-batch, and one sum over the ranks per optimizer step, are all that a plain step costs."""
+
+    def step(engine: Any) -> dict[str, int]:
+        from rljob_trainer.megatron import passes, step
+
+        counts = {"passes": 0, "gathered": 0}
+        run, gather = passes.Passes._run, step.gather
+
+        def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                counts[name] += 1
+                return function(*args, **kwargs)
+
+            return call
+
+        passes.Passes._run, step.gather = counted("passes", run), counted("gathered", gather)
+        try:
+            engine.train_step(make_batch(model))
+        finally:
+            passes.Passes._run, step.gather = run, gather
+        return counts
+
+    assert run_engines(2, {"": (job(model, data=2, algorithm={}), step)})[""] == {"passes": 1, "gathered": 0}
