@@ -48,6 +48,10 @@ async def test_a_server_killed_mid_generation_costs_no_answer(
     groups: list[list[Generation]] = await asyncio.wait_for(asyncio.gather(*asked), 120)
     assert pool.redispatched > 0 and [r.pod for r in pool.replicas] == [servers[0].endpoint.pod]
     assert len(groups) == 40 and all(len(g) == 4 for g in groups)
+    for generation in (g for group in groups for g in group):  # rl.md 8d, pitfall 9: the end is there once, and last
+        ends = [i for i, token in enumerate(generation.tokens) if token == models.END]
+        assert ends == ([len(generation.tokens) - 1] if generation.finish_reason == "stop" else [])
+    assert {g.finish_reason for group in groups for g in group} == {"stop", "length"}
     for prompt, group in zip(prompts[::8], groups[::8], strict=True):
         for generation in group:
             difference = models.log_probs(new, prompt, generation.tokens) - torch.tensor(generation.log_probs)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 
-NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?")
+NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,6}(?!\d))?")
 """With thousands separators or without. A minus after a digit, letter or bracket is a difference, not a sign."""
 
 
