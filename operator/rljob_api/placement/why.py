@@ -13,20 +13,18 @@ DOMAINS = 4
 
 def why(cluster: Cluster, gang: Gang, kept: int, staying: int) -> str:
     """`kept`, `staying`: trainers and rollouts that are there. One sentence per role that lacks room; when each fits alone, one about both."""
-    parts = []
-    for word, demand, wanted in (
-        ("trainer", gang.trainer, gang.trainers - kept),
-        ("rollout", gang.rollout, gang.minimum - staying),
-    ):
-        room = {n.name: 0 if refusal(n, gang, demand) else capacity(n, demand) for n in cluster.nodes}
-        if sum(room.values()) < wanted:
-            parts.append(_lack(cluster, gang, word, demand, wanted, room))
-    if parts:
-        return "; ".join(parts)
-    return (
-        f"{_pods(gang.trainers, 'trainer', gang.trainer)} and {_pods(gang.minimum, 'rollout', gang.rollout)} "
-        "find room alone, but not both"
-    )
+    roles = (("trainer", gang.trainer, gang.trainers - kept), ("rollout", gang.rollout, gang.minimum - staying))
+    rooms = [{n.name: 0 if refusal(n, gang, d) else capacity(n, d) for n in cluster.nodes} for _, d, _ in roles]
+    lacking = [
+        _lack(cluster, gang, word, demand, wanted, room)
+        for (word, demand, wanted), room in zip(roles, rooms, strict=True)
+        if sum(room.values()) < wanted
+    ]
+    if lacking:
+        return "; ".join(lacking)
+    wanted = " and ".join(_pods(count, word, demand) for word, demand, count in roles)
+    trainers, rollouts = (sum(room.values()) for room in rooms)
+    return f"needs room for {wanted}; the cluster has it for {trainers} or for {rollouts}, not for both at once"
 
 
 def _pods(count: int, word: str, demand: Demand) -> str:

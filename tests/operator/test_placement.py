@@ -1,0 +1,190 @@
+"""Gangs on nodes, against a cluster in memory: together or not at all, in turn, and again elsewhere when a node fails them."""
+
+from random import Random
+
+import pytest
+
+from rljob_api import names, reasons
+from rljob_operator.decide.place import EXCLUDED_SECONDS, UNBOUND_SECONDS
+from simulator.cluster import node_object
+from simulator.crowd import NAMESPACE, Crowd
+from simulator.feed import HOSTILE
+from simulator.world import World
+
+
+async def test_a_gang_gets_its_seats_before_any_pod_is_released() -> None:
+    crowd = Crowd({"a": 2, "b": 2})
+    crowd.apply("demo", trainers=2)
+    await crowd.turns(4)
+    assert len(crowd.on_nodes("demo")) == 3
+    status = crowd.status("demo")
+    assert status.placement and {x.pod: x.node for x in status.placement.seats} == crowd.on_nodes("demo")
+    assert sorted(x.rank for x in status.placement.seats if x.rank is not None) == [0, 1]
+    assert len(set(crowd.on_nodes("demo").values())) == 2, "two trainers sit together, the rollout next to them"
+    released = next(i for i, w in enumerate(crowd.cluster.writes) if w.startswith("patch Pod"))
+    seated = next(i for i, w in enumerate(crowd.cluster.writes) if w == "replace RLJob demo")
+    assert seated < released
+    assert sum(w.startswith("patch Pod") for w in crowd.cluster.writes) == 3, "each pod is patched once"
+
+
+async def test_jobs_that_compete_are_placed_whole_one_after_the_other() -> None:
+    """Three jobs of three pods on five places: whoever is first, no two of them wait with a half each."""
+    for seed in range(10):
+        crowd = Crowd({"a": 3, "b": 2}, random=Random(seed))
+        for name in ("one", "two", "three"):
+            crowd.apply(name, trainers=2)
+        await crowd.turns(6)
+        assert [len(crowd.on_nodes(job)) for job in ("one", "two", "three")] == [3, 0, 0], f"the oldest, seed {seed}"
+        assert crowd.status("two").message.startswith("waiting for room: needs room for 2 trainer pods with ")
+        assert crowd.status("two").message.endswith("; the cluster has it for 2 or for 2, not for both at once")
+        crowd.delete("one")
+        await crowd.turns(6)
+        assert [len(crowd.on_nodes(job)) for job in ("two", "three")] == [3, 0]
+
+
+async def test_priority_comes_before_age() -> None:
+    for seed in range(10):
+        crowd = Crowd({"a": 3}, random=Random(seed))
+        crowd.apply("old", trainers=2)
+        crowd.apply("urgent", trainers=2, priority=5)
+        await crowd.turns(5)
+        assert (len(crowd.on_nodes("old")), len(crowd.on_nodes("urgent"))) == (0, 3)
+
+
+async def test_a_job_that_fits_does_not_wait_for_an_older_one_that_does_not() -> None:
+    crowd = Crowd({"a": 3})
+    crowd.apply("large", trainers=5)
+    crowd.apply("small", trainers=2)
+    await crowd.turns(5)
+    assert len(crowd.on_nodes("small")) == 3
+    conditions = {c.type: c for c in crowd.status("large").conditions}
+    assert conditions["Placed"].reason == reasons.UNPLACEABLE
+    assert conditions["Placed"].message.startswith("needs room for 5 trainer pods with ")
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_crowd_is_served_whatever_the_watches_lose_and_whenever_the_operator_dies(seed: int) -> None:
+    crowd = Crowd({"a": 4, "b": 4, "c": 4}, faults=HOSTILE, random=Random(seed))
+    waiting = [f"job-{i}" for i in range(5)]
+    for i, name in enumerate(waiting):
+        crowd.apply(name, trainers=1 + i % 3, rollouts=2)
+    for _ in range(12):
+        crowd.cluster.crash_after = len(crowd.cluster.writes) + crowd.random.randint(1, 20)
+        await crowd.turns(12)
+        done = [job for job in waiting if len(crowd.on_nodes(job)) > int(job[-1]) % 3 + 1]
+        for job in done[:1]:
+            crowd.delete(job)
+            waiting.remove(job)
+    assert waiting == []
+    assert crowd.crashes
+
+
+async def test_a_node_that_does_not_take_its_pod_is_left_alone_and_the_others_stay() -> None:
+    crowd = Crowd({"a": 2, "b": 2, "c": 2})
+    crowd.cluster.full.add("b")
+    crowd.apply("demo", trainers=3)
+    await crowd.turns(5)
+    kept = crowd.on_nodes("demo")
+    assert len(kept) == 2
+    await crowd.turns(int(UNBOUND_SECONDS) + 5)
+    assert kept.items() <= crowd.on_nodes("demo").items()
+    assert len(crowd.on_nodes("demo")) == 4
+    placement = crowd.status("demo").placement
+    assert placement and [e.node for e in placement.excluded] == ["b"]
+    crowd.cluster.full.clear()
+    crowd.now += EXCLUDED_SECONDS
+    await crowd.turns(2)
+    placement = crowd.status("demo").placement
+    assert placement and placement.excluded == []
+
+
+async def test_a_pod_of_a_dead_node_gets_another_and_the_others_stay() -> None:
+    crowd = Crowd({"a": 2, "b": 2, "c": 2})
+    crowd.apply("demo", trainers=3)
+    await crowd.turns(5)
+    before = crowd.on_nodes("demo")
+    dead = before["demo-trainer-0"]
+    crowd.cluster.remove(crowd.cluster.objects[("Node", None, dead)])
+    for pod, node in before.items():
+        if node == dead:
+            crowd.cluster.remove(crowd.cluster.objects[("Pod", NAMESPACE, pod)])
+    del crowd.nodes[dead]
+    await crowd.turns(6)
+    after = crowd.on_nodes("demo")
+    assert len(after) == 4
+    assert dead not in after.values()
+    assert {pod: node for pod, node in before.items() if node != dead}.items() <= after.items()
+
+
+async def test_a_cordoned_node_keeps_its_pods_and_gets_no_new_ones() -> None:
+    crowd = Crowd({"a": 2, "b": 2, "c": 2})
+    crowd.apply("demo", trainers=2)
+    await crowd.turns(4)
+    cordoned = crowd.on_nodes("demo")["demo-trainer-1"]
+    node = crowd.cluster.objects[("Node", None, cordoned)]
+    crowd.cluster._touch(node)
+    node["spec"] = {"unschedulable": True}
+    crowd.cluster.remove(crowd.cluster.objects[("Pod", NAMESPACE, "demo-trainer-1")])
+    await crowd.turns(5)
+    assert crowd.on_nodes("demo")["demo-trainer-1"] != cordoned
+    assert crowd.on_nodes("demo")["demo-trainer-0"] == cordoned, "it was there and stays"
+
+
+async def test_further_rollouts_come_when_there_is_room() -> None:
+    crowd = Crowd({"a": 3})
+    crowd.apply("demo", trainers=2, rollouts=3)
+    await crowd.turns(4)
+    assert len(crowd.on_nodes("demo")) == 3
+    placement = crowd.status("demo").placement
+    assert placement and placement.report.rollouts == ["a", "", ""]
+    crowd.nodes["b"] = 4
+    crowd.cluster.put(node_object(True, name="b", pods=4))
+    await crowd.turns(4)
+    assert len(crowd.on_nodes("demo")) == 5
+
+
+async def test_a_suspended_job_gives_its_seats_back() -> None:
+    crowd = Crowd({"a": 3})
+    crowd.apply("demo", trainers=2, suspend=True)
+    crowd.apply("other", trainers=2)
+    await crowd.turns(5)
+    assert crowd.status("demo").placement is None
+    assert len(crowd.on_nodes("other")) == 3
+
+
+async def test_pods_of_other_schedulers_are_respected() -> None:
+    crowd = Crowd({"a": 3, "b": 3})
+    stranger = {"name": "stranger", "namespace": "elsewhere", "labels": {}}
+    crowd.cluster.put({"kind": "Pod", "metadata": stranger, "spec": {"nodeName": "a", "containers": []}})
+    crowd.apply("demo", trainers=2)
+    await crowd.turns(4)
+    assert set(crowd.on_nodes("demo").values()) == {"b"}
+    assert names.GATE not in str(crowd.cluster.objects[("Pod", NAMESPACE, "demo-trainer-0")]["spec"]["schedulingGates"])
+
+
+async def live(world: World) -> World:
+    """Lose a pod, suspend, resume, succeed; every pod goes through its gate each time."""
+    world.apply(scheduling={"backend": "builtin"})
+    await world.until(state="Running", step=3)
+    world.kill_pod("demo-trainer-1")
+    await world.until(state="Running", step=5, attempt=2)
+    world.request("n1", "suspend")
+    await world.until(state="Suspended")
+    world.request("n2", "resume")
+    await world.until(state="Succeeded")
+    return world
+
+
+def end(world: World) -> tuple[object, ...]:
+    s = world.status
+    return s.outcome, s.attempt and s.attempt.number, s.restarts.total, s.progress.step, s.placement
+
+
+async def test_an_operator_killed_after_any_write_of_a_placed_job_changes_nothing() -> None:
+    undisturbed = await live(World(steps=7))
+    assert end(undisturbed) == ("Succeeded", 3, 1, 7, None)
+    for crash_after in range(1, len(undisturbed.cluster.writes)):
+        world = World(steps=7)
+        world.cluster.crash_after = crash_after
+        assert end(await live(world)) == end(undisturbed), f"killed after {world.cluster.writes[crash_after - 1]}"
+        assert world.crashes == 1

@@ -1,0 +1,104 @@
+"""Several jobs that want the same nodes: an operator, a scheduler, and no launchers, since nobody trains."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from api.specs import raw_spec
+from rljob_api import names
+from rljob_api.status import JobStatus
+from rljob_operator.api import Conflict
+from rljob_operator.reconcile import Reconciler
+from rljob_operator.stores import Stores
+from simulator.cluster import Crash, FakeCluster, node_object
+from simulator.feed import PROMPT, Faults, Feed
+
+NAMESPACE = "research"
+
+
+@dataclass
+class Crowd:
+    """Nodes by name, each with room for so many pods."""
+
+    nodes: dict[str, int]
+    cluster: FakeCluster = field(default_factory=FakeCluster)
+    faults: Faults = PROMPT
+    random: Random = field(default_factory=lambda: Random(0))
+    now: float = 1_000_000.0
+    crashes: int = 0
+
+    def __post_init__(self) -> None:
+        self.cluster.remove(self.cluster.objects[("Node", None, "node-1")])
+        for name, pods in self.nodes.items():
+            self.cluster.put(node_object(True, name=name, pods=pods))
+        self.restart_operator()
+
+    def restart_operator(self) -> None:
+        stores = Stores(lambda: self.now)
+        self.cluster.revive()
+        self.feed = Feed(self.cluster, stores, self.faults, self.random)
+        self.operator = Reconciler(self.cluster, stores, progress_interval=0, clock=lambda: self.now)
+
+    def apply(self, name: str, trainers: int, rollouts: int = 1, priority: int = 0, **changes: Any) -> None:
+        changes = {
+            "trainer": {"device": "cpu", "nodes": trainers},
+            "rollout": {"replicas": rollouts, "sampling": {"maxTokens": 8}},
+            "scheduling": {"backend": "builtin", "priority": priority},
+        } | changes
+        meta = {"name": name, "namespace": NAMESPACE, "generation": 1, "annotations": {}}
+        job = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": meta, "spec": raw_spec(**changes)}
+        self.cluster.put(job)["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{len(self.jobs()):02}Z"
+
+    def jobs(self) -> list[str]:
+        return [name for kind, _, name in self.cluster.objects if kind == names.KIND]
+
+    def status(self, job: str) -> JobStatus:
+        return JobStatus.model_validate(self.cluster.objects[(names.KIND, NAMESPACE, job)].get("status", {}))
+
+    def delete(self, job: str) -> None:
+        """With all that it owns, as the garbage collector does."""
+        for obj in list(self.cluster.objects.values()):
+            if obj["metadata"].get("labels", {}).get(names.LABEL_JOB) == job or obj["metadata"]["name"] == job:
+                self.cluster.remove(obj)
+
+    def on_nodes(self, job: str) -> dict[str, str]:
+        """Nodes of its pods that are on one, by pod."""
+        pods = (p for p in self.cluster.pods(NAMESPACE) if p["metadata"]["labels"][names.LABEL_JOB] == job)
+        return {p["metadata"]["name"]: p["spec"]["nodeName"] for p in pods if p["spec"].get("nodeName")}
+
+    async def turn(self, order: Sequence[str] | None = None) -> None:
+        """Every job gets a pass, in any order."""
+        self.now += 1
+        self.feed.deliver()
+        jobs = list(order or self.random.sample(self.jobs(), len(self.jobs())))
+        for job in jobs:
+            try:
+                await self.operator((NAMESPACE, job))
+            except Crash:
+                self.crashes += 1
+                self.restart_operator()
+                self.feed.relist()
+            except Conflict:
+                pass
+        for pod in self.cluster.pods(NAMESPACE):
+            if "deletionTimestamp" in pod["metadata"]:
+                self.cluster.remove(pod)
+        self.cluster.sync_stateful_sets()
+
+    async def turns(self, count: int) -> None:
+        for _ in range(count):
+            await self.turn()
+            self.check()
+
+    def check(self) -> None:
+        """No node has more pods than it holds, and no gang waits with a part of its seats: only pods that run stay while others are replaced."""
+        for node, room in self.nodes.items():
+            there = [p for p in self.cluster.pods(NAMESPACE) if p["spec"].get("nodeName") == node]
+            assert len(there) <= room, f"{node} holds {len(there)} of {room}"
+        for job in self.jobs():
+            raw = self.cluster.objects[(names.KIND, NAMESPACE, job)]["spec"]
+            placement = self.status(job).placement
+            seats = placement.seats if placement else []
+            whole = len(seats) >= raw["trainer"]["nodes"] + 1
+            assert whole or {x.pod for x in seats} <= self.on_nodes(job).keys(), f"{job} waits with {len(seats)} seats"
