@@ -1,0 +1,113 @@
+"""A torch_dist directory, from whatever layout, as the beginning of a job in another; and its optimizer as the continuation."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.batch import StepBatch
+from rljob_trainer.failure import ConfigurationError
+from trainer.megatron.models import job, make_batch, make_model
+from trainer.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+LAYOUTS: dict[str, list[dict[str, int]]] = {
+    "qwen2": [
+        {"tensor": 2, "pipeline": 2},
+        {"pipeline": 2, "virtualPipeline": 2},
+        {"context": 2, "tensor": 2},
+        {"tensor": 4},
+    ],
+    "qwen3_moe": [
+        {"expert": 2},
+        {"pipeline": 2, "tensor": 2},
+        {"tensor": 2, "expert": 2, "expertTensor": 1, "pipeline": 2},
+        {"expert": 4},
+    ],
+}
+"""Each one's checkpoint is taken up by the next one, the last one's by the first."""
+
+
+def job_of(model: Path, sizes: dict[str, int], checkpoint: Path | None = None, world: int = 4) -> RLJobSpec:
+    """Without a divergence from the starting point, which is another one for a job that starts from a checkpoint."""
+    trainer = {"nodes": world, "parallelism": sizes}
+    spec = job(model, trainer=trainer, batches={"replay": "/recorded"}, algorithm={})
+    return spec.model_copy(
+        update={"model": spec.model.model_copy(update={"megatron_checkpoint": checkpoint and str(checkpoint)})}
+    )
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_weights_are_taken_bit_for_bit_and_optimizers_continue_in_any_layout(
+    megatron: None, tmp_path: Path, kind: str
+) -> None:
+    model = make_model(tmp_path / "model", kind)
+    batches = [make_batch(model, step) for step in (1, 2)]
+    pairs = list(zip(LAYOUTS[kind], LAYOUTS[kind][1:] + LAYOUTS[kind][:1], strict=True))
+
+    def on_a_rank() -> None:
+        for number, (old, new) in enumerate(pairs):
+            checkpoint = tmp_path / f"global_step_{number}"
+            weights, next_loss = _save(job_of(model, old), batches, checkpoint)
+            start = _engine(job_of(model, new, checkpoint))
+            taken = dict(start.export())
+            assert [n for n in weights if not torch.equal(weights[n], taken[n])] == [], (old, new)
+            start.load(checkpoint / "megatron")
+            assert start.train_step(batches[1])["train/loss"] == pytest.approx(next_loss, abs=1e-6), (old, new)
+            _close()
+
+    run_ranks(4, on_a_rank)
+
+
+def _save(spec: RLJobSpec, batches: list[StepBatch], checkpoint: Path) -> tuple[dict[str, torch.Tensor], float]:
+    """Train on the first batch and save; the weights then, and the loss of the second batch."""
+    engine = _engine(spec)
+    engine.train_step(batches[0])
+    if torch.distributed.get_rank() == 0:
+        checkpoint.mkdir()
+    torch.distributed.barrier()
+    writing = engine.save(checkpoint / "megatron", True)
+    writing.wait()
+    writing.finish()
+    torch.distributed.barrier()
+    weights = {name: tensor.clone() for name, tensor in engine.export()}
+    loss = engine.train_step(batches[1])["train/loss"]
+    _close()
+    return weights, loss
+
+
+def _engine(spec: RLJobSpec) -> Any:
+    from rljob_trainer.megatron.engine import Engine
+
+    return Engine(spec, lambda: None)
+
+
+def _close() -> None:
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_with_the_tensor(megatron: None, tmp_path: Path) -> None:
+    dense, experts = make_model(tmp_path / "dense", vocabulary=160), make_model(tmp_path / "moe", "mixtral")
+    wide, batches = make_model(tmp_path / "wide", vocabulary=192), [make_batch(dense, step) for step in (1, 2)]
+    (tmp_path / "empty").mkdir()
+
+    def on_a_rank() -> list[str]:
+        _save(job_of(dense, {}, world=1), batches, tmp_path / "global_step_1")
+        found = []
+        for model, checkpoint in ((experts, "global_step_1"), (wide, "global_step_1"), (dense, "empty")):
+            with pytest.raises(ConfigurationError) as caught:
+                _engine(job_of(model, {}, tmp_path / checkpoint, world=1))
+            assert caught.value.field == "spec.model.megatronCheckpoint"
+            found.append(caught.value.rule)
+            _close()
+        return found
+
+    missing, shape, nothing = run_ranks(1, on_a_rank)[0]
+    assert missing.startswith("does not hold policy.decoder.layers.")
+    assert shape == "policy.embedding.word_embeddings.weight has the shape (160, 64), the model's (192, 64)"
+    assert nothing == "is no torch_dist directory of megatron-core, nor holds one"
