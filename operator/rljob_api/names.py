@@ -89,6 +89,11 @@ def pod(job: str, role: str, ordinal: int) -> str:
     return f"{gang(job, role)}-{ordinal}"
 
 
+def pod_group(job: str) -> str:
+    """All pods of a job, for Kueue and Volcano."""
+    return f"{job}-gang"
+
+
 def control(job: str) -> str:
     return f"{job}-control"
 

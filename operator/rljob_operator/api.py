@@ -15,6 +15,7 @@ KINDS = {
     "Event": ("/api/v1", "events"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     "Node": ("/api/v1", "nodes"),
+    "PodGroup": ("/apis/scheduling.volcano.sh/v1beta1", "podgroups"),
     "Pod": ("/api/v1", "pods"),
     "RLJob": (f"/apis/{names.API_VERSION}", names.PLURAL),
     "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),

@@ -14,7 +14,7 @@ from rljob_operator.decide import Event
 from rljob_operator.decide.change import Binding
 from rljob_operator.placement.bind import operations
 from rljob_operator.snapshot import Pod, Snapshot
-from rljob_operator.stores import Stores
+from rljob_operator.stores import UNWATCHED, Stores
 from rljob_operator.times import stamp
 
 log = logging.getLogger(__name__)
@@ -77,6 +77,10 @@ class Writer:
             if live is None:
                 raise
             return "" if controls(s.job, live) else _conflict(child, "has not this job's labels")
+        except NotFound:
+            if child["kind"] not in UNWATCHED:
+                raise
+            return f"the cluster does not know the kind {child['kind']} ({child['apiVersion']}), which spec.scheduling.backend needs"
         return ""
 
     async def _correct(self, s: Snapshot, child: Object, live: Object) -> None:

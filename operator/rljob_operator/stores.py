@@ -19,6 +19,8 @@ from rljob_operator.store import Store, bare, key_of, same_but_version
 
 CHILD_KINDS = ("Service", "ServiceAccount", "Role", "RoleBinding", "StatefulSet")
 """Besides ConfigMaps, which have a store of their own."""
+UNWATCHED = ("PodGroup",)
+"""Of which only our own writes and reads are known: not every cluster has the kind."""
 KNOWN_META = {
     "name",
     "namespace",
@@ -74,7 +76,7 @@ class Stores:
         self.config_maps: Store[Note] = Store(reports.keeper(clock), reports.matters)
         self.children: dict[str, Store[Object]] = {
             kind: Store(lambda obj, _: bare(obj, "status"), lambda a, b: not same_but_version(a, b))
-            for kind in CHILD_KINDS
+            for kind in (*CHILD_KINDS, *UNWATCHED)
         }
 
         self._by_kind: dict[str, Store[Any]] = {

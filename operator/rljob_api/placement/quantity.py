@@ -34,6 +34,11 @@ def show(thousandths: int) -> str:
     return str(whole)
 
 
+def exact(thousandths: int) -> str:
+    """As a quantity."""
+    return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
+
+
 def add(one: Resources, other: Resources) -> Resources:
     return {name: one.get(name, 0) + other.get(name, 0) for name in one | other}
 

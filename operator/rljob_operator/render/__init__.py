@@ -4,6 +4,7 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.status import JobStatus
+from rljob_operator.render.backend import companions
 from rljob_operator.render.channel import control, report
 from rljob_operator.render.gang import service, stateful_set, token
 from rljob_operator.render.rbac import access
@@ -22,7 +23,7 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     reports = {names.report(names.pod(s.job.name, role, i)): role for role, size in sizes.items() for i in range(size)}
     objects = [*access(s.job, list(reports)), service(s.job)]
     objects += [report(s.job, role, name) for name, role in reports.items()]
-    objects.append(control(s, status, spec))
+    objects += [control(s, status, spec), *companions(s.job, spec)]
     for role, size in sizes.items():
         exists = ("StatefulSet", names.gang(s.job.name, role)) in s.children
         if exists and not _in_use(status):

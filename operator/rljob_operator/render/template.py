@@ -10,6 +10,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
 from rljob_api.spec.roles import RolloutSpec, TrainerSpec
 from rljob_api.status import RLJobMeta
+from rljob_operator.render.backend import pod_settings
 
 COMMANDS = {names.ROLE_TRAINER: "launch", names.ROLE_ROLLOUT: "rollout"}
 CONTAINERS = {names.ROLE_TRAINER: names.TRAINER_CONTAINER, names.ROLE_ROLLOUT: names.ROLLOUT_CONTAINER}
@@ -40,7 +41,6 @@ def _template(job: RLJobMeta, spec: RLJobSpec, role: str) -> dict[str, Any]:
         "tolerations": list(t.tolerations),
         "affinity": t.affinity,
         "priorityClassName": t.priority_class_name,
-        "schedulingGates": [{"name": names.GATE}] if spec.scheduling.backend == "builtin" else [],
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": names.USER_ID,
@@ -52,10 +52,11 @@ def _template(job: RLJobMeta, spec: RLJobSpec, role: str) -> dict[str, Any]:
         "containers": [_container(job, spec, role)],
         "volumes": _volumes(spec, settings),
     }
-    labels, annotations = t.labels | names.labels(job.name, role), dict(t.annotations)
+    backend = pod_settings(job, spec, role)
+    labels = t.labels | backend.labels | names.labels(job.name, role)
     return {
-        "metadata": {"labels": labels, "annotations": annotations},
-        "spec": {k: v for k, v in pod.items() if v not in (None, [], {})},
+        "metadata": {"labels": labels, "annotations": t.annotations | backend.annotations},
+        "spec": {k: v for k, v in (pod | backend.pod).items() if v not in (None, [], {})},
     }
 
 

@@ -1,0 +1,50 @@
+"""Each scheduling backend against fields that it does not read, or needs."""
+
+from typing import Any
+
+import pytest
+
+from api.specs import raw_spec
+from rljob_api.validate import violations
+
+
+def broken(**changes: Any) -> list[str]:
+    return [v.field for v in violations(raw_spec(**changes), "demo")]
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "field"),
+    [
+        ({"backend": "kueue"}, "queue"),
+        ({"backend": "volcano"}, "queue"),
+        ({"backend": "none", "queue": "q"}, "queue"),
+        ({"backend": "builtin", "queue": "q"}, "queue"),
+        ({"backend": "none", "topologyLevels": ["rack"]}, "topologyLevels"),
+        ({"backend": "volcano", "queue": "q", "topologyLevels": ["rack"]}, "topologyLevels"),
+        ({"backend": "none", "priority": 1}, "priority"),
+        ({"backend": "builtin", "topologyLevels": ["rack", "rack"]}, "topologyLevels[1]"),
+        ({"backend": "builtin", "topologyLevels": ["rack", "kubernetes.io/hostname"]}, "topologyLevels[1]"),
+    ],
+)
+def test_a_field_that_a_backend_does_not_read_or_needs_is_named(scheduling: dict[str, Any], field: str) -> None:
+    assert broken(scheduling=scheduling) == [f"spec.scheduling.{field}"]
+
+
+@pytest.mark.parametrize(
+    "scheduling",
+    [
+        {"backend": "builtin", "topologyLevels": ["block", "rack"], "priority": 3},
+        {"backend": "kueue", "queue": "q", "topologyLevels": ["block", "kubernetes.io/hostname"]},
+        {"backend": "volcano", "queue": "q"},
+        {"backend": "none"},
+    ],
+)
+def test_what_a_backend_reads_is_taken(scheduling: dict[str, Any]) -> None:
+    assert broken(scheduling=scheduling) == []
+
+
+def test_affinity_to_other_pods_is_refused_where_it_is_not_planned_for() -> None:
+    affinity = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "rack"}]}}
+    rollout = {"template": {"affinity": affinity}, "sampling": {"maxTokens": 8}}
+    assert broken(scheduling={"backend": "builtin"}, rollout=rollout) == ["spec.rollout.template.affinity.podAffinity"]
+    assert broken(scheduling={"backend": "none"}, rollout=rollout) == []
