@@ -17,11 +17,18 @@ def trained(reward: float, **more: float) -> dict[str, float]:
 
 def test_a_step_is_one_line_for_people():
     metrics = trained(
-        0.61, **{"train/kl": 0.004, "train/entropy": 0.71, "perf/tokens_per_s": 12345.0, "time/step": 8.4}
+        0.61,
+        **{
+            "train/kl": 0.004,
+            "train/entropy": 0.71,
+            "perf/tokens_per_s": 12345.0,
+            "time/step": 8.4,
+            "sampling/rounds": 2.0,
+        },
     )
     assert (
         step_line(120, 500, metrics)
-        == "step 120/500 | 8.4s | reward 0.610 | loss 0.3333 | kl 0.0040 | entropy 0.71 | 12.3k tok/s"
+        == "step 120/500 | 8.4s | reward 0.610 | loss 0.3333 | kl 0.0040 | entropy 0.71 | rounds 2 | 12.3k tok/s"
     )
 
 

@@ -39,7 +39,7 @@ class Cursor:
                 "spec.data.train",
                 f"{size} prompts",
                 f"the checkpoint was made with {state['prompts']} prompts, {other}: the order would be another one",
-                "restore the files, or give the job another spec.checkpoint.path",
+                "restore the files, or start anew: with another spec.checkpoint.path and no resumeFrom",
             )
         return Cursor(state["consumed"])
 

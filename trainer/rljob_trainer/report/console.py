@@ -23,6 +23,7 @@ _PARTS = (
     ("train/kl", "kl {:.4f}"),
     ("train/entropy", "entropy {:.2f}"),
     ("response_length/mean", "length {:.1f}"),
+    ("sampling/rounds", "rounds {:.0f}"),
     ("train_rollout/log_prob_diff_mean", "log-prob diff {:.1e}"),
 )
 
