@@ -82,17 +82,18 @@ def choose(root: Path, valid: list[Manifest], run: Run) -> tuple[list[Manifest],
             raise ConfigurationError(RESUME, "required", f"{root} holds no complete checkpoint", fix)
         return [], None
     start = Start(names.step_dir(root, lineage[-1].step), lineage[-1])
-    _require_usable(PATH, start, lineage, run)
+    _require_usable(PATH, start, valid, run)
     return _whole(root, lineage), start
 
 
 def _from_named(root: Path, valid: list[Manifest], run: Run, directory: Path) -> tuple[list[Manifest], Start]:
     """One of the directory's own is gone back to; with any other the directory's lineage begins anew."""
     start = Start(directory, named(directory))
-    relatives = valid if directory.resolve().parent == root.resolve() else read_manifests(directory.parent)
-    lineage = [m for m in relatives if m.step <= start.manifest.step]
-    _require_usable(FIELD, start, lineage, run)
-    return (_whole(root, lineage) if start.manifest in valid else []), start
+    beside = valid if directory.resolve().parent == root.resolve() else read_manifests(directory.parent)
+    _require_usable(FIELD, start, beside, run)
+    if start.manifest not in valid:
+        return [], start
+    return _whole(root, [m for m in valid if m.step <= start.manifest.step]), start
 
 
 def _cut(root: Path, valid: list[Manifest], step: int | None) -> list[Manifest]:
@@ -109,11 +110,11 @@ def _cut(root: Path, valid: list[Manifest], step: int | None) -> list[Manifest]:
     return kept
 
 
-def _require_usable(field: str, start: Start, lineage: list[Manifest], run: Run) -> None:
-    """Whole, of this model, and loadable into this layout. `lineage`: what might be used in its place."""
+def _require_usable(field: str, start: Start, beside: list[Manifest], run: Run) -> None:
+    """Whole, of this model, and loadable into this layout. `beside`: what might be used in its place."""
     step, root = start.manifest.step, start.directory.parent
     if damage := start.manifest.damage(start.directory):
-        older = [m.step for m in lineage if m.step < step and not m.damage(names.step_dir(root, m.step))]
+        older = [m.step for m in beside if m.step < step and not m.damage(names.step_dir(root, m.step))]
         fix = "restore the file" + (f", or {_instead(field, root, older[-1])}" if older else "")
         raise ConfigurationError(field, str(start.directory), f"global_step_{step} is damaged: {damage}", fix)
     if start.manifest.model != run.model:
@@ -122,18 +123,18 @@ def _require_usable(field: str, start: Start, lineage: list[Manifest], run: Run)
             field, str(start.directory), rule, "correct spec.model.path, or use another checkpoint"
         )
     if not start.manifest.fits(run.layout):
-        _refuse_layout(field, start, lineage, run.layout)
+        _refuse_layout(field, start, beside, run.layout)
 
 
 def _instead(field: str, root: Path, step: int) -> str:
     return f"resume --from-step {step}" if field == PATH else f"set {field} to {names.step_dir(root, step)}"
 
 
-def _refuse_layout(field: str, start: Start, lineage: list[Manifest], layout: str) -> None:
+def _refuse_layout(field: str, start: Start, beside: list[Manifest], layout: str) -> None:
     """Fast periodic saves keep the optimizer as it lay on the ranks."""
     held = start.manifest
     rule = f"global_step_{held.step} was saved in {held.layout}, in the fast format that only the data-parallel size may differ from"
-    other = [m.step for m in lineage if m.fits(layout)]
+    other = [m.step for m in beside if m.fits(layout)]
     fix = f"go back to {held.layout}, suspend the job, which saves in the format for any layout, and change it then"
     if other:
         fix += f"; or {_instead(field, start.directory.parent, other[-1])}, the newest checkpoint that fits"
