@@ -3,9 +3,9 @@
 import pytest
 
 from rljob_api.spec.model import MegatronReward, PythonReward, RewardSpec
+from rljob_trainer.reward import judge
 from rljob_trainer.reward.case import Case, RewardFailed
 from rljob_trainer.reward.entries import entries_of, objection
-from rljob_trainer.reward.judge import Judge
 from rljob_trainer.reward.rules import RULES
 
 
@@ -46,28 +46,36 @@ MATHEMATICS = {
 }
 
 
-async def test_mathematics_is_judged_in_processes_of_its_own_and_what_is_none_is_a_failure():
-    judge = Judge([RewardSpec(rule="math")])
-    try:
-        await judge.start()
-        for (response, answer), expected in MATHEMATICS.items():
-            assert await judge.score(Case("q", response, answer, "s")) == expected, (response, answer)
-        with pytest.raises(RewardFailed, match="'' is no mathematical expression") as caught:
-            await judge.score(Case("q", "5", "####", "s"))
-        assert (caught.value.field, caught.value.kind) == ("spec.rewards[0].rule", "raised")
-    finally:
-        await judge.stop()
+@pytest.fixture
+async def mathematician(monkeypatch):
+    """Makes started judges by the rule `math` with a process each, and stops them."""
+    monkeypatch.setattr(judge, "MOST_WORKERS", 1)
+    started = []
+
+    async def start(seconds: float) -> judge.Judge:
+        started.append(judge.Judge([RewardSpec(rule="math", timeout_seconds=seconds)]))
+        await started[-1].start()
+        return started[-1]
+
+    yield start
+    for each in started:
+        await each.stop()
 
 
-async def test_mathematics_that_takes_too_long_is_a_failure_of_its_own_kind():
-    judge = Judge([RewardSpec(rule="math", timeout_seconds=0.5)])
-    try:
-        await judge.start()
-        with pytest.raises(RewardFailed, match="longer than 0.5 s") as caught:
-            await judge.score(Case("q", "\\boxed{100000000!}", "1", "s"))
-        assert caught.value.kind == "timeout"
-    finally:
-        await judge.stop()
+async def test_mathematics_is_judged_in_processes_of_its_own_and_what_is_none_is_a_failure(mathematician):
+    found = await mathematician(60.0)
+    for (response, answer), expected in MATHEMATICS.items():
+        assert await found.score(Case("q", response, answer, "s")) == expected, (response, answer)
+    with pytest.raises(RewardFailed, match="'' is no mathematical expression") as caught:
+        await found.score(Case("q", "5", "####", "s"))
+    assert (caught.value.field, caught.value.kind) == ("spec.rewards[0].rule", "raised")
+
+
+async def test_mathematics_that_takes_too_long_is_a_failure_of_its_own_kind(mathematician):
+    found = await mathematician(0.5)
+    with pytest.raises(RewardFailed, match="longer than 0.5 s") as caught:
+        await found.score(Case("q", "\\boxed{100000000!}", "1", "s"))
+    assert caught.value.kind == "timeout"
 
 
 REWARDS = [
