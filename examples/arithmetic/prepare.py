@@ -1,8 +1,8 @@
 """Make what the example job starts from: a small model that adds two-digit numbers badly, and problems to learn from.
 
-    python prepare.py OUTPUT_DIR [--seed 0] [--accuracy 0.3] [--architecture qwen2|qwen3_moe]
+    python prepare.py OUTPUT_DIR [--seed 0] [--accuracy 0.3] [--architecture qwen2|qwen2_large|qwen3_moe] [--device cpu]
 
-    OUTPUT_DIR/model/                 Hugging Face checkpoint, 0.3 M (qwen2) or 0.6 M (qwen3_moe) parameters, with a character tokenizer
+    OUTPUT_DIR/model/                 Hugging Face checkpoint with a character tokenizer; parameters: qwen2 0.3 M, qwen2_large 126 M, qwen3_moe 0.6 M
     OUTPUT_DIR/data/train.parquet     prompt "37+48=", answer "85", data_source "arithmetic"
     OUTPUT_DIR/data/heldout.parquet   problems that are in the training file in neither order of their terms
 
@@ -36,8 +36,17 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
+LARGE = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "initializer_range": 0.02,
+}
 ARCHITECTURES = {
     "qwen2": Qwen2Config,
+    "qwen2_large": lambda **shape: Qwen2Config(**shape | LARGE),
     "qwen3_moe": partial(
         Qwen3MoeConfig,
         head_dim=32,
@@ -56,7 +65,7 @@ ANSWER_TOKENS = 4  # three digits and the end
 
 BACKWARDS = 0.65
 BATCH = 64
-LEARNING_RATE = 1e-3
+LEARNING_RATES = {"qwen2": 1e-3, "qwen2_large": 1e-4, "qwen3_moe": 1e-3}
 STEPS_BETWEEN_MEASUREMENTS = 20
 MEASURED_PROBLEMS = 512
 MAX_WARM_UP_STEPS = 3000
@@ -133,12 +142,15 @@ def shape(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     }
 
 
-def encode(problems: list[Problem], tokenizer: PreTrainedTokenizerFast) -> Examples:
+def encode(problems: list[Problem], tokenizer: PreTrainedTokenizerFast, device: str = "cpu") -> Examples:
     """Tokenize problems into rectangles; all prompts are equally long, answers are padded here."""
     # Padding by the tokenizer would be saved with it and then apply to whoever loads it.
     answers = [p.answer + EOS + PAD * (ANSWER_TOKENS - 1 - len(p.answer)) for p in problems]
     return Examples(
-        *(tokenizer(texts, return_tensors="pt").input_ids for texts in ([p.prompt for p in problems], answers))
+        *(
+            tokenizer(texts, return_tensors="pt").input_ids.to(device)
+            for texts in ([p.prompt for p in problems], answers)
+        )
     )
 
 
@@ -157,14 +169,14 @@ def sampled_accuracy(model: PreTrainedModel, examples: Examples) -> float:
 
 
 def warm_up(
-    model: PreTrainedModel, right: Examples, careless: Examples, accuracy: float, seed: int
+    model: PreTrainedModel, right: Examples, careless: Examples, accuracy: float, seed: int, learning_rate: float
 ) -> tuple[int, float]:
     """Train on a mixture of right and careless answers to the same prompts until `sampled_accuracy` reaches `accuracy`.
 
     Returns the steps taken and the accuracy reached. Raises RuntimeError when MAX_WARM_UP_STEPS do not suffice.
     """
     draw = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
     measured = Examples(*(ids[:MEASURED_PROBLEMS] for ids in right))
     reached = 0.0
     for step in range(1, MAX_WARM_UP_STEPS + 1):
@@ -183,8 +195,8 @@ def warm_up(
 
 def draw_mixture(right: Examples, careless: Examples, draw: torch.Generator) -> Examples:
     """A random batch of prompts with their right answers, or with the careless ones in a share BACKWARDS of the rows."""
-    rows = torch.randint(len(right.prompts), (BATCH,), generator=draw)
-    slips = torch.rand(BATCH, 1, generator=draw) < BACKWARDS
+    rows = torch.randint(len(right.prompts), (BATCH,), generator=draw).to(right.prompts.device)
+    slips = (torch.rand(BATCH, 1, generator=draw) < BACKWARDS).to(right.prompts.device)
     return Examples(right.prompts[rows], torch.where(slips, careless.answers[rows], right.answers[rows]))
 
 
@@ -203,18 +215,19 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path)
         file.chmod(0o644)
 
 
-def prepare(output: Path, architecture: str, seed: int, accuracy: float) -> None:
+def prepare(output: Path, architecture: str, seed: int, accuracy: float, device: str = "cpu") -> None:
     """Write the model and both data files into `output` and say what was made."""
     train, held_out = split_problems(seed)
     write_problems(train, output / "data" / "train.parquet")
     write_problems(held_out, output / "data" / "heldout.parquet")
     tokenizer = make_tokenizer()
-    model = make_model(architecture, tokenizer, seed)
+    model = make_model(architecture, tokenizer, seed).to(device)
     start = time.monotonic()
     careless = [problem._replace(answer=problem.answer[::-1]) for problem in train]
-    steps, reached = warm_up(model, encode(train, tokenizer), encode(careless, tokenizer), accuracy, seed)
-    unseen = sampled_accuracy(model, encode(held_out, tokenizer))
-    save(model, tokenizer, output / "model")
+    right, wrong = encode(train, tokenizer, device), encode(careless, tokenizer, device)
+    steps, reached = warm_up(model, right, wrong, accuracy, seed, LEARNING_RATES[architecture])
+    unseen = sampled_accuracy(model, encode(held_out, tokenizer, device))
+    save(model.cpu(), tokenizer, output / "model")
     print(
         f"{output}: {model.num_parameters():,} parameters, {len(train)} training and {len(held_out)} held-out problems"
     )
@@ -234,6 +247,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--architecture", choices=list(ARCHITECTURES), default="qwen2", help="of the model (default qwen2)"
     )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the warm-up (default cpu)")
     options = parser.parse_args(arguments)
     if not 0 < options.accuracy <= 1 - BACKWARDS:
         parser.error(
@@ -241,7 +255,7 @@ def main(arguments: list[str]) -> None:
         )
     torch.set_num_threads(1)
     disable_progress_bar()
-    prepare(options.output, options.architecture, options.seed, options.accuracy)
+    prepare(options.output, options.architecture, options.seed, options.accuracy, options.device)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from rljob_trainer.driver.server import Call, serve
 from rljob_trainer.driver.work import Generated, Replayed, Source
 from rljob_trainer.reward.entries import objection
 from rljob_trainer.reward.judge import Judge
+from rljob_trainer.rollout.arguments import sequences
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,9 @@ class _Life:
     ):
         self._directory, self._progress = directory, progress
         spec = control.spec
-        self._rollouts = Rollouts(token, control.attempt, spec.rollout.min_replicas, lambda: self._driver.wake())
+        self._rollouts = Rollouts(
+            token, control.attempt, spec.rollout.min_replicas, sequences(spec), lambda: self._driver.wake()
+        )
         generator = Generator(spec, control.job_uid, tokenizer, judge, self._rollouts.pool, progress.beat)
         source: Source = (
             Replayed(spec, train)

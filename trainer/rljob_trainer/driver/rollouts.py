@@ -18,11 +18,13 @@ log = logging.getLogger(__name__)
 class Rollouts:
     """`changed` is called when a replica became publishable, current, or was lost. `run` has to run beside."""
 
-    def __init__(self, token: str, attempt: int, min_replicas: int, changed: Callable[[], None]):
+    def __init__(
+        self, token: str, attempt: int, min_replicas: int, samples_in_flight: int, changed: Callable[[], None]
+    ):
         self._token, self._attempt, self._min, self._changed = token, attempt, min_replicas, changed
         self._replicas = Replicas()
         self._enough = asyncio.Event()
-        self.pool = Pool(token, attempt)
+        self.pool = Pool(token, attempt, samples_in_flight)
 
     async def run(self) -> None:
         """Find out who answers and who was lost, until cancelled."""

@@ -29,6 +29,7 @@ class Processes:
         self._channel = work / "channel"
         self._token = secrets.token_hex(16)
         self._commands: dict[str, tuple[str, ...]] = {}
+        self._environments: dict[str, dict[str, str]] = {}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> "Processes":
@@ -49,8 +50,9 @@ class Processes:
                 process.wait()
         sweep(set())
 
-    def add(self, pod: str, *arguments: str) -> None:
-        """Start `python -m rljob_trainer ARGUMENTS`."""
+    def add(self, pod: str, environment: dict[str, str], *arguments: str) -> None:
+        """Start `python -m rljob_trainer ARGUMENTS`. `environment`: what this pod alone has."""
+        self._environments[pod] = environment
         self._commands[pod] = command("rljob_trainer", *arguments, "--channel", str(self._channel))
         self._start(pod)
 
@@ -75,7 +77,8 @@ class Processes:
         return self._channel / f"{names.report(pod)}.json"
 
     def _start(self, pod: str) -> None:
-        environment = os.environ | {
+        environment = os.environ | self._environments[pod]
+        environment |= {
             names.ENV_JOB: self._job,
             names.ENV_POD_NAME: pod,
             names.ENV_POD_UID: uuid.uuid4().hex,

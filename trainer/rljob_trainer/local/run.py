@@ -10,7 +10,7 @@ from pathlib import Path
 from rljob_api import names
 from rljob_api.protocol import Command, Control, Resume, RolloutEndpoint
 from rljob_trainer.launcher.setting import DRIVER, RANK
-from rljob_trainer.local import status
+from rljob_trainer.local import gpus, status
 from rljob_trainer.local.decide import End, Seen, State, advance
 from rljob_trainer.local.manifest import Job, ManifestError, load
 from rljob_trainer.local.processes import Processes, free_port
@@ -22,12 +22,13 @@ def run(manifest: Path, mounts: list[str], work: Path | None, rank: str = RANK, 
     """The exit code: 0 succeeded, 1 failed, with the cause in one message, 130 interrupted, after a drain."""
     try:
         job = load(manifest, mounts)
+        work = work or Path(tempfile.mkdtemp(prefix=f"rljob-{job.name}-"))
+        here = Here(job, work.resolve())
     except ManifestError as error:
         print(error, file=sys.stderr)
         return 1
-    work = work or Path(tempfile.mkdtemp(prefix=f"rljob-{job.name}-"))
     print(f"{job.name}: logs of its processes are in {work}, those of its ranks in {job.spec.checkpoint.path}/logs")
-    end = Here(job, work.resolve()).run(rank, driver)
+    end = here.run(rank, driver)
     print(f"{job.name}: {end.message}", file=sys.stderr if end.code else sys.stdout)
     return end.code
 
@@ -36,6 +37,7 @@ class Here:
     """One job on this machine."""
 
     def __init__(self, job: Job, work: Path) -> None:
+        """Raises ManifestError when the machine lacks GPUs."""
         self._job, self._spec = job, job.spec
         self._uid = uuid.uuid4().hex
         self._processes = Processes(work, job.name)
@@ -43,6 +45,7 @@ class Here:
         self._ports = {
             names.pod(job.name, names.ROLE_ROLLOUT, i): free_port() for i in range(self._spec.rollout.replicas)
         }
+        self._gpus = gpus.assign(self._spec, self._trainers, list(self._ports), gpus.present())
         self._master_ports: dict[int, int] = {}
         self._state = State()
         self._wanted: Command = "run"
@@ -55,9 +58,9 @@ class Here:
             signal.signal(number, self._interrupt)
         with self._processes as processes:
             for pod in self._trainers:
-                processes.add(pod, "launch", "--rank", rank, "--driver", driver)
+                processes.add(pod, self._gpus[pod], "launch", "--rank", rank, "--driver", driver)
             for pod, port in self._ports.items():
-                processes.add(pod, "rollout", "--port", str(port))
+                processes.add(pod, self._gpus[pod], "rollout", "--port", str(port))
             while True:
                 seen = self._see()
                 following = advance(self._state, seen, self._wanted, self._spec.lifecycle.max_restarts)

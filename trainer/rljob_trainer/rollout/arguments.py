@@ -5,11 +5,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import Device
 from rljob_trainer.weights.backends import BACKENDS
 
 SERVED_MODEL = "policy"
 """Name of the model in requests."""
 
+SEQUENCES: dict[Device, int] = {"cpu": 256, "gpu": 1024}
+"""Responses that one server generates at a time, unless vllmArgs says another `max-num-seqs`."""
 CPU_KV_CACHE_BYTES = 256 * 2**20
 CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -44,10 +47,15 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
         "weight-transfer-config": {"backend": BACKENDS[spec.trainer.device]},
         "trust-remote-code": spec.model.trust_remote_code,
     }
-    default: dict[str, Any] = {"disable-uvicorn-access-log": True}
+    default: dict[str, Any] = {"disable-uvicorn-access-log": True, "max-num-seqs": sequences(spec)}
     if spec.trainer.device == "cpu":
         default |= {"enforce-eager": True, "kv-cache-memory-bytes": CPU_KV_CACHE_BYTES}
     return list(_command_line(default | rollout.vllm_args | own))
+
+
+def sequences(spec: RLJobSpec) -> int:
+    """Responses that one server generates at a time."""
+    return int(spec.rollout.vllm_args.get("max-num-seqs", SEQUENCES[spec.trainer.device]))
 
 
 def longest_response(spec: RLJobSpec) -> int:

@@ -17,8 +17,6 @@ from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout.client import Generation, ReplicaLost, RolloutClient
 from rljob_trainer.weights.wire import FencedOut
 
-SAMPLES_IN_FLIGHT = 256
-"""Samples that one replica has at a time: vLLM's default batch. Small enough that a newcomer finds requests still waiting."""
 WATCH_SECONDS = 5.0
 """Pause between two looks at a replica that is generating."""
 MISSES = 3
@@ -38,7 +36,8 @@ class _Replica:
 class Pool:
     """The replicas that serve the current policy. Used from one event loop."""
 
-    def __init__(self, token: str, attempt: int, samples_in_flight: int = SAMPLES_IN_FLIGHT) -> None:
+    def __init__(self, token: str, attempt: int, samples_in_flight: int) -> None:
+        """`samples_in_flight`: what one replica has at a time, which is its batch: a newcomer finds requests still waiting."""
         self._token, self._attempt, self._limit = token, attempt, samples_in_flight
         self._replicas: dict[str, _Replica] = {}
         self._changed = asyncio.Condition()

@@ -1,0 +1,134 @@
+"""A whole GRPO step with real vLLM: the product's own command on a job of the Qwen2.5-1.5B shape with random weights.
+
+    python -m benchmarks.step [--placement separate|colocated] [--lengths fixed|mixed] [--steps N] [--out FILE]
+
+64 prompts x 8 samples, 256 tokens of prompt and 1,024 of response (`mixed`: prompts of 128 to 256, responses of up to 2,048), GRPO without KL,
+one mini-batch. Random weights hardly ever end a response, so its length is maxTokens. Prints the split of the last steps and writes it as JSON.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.shapes import QWEN2_1_5B, write_model
+
+PROMPTS, SAMPLES = 64, 8
+SPLIT = ("time/step", "time/generate", "time/train", "time/sync", "time/save", "perf/tokens_per_s")
+AGREEMENT = ("train_rollout/log_prob_diff_mean", "train_rollout/log_prob_diff_max")
+LIMIT_SECONDS = 560
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m benchmarks.step")
+    parser.add_argument("--placement", choices=["separate", "colocated"], default="separate")
+    parser.add_argument("--lengths", choices=["fixed", "mixed"], default="fixed")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--out", type=Path, default=Path("step.json"))
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-step")
+    options = parser.parse_args()
+    data = options.work / "data"
+    model = write_model(options.work.parent / "rljob-bench-1.5b")
+    tokenizer(model)
+    prompts(data / "train.parquet", options.lengths)
+    manifest = options.work / "rljob.yaml"
+    manifest.write_text(yaml.safe_dump(job(options, model, data)))
+    began = time.monotonic()
+    command = [sys.executable, "-m", "rljob_trainer", "run", str(manifest), "--work", str(options.work / "logs")]
+    code = subprocess.run(command, timeout=LIMIT_SECONDS).returncode
+    log = data / "run" / "metrics.jsonl"
+    rows = by_step(log.read_text()) if log.exists() else {}
+    result = {
+        "placement": options.placement,
+        "lengths": options.lengths,
+        "exit": code,
+        "seconds": round(time.monotonic() - began, 1),
+        "steps": {step: {k: round(v[k], 4) for k in SPLIT + AGREEMENT if k in v} for step, v in rows.items()},
+        "metrics": rows.get(max(rows)) if rows else None,
+    }
+    options.out.write_text(json.dumps(result, indent=1))
+    print(table(result["steps"]))
+    return code
+
+
+def by_step(log: str) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, float]] = {}
+    for line in log.splitlines():
+        row = json.loads(line)
+        found.setdefault(row.pop("step"), {}).update(row)
+    return found
+
+
+def table(steps: dict[int, dict[str, float]]) -> str:
+    head = ["step", *SPLIT, *AGREEMENT]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    return "\n".join(
+        lines + [f"| {n} | " + " | ".join(str(s.get(k, "")) for k in head[1:]) + " |" for n, s in steps.items()]
+    )
+
+
+def tokenizer(model: Path) -> None:
+    """A token per word `w<id>`, for all ids of the model."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {f"w{i}": i for i in range(QWEN2_1_5B["vocab_size"] - 1)}
+    vocabulary["<eos>"] = len(vocabulary)
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>").save_pretrained(model)
+
+
+def prompts(file: Path, lengths: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(0)
+    sizes = [256 if lengths == "fixed" else draw.randint(128, 256) for _ in range(1024)]
+    texts = [" ".join(f"w{draw.randrange(1000, 150000)}" for _ in range(size)) for size in sizes]
+    pq.write_table(
+        pa.table({"prompt": texts, "answer": ["w1"] * len(texts), "data_source": ["none"] * len(texts)}), file
+    )
+
+
+def job(options: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
+    placement = {} if options.placement == "separate" else {"placement": options.placement}
+    spec = {
+        "image": "none",
+        "model": {"path": str(model), "dtype": "bfloat16"},
+        "data": {"train": [str(data / "train.parquet")], "maxPromptTokens": 256},
+        "rewards": [{"rule": "exactMatch"}],
+        "algorithm": {"advantage": "grpo"},
+        "train": {
+            "steps": options.steps,
+            "promptsPerStep": PROMPTS,
+            "samplesPerPrompt": SAMPLES,
+            "tokensPerMicroBatch": 16384,
+        },
+        "trainer": {"device": "gpu"},
+        "rollout": {
+            "replicas": 1,
+            "sampling": {"maxTokens": 1024 if options.lengths == "fixed" else 2048},
+            "vllmArgs": {"gpu-memory-utilization": 0.45 if placement else 0.9},
+        }
+        | placement,
+        "checkpoint": {"path": str(data / "run"), "everySteps": 0},
+    }
+    return {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "bench-step"},
+        "spec": spec,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

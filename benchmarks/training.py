@@ -1,0 +1,207 @@
+"""Training speed: the product's own training phase beside bare megatron-core on the same GPU, in the same run.
+
+    python -m benchmarks.training [--gpus N] [--out FILE] [--model DIR]
+
+One GPU: configurations `torch` (Transformer Engine hidden from the process) and `te` where it is installed, each as a bare probe (probe.py)
+and as the product, each in a process of its own. Two GPUs: the product as TP2, PP2 and DP2. Prints a Markdown table; FILE gets
+the rows as JSON lines.
+
+MFU = (6 x parameters x tokens + 6 x layers x width x sum of squared lengths) / seconds / 989 TFLOP/s; tied embeddings count once.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shapes import PEAK_FLOPS, Shape, shapes, write_model
+
+STEPS = 6
+LIMIT_SECONDS = 420
+ONE_GPU = {"tp1": {}}
+TWO_GPUS = {"tp2": {"tensor": 2}, "pp2": {"pipeline": 2}, "dp2": {}}
+COLUMNS = ("what", "configuration", "layout", "shape", "tokens_per_s", "mfu", "peak_gib", "of_probe")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m benchmarks.training")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("training.jsonl"))
+    parser.add_argument("--model", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-1.5b")
+    parser.add_argument("--only", default="", help="configurations, comma-separated")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        product(options.model, *options.worker)
+        return 0
+    write_model(options.model)
+    rows: list[dict[str, Any]] = []
+    for command, environment in runs(options):
+        rows += run(command, environment)
+        options.out.write_text("".join(json.dumps(row) + "\n" for row in compared(rows)))
+    print(table(compared(rows)))
+    return 0
+
+
+def runs(options: argparse.Namespace) -> list[tuple[list[str], dict[str, str]]]:
+    """Command and environment of every measurement."""
+    found = []
+    te = importlib.util.find_spec("transformer_engine") is not None
+    for configuration in ("torch", "fused", "te"):
+        if (configuration != "torch" and not te) or configuration not in (options.only or configuration).split(","):
+            continue
+        environment = hidden_engine() if configuration == "torch" else {}
+        if options.gpus == 1:
+            found.append((["-m", "benchmarks.probe", configuration], environment))
+        if configuration == "fused":
+            continue  # the product takes all of Transformer Engine where it is
+        for layout in ONE_GPU if options.gpus == 1 else TWO_GPUS:
+            worker = ["-m", "benchmarks.training", "--model", str(options.model), "--worker", configuration, layout]
+            torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={options.gpus}", "--master-port=29512"]
+            found.append((torchrun + worker, environment))
+    return found
+
+
+def hidden_engine() -> dict[str, str]:
+    """PYTHONPATH without the directories that hold Transformer Engine."""
+    paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    return {"PYTHONPATH": os.pathsep.join(p for p in paths if not (Path(p) / "transformer_engine").is_dir())}
+
+
+def run(command: list[str], environment: dict[str, str]) -> list[dict[str, Any]]:
+    """The rows that a process printed; its last words when there are none."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    print(f"{' '.join(command)}: {time.monotonic() - began:.0f} s", flush=True)
+    if done.returncode:
+        print(done.stdout[-6000:], flush=True)
+    for row in rows:
+        print(json.dumps(row), flush=True)
+    return rows
+
+
+def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With the share of the probe's speed of the same configuration and shape."""
+    probes = {(r["configuration"], r["shape"]): r["tokens_per_s"] for r in rows if r["what"] == "probe"}
+    return [
+        row | {"of_probe": round(row["tokens_per_s"] / probe, 3)}
+        if row["what"] == "product" and (probe := probes.get((row["configuration"], row["shape"])))
+        else row
+        for row in rows
+    ]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    return "\n".join(lines + ["| " + " | ".join(str(r.get(c, "")) for c in COLUMNS) + " |" for r in rows])
+
+
+def product(model: Path, configuration: str, layout: str) -> None:
+    """One rank: measure the engine on every shape; rank 0 prints."""
+    import torch
+    import torch.distributed as dist
+
+    from rljob_trainer.megatron import runtime
+
+    runtime.install()
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl", timeout=timedelta(seconds=120))
+    from rljob_trainer.megatron.engine import Engine
+
+    engine = Engine(spec(model, layout), lambda: None)
+    for shape in shapes().values():
+        row = measure(engine, shape)
+        if dist.get_rank() == 0:
+            print(json.dumps({"what": "product", "configuration": configuration, "layout": layout} | row), flush=True)
+    dist.destroy_process_group()
+
+
+def spec(model: Path, layout: str) -> Any:
+    from rljob_api.spec import RLJobSpec
+
+    parallelism = (ONE_GPU | TWO_GPUS)[layout]
+    return RLJobSpec.model_validate(
+        {
+            "image": "none",
+            "model": {"path": str(model), "dtype": "bfloat16"},
+            "data": {"train": ["/none"], "maxPromptTokens": 256},
+            "rewards": [{"rule": "exactMatch"}],
+            "train": {"steps": 100, "promptsPerStep": 2, "samplesPerPrompt": 2, "tokensPerMicroBatch": 16384},
+            "trainer": {"processesPerNode": int(os.environ["WORLD_SIZE"]), "parallelism": parallelism},
+            "rollout": {"sampling": {"maxTokens": 4096}},
+            "checkpoint": {"path": "/tmp/none"},
+        }
+    )
+
+
+def measure(engine: Any, shape: Shape) -> dict[str, Any]:
+    """The best of STEPS steps after the first two, from the batch to the new parameters."""
+    import torch
+
+    torch.cuda.reset_peak_memory_stats()
+    times, metrics = [], {}
+    for step in range(1, STEPS + 3):
+        made = batch(shape, step)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        metrics = engine.train_step(made)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    best = min(times[2:])
+    gpus = torch.distributed.get_world_size()
+    parameters = 1543714304  # of QWEN2_1_5B, tied embeddings once
+    return {
+        "shape": shape.name,
+        "tokens_per_s": round(shape.tokens / best / gpus),
+        "mfu": round(shape.flops(parameters) / best / gpus / PEAK_FLOPS, 4),
+        "seconds": [round(t, 4) for t in times],
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
+        "backend": engine.backend,
+        "loss": metrics["train/loss"],
+        "grad_norm": metrics["train/grad_norm"],
+        "entropy": metrics["train/entropy"],
+    }
+
+
+def batch(shape: Shape, step: int) -> Any:
+    """Groups of two, with rewards that differ; drawn by an older policy, so that nothing is compared."""
+    import random
+
+    from rljob_trainer.batch import Sample, StepBatch
+
+    tokens, prompt = random.Random(step), 100
+    samples = tuple(
+        Sample(
+            prompt_index=0,
+            group=i // 2,
+            sample=i % 2,
+            prompt_tokens=tuple(tokens.choices(range(1000, 150000), k=prompt)),
+            response_tokens=tuple(tokens.choices(range(1000, 150000), k=length + 1 - prompt)),
+            log_probs=(-12.0,) * (length + 1 - prompt),
+            policy_step=step - 2,
+            finish_reason="stop",
+            reward=float(i % 2),
+            data_source="none",
+        )
+        for i, length in enumerate(shape.lengths)
+    )
+    return StepBatch(step, samples, {})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""Weights from the trainer to a vLLM server: our whole update beside a plain broadcast of the same bytes.
+
+    python -m benchmarks.weights [--model DIR] [--device gpu|cpu] [--repeats N]
+
+On GPUs: two of one host. The update is what `python -m rljob_trainer run` does after each step: export from megatron-core in one process, to a
+server in another, verified on both ends and applied. Prints one JSON line per measurement.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shapes import write_model
+from rljob_api import names
+from rljob_api.protocol import RolloutEndpoint
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.rollout.arguments import server_arguments, server_environment
+
+TOKEN = "benchmark"
+PORT = 29610
+READY_SECONDS = 300
+GPU_ARGUMENTS = {"enforce-eager": True, "gpu-memory-utilization": 0.3}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m benchmarks.weights")
+    parser.add_argument("--model", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-1.5b")
+    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--plain", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.plain:
+        broadcast(options.plain, options.device)
+        return 0
+    write_model(options.model)
+    job = spec(options.model, options.device)
+    with server(job, "1" if options.device == "gpu" else ""):
+        size = update(job, options.repeats)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29613"]
+    plain = ["-m", "benchmarks.weights", "--plain", str(size), "--device", options.device]
+    subprocess.run([*torchrun, *plain], check=True, timeout=200)
+    return 0
+
+
+def spec(model: Path, device: str) -> RLJobSpec:
+    return RLJobSpec.model_validate(
+        {
+            "image": "none",
+            "model": {"path": str(model), "dtype": "bfloat16"},
+            "data": {"train": ["/none"], "maxPromptTokens": 1024},
+            "rewards": [{"rule": "exactMatch"}],
+            "train": {"steps": 1, "promptsPerStep": 2, "samplesPerPrompt": 2},
+            "trainer": {"device": device},
+            "rollout": {"sampling": {"maxTokens": 1024}, "vllmArgs": GPU_ARGUMENTS if device == "gpu" else {}},
+            "checkpoint": {"path": "/tmp/none"},
+        }
+    )
+
+
+@contextmanager
+def server(job: RLJobSpec, gpu: str) -> Any:
+    """One rollout server, as the supervisor starts it."""
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpu, names.ENV_ROLLOUT_TOKEN: TOKEN}
+    command = [sys.executable, "-m", "rljob_trainer.rollout.server", *server_arguments(job, PORT)]
+    log = Path(tempfile.gettempdir()) / "weights-server.log"
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command, env=server_environment(job, environment), stdout=log.open("wb"), stderr=subprocess.STDOUT
+    )
+    try:
+        while not healthy():
+            if process.poll() is not None or time.monotonic() - began > READY_SECONDS:
+                raise RuntimeError(log.read_text()[-5000:])
+            time.sleep(0.5)
+        say(what="server", seconds_to_ready=round(time.monotonic() - began, 1))
+        yield
+    except BaseException:
+        print(log.read_text()[-5000:])
+        raise
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def healthy() -> bool:
+    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=5) as answer:
+        return answer.status == 200
+    return False
+
+
+def update(job: RLJobSpec, repeats: int) -> int:
+    """Publish several times; the bytes of one update."""
+    import torch
+    import torch.distributed as dist
+
+    from rljob_trainer.megatron import runtime
+
+    runtime.install()
+    gpu = job.trainer.device == "gpu"
+    if gpu:
+        torch.cuda.set_device(0)
+    store = dist.HashStore()
+    dist.init_process_group("nccl" if gpu else "gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=60))
+    from rljob_trainer.megatron.engine import Engine
+    from rljob_trainer.weights.publisher import Publisher
+
+    engine = Engine(job, lambda: None)
+    size = sum(tensor.nbytes for _, tensor in engine.export())
+    publisher = Publisher(1, TOKEN, "127.0.0.1", job.trainer.device)
+    endpoint = RolloutEndpoint(pod="rollout", pod_uid="uid", url=f"http://127.0.0.1:{PORT}")
+    tensors = [(name, tensor.clone()) for name, tensor in engine.export()]
+    cases: dict[str, tuple[Any, list[RolloutEndpoint]]] = {
+        "export": (engine.export, []),
+        "update from tensors": (lambda: iter(tensors), [endpoint]),
+        "update from the engine": (engine.export, [endpoint]),
+    }
+    for what, (source, targets) in cases.items():
+        times = []
+        for step in range(repeats):
+            began = time.perf_counter()
+            published = publisher.publish(step, source(), targets, lambda: None)
+            times.append(time.perf_counter() - began)
+            if published.failed:
+                raise RuntimeError(str(published.failed))
+        best = min(times[1:])
+        say(
+            what=what,
+            gigabytes=round(size / 1e9, 3),
+            seconds=rounded(times),
+            gigabytes_per_s=round(size / best / 1e9, 2),
+        )
+    say(what="served", log_probs=asyncio.run(generated(endpoint)))
+    dist.destroy_process_group()
+    return size
+
+
+async def generated(endpoint: RolloutEndpoint) -> list[float]:
+    """The server still answers: log-probabilities of a few tokens."""
+    from rljob_api.spec.common import Sampling
+    from rljob_trainer.rollout.client import RolloutClient
+
+    async with RolloutClient(endpoint, TOKEN, 1) as client:
+        (answer,) = await client.generate(tuple(range(100, 120)), 1, Sampling(max_tokens=4), seed=1)
+    return [round(p, 3) for p in answer.log_probs]
+
+
+def broadcast(size: int, device: str) -> None:
+    """One rank of two: a broadcast of so many bytes in buckets of the publisher's size."""
+    import torch
+    import torch.distributed as dist
+
+    from rljob_trainer.weights.publisher import BUCKET_BYTES
+
+    rank = int(os.environ["RANK"])
+    gpu = device == "gpu"
+    if gpu:
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if gpu else "gloo", timeout=timedelta(seconds=60))
+    where = torch.device("cuda", rank) if gpu else torch.device("cpu")
+    bucket = BUCKET_BYTES["gpu" if gpu else "cpu"]
+    parts = [torch.zeros(min(bucket, size - i), dtype=torch.uint8, device=where) for i in range(0, size, bucket)]
+    times = []
+    for _ in range(5):
+        dist.barrier()
+        began = time.perf_counter()
+        for part in parts:
+            dist.broadcast(part, 0)
+        if gpu:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    if rank == 0:
+        say(what="plain broadcast", seconds=rounded(times), gigabytes_per_s=round(size / min(times[1:]) / 1e9, 2))
+    dist.destroy_process_group()
+
+
+def rounded(times: list[float]) -> list[float]:
+    return [round(t, 4) for t in times]
+
+
+def say(**row: Any) -> None:
+    print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
