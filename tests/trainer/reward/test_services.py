@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from aiohttp import web
 
+from rljob_api.names import ENV_ROLLOUT_TOKEN
 from rljob_api.spec.model import HttpReward, RewardSpec, VllmReward
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.reward.case import Case, RewardFailed, ServiceDown
@@ -140,12 +141,14 @@ async def test_headers_come_from_the_environment_and_are_never_shown(monkeypatch
         assert "400: for ***" in str(failed) and "s3cret" not in str(failed) + str(failed.as_error()) + caplog.text
 
 
-async def test_a_variable_that_is_not_set_is_told_before_anything_runs(monkeypatch):
+@pytest.mark.parametrize("name", ["REWARD_TOKEN", ENV_ROLLOUT_TOKEN])
+async def test_a_variable_that_is_not_set_or_not_for_rewards_is_told_before_anything_runs(monkeypatch, name):
     monkeypatch.delenv("REWARD_TOKEN", raising=False)
-    spec = HttpReward(url="http://127.0.0.1:1/", headers={"Authorization": "Bearer $REWARD_TOKEN"})
+    monkeypatch.setenv(ENV_ROLLOUT_TOKEN, "secret")
+    spec = HttpReward(url="http://127.0.0.1:1/", headers={"Authorization": f"Bearer ${name}"})
     with pytest.raises(ConfigurationError, match="no such environment variable") as caught:
         await scored(RewardSpec(http=spec))
-    assert (caught.value.field, caught.value.value) == ("spec.rewards[0].http.headers.Authorization", "$REWARD_TOKEN")
+    assert (caught.value.field, caught.value.value) == ("spec.rewards[0].http.headers.Authorization", f"${name}")
 
 
 def pooled(data: object) -> dict:

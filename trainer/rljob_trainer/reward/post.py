@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 
+from rljob_api import names
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.reward.case import Kind, RewardFailed
 
@@ -89,10 +90,13 @@ class Post:
 
 
 def fill_in(field: str, headers: Mapping[str, str]) -> dict[str, str]:
-    """`$NAME` in header values replaced from the environment. Raises ConfigurationError for a variable that is not set."""
+    """`$NAME` in header values replaced from the environment, which for rewards is without the key to the rollout servers.
+
+    Raises ConfigurationError for a variable that is not set.
+    """
 
     def value(header: str, name: str) -> str:
-        if name in os.environ:
+        if name in os.environ and name != names.ENV_ROLLOUT_TOKEN:
             return os.environ[name]
         fix = "set it in spec.trainer.template.env or spec.env, for example with valueFrom a Secret"
         raise ConfigurationError(f"{field}.{header}", f"${name}", "the trainer has no such environment variable", fix)

@@ -15,6 +15,7 @@ class HttpService:
 
     def __init__(self, field: str, spec: HttpReward, seconds: float):
         self._field, self._spec, self._seconds = field, spec, seconds
+        self._post: Post | None = None
 
     async def start(self) -> None:
         """Raises ConfigurationError when a header names a variable that is not set."""
@@ -24,6 +25,7 @@ class HttpService:
 
     async def score(self, case: Case) -> float:
         """Raises RewardFailed."""
+        assert self._post is not None, "start comes first"
         answer = await self._post.ask(
             {
                 "prompt": case.prompt,
@@ -35,7 +37,7 @@ class HttpService:
         return _finite(self._post, answer.get("reward") if isinstance(answer, dict) else None, answer)
 
     async def stop(self) -> None:
-        if hasattr(self, "_post"):
+        if self._post is not None:
             await self._post.close()
 
 
