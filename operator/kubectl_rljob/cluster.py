@@ -80,6 +80,12 @@ class Cluster:
         )
         return sorted(item["metadata"]["name"] for item in answer["items"])
 
+    def everything(self, plural: str) -> list[dict[str, Any]]:
+        """All objects of a core kind, of all namespaces, from the server's cache."""
+        return self._json("GET", f"/api/v1/{plural}", {"resourceVersion": "0"}, what=f"{plural} of the cluster")[
+            "items"
+        ]
+
     def log(self, job: Job, pod: str, query: Query) -> Iterator[bytes]:
         """The log as it comes. With follow there is no read timeout: silence is normal."""
         path = f"/api/v1/namespaces/{quote(job.namespace)}/pods/{quote(pod)}/log"

@@ -6,6 +6,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from rljob_api.layout import Amounts, Layout
+from rljob_api.memory import rollout_memory, trainer_memory
+from rljob_api.shape import Shape
 from rljob_api.spec import RLJobSpec
 from rljob_api.validate import violations
 from rljob_api.violation import Violation
@@ -19,6 +21,18 @@ class Role:
     pods: int
     processes_per_pod: int
     gpus: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes on one GPU of a role, by what holds them."""
+
+    role: str
+    parts: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,14 @@ class Plan:
         """Whether a rule about a field, or one below it, is broken."""
         return any(v.field.startswith(field) for v in self.violations)
 
+    def memory(self) -> list[Estimate]:
+        """Of a job on GPUs whose model is known, while every rule holds."""
+        shape = Shape.of(self.model) if self.model else None
+        if shape is None or self.spec is None or self.violations or self.spec.trainer.device != "gpu":
+            return []
+        trainer, rollout = trainer_memory(self.spec, shape), rollout_memory(self.spec, shape)
+        return [Estimate("trainer", asdict(trainer)), Estimate("rollout", asdict(rollout))]
+
     def dump(self) -> dict[str, Any]:
         """For -o json. The amounts are there only when every rule holds."""
         out: dict[str, Any] = {"name": self.name, "violations": [asdict(v) for v in self.violations]}
@@ -54,6 +76,7 @@ class Plan:
                 "samplesPerMiniBatch": amounts.samples_per_mini_batch,
                 "optimizerSteps": amounts.optimizer_steps,
             }
+            out["memory"] = {e.role: {k: round(v) for k, v in e.parts.items()} for e in self.memory()}
             out["roles"] = [{"name": r.name, "pods": r.pods, "gpus": r.gpus} for r in roles(self.spec)]
         return out
 

@@ -20,6 +20,8 @@ class FakeApi:
     events: list[dict[str, Any]] = field(default_factory=list)
     logs: dict[str, bytes] = field(default_factory=dict)
     pod_roles: dict[str, str] = field(default_factory=dict)
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    pods: list[dict[str, Any]] = field(default_factory=list)
     refuse: tuple[int, str] | None = None
     installed: bool = True
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
@@ -34,6 +36,8 @@ class FakeApi:
             return self.refuse[0], _status(*self.refuse)
         if path.startswith(JOBS):
             return self._job(method, path.removeprefix(JOBS).strip("/").split("/"), body)
+        if path in ("/api/v1/nodes", "/api/v1/pods"):
+            return 200, {"items": self.nodes if path.endswith("nodes") else self.pods}
         return self._core(path.removeprefix("/api/v1/namespaces/").split("/"), query)
 
     def _job(self, method: str, parts: list[str], body: dict[str, Any] | None) -> tuple[int, Any]:

@@ -27,6 +27,8 @@ trainer   2      8               16
 rollout   4      2               8
 total     6      -               24
 
+Placement: left to the cluster (spec.scheduling.backend)
+
 No rule is broken.
 """
 

@@ -81,6 +81,18 @@ LAST FAILURE   attempt 1: ConfigurationError, rank 0 of demo-trainer-0
 """
 
 
+def placed(stages: int, rollouts: int) -> dict[str, Any]:
+    levels = [{"level": "block", "pairs": 0, "bytesPerStep": 0}, {"level": "rack", "pairs": 3, "bytesPerStep": 3.1e9}]
+    domains = {"stages": [f"b0/r{i}" for i in range(stages)], "rollouts": [f"b1/r{i // 2}" for i in range(rollouts)]}
+    return {"report": domains | {"levels": levels}}
+
+
+def test_a_placed_job_says_where_in_one_line(api: FakeApi, rljob: Rljob) -> None:
+    api.add(make_job(**running(), placement=placed(2, 4)))
+    line = "PLACEMENT   stages b0/r0, b0/r1; rollouts b1/r0 ×2, b1/r1 ×2; pairs across block 0, rack 3 (3.1 GB/step)\n"
+    assert f"policy of step 120\n{line}\nREWARD" in rljob("status", "demo").out
+
+
 def test_a_running_job_that_failed_once_fits_one_page(api: FakeApi, rljob: Rljob) -> None:
     api.add(make_job(**running()))
     api.events = [
@@ -136,7 +148,7 @@ def test_a_request_that_waits_for_the_operator_is_shown(api: FakeApi, rljob: Rlj
 
 
 def test_the_page_never_has_more_than_25_lines() -> None:
-    everything: dict[str, Any] = running() | {"message": "word " * 400}
+    everything: dict[str, Any] = running() | {"message": "word " * 400, "placement": placed(64, 200)}
     everything["progress"] |= {"export": "/data/run/hf", "evaluation": {"first": 0.1, "last": 0.2}}
     everything["checkpoint"]["kept"] = [make_checkpoint(step, 1) for step in range(40)]
     events = [make_event("CheckpointSaved", "x" * 500, minutes=m) for m in range(30)]

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kubectl_rljob.planning import Plan, roles
+from kubectl_rljob.preview import Preview
+from kubectl_rljob.printers import placement
 from kubectl_rljob.printers.text import plural, table
 from rljob_api.layout import Amounts, Layout
 from rljob_api.spec import RLJobSpec
@@ -18,7 +20,7 @@ MODEL_KEYS = {
 }
 
 
-def page(plan: Plan) -> str:
+def page(plan: Plan, found: Preview) -> str:
     """Amounts as far as they can be told, then the verdict."""
     blocks = [f"RLJob {plan.name}"]
     if plan.spec is not None:
@@ -36,6 +38,10 @@ def page(plan: Plan) -> str:
             )
         ]
         blocks += [pods(plan.spec)]
+        if estimates := plan.memory():
+            blocks += [placement.memory(estimates)]
+        if not plan.violations:
+            blocks += [placement.preview(found)]
     return "\n\n".join([*blocks, verdict(plan.violations)])
 
 
@@ -76,7 +82,7 @@ def tokens(spec: RLJobSpec) -> list[str]:
 
 def model(config: dict[str, Any] | None) -> str:
     if config is None:
-        return "not looked at; --model DIR checks heads and layers"
+        return "not looked at; --model DIR checks heads and layers, and estimates memory"
     known = [f"{config[key]:,} {word}" for key, word in MODEL_KEYS.items() if isinstance(config.get(key), int)]
     return f"{config.get('model_type', 'unknown type')}: {', '.join(known)}"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from kubectl_rljob import planning
 from kubectl_rljob.job import Job
+from kubectl_rljob.printers import placement
 from kubectl_rljob.printers.metrics import curve, line
 from kubectl_rljob.printers.text import age, clip, duration, moment, table
 from rljob_api.layout import Layout
@@ -103,7 +104,8 @@ def roles(job: Job) -> list[str]:
         ("trainer", s.trainer.text, gpus[0], doing, about or "-"),
         ("rollout", s.rollout.text, gpus[1], serving, policy),
     ]
-    return table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), rows).split("\n")
+    placed = placement.line(s.placement.report) if s.placement else []
+    return [*table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), rows).split("\n"), *placed]
 
 
 def metrics(job: Job, now: datetime) -> list[str]:

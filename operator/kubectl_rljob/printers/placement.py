@@ -1,0 +1,79 @@
+"""Where a job's pods are, or would be, and what its GPUs have to hold."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from kubectl_rljob.planning import Estimate
+from kubectl_rljob.preview import Preview
+from kubectl_rljob.printers.text import clip, plural, table
+from rljob_api.status import Crossing, PlacementReport
+
+WIDTH = 150
+STAGES = 6
+"""Stages, or domains of rollouts, that are named."""
+WHOLE = "the whole cluster"
+UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def line(report: PlacementReport) -> list[str]:
+    """One line of the status page; none before there is a placement."""
+    if not report.stages:
+        return []
+    parts = [f"stage{'s' if len(report.stages) > 1 else ''} {_named(report.stages)}"]
+    if report.rollouts:
+        parts.append(f"rollouts {_counted(report.rollouts)}")
+    crossings = ", ".join(f"{c.level} {c.pairs}{_volume(c)}" for c in report.levels)
+    return [clip(f"PLACEMENT   {'; '.join(parts)}; pairs across {crossings}", WIDTH)]
+
+
+def preview(found: Preview) -> str:
+    """The block of `plan`."""
+    if found.skipped:
+        return f"Placement: {found.skipped}"
+    if found.problem:
+        return f"Placement: there is no room now: {found.problem}"
+    r = found.report
+    rows = [(f"stage {i}", domain or WHOLE) for i, domain in enumerate(r.stages)]
+    rows += [(f"rollout {i}", domain or "no room now") for i, domain in enumerate(r.rollouts)]
+    if len(rows) > 2 * STAGES:
+        rows = [(f"stages 0-{len(r.stages) - 1}", _named(r.stages)), ("rollouts", _counted(r.rollouts))]
+    levels = [(c.level, c.pairs, size(c.bytes_per_step)) for c in r.levels]
+    head = f"Placement on {plural(found.nodes, 'node')}, as free now:"
+    return "\n\n".join(
+        [f"{head}\n{table(('PODS', 'DOMAIN'), rows)}", table(("CROSSES", "PAIRS", "BYTES/STEP"), levels)]
+    )
+
+
+def memory(estimates: Sequence[Estimate]) -> str:
+    """GiB per GPU, by what holds them."""
+    columns = list(dict.fromkeys(part for e in estimates for part in e.parts))
+    rows = [(e.role, *(_gib(e.parts.get(c)) for c in columns), _gib(e.total)) for e in estimates]
+    header = ("GIB PER GPU", *(c.replace("_", " ").upper() for c in columns), "TOTAL")
+    return table(header, rows)
+
+
+def size(count: float) -> str:
+    """`3.1 GB`"""
+    unit = 0
+    while count >= 1000 and unit + 1 < len(UNITS):
+        count, unit = count / 1000, unit + 1
+    return f"{count:.1f} {UNITS[unit]}" if unit else f"{count:.0f} B"
+
+
+def _gib(count: float | None) -> str:
+    return "-" if not count else f"{count / 2**30:.1f}"
+
+
+def _volume(c: Crossing) -> str:
+    return f" ({size(c.bytes_per_step)}/step)" if c.pairs else ""
+
+
+def _named(domains: Sequence[str]) -> str:
+    more = f" and {len(domains) - STAGES} more" if len(domains) > STAGES else ""
+    return ", ".join(domain or WHOLE for domain in domains[:STAGES]) + more
+
+
+def _counted(domains: Sequence[str]) -> str:
+    counts = Counter(domain or "nowhere" for domain in domains)
+    named = [domain + (f" ×{count}" if count > 1 else "") for domain, count in counts.most_common(STAGES)]
+    return ", ".join(named) + (f" and {len(counts) - STAGES} more" if len(counts) > STAGES else "")

@@ -1,0 +1,132 @@
+"""Estimates against sums by hand, and against what was measured on an H200 (docs: Qwen2.5-1.5B, one GPU, Transformer Engine)."""
+
+from typing import Any
+
+import pytest
+
+from api.specs import make_spec
+from rljob_api.memory import rollout_memory, trainer_memory
+from rljob_api.shape import NOMINAL, Shape
+from rljob_api.spec import RLJobSpec
+from rljob_api.traffic import Link, links
+
+GIB = 2**30
+QWEN_1_5B = Shape(28, 1536, 12, 2, 128, 8960, 151936, tied=True)
+MOE = Shape(4, 64, 4, 2, 16, 0, 1000, experts=8, experts_per_token=2, expert_feed_forward=32)
+
+
+def gpu_spec(nodes: int = 1, processes: int = 8, **changes: Any) -> RLJobSpec:
+    parallelism = changes.pop("parallelism", {})
+    trainer = {"device": "gpu", "nodes": nodes, "processesPerNode": processes, "parallelism": parallelism}
+    trainer |= changes.pop("trainer", {})
+    return make_spec(trainer=trainer, model={"path": "/data/model", "dtype": "bfloat16"}, **changes)
+
+
+def test_a_shape_is_read_from_config_json() -> None:
+    config = {
+        "num_hidden_layers": 36,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 12288,
+        "vocab_size": 151936,
+    }
+    assert Shape.of(config) == NOMINAL
+    assert NOMINAL.parameters == pytest.approx(8.19e9, rel=0.01), "Qwen3-8B"
+    assert Shape.of({"hidden_size": 4096}) is None
+    experts = config | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+    moe = Shape.of(experts)
+    assert moe and moe.expert == 3 * 4096 * 768 * 128
+
+
+@pytest.mark.parametrize(("tokens", "measured"), [(16384, 67.2), (32768, 107.9)])
+def test_memory_of_one_gpu_is_near_what_was_measured(tokens: int, measured: float) -> None:
+    train = {"steps": 10, "promptsPerStep": 4, "samplesPerPrompt": 4, "tokensPerMicroBatch": tokens}
+    estimate = trainer_memory(gpu_spec(processes=1, train=train), QWEN_1_5B)
+    assert estimate.total / GIB == pytest.approx(measured, rel=0.1)
+
+
+def test_bytes_per_parameter_are_those_of_the_distributed_optimizer() -> None:
+    """bfloat16: 6 + 12/d, float32: 8 + 8/d."""
+    for dtype, per_parameter in (("bfloat16", 6 + 12 / 8), ("float32", 8 + 8 / 8)):
+        spec = make_spec(
+            trainer={"device": "gpu", "processesPerNode": 8}, model={"path": "/data/model", "dtype": dtype}
+        )
+        m = trainer_memory(spec, NOMINAL)
+        assert (m.weights + m.gradients + m.optimizer) / NOMINAL.parameters == pytest.approx(per_parameter)
+
+
+def test_recomputation_offload_and_other_models_count() -> None:
+    plain = trainer_memory(gpu_spec(), NOMINAL)
+    full = trainer_memory(gpu_spec(trainer={"recompute": {"granularity": "full"}}), NOMINAL)
+    assert full.activations < plain.activations / 10
+    kl = {"kl": {"coefficient": 0.1}}
+    held = trainer_memory(gpu_spec(algorithm=kl, reference={"offload": False}), NOMINAL)
+    assert held.other_models == plain.weights
+    assert trainer_memory(gpu_spec(algorithm=kl), NOMINAL).other_models == 0
+    away = trainer_memory(gpu_spec(trainer={"offload": {"optimizer": True}}), NOMINAL)
+    assert away.total == pytest.approx(plain.total - min(plain.optimizer, plain.activations + plain.logits))
+
+
+def test_the_last_stage_holds_the_logits_and_the_first_more_micro_batches() -> None:
+    spec = gpu_spec(parallelism={"pipeline": 4})
+    m = trainer_memory(spec, NOMINAL)
+    assert m.logits == 0, "here the first stage holds more"
+    tiny = Shape(4, 64, 4, 2, 16, 128, 1_000_000)
+    assert trainer_memory(spec, tiny).logits > 0
+
+
+def test_a_rollout_holds_its_share_of_the_weights_and_the_cache_of_what_is_in_flight() -> None:
+    spec = gpu_spec(rollout={"replicas": 2, "tensorParallel": 4, "sampling": {"maxTokens": 8}})
+    m = rollout_memory(spec, NOMINAL)
+    assert m.weights == 2 * NOMINAL.parameters / 4
+    assert m.kv_cache == 2 * 2 * 36 * (8 / 4) * 128 * 8 * 24, "16 samples over 2 servers, of 16 + 8 tokens"
+
+
+def by_kind(spec: RLJobSpec, shape: Shape = NOMINAL, rollouts: int = 0) -> dict[str, list[Link]]:
+    found: dict[str, list[Link]] = {}
+    for link in links(spec, shape, rollouts):
+        found.setdefault(link.kind, []).append(link)
+    return found
+
+
+def test_tensor_parallel_groups_of_a_pod_exchange_nothing_between_pods() -> None:
+    assert "tensor" not in by_kind(gpu_spec(4, parallelism={"tensor": 8, "pipeline": 2}))
+
+
+def test_data_parallel_pods_form_a_ring_per_stage() -> None:
+    found = by_kind(gpu_spec(8, parallelism={"tensor": 8, "pipeline": 2}))
+    assert {(x.one, x.other) for x in found["data"]} == {(0, 1), (1, 2), (2, 3), (0, 3), (4, 5), (5, 6), (6, 7), (4, 7)}
+    own = (18 * NOMINAL.dense + NOMINAL.embedding) / 8
+    assert found["data"][0].bytes == pytest.approx(8 * (4 + 2) * own * 3 / 4), "eight ranks, gradients and parameters"
+
+
+def test_stages_exchange_activations_with_their_neighbours() -> None:
+    found = by_kind(gpu_spec(4, parallelism={"tensor": 8, "pipeline": 4}))
+    assert {(x.one, x.other) for x in found["pipeline"]} == {(0, 1), (1, 2), (2, 3)}
+    tokens = 16 * 24
+    assert found["pipeline"][0].bytes == pytest.approx(2 * 2 * 4096 * tokens), "there and back, an eighth per rank"
+
+
+def test_virtual_stages_close_the_ring_and_send_more_often() -> None:
+    plain = by_kind(gpu_spec(4, parallelism={"tensor": 8, "pipeline": 4}))["pipeline"]
+    virtual = by_kind(gpu_spec(4, parallelism={"tensor": 8, "pipeline": 4, "virtualPipeline": 3}))["pipeline"]
+    assert {(x.one, x.other) for x in virtual} == {(0, 1), (1, 2), (2, 3), (0, 3)}
+    assert virtual[0].bytes == pytest.approx(3 * plain[0].bytes)
+
+
+def test_experts_exchange_with_all_of_their_group() -> None:
+    found = by_kind(gpu_spec(4, 2, parallelism={"expert": 8}), MOE)
+    assert {(x.one, x.other) for x in found["expert"]} == {(a, b) for a in range(4) for b in range(a + 1, 4)}
+
+
+def test_context_parallel_ranks_pass_keys_and_values_round() -> None:
+    found = by_kind(gpu_spec(2, parallelism={"tensor": 4, "context": 4}))
+    assert {(x.one, x.other) for x in found["context"]} == {(0, 1)}
+
+
+def test_weights_go_from_rank_0_through_the_rollouts() -> None:
+    found = by_kind(gpu_spec(2, parallelism={"tensor": 8}), rollouts=3)
+    assert [(x.one, x.other) for x in found["weights"]] == [(0, 2), (2, 3), (3, 4)]
+    assert found["weights"][0].bytes == 2 * NOMINAL.parameters

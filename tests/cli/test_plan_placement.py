@@ -1,0 +1,86 @@
+"""Memory and placement on the page of plan, on a cluster that answers over HTTP."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.conftest import Rljob
+from cli.fake_api import FakeApi
+from cli.makers import make_spec
+from cli.test_plan import write
+from placement.makers import make_pod, make_racks
+
+SCHEDULING = {"backend": "builtin", "topologyLevels": ["block", "rack"]}
+
+PAGE = """\
+GIB PER GPU   WEIGHTS   GRADIENTS   OPTIMIZER   ACTIVATIONS   LOGITS   OTHER MODELS   KV CACHE   TOTAL
+trainer       1.8       3.5         5.3         17.0          -        -              -          27.6
+rollout       7.1       -           -           -             -        -              7.0        14.1
+
+Placement on 3 nodes, as free now:
+PODS        DOMAIN
+stage 0     b0/r0/n0-0
+stage 1     b0/r0/n0-1
+rollout 0   b0/r0/n0-2
+rollout 1   b0/r0/n0-2
+rollout 2   b0/r0/n0-2
+rollout 3   b0/r0/n0-2
+
+CROSSES   PAIRS   BYTES/STEP
+block     0       0 B
+rack      0       0 B
+node      2       37.8 GB
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """Qwen2.5-7B."""
+    config = {"model_type": "qwen2", "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
+    config |= {"hidden_size": 3584, "intermediate_size": 18944, "vocab_size": 152064}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return str(tmp_path)
+
+
+def manifest(path: Path, **scheduling: Any) -> str:
+    return write(path, make_spec(scheduling=SCHEDULING | scheduling))
+
+
+def test_the_page_says_memory_and_where_pods_would_go(api: FakeApi, rljob: Rljob, tmp_path: Path, model: str) -> None:
+    api.nodes = make_racks([4, 4])
+    screen = rljob("plan", "-f", manifest(tmp_path), "--model", model)
+    assert (screen.code, screen.err) == (0, "")
+    assert PAGE in screen.out
+
+
+def test_a_cluster_without_room_says_what_lacks(api: FakeApi, rljob: Rljob, tmp_path: Path) -> None:
+    api.nodes = make_racks([2, 1])
+    api.pods = [make_pod("n0-0", 8), make_pod("n1-0", 8)]
+    screen = rljob("plan", "-f", manifest(tmp_path))
+    assert screen.code == 0, "no rule is broken: room may come"
+    assert (
+        "Placement: there is no room now: needs room for 2 trainer pods with 8 nvidia.com/gpu each and the cluster has it for 1; "
+        "block: b0 has room for 1; rack: b0/r0 has room for 1, 1 other for none; "
+        "1/3 nodes have room for such a pod: 2 insufficient nvidia.com/gpu\n"
+    ) in screen.out
+
+
+def test_who_may_not_read_nodes_still_gets_the_rest(api: FakeApi, rljob: Rljob, tmp_path: Path) -> None:
+    api.refuse = (403, "nodes is forbidden")
+    screen = rljob("plan", "-f", manifest(tmp_path))
+    assert screen.code == 0
+    assert "\nPlacement: not looked at: nodes of the cluster: nodes is forbidden\n" in screen.out
+
+
+def test_offline_asks_nobody(api: FakeApi, rljob: Rljob, tmp_path: Path) -> None:
+    assert "Placement: not looked at (--offline)\n" in rljob("plan", "-f", manifest(tmp_path), "--offline").out
+    assert api.requests == []
+
+
+def test_o_json_has_both(api: FakeApi, rljob: Rljob, tmp_path: Path, model: str) -> None:
+    api.nodes = make_racks([4, 4])
+    (found,) = json.loads(rljob("plan", "-f", manifest(tmp_path), "--model", model, "-o", "json").out)
+    assert found["memory"]["trainer"].keys() >= {"weights", "gradients", "optimizer", "activations", "logits"}
+    assert found["placement"]["stages"] == ["b0/r0/n0-0", "b0/r0/n0-1"]
