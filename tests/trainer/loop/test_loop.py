@@ -1,12 +1,15 @@
 """Ranks and driver as the launcher starts them, on recorded batches: real megatron, no rollouts."""
 
+import functools
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,11 @@ from trainer.megatron.models import make_batch, make_model
 pytestmark = pytest.mark.slow
 
 WORLD, STEPS, SECONDS = 2, 5, 180
+MEASURES = ("train/loss", "train/grad_norm", "train/kl", "train/entropy", "critic/loss", "critic/grad_norm")
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "ppo": {"algorithm": {"advantage": "gae", "kl": {"coefficient": 0.1, "where": "reward"}}, "critic": {}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +52,7 @@ def material(tmp_path_factory) -> Path:
     )
     for step in range(1, STEPS + 1):
         batch = make_batch(model, step)
-        record(root, replace(batch, metrics=batch_metrics(batch.samples, failed=0)))
+        record(root, replace(batch, metrics=batch_metrics(batch.samples)))
     return root
 
 
@@ -72,11 +80,12 @@ class Job:
             "image": "i",
         } | changes
 
-    def start(self, attempt: int, resume: int | None = None) -> "Running":
+    def start(self, attempt: int, resume: int | None = None, before: Callable[[int], None] = bool) -> "Running":
+        """`before` runs in each rank's process, before the rank does."""
         directory = self._directory / f"attempt-{attempt}"
         directory.mkdir()
         self.tell(attempt, "run", resume)
-        return Running(directory)
+        return Running(directory, before)
 
     def tell(self, attempt: int, command: Any, resume: int | None = None) -> None:
         control = Control(
@@ -88,8 +97,7 @@ class Job:
 
     def losses(self) -> dict[int, list[float]]:
         """Everything that training computed, by step."""
-        wanted = ("train/loss", "train/grad_norm", "train/kl", "train/entropy")
-        return {m["step"]: [m[name] for name in wanted] for m in self.metrics() if "train/loss" in m}
+        return {m["step"]: [m[name] for name in MEASURES if name in m] for m in self.metrics() if "train/loss" in m}
 
     def metrics(self) -> list[dict[str, Any]]:
         file = names.metrics_file(self.root)
@@ -99,7 +107,7 @@ class Job:
 class Running:
     """The processes of one attempt."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, before: Callable[[int], None]):
         self._directory = directory
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -115,7 +123,7 @@ class Running:
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         }
         self.driver = subprocess.Popen([sys.executable, "-m", "rljob_trainer.driver"], env=shared)
-        self.ranks = [_fork_rank(r, shared) for r in range(WORLD)]
+        self.ranks = [_fork_rank(r, shared, before) for r in range(WORLD)]
 
     def wait(self) -> list[int]:
         """Exit codes of driver and ranks."""
@@ -131,11 +139,12 @@ class Running:
         return {f.stem: Failure.model_validate_json(f.read_text()) for f in self._directory.glob("error-*.json")}
 
 
-def _fork_rank(number: int, environment: dict[str, str]) -> int:
+def _fork_rank(number: int, environment: dict[str, str], before: Callable[[int], None]) -> int:
     """As the launcher does: from a process that has imported everything."""
     child = os.fork()
     if child:
         return child
+    before(number)
     os.environ.update(environment | {"RANK": str(number), "LOCAL_RANK": str(number)})
     code = 1
     try:
@@ -157,11 +166,22 @@ def _wait(child: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(material, tmp_path_factory) -> tuple[Job, Running]:
-    job = Job(material, tmp_path_factory.mktemp("uninterrupted"))
-    running = job.start(1)
-    assert running.wait() == [0, 0, 0]
-    return job, running
+def undisturbed(material, tmp_path_factory) -> Callable[[str], tuple[Job, Running]]:
+    """The run of one of ALGORITHMS, made once."""
+
+    @functools.cache
+    def run(algorithm: str) -> tuple[Job, Running]:
+        job = Job(material, tmp_path_factory.mktemp(algorithm), **ALGORITHMS[algorithm])
+        running = job.start(1)
+        assert running.wait() == [0, 0, 0]
+        return job, running
+
+    return run
+
+
+@pytest.fixture
+def uninterrupted(undisturbed) -> tuple[Job, Running]:
+    return undisturbed("grpo")
 
 
 def until_step(job: Job, step: int) -> None:
@@ -172,18 +192,20 @@ def until_step(job: Job, step: int) -> None:
 
 
 def test_a_run_leaves_checkpoints_an_export_and_its_account(uninterrupted):
-    _, running = uninterrupted
+    job, running = uninterrupted
     progress = running.progress()
     assert running.outcome() == "succeeded"
-    assert [c.step for c in progress.checkpoints] == [2, 4, 5]
+    assert [(c.step, c.reshardable) for c in progress.checkpoints] == [(2, False), (4, False), (5, True)]
+    assert [m["step"] for m in job.metrics() if "time/save" in m] == [2, 4, 5]
     assert (progress.step, progress.started_from, [p.step for p in progress.history]) == (5, 0, [1, 2, 3, 4, 5])
     assert progress.checkpoints[-1].digest == progress.digest != ""
     assert progress.checkpoints[-1].layout == "tp2-pp1-dp1"
     assert (Path(progress.export) / "model.safetensors").is_file()
 
 
-def test_after_a_killed_rank_the_losses_are_bit_equal_to_an_uninterrupted_run(material, tmp_path, uninterrupted):
-    job = Job(material, tmp_path)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_after_a_killed_rank_all_is_bit_equal_to_an_uninterrupted_run(material, tmp_path, undisturbed, algorithm):
+    job, (whole, ran) = Job(material, tmp_path, **ALGORITHMS[algorithm]), undisturbed(algorithm)
     first = job.start(1)
     until_step(job, 3)
     os.kill(first.ranks[1], signal.SIGKILL)
@@ -196,9 +218,9 @@ def test_after_a_killed_rank_the_losses_are_bit_equal_to_an_uninterrupted_run(ma
 
     second = job.start(2)
     assert second.wait() == [0, 0, 0]
-    assert second.progress().started_from in (2, 4)
-    assert job.losses() == uninterrupted[0].losses()
-    assert second.progress().digest == uninterrupted[1].progress().digest
+    assert second.progress().started_from in (0, 2, 4)  # what was complete when the rank was killed
+    assert job.losses() == whole.losses()
+    assert second.progress().digest == ran.progress().digest
 
 
 def test_a_drained_attempt_saves_its_step_and_the_next_one_may_go_back_further(material, tmp_path, uninterrupted):
@@ -210,8 +232,59 @@ def test_a_drained_attempt_saves_its_step_and_the_next_one_may_go_back_further(m
     assert first.outcome() == "drained"
     drained = first.progress()
     assert drained.checkpoints[-1].step == drained.step >= 2
+    assert drained.checkpoints[-1].reshardable
 
     second = job.start(2, resume=1)
     assert second.wait() == [0, 0, 0]
     assert second.progress().started_from == 1
     assert job.losses() == uninterrupted[0].losses()
+
+
+def test_a_named_checkpoint_is_gone_on_from_in_another_layout_if_it_was_saved_for_any(
+    material, tmp_path, uninterrupted
+):
+    """The drained one is; the periodic ones before it are not."""
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    job = Job(material, tmp_path / "first", checkpoint={"path": str(tmp_path / "first/run"), "everySteps": 1})
+    first = job.start(1)
+    until_step(job, 2)
+    job.tell(1, "drain")
+    assert first.wait() == [0, 0, 0]
+    saved = first.progress().checkpoints
+    layout = {"device": "cpu", "processesPerNode": WORLD}
+    checkpoint = {"path": str(tmp_path / "second/run"), "everySteps": 0}
+
+    fast = Job(material, tmp_path / "second", trainer=layout, checkpoint=checkpoint | {"resumeFrom": saved[-2].path})
+    refused = fast.start(1)
+    assert all(_wait(rank) for rank in refused.ranks)
+    refused.driver.kill()  # as the launcher does
+    failure = refused.failures()["error-0"]
+    assert (failure.kind, failure.field) == ("configuration", "spec.trainer.parallelism")
+    assert f"set spec.checkpoint.resumeFrom to {saved[-1].path}" in failure.message
+
+    whole = Job(
+        material, tmp_path / "second", trainer=layout, checkpoint=checkpoint | {"resumeFrom": saved[-1].path + "/"}
+    )
+    second = whole.start(2)
+    assert second.wait() == [0, 0, 0]
+    assert second.progress().started_from == saved[-1].step
+    expected = uninterrupted[0].losses()
+    assert whole.losses() == {s: pytest.approx(expected[s], rel=1e-3, abs=1e-5) for s in expected if s > saved[-1].step}
+    assert (
+        json.loads((names.step_dir(whole.root, STEPS) / "manifest.json").read_text())["data"]["consumed"] == 4 * STEPS
+    )
+
+
+def test_a_save_that_fails_beside_training_ends_the_attempt_with_its_reason(material, tmp_path):
+    def limit(rank: int) -> None:
+        if rank == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    running = Job(material, tmp_path).start(1, before=limit)
+    assert running.wait()[1:] == [1, 1]
+    failures = running.failures()
+    assert (failures["error-0"].kind, failures["error-1"].kind) == ("collective", "application")
+    assert "rank 1 could not write its part of the checkpoint of step 2" in failures["error-1"].message
+    assert "File too large" in failures["error-1"].message
