@@ -34,9 +34,9 @@ class DataSpec(Model):
     chat_template: bool = False
     """Put text prompts through the chat template as well, as one message of the user."""
     answer_key: str = "answer"
-    """Column of the expected answer, handed to rewards."""
+    """Column of the expected answer, handed to rewards, or a dotted path into a nested one; without a column of the default name it is empty."""
     data_source_key: str = "data_source"
-    """Column that says which reward judges the row."""
+    """Column, or dotted path, that says which reward judges the row; without a column of the default name it is empty."""
     max_prompt_tokens: PositiveInt = 1024
     """Longer prompts are left out; how many is reported."""
     shuffle: bool = True
@@ -69,7 +69,8 @@ class VllmReward(Model):
     """A reward model behind a vLLM server of the user's (`vllm serve MODEL --runner pooling`)."""
 
     url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)]
-    """Base address of the server. Prompt and response are sent to its `/pooling` route as one text."""
+    """Base address of the server. Prompt and response are sent to its `/pooling` route as one text; the raw score of
+    the last token is the reward."""
 
 
 class MegatronReward(Model):
