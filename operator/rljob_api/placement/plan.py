@@ -15,8 +15,8 @@ from rljob_api.placement.why import why
 
 BEST = 2
 """Starting points that are improved."""
-LOOKS = 400_000
-"""Costs that a search may look up: about half a second."""
+LOOKS = 200_000
+"""Costs that a search may look up: about a third of a second."""
 
 
 @dataclass(frozen=True, slots=True)

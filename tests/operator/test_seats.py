@@ -1,0 +1,128 @@
+"""Parts of placement by themselves: ranks, the patch that releases a pod, and who is next."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rljob_api import names, reasons
+from rljob_api.placement.cluster import Cluster, Node
+from rljob_api.status import PlacementStatus, Seat
+from rljob_operator.decide.place import UNBOUND_SECONDS, assign
+from rljob_operator.placement.asked import Asked, View, asked
+from rljob_operator.placement.bind import operations, pinned
+from rljob_operator.placement.turn import take_turns
+from rljob_operator.snapshot import Pod
+from rljob_operator.times import stamp
+from simulator.makers import META, NOW, Job, make_job
+
+NODES = {name: Node(name, free={"pods": 3000}) for name in ("a", "b")}
+
+
+def placed(**scheduling: Any) -> Job:
+    return make_job(nodes=2, scheduling={"backend": "builtin"} | scheduling)
+
+
+def wish(job: Job, uid: str = "job-uid", **changes: Any) -> Asked:
+    meta = META.model_copy(update={"uid": uid, "name": uid, "creation_timestamp": changes.pop("created", "")})
+    found = asked(View(job=meta, spec=job.spec, status=job.status, pods=(), now=NOW), NODES)
+    assert found
+    return replace(found, **changes)
+
+
+def test_who_stays_keeps_his_rank_and_the_others_take_what_is_left() -> None:
+    pods = ["t-0", "t-1", "t-2"]
+    nodes = ["a", "b", "b"]
+    assert assign(pods, nodes, {}, {}) == {"t-0": 0, "t-1": 1, "t-2": 2}
+    assert assign(pods, nodes, {"t-0": "b", "t-2": "a"}, {"t-0": 2, "t-2": 0}) == {"t-0": 2, "t-1": 1, "t-2": 0}
+    assert assign(pods, nodes, {"t-0": "b"}, {"t-0": 0}) == {"t-0": 1, "t-1": 0, "t-2": 2}, (
+        "its node has other ranks now"
+    )
+
+
+def test_the_members_of_an_attempt_have_the_ranks_of_their_seats() -> None:
+    seats = [Seat(pod=f"demo-trainer-{i}", node="node-1", rank=1 - i) for i in range(2)]
+    job = placed().with_status(placement=PlacementStatus(seats=seats)).with_pods().reported(state="idle")
+    attempt = job.next().attempt
+    assert attempt and {m.pod: m.node_rank for m in attempt.members} == {"demo-trainer-0": 1, "demo-trainer-1": 0}
+
+
+def test_the_release_is_one_patch_of_exactly_this_pod() -> None:
+    pod = Pod(name="p", uid="u1", role="trainer", ordinal=0, gates=("other", names.GATE))
+    assert operations(pod, "a", NOW) == [
+        {"op": "test", "path": "/metadata/uid", "value": "u1"},
+        {"op": "test", "path": "/spec/schedulingGates/1/name", "value": names.GATE},
+        {"op": "add", "path": "/spec/affinity", "value": pinned({}, "a")},
+        {"op": "add", "path": "/metadata/annotations/rljob.dev~1released", "value": stamp(NOW)},
+        {"op": "remove", "path": "/spec/schedulingGates/1"},
+    ]
+
+
+def test_a_pin_adds_to_every_term_and_changes_none() -> None:
+    """The API server admits only additions to terms that are there, since they are alternatives."""
+    zone = {"key": "zone", "operator": "In", "values": ["z"]}
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    before = {
+        "podAntiAffinity": {"x": 1},
+        "nodeAffinity": {required: {"nodeSelectorTerms": [{"matchExpressions": [zone]}, {}]}},
+    }
+    after = pinned(before, "a")
+    here = [{"key": "metadata.name", "operator": "In", "values": ["a"]}]
+    terms = after["nodeAffinity"][required]["nodeSelectorTerms"]
+    assert terms == [{"matchExpressions": [zone], "matchFields": here}, {"matchFields": here}]
+    assert after["podAntiAffinity"] == {"x": 1}
+    assert before["nodeAffinity"][required]["nodeSelectorTerms"][1] == {}
+
+
+def test_turns_are_by_urgency_then_priority_then_age() -> None:
+    cluster = Cluster((NODES["a"],))
+    old = wish(placed(), "old", created="2026-01-01T00:00:00Z")
+    young = wish(placed(), "young", created="2026-01-02T00:00:00Z")
+    high = wish(placed(priority=9), "high", created="2026-01-03T00:00:00Z")
+    calm = wish(placed(priority=99), "calm", urgent=False)
+    verdicts = take_turns(cluster, [young, calm, high], old)
+    assert [(v.asked.job.uid, bool(v.plan.problem)) for v in verdicts] == [("high", False), ("old", True)]
+    assert take_turns(cluster, [old, young], high)[0].asked is high, "whose turn comes later is not looked at"
+
+
+def test_a_job_asks_for_nothing_when_it_does_not_place_itself() -> None:
+    for job in (make_job(), placed().with_status(suspended=True), placed().with_status(outcome="Failed")):
+        assert asked(View(job=META, spec=job.spec, status=job.status, pods=(), now=NOW), NODES) is None
+
+
+def test_a_seat_on_a_node_that_takes_nobody_any_more_is_asked_for_again() -> None:
+    seats = [Seat(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
+    job = placed().with_status(placement=PlacementStatus(seats=[*seats, Seat(pod="demo-rollout-0", node="b")]))
+    view = View(job=META, spec=job.spec, status=job.status, pods=(), now=NOW)
+    assert asked(view, NODES) is None
+    found = asked(view, NODES | {"b": replace(NODES["b"], closed="cordoned")})
+    assert found and found.homes == {"demo-trainer-0": "a", "demo-trainer-1": "a"}
+    assert found.stay.ranks == {0: "a", 1: "a"}, "ranks are planned again only when a trainer moves"
+
+
+@pytest.mark.parametrize("age", [UNBOUND_SECONDS - 1, UNBOUND_SECONDS])
+def test_a_released_pod_has_a_minute_to_get_onto_its_node(age: float) -> None:
+    seats = [Seat(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
+    job = placed().with_status(placement=PlacementStatus(seats=seats)).with_pods()
+    job = job.changing_pod(1, node="", running=False, phase="Pending", released=NOW - age, unschedulable="0/2 nodes")
+    decision = job.decide()
+    late = age >= UNBOUND_SECONDS
+    assert [p.name for p in decision.delete] == (["demo-trainer-1"] if late else [])
+    assert [e.reason for e in decision.events] == ([reasons.NOT_BOUND] if late else [])
+    placement = decision.status.placement
+    assert placement and [e.node for e in placement.excluded] == (["a"] if late else [])
+
+
+def test_gated_pods_are_released_when_the_whole_gang_has_seats() -> None:
+    seats = [Seat(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
+    waiting = {"node": "", "running": False, "phase": "Pending", "gates": (names.GATE,)}
+    job = placed().with_pods(**waiting).with_rollout(**waiting)
+    partly = job.with_status(placement=PlacementStatus(seats=seats)).decide()
+    assert partly.bind == ()
+    whole = [*seats, Seat(pod="demo-rollout-0", node="b")]
+    decision = job.with_status(placement=PlacementStatus(seats=whole)).decide()
+    assert [(b.pod.name, b.node) for b in decision.bind] == [
+        ("demo-trainer-0", "a"),
+        ("demo-trainer-1", "a"),
+        ("demo-rollout-0", "b"),
+    ]

@@ -1,0 +1,43 @@
+"""Large gangs: what a plan costs, counted and not timed, and that it does what a person would."""
+
+from random import Random
+
+import pytest
+
+from benchmarks.placement import cluster, gang
+from placement.makers import make_cluster, make_gang, make_racks
+from rljob_api.placement.plan import LOOKS, plan
+from rljob_api.placement.report import report
+
+
+def test_a_gang_of_256_pods_on_1000_nodes_looks_at_a_bounded_number_of_costs() -> None:
+    """A microsecond each: the whole search stays under a second."""
+    for pipeline in (1, 4, 8):
+        found = plan(cluster(1000, busy=400, random=Random(1)), gang(224, 32, pipeline))
+        assert len(found.trainers) == 224 and "" not in found.rollouts
+        assert found.looked < 2 * LOOKS
+
+
+def test_twice_the_nodes_do_not_cost_twice_the_search() -> None:
+    small, large = (plan(cluster(n, busy=n * 2 // 5, random=Random(1)), gang(64, 8, 4)).looked for n in (400, 800))
+    assert large < 1.5 * small
+
+
+@pytest.mark.parametrize("pipeline", [1, 2, 4])
+def test_stages_take_whole_racks_of_an_empty_cluster(pipeline: int) -> None:
+    nodes, wanted = make_cluster(make_racks([16] * 16, racks_per_block=4)), make_gang(16 * pipeline, pipeline)
+    found = plan(nodes, wanted)
+    amounts = report(nodes, wanted, found.trainers, found.rollouts)
+    assert len(set(amounts.stages)) == pipeline
+    assert all(domain.count("/") == 1 for domain in amounts.stages), "block/rack"
+    levels = {c.level: c.pairs for c in amounts.levels}
+    assert levels["block"] == 0
+    assert levels["rack"] == (pipeline - 1) * 16, "each pod with its neighbour stage's"
+
+
+def test_rollouts_sit_near_rank_0() -> None:
+    nodes, wanted = make_cluster(make_racks([4] * 4, racks_per_block=2)), make_gang(4, rollouts=3)
+    found = plan(nodes, wanted)
+    amounts = report(nodes, wanted, found.trainers, found.rollouts)
+    block = amounts.stages[0].split("/")[0]
+    assert {domain.split("/")[0] for domain in amounts.rollouts} == {block}

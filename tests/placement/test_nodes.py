@@ -1,0 +1,128 @@
+"""What is free on a node, and which nodes take which pods."""
+
+from typing import Any
+
+import pytest
+
+from api.specs import make_spec
+from placement.makers import GPU, make_cluster, make_gang, make_node, make_pod, make_racks
+from rljob_api import names
+from rljob_api.placement.cluster import Node, parse_node, requests
+from rljob_api.placement.gang import Demand
+from rljob_api.placement.plan import Stay, plan
+from rljob_api.placement.quantity import exact, parse, show
+
+
+@pytest.mark.parametrize(
+    ("text", "thousandths"),
+    [
+        ("1", 1000),
+        ("1500m", 1500),
+        ("0.5", 500),
+        ("2Ki", 2048_000),
+        ("1e3", 1_000_000),
+        ("1G", 10**12),
+        ("1n", 1),
+        (8, 8000),
+    ],
+)
+def test_quantities_are_whole_thousandths(text: object, thousandths: int) -> None:
+    assert parse(text) == thousandths
+
+
+def test_what_is_no_quantity_says_so() -> None:
+    with pytest.raises(ValueError, match="'1.5Q' is no Kubernetes quantity"):
+        parse("1.5Q")
+
+
+def test_quantities_are_shown_as_people_write_them() -> None:
+    assert [show(n) for n in (8000, 1500, 64 * 2**30 * 1000, 1000 * 1000)] == ["8", "1500m", "64Gi", "1000"]
+    assert [exact(n) for n in (8000, 1500)] == ["8", "1500m"]
+
+
+def test_a_pod_requests_what_the_scheduler_counts() -> None:
+    def container(cpu: str, **rest: Any) -> dict[str, Any]:
+        return {"resources": {"requests": {"cpu": cpu}}} | rest
+
+    init = [container("1", restartPolicy="Always"), container("5"), container("2", restartPolicy="Always")]
+    pod = {"containers": [container("1"), container("1")], "initContainers": init, "overhead": {"cpu": "100m"}}
+    assert requests(pod) == {"cpu": 6100, "pods": 1000}, "the second init container beside the first sidecar"
+    assert requests({"containers": [{"resources": {"limits": {GPU: "8"}}}]})[GPU] == 8000
+
+
+def test_only_pods_that_are_on_a_node_and_have_not_ended_take_something() -> None:
+    pods = [make_pod("a", 2), make_pod("a", 4, "Succeeded"), {"spec": {"containers": []}}]
+    (node,) = make_cluster([make_node("a")], pods).nodes
+    assert (node.free[GPU], node.free["pods"]) == (6000, 109_000)
+
+
+def demand(**template: Any) -> Demand:
+    return Demand.of(make_spec(trainer={"device": "gpu", "template": template}), names.ROLE_TRAINER)
+
+
+NODE = Node("n1", {"pool": "h200", "gen": "9"}, ({"key": "gpu", "value": "yes", "effect": "NoSchedule"},))
+TOLERANT = {"tolerations": [{"key": "gpu", "operator": "Exists"}]}
+
+
+def terms(*expressions: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    term = {"matchExpressions": list(expressions)} | fields
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    return TOLERANT | {"affinity": {"nodeAffinity": required}}
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ({}, "untolerated taint gpu"),
+        (TOLERANT, ""),
+        ({"tolerations": [{"operator": "Exists"}]}, ""),
+        ({"tolerations": [{"key": "gpu", "value": "yes"}]}, ""),
+        ({"tolerations": [{"key": "gpu", "value": "no"}]}, "untolerated taint gpu"),
+        ({"tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoExecute"}]}, "untolerated taint gpu"),
+        (TOLERANT | {"nodeSelector": {"pool": "h200"}}, ""),
+        (TOLERANT | {"nodeSelector": {"pool": "a100"}}, "not matching nodeSelector"),
+        (terms({"key": "pool", "operator": "In", "values": ["h200"]}), ""),
+        (terms({"key": "pool", "operator": "NotIn", "values": ["h200"]}), "not matching node affinity"),
+        (terms({"key": "gen", "operator": "Gt", "values": ["8"]}), ""),
+        (terms({"key": "gen", "operator": "Lt", "values": ["8"]}), "not matching node affinity"),
+        (terms({"key": "none", "operator": "DoesNotExist"}), ""),
+        (terms({"key": "none", "operator": "Exists"}), "not matching node affinity"),
+        (terms(matchFields=[{"key": "metadata.name", "operator": "In", "values": ["n1"]}]), ""),
+        (terms(), "not matching node affinity"),
+    ],
+)
+def test_a_node_refuses_what_the_scheduler_would(template: dict[str, Any], why: str) -> None:
+    assert demand(**template).refuses(NODE) == why
+
+
+def test_cordoned_nodes_and_those_that_do_not_answer_take_nobody() -> None:
+    assert demand().refuses(parse_node(make_node("a", cordoned=True), {})) == "cordoned"
+    assert demand().refuses(parse_node(make_node("a", ready=False), {})) == "not ready"
+
+
+def test_why_there_is_no_room_is_said_per_level_and_reason() -> None:
+    nodes = [*make_racks([2, 2, 1]), make_node("cpu-1"), make_node("old", cordoned=True, block="b9", rack="r9")]
+    cluster = make_cluster(nodes, [make_pod("n1-0", 4)])
+    assert plan(cluster, make_gang(8)).problem == (
+        "needs room for 8 trainer pods with 8 nvidia.com/gpu each and the cluster has it for 4; "
+        "block: b0 has room for 3, b1 for 1, 1 other for none; "
+        "rack: b0/r0 has room for 2, b0/r1 for 1, b1/r2 for 1, 1 other for none; "
+        "4/7 nodes have room for such a pod: 1 insufficient nvidia.com/gpu, 1 without label block, 1 cordoned"
+    )
+
+
+def test_those_who_stay_are_not_asked_for_again() -> None:
+    cluster = make_cluster(make_racks([2]), [make_pod("n0-0", 8)])
+    found = plan(cluster, make_gang(2), Stay(trainers=["n0-0"]))
+    assert set(found.trainers) == {"n0-0", "n0-1"}
+    assert plan(cluster, make_gang(3), Stay(trainers=["n0-0"])).problem.startswith(
+        "needs room for 2 trainer pods with "
+    )
+
+
+def test_roles_that_fit_only_one_at_a_time_are_named_together() -> None:
+    gang = make_gang(1, rollouts=1)
+    assert plan(make_cluster(make_racks([1])), gang).problem == (
+        "needs room for 1 trainer pod with 8 nvidia.com/gpu each and 1 rollout pod with 8 nvidia.com/gpu each; "
+        "the cluster has it for 1 or for 1, not for both at once"
+    )
