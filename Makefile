@@ -62,6 +62,7 @@ format: setup ## Format and mend what the linter can
 generate: setup ## Write the CRD, known keys and reference pages again
 	$(PY) -m rljob_api.crd crds/rljob.yaml
 	cp crds/rljob.yaml charts/rljob/files/rljob.yaml
+	$(PY) charts/values_reference.py charts/rljob/values.schema.json docs/reference/values.md
 	$(PY) -W ignore -m rljob_trainer.known_keys
 	$(PY) -m rljob_api.reference docs/reference
 	$(PY) -m kubectl_rljob.reference docs/reference/cli.md
@@ -71,6 +72,7 @@ generate-check: setup ## Fail when a generated file has drifted
 	@tmp=$$(mktemp -d) && trap 'rm -rf $$tmp' EXIT && \
 	$(PY) -m rljob_api.crd $$tmp/crd && diff -u crds/rljob.yaml $$tmp/crd && diff -u crds/rljob.yaml charts/rljob/files/rljob.yaml && \
 	mkdir $$tmp/reference && $(PY) -m rljob_api.reference $$tmp/reference && $(PY) -m kubectl_rljob.reference $$tmp/reference/cli.md && \
+	$(PY) charts/values_reference.py $$tmp/schema $$tmp/reference/values.md && diff -u charts/rljob/values.schema.json $$tmp/schema && \
 	diff -ru docs/reference $$tmp/reference && \
 	$(PY) -W ignore -m rljob_trainer.known_keys --check
 

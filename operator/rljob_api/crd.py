@@ -57,6 +57,13 @@ _COLUMNS = [
     {"name": "Message", "type": "string", "jsonPath": ".status.message", "priority": 1},
 ]
 
+_SCALE = {
+    "specReplicasPath": ".spec.rollout.replicas",
+    "statusReplicasPath": ".status.rollout.ready",
+    "labelSelectorPath": ".status.rollout.selector",
+}
+"""`kubectl scale` is about rollouts: a gang of trainers has one size per attempt."""
+
 
 def crd() -> dict[str, Any]:
     """The whole object."""
@@ -87,7 +94,7 @@ def crd() -> dict[str, Any]:
         "name": names.VERSION,
         "served": True,
         "storage": True,
-        "subresources": {"status": {}},
+        "subresources": {"status": {}, "scale": _SCALE},
         "additionalPrinterColumns": _COLUMNS,
         "schema": {"openAPIV3Schema": schema},
     }

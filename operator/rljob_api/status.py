@@ -78,6 +78,8 @@ class RoleStatus(Wire):
     desired: int = 0
     text: str = ""
     """`ready/desired`, for the printer column."""
+    selector: str = ""
+    """Of its pods, for the scale subresource."""
 
 
 class ProgressStatus(Wire):
@@ -176,6 +178,16 @@ class JobStatus(Wire):
     outcome: Literal["", "Succeeded", "Failed"] = ""
     """Terminal. Only a resume request with a step opens the job again."""
     outcome_reason: str = ""
+    outcome_message: str = ""
+    """Why, if no failure of an attempt says it."""
+    finished: str = ""
+    """When the outcome was reached."""
+    collected: bool = False
+    """ttlSecondsAfterFinished has passed: the children are deleted."""
+    pending_since: str = ""
+    """Since when the first attempt, or the first after a resume, waits for its pods."""
+    active_seconds: float = 0.0
+    """How long attempts that have ended ran, all together."""
     suspended: bool = False
     """The pods are released because of spec.suspend or a request."""
     override: Override | None = None

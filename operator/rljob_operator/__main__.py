@@ -30,6 +30,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--progress-interval", type=float, default=30.0, help="seconds between writes of progress to a job's status"
     )
+    parser.add_argument(
+        "--network-policies",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="make a NetworkPolicy for each job; those that exist stay until their jobs go",
+    )
     parser.add_argument("--qps", type=float, default=300.0, help="requests a second to the API server, in the long run")
     parser.add_argument("--burst", type=int, default=600, help="requests to the API server at once")
     parser.add_argument("--health-port", type=int, default=8080, help="port of /healthz")
@@ -43,7 +49,7 @@ async def operate(args: argparse.Namespace) -> None:
     api = KubernetesApi(settings, Throttle(args.qps, args.burst))
     lease_api = KubernetesApi(settings, Throttle(qps=5, burst=10))  # renewals never wait behind others
     stores = Stores(time.time)
-    queue = Queue(Reconciler(api, stores, args.progress_interval))
+    queue = Queue(Reconciler(api, stores, args.progress_interval, args.network_policies))
     watches = Watches(api, stores, args.namespace, queue.add)
     pulse = health.Pulse()
     server = await health.serve(args.health_port, lambda: pulse.trouble(queue.lag(), watches.silence()))

@@ -14,6 +14,7 @@ KINDS = {
     "ConfigMap": ("/api/v1", "configmaps"),
     "Event": ("/api/v1", "events"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
     "Node": ("/api/v1", "nodes"),
     "PodGroup": ("/apis/scheduling.volcano.sh/v1beta1", "podgroups"),
     "Pod": ("/api/v1", "pods"),

@@ -22,9 +22,11 @@ class Observer:
     """A watch that lags or lost something shows as absence: of a member's pod, a node, a heartbeat. Each of them would end an attempt that may be
     alive, so each is confirmed by a GET. All else that a store shows was so at some time, and stays true of the uid that it speaks of."""
 
-    def __init__(self, api: Api, stores: Stores, memory: Memory, progress_interval: float) -> None:
+    def __init__(
+        self, api: Api, stores: Stores, memory: Memory, progress_interval: float, network_policies: bool = True
+    ) -> None:
         self._api, self._stores, self._memory = api, stores, memory
-        self._interval = progress_interval
+        self._interval, self._network_policies = progress_interval, network_policies
 
     async def snapshot(self, key: Key, job: SeenJob, now: float) -> Snapshot:
         pods = [kept.value for kept in self._stores.pods.of(key).values()]
@@ -51,6 +53,7 @@ class Observer:
             children=children,
             conflicts=self._memory.conflicts.get(key, ()),
             progress_interval=self._interval,
+            network_policy=self._network_policies,
             fresh_token=secrets.token_urlsafe(32),
             now=now,
         )

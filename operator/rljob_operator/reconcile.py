@@ -28,11 +28,16 @@ class Reconciler:
     """observe -> decide -> apply. Errors propagate to the queue, which tries again later."""
 
     def __init__(
-        self, api: Api, stores: Stores, progress_interval: float, clock: Callable[[], float] = time.time
+        self,
+        api: Api,
+        stores: Stores,
+        progress_interval: float,
+        network_policies: bool = True,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._stores = stores
         self._memory = Memory()
-        self._observer = Observer(api, stores, self._memory, progress_interval)
+        self._observer = Observer(api, stores, self._memory, progress_interval, network_policies)
         self._writer = Writer(api, stores)
         self._placer = Placer(stores)
         self._spacing = min(DISPLAY_SPACING, progress_interval)
@@ -55,6 +60,9 @@ class Reconciler:
         try:
             conflicts = await self._writer.children(s, render(s, decision.status))
             await self._writer.deletions(key[0], decision.delete)
+            await self._writer.deletions(key[0], decision.force, force=True)
+            if decision.status.collected:
+                await self._writer.collection(s)
             await self._writer.bindings(key[0], decision.bind, s.now)
         finally:  # what they tell of is in the status, which is written
             await self._writer.events(s.job, decision.events, s.now)

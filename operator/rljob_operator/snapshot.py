@@ -92,6 +92,8 @@ class Snapshot:
     """Seconds since the open attempt's heartbeat was seen to advance."""
     progress_interval: float = 30.0
     """Seconds between writes of progress alone."""
+    network_policy: bool = True
+    """Whether the job gets one."""
     fresh_token: str = ""
     """Random; becomes the rollout servers' token when the job has none."""
     verdict: "Verdict | None" = None
@@ -126,6 +128,15 @@ class Snapshot:
         return spec.lifecycle if spec else LifecycleSpec()
 
     def spec_of(self, attempt: Attempt | None) -> RLJobSpec | None:
-        """An open attempt keeps the spec it was published with; otherwise the job's own."""
+        """An open attempt keeps the spec it was published with, but for the number of rollouts; otherwise the job's own."""
         published = self.control if attempt and not attempt.closed else None
-        return published.spec if published and attempt and published.attempt == attempt.number else self.spec
+        if not published or not attempt or published.attempt != attempt.number:
+            return self.spec
+        return scaled(published.spec, self.spec.rollout.replicas) if self.spec else published.spec
+
+
+def scaled(spec: RLJobSpec, replicas: int) -> RLJobSpec:
+    """Rollouts come and go while an attempt runs, down to the number for which its trainers wait."""
+    r = spec.rollout
+    replicas = max(replicas, min(r.min_replicas, r.replicas))
+    return spec.model_copy(update={"rollout": r.model_copy(update={"replicas": replicas})})

@@ -17,7 +17,7 @@ from rljob_operator.reports import Note
 from rljob_operator.snapshot import Node, Pod
 from rljob_operator.store import Store, bare, key_of, same_but_version
 
-CHILD_KINDS = ("Service", "ServiceAccount", "Role", "RoleBinding", "StatefulSet")
+CHILD_KINDS = ("NetworkPolicy", "Service", "ServiceAccount", "Role", "RoleBinding", "StatefulSet")
 """Besides ConfigMaps, which have a store of their own."""
 UNWATCHED = ("PodGroup",)
 """Of which only our own writes and reads are known: not every cluster has the kind."""

@@ -1,81 +1,64 @@
-"""The chart, rendered by Helm."""
-
-import os
-import re
-import shutil
-import subprocess
-from pathlib import Path
-from typing import Any
+"""What the chart installs."""
 
 import pytest
 import yaml
 
+from chart.chart import HELM, NO_HELM, ROOT, container, documents, helm, normal, render, rules
 from rljob_operator.render.rbac import access
 from simulator.makers import META
 
-ROOT = Path(__file__).parents[2]
-CHART = ROOT / "charts" / "rljob"
-CACHED = Path(os.environ.get("RLJOB_CACHE", Path.home() / ".cache" / "rljob")) / "bin"
-HELM = shutil.which("helm", path=f"{CACHED}{os.pathsep}{os.environ['PATH']}")
-pytestmark = pytest.mark.skipif(HELM is None, reason="helm is neither on PATH nor built: `make cluster-up` builds it")
-
-Objects = dict[tuple[str, str], dict[str, Any]]
-
-
-def helm(*sets: str) -> subprocess.CompletedProcess[str]:
-    assert HELM
-    # a Helm that was built from source believes in a very old cluster
-    command = [HELM, "template", "rljob", str(CHART), "--namespace", "rljob-system", "--kube-version", "1.34.0"]
-    return subprocess.run(
-        [*command, *(a for s in sets for a in ("--set", s))], capture_output=True, text=True, timeout=60
-    )
+pytestmark = pytest.mark.skipif(HELM is None, reason=NO_HELM)
+EVERYTHING = (
+    "networkPolicy.enabled=true",
+    "metrics.serviceMonitor.enabled=true",
+    "dashboards.enabled=true",
+    "podDisruptionBudget.enabled=true",
+)
+CRD = ("CustomResourceDefinition", "rljobs.rljob.dev")
+SELECTOR = {"app.kubernetes.io/name": "rljob-operator", "app.kubernetes.io/instance": "rljob"}
 
 
-def render(*sets: str) -> Objects:
-    result = helm(*sets)
-    assert result.returncode == 0, result.stderr
-    return {(o["kind"], o["metadata"]["name"]): o for o in yaml.safe_load_all(result.stdout) if o}
-
-
-def rules(role: dict[str, Any]) -> set[tuple[str, str, str]]:
-    """(group, resource, verb)"""
-    return {
-        (g, r, v) for rule in role["rules"] for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]
-    }
-
-
-def normal(value: Any) -> Any:
-    """Helm writes 0.000001 as `1e-06`, which is a number in Go's YAML and a text in Python's."""
-    if isinstance(value, dict):
-        return {k: normal(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [normal(v) for v in value]
-    return float(value) if isinstance(value, str) and re.fullmatch(r"\de-\d+", value) else value
+def test_helm_finds_nothing_wrong() -> None:
+    result = helm(*EVERYTHING, verb=("lint", "--strict"))
+    assert result.returncode == 0, result.stdout
 
 
 def test_the_chart_installs_these_objects() -> None:
     assert sorted(render()) == [
         ("ClusterRole", "rljob"),
+        ("ClusterRole", "rljob-system-rljob-edit"),
         ("ClusterRole", "rljob-system-rljob-nodes"),
+        ("ClusterRole", "rljob-system-rljob-view"),
         ("ClusterRoleBinding", "rljob"),
         ("ClusterRoleBinding", "rljob-system-rljob-nodes"),
-        ("CustomResourceDefinition", "rljobs.rljob.dev"),
+        CRD,
         ("Deployment", "rljob"),
         ("Role", "rljob-lease"),
         ("RoleBinding", "rljob-lease"),
+        ("Service", "rljob"),
         ("ServiceAccount", "rljob"),
         ("ValidatingAdmissionPolicy", "rljob-own-report"),
         ("ValidatingAdmissionPolicyBinding", "rljob-own-report"),
     ]
 
 
+def test_on_request_it_installs_these_too() -> None:
+    assert sorted(render(*EVERYTHING).keys() - render().keys()) == [
+        ("ConfigMap", "rljob-dashboard-jobs"),
+        ("ConfigMap", "rljob-dashboard-operator"),
+        ("NetworkPolicy", "rljob"),
+        ("PodDisruptionBudget", "rljob"),
+        ("ServiceMonitor", "rljob"),
+    ]
+
+
 def test_the_crd_is_the_generated_one_and_is_kept() -> None:
     generated = yaml.safe_load((ROOT / "crds" / "rljob.yaml").read_text())
-    crd = render()[("CustomResourceDefinition", "rljobs.rljob.dev")]
+    crd = render()[CRD]
     assert normal(crd["spec"]) == normal(generated["spec"])
     assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
-    assert "annotations" not in render("crds.keep=false")[("CustomResourceDefinition", "rljobs.rljob.dev")]["metadata"]
-    assert ("CustomResourceDefinition", "rljobs.rljob.dev") not in render("crds.enabled=false")
+    assert "annotations" not in render("crds.keep=false")[CRD]["metadata"]
+    assert CRD not in render("crds.enabled=false")
 
 
 def test_the_operator_is_one_restricted_pod_that_takes_a_lease() -> None:
@@ -84,20 +67,28 @@ def test_the_operator_is_one_restricted_pod_that_takes_a_lease() -> None:
     pod = spec["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    (container,) = pod["containers"]
-    assert container["securityContext"] == {
+    (found,) = pod["containers"]
+    assert found["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert container["image"] == "example/operator:1.2"
-    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "health"}
-    assert container["args"] == [
+    assert found["image"] == "example/operator:1.2"
+    assert found["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "health"}
+    assert found["args"] == [
         "--identity=$(POD_NAME)",
         "--lease-namespace=$(POD_NAMESPACE)",
         "--progress-interval=30",
         "--log-level=INFO",
+        "--qps=300",
+        "--burst=600",
+        "--network-policies",
     ]
+
+
+def test_a_digest_takes_the_place_of_the_tag() -> None:
+    digest = "sha256:" + "0" * 64
+    assert container(render("image.tag=1.2", f"image.digest={digest}"))["image"] == f"rljob-operator@{digest}"
 
 
 def test_secrets_are_created_and_never_read() -> None:
@@ -112,35 +103,67 @@ def test_the_operator_holds_what_it_grants_to_jobs() -> None:
     assert rules(granted) <= held
 
 
-def test_a_namespaced_installation_has_a_role_in_that_namespace_and_only_reads_nodes_and_pods_elsewhere() -> None:
-    everywhere, scoped = render(), render("watchNamespace=research")
-    role = scoped[("Role", "rljob")]
-    assert role["metadata"]["namespace"] == "research"
-    assert role["rules"] == everywhere[("ClusterRole", "rljob")]["rules"]
-    assert [name for kind, name in scoped if kind == "ClusterRole"] == ["rljob-system-rljob-nodes"]
-    assert rules(scoped[("ClusterRole", "rljob-system-rljob-nodes")]) == {
-        ("", resource, verb) for resource in ("nodes", "pods") for verb in ("get", "list", "watch")
-    } - {("", "pods", "get")}
-    container = scoped[("Deployment", "rljob")]["spec"]["template"]["spec"]["containers"][0]
-    assert "--namespace=research" in container["args"]
+def test_a_namespaced_installation_has_a_role_in_each_namespace_and_only_reads_nodes_and_pods_elsewhere() -> None:
+    everywhere, scoped = render(), documents("watchNamespaces={research,exams}", "rbac.aggregate=false")
+    roles = [o for o in scoped if (o["kind"], o["metadata"]["name"]) == ("Role", "rljob")]
+    assert [role["metadata"]["namespace"] for role in roles] == ["research", "exams"]
+    assert all(role["rules"] == everywhere[("ClusterRole", "rljob")]["rules"] for role in roles)
+    (cluster_role,) = (o for o in scoped if o["kind"] == "ClusterRole")
+    assert rules(cluster_role) == {
+        ("", "nodes", "get"),
+        ("", "nodes", "list"),
+        ("", "nodes", "watch"),
+        ("", "pods", "list"),
+        ("", "pods", "watch"),
+    }
+    arguments = container(render("watchNamespaces={research,exams}"))["args"]
+    assert arguments[-2:] == ["--namespace=research", "--namespace=exams"]
 
 
-def test_a_key_that_does_not_exist_is_refused() -> None:
-    result = helm("replicas=2")
-    assert result.returncode != 0
-    assert "additional properties 'replicas' not allowed" in result.stderr
+def test_users_of_a_namespace_get_its_jobs_by_the_clusters_own_roles_but_not_their_status() -> None:
+    view, edit = (render()[("ClusterRole", f"rljob-system-rljob-{name}")] for name in ("view", "edit"))
+    aggregated = "rbac.authorization.k8s.io/aggregate-to-"
+    assert [sorted(k for k in o["metadata"]["labels"] if k.startswith(aggregated)) for o in (view, edit)] == [
+        [aggregated + "admin", aggregated + "edit", aggregated + "view"],
+        [aggregated + "admin", aggregated + "edit"],
+    ]
+    assert {verb for _, _, verb in rules(view)} == {"get", "list", "watch"}
+    assert {resource for _, resource, _ in rules(edit)} == {"rljobs", "rljobs/scale"}
+
+
+def test_the_operator_reaches_the_api_server_and_dns_and_shows_health_and_metrics() -> None:
+    spec = render(*EVERYTHING)[("NetworkPolicy", "rljob")]["spec"]
+    assert spec["podSelector"] == {"matchLabels": SELECTOR}
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert spec["ingress"] == [{"ports": [{"protocol": "TCP", "port": "health"}]}]
+    out = [(p["protocol"], p["port"]) for rule in spec["egress"] for p in rule["ports"]]
+    assert out == [("TCP", 443), ("TCP", 6443), ("UDP", 53), ("TCP", 53)]
+
+
+def test_prometheus_finds_the_metrics_port() -> None:
+    objects = render(*EVERYTHING, "metrics.serviceMonitor.labels.release=prometheus")
+    service, monitor = objects[("Service", "rljob")], objects[("ServiceMonitor", "rljob")]
+    (port,), (endpoint,) = service["spec"]["ports"], monitor["spec"]["endpoints"]
+    assert (endpoint["port"], endpoint["path"]) == (port["name"], "/metrics") == ("metrics", "/metrics")
+    assert port["targetPort"] in [p["name"] for p in container(objects)["ports"]]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_a_drain_may_move_the_operator_or_not() -> None:
+    budget = render("podDisruptionBudget.enabled=true", "podDisruptionBudget.maxUnavailable=0")
+    assert budget[("PodDisruptionBudget", "rljob")]["spec"] == {
+        "maxUnavailable": 0,
+        "selector": {"matchLabels": SELECTOR},
+    }
 
 
 def test_common_labels_reach_every_object() -> None:
-    for child in render("commonLabels.team=a").values():
+    for child in render(*EVERYTHING, "commonLabels.team=a").values():
         assert child["metadata"]["labels"]["team"] == "a"
 
 
-def test_every_value_is_described_and_every_described_value_is_in_the_schema() -> None:
-    lines = (CHART / "values.yaml").read_text().splitlines()
-    keys = [i for i, line in enumerate(lines) if line and not line.startswith((" ", "#"))]
-    sections = ("image:", "crds:", "serviceAccount:", "rbac:", "admissionPolicy:")
-    for i in keys:
-        assert lines[i] in sections or lines[i - 1].startswith("# --"), lines[i]
-    properties = yaml.safe_load((CHART / "values.schema.json").read_text())["properties"]
-    assert {line.split(":")[0] for i, line in enumerate(lines) if i in keys} == set(properties) - {"global"}
+def test_a_selected_object_is_selected_by_what_its_labels_say() -> None:
+    pod = render("podLabels.team=a")[("Deployment", "rljob")]["spec"]["template"]["metadata"]["labels"]
+    assert SELECTOR.items() <= pod.items()
+    assert pod["team"] == "a"

@@ -29,7 +29,8 @@ def children(job: Job, **live: Any) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def existing(*roles: str) -> dict[tuple[str, str], dict[str, Any]]:
-    return {("StatefulSet", f"demo-{role}"): {} for role in roles}
+    """As somebody else's release made them."""
+    return {("StatefulSet", f"demo-{role}"): {"spec": {"replicas": 1, "template": "old"}} for role in roles}
 
 
 def test_a_job_has_these_children_and_pods_come_last() -> None:
@@ -38,6 +39,7 @@ def test_a_job_has_these_children_and_pods_come_last() -> None:
         "Role demo-pods",
         "RoleBinding demo-pods",
         "Service demo-pods",
+        "NetworkPolicy demo-pods",
         "ConfigMap demo-trainer-0-report",
         "ConfigMap demo-trainer-1-report",
         "ConfigMap demo-rollout-0-report",
@@ -84,6 +86,16 @@ def test_a_service_names_pods_before_they_are_ready() -> None:
     }
 
 
+def test_pods_of_a_job_reach_each_other_and_from_outside_only_the_rollout_server_is_reached() -> None:
+    ours = {"matchLabels": {names.LABEL_JOB: "demo", names.LABEL_MANAGED_BY: "rljob"}}
+    assert children(make_job())[("NetworkPolicy", "demo-pods")]["spec"] == {
+        "podSelector": ours,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": ours}]}, {"ports": [{"protocol": "TCP", "port": 8000}]}],
+    }
+    assert ("NetworkPolicy", "demo-pods") not in children(make_job(), network_policy=False)
+
+
 def test_a_stateful_set_starts_all_pods_at_once_and_replaces_none_by_itself() -> None:
     spec = children(make_job())[("StatefulSet", "demo-trainer")]["spec"]
     del spec["template"]
@@ -111,6 +123,19 @@ def test_a_job_that_is_over_or_suspended_has_no_pods(status: JobStatus) -> None:
 def test_a_stateful_set_in_use_is_not_touched_and_a_missing_one_is_made() -> None:
     found = children(make_job().with_attempt(), children=existing("trainer"))
     assert [name for kind, name in found if kind == "StatefulSet"] == ["demo-rollout"]
+
+
+def test_rollouts_are_scaled_beside_an_attempt_and_keep_their_template() -> None:
+    job = make_job(rollout={"replicas": 3, "minReplicas": 2}).with_attempt(3)
+    published = Control.model_validate_json(children(job)[("ConfigMap", "demo-control")]["data"]["control.json"])
+    for replicas, size in ((5, 5), (2, 2), (1, 2)):
+        scaled = make_job(rollout={"replicas": replicas, "minReplicas": 1}, image="trainer:next")
+        edited = Job(scaled.spec, job.status, job.pods, job.reports)
+        found = children(edited, control=published, children=existing("trainer", "rollout"))
+        assert found[("StatefulSet", "demo-rollout")]["spec"] == {"replicas": size, "template": "old"}
+        assert ("StatefulSet", "demo-trainer") not in found
+        reports = [name for kind, name in found if kind == "ConfigMap" and "rollout" in name]
+        assert len(reports) == size
 
 
 def test_pods_of_a_former_job_are_waited_for() -> None:

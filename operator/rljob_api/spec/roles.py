@@ -129,7 +129,8 @@ class RolloutSpec(Model):
     """The pool of vLLM servers that generate."""
 
     replicas: Annotated[int, Field(ge=0, le=4096)] = 1
-    """Servers. 0 only when batches are replayed."""
+    """Servers. 0 only when batches are replayed. A change takes effect at once, also by `kubectl scale`, but not below the `minReplicas` that
+    an open attempt began with."""
     min_replicas: NonNegativeInt = 1
     """Generation waits while fewer have the current policy."""
     tensor_parallel: PositiveInt = 1

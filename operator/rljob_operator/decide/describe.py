@@ -1,5 +1,6 @@
 """The part of the status that is for people and tools."""
 
+from rljob_api import names
 from rljob_api.status import JobStatus, ProgressStatus, RoleStatus
 from rljob_operator.decide.change import Change, set_
 from rljob_operator.decide.conditions import conditions
@@ -22,12 +23,14 @@ def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
     progress = status.progress
     if spec and not progress.text:
         progress = ProgressStatus(steps=spec.train.steps, text=f"0/{spec.train.steps}")
-    return {"trainer": _role(s.trainers, trainers), "rollout": _role(s.rollouts, rollouts), "progress": progress}
+    counted = ((names.ROLE_TRAINER, s.trainers, trainers), (names.ROLE_ROLLOUT, s.rollouts, rollouts))
+    return {"progress": progress} | {role: _role(s, role, pods, desired) for role, pods, desired in counted}
 
 
-def _role(pods: tuple[Pod, ...], desired: int) -> RoleStatus:
+def _role(s: Snapshot, role: str, pods: tuple[Pod, ...], desired: int) -> RoleStatus:
     ready = sum(p.ready and not p.deleting for p in pods)
-    return RoleStatus(ready=ready, desired=desired, text=f"{ready}/{desired}")
+    text = f"{ready}/{desired}"
+    return RoleStatus(ready=ready, desired=desired, text=text, selector=names.selector(s.job.name, role))
 
 
 DISPLAY = ("trainer", "rollout", "message", "conditions")

@@ -3,10 +3,13 @@
 from typing import Any
 
 from rljob_api import names
+from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
+from rljob_operator.ordinals import ordinals, trainer_ordinals
 from rljob_operator.render.backend import companions
 from rljob_operator.render.channel import control, report
-from rljob_operator.render.gang import service, stateful_set, token
+from rljob_operator.render.gang import resized, service, stateful_set, token
+from rljob_operator.render.network import network_policy
 from rljob_operator.render.rbac import access
 from rljob_operator.snapshot import Snapshot
 
@@ -16,25 +19,38 @@ Object = dict[str, Any]
 def render(s: Snapshot, status: JobStatus) -> list[Object]:
     """In the order in which they are written: pods come last, when all they need is there."""
     spec = s.spec_of(status.attempt)
-    if spec is None:
+    if spec is None or status.collected:
         return []
     released = status.suspended or bool(status.outcome)
-    sizes = {names.ROLE_TRAINER: spec.trainer.nodes, names.ROLE_ROLLOUT: spec.rollout.replicas}
+    sizes = _sizes(s, status, spec)
     reports = {names.report(names.pod(s.job.name, role, i)): role for role, size in sizes.items() for i in range(size)}
     objects = [*access(s.job, list(reports)), service(s.job)]
+    objects += [network_policy(s.job)] if s.network_policy else []
     objects += [report(s.job, role, name) for name, role in reports.items()]
     objects += [control(s, status, spec), *companions(s.job, spec)]
     for role, size in sizes.items():
-        exists = ("StatefulSet", names.gang(s.job.name, role)) in s.children
-        if exists and not _in_use(status):
+        live = s.children.get(("StatefulSet", names.gang(s.job.name, role)))
+        if live is not None and _in_use(status):
+            objects += [resized(s.job, live, role, size)] if role == names.ROLE_ROLLOUT else []
+        elif live is not None:
             objects.append(stateful_set(s.job, spec, role, 0 if released else size))
-        elif not exists and not _in_the_way(s, role):
+        elif not _in_the_way(s, role):
             objects += [token(s.job, s.fresh_token), stateful_set(s.job, spec, role, 0 if released else size)]
     return objects
 
 
+def _sizes(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, int]:
+    """Large enough for the highest ordinal that is wanted."""
+    patience = s.lifecycle.node_loss_seconds
+    wanted = {
+        names.ROLE_TRAINER: trainer_ordinals(status, s.pods, spec.trainer.nodes, patience, s.now),
+        names.ROLE_ROLLOUT: ordinals(s.pods, names.ROLE_ROLLOUT, spec.rollout.replicas, patience, s.now),
+    }
+    return {role: max(found, default=-1) + 1 for role, found in wanted.items()}
+
+
 def _in_use(status: JobStatus) -> bool:
-    """While an attempt is open its pods' template stays as it is, also when the operator was updated."""
+    """While an attempt is open its pods' template stays as it is, also when the operator was updated. Only rollouts may come and go."""
     return status.attempt is not None and not status.attempt.closed
 
 

@@ -1,5 +1,6 @@
 """A role's pods: StatefulSet, the Service that names them, and the token of the rollout servers."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from rljob_api import names
@@ -24,6 +25,17 @@ def stateful_set(job: RLJobMeta, spec: RLJobSpec, role: str, replicas: int) -> d
             "selector": {"matchLabels": names.labels(job.name, role)},
             "template": pod_template(job, spec, role),
         },
+    }
+
+
+def resized(job: RLJobMeta, live: Mapping[str, Any], role: str, replicas: int) -> dict[str, Any]:
+    """A StatefulSet as it is, but for its size."""
+    spec = live["spec"] | {"replicas": replicas}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": metadata(job, names.gang(job.name, role), role),
+        "spec": spec,
     }
 
 

@@ -1,0 +1,77 @@
+"""values.yaml is the source of values.schema.json, which refuses what is not in it."""
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from chart.chart import CHART, HELM, NO_HELM, ROOT, helm
+
+TEXT = (CHART / "values.yaml").read_text()
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+
+
+def generator() -> Any:
+    spec = importlib.util.spec_from_file_location("values_reference", ROOT / "charts" / "values_reference.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def closed(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of objects whose keys are known."""
+    if schema.get("additionalProperties") is False:
+        yield path
+    for key, inner in schema.get("properties", {}).items():
+        yield from closed(inner, (*path, key))
+
+
+def test_the_schema_and_the_page_are_what_the_values_say() -> None:
+    made = generator()
+    assert made.whole(TEXT) == SCHEMA, "run `make generate`"
+    page = (ROOT / "docs/reference/values.md").read_text()
+    assert made.HEAD + "".join(made.rows(TEXT)) == page, "run `make generate`"
+
+
+def test_a_value_that_nobody_described_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        generator().whole("# -- What for.\na: 1\nb: 2\n")
+
+
+def test_every_section_is_closed() -> None:
+    sections = {(key,) for key, value in yaml.safe_load(TEXT).items() if isinstance(value, dict) and value}
+    assert set(closed(SCHEMA)) >= sections - {("resources",)}
+
+
+@pytest.mark.skipif(HELM is None, reason=NO_HELM)
+@pytest.mark.parametrize("path", list(closed(SCHEMA)), ids=".".join)
+def test_a_key_that_does_not_exist_is_refused(path: tuple[str, ...]) -> None:
+    result = helm(".".join((*path, "nonsense")) + "=1")
+    assert result.returncode != 0
+    assert "additional properties 'nonsense' not allowed" in result.stderr
+
+
+@pytest.mark.skipif(HELM is None, reason=NO_HELM)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "logLevel=LOUD",
+        "image.pullPolicy=Sometimes",
+        "image.digest=latest",
+        "apiRequests.qps=0",
+        "networkPolicy.apiServerPorts={}",
+        "watchNamespaces={Research}",
+        "podDisruptionBudget.maxUnavailable=2",
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused(wrong: str) -> None:
+    assert helm(wrong).returncode != 0
+
+
+@pytest.mark.skipif(HELM is None, reason=NO_HELM)
+def test_a_parent_chart_may_set_globals() -> None:
+    assert helm("global.registry=example").returncode == 0
