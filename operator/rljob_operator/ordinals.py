@@ -1,0 +1,37 @@
+"""Which ordinals of a StatefulSet make up a role. Rank is not ordinal: a node that is switched off keeps its pod, and with it the pod's name,
+until the node is back, deleted or tainted out-of-service. The set then grows by one, and shrinks again between attempts."""
+
+from collections.abc import Iterable
+from itertools import count, islice
+
+from rljob_api import names
+from rljob_api.status import JobStatus
+from rljob_operator.snapshot import Pod
+
+
+def ordinals(pods: Iterable[Pod], role: str, size: int, node_loss_seconds: float, now: float) -> list[int]:
+    """The first `size` that no lost node holds."""
+    held = {p.ordinal for p in pods if p.role == role and is_held(p, node_loss_seconds, now)}
+    return list(islice((i for i in count() if i not in held), size))
+
+
+def trainer_ordinals(
+    status: JobStatus, pods: Iterable[Pod], size: int, node_loss_seconds: float, now: float
+) -> list[int]:
+    """An open attempt keeps its members."""
+    attempt = status.attempt
+    if attempt and not attempt.closed and attempt.members:
+        return sorted(int(m.pod.rpartition("-")[2]) for m in attempt.members)
+    return ordinals(pods, names.ROLE_TRAINER, size, node_loss_seconds, now)
+
+
+def is_held(pod: Pod, node_loss_seconds: float, now: float) -> bool:
+    """Its node has been silent for too long, and nobody says that nothing runs there."""
+    if pod.lost_since is None or certainly_dead(pod):
+        return False
+    return now - pod.lost_since >= node_loss_seconds
+
+
+def certainly_dead(pod: Pod) -> bool:
+    """Only then may a pod be deleted by force: its node does not exist any more, or somebody vouches by the out-of-service taint."""
+    return pod.lost_since == 0.0 or (pod.lost_since is not None and pod.out_of_service)
