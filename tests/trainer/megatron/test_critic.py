@@ -16,18 +16,19 @@ pytestmark = pytest.mark.slow
 
 PPO = {"advantage": "gae", "gaeLambda": 0.95, "kl": {"coefficient": 0.02, "where": "reward"}}
 REPLAY = {"batches": {"replay": "/r"}}
+OVERLAP = {"overlap": {"gradReduce": True, "paramGather": True}}
 LAYOUTS: dict[str, dict[str, int]] = {
     "DP4": {},
     "TP2 DP2": {"tensor": 2},
     "PP2 DP2": {"pipeline": 2},
     "CP2 DP2": {"context": 2},
     "TP2 PP2": {"tensor": 2, "pipeline": 2},
-    "PP2 VPP2 DP2": {"pipeline": 2, "virtualPipeline": 2},
+    "PP2 VPP2 DP2, overlap": {"pipeline": 2, "virtualPipeline": 2},
 }
 
 
 def ppo(model: Path, world: int = 1, sizes: dict[str, int] | None = None, **critic: Any) -> RLJobSpec:
-    trainer = {"nodes": world, "parallelism": sizes or {}}
+    trainer = {"nodes": world, "parallelism": sizes or {}} | (OVERLAP if sizes and "virtualPipeline" in sizes else {})
     spec = job(model, trainer=trainer, algorithm=PPO, miniBatches=2, epochsPerStep=2, **REPLAY)
     return changed(spec, critic={"optimizer": {"learningRate": 1e-3}} | critic)
 
@@ -51,6 +52,19 @@ def test_policy_and_critic_learn_alike_in_every_layout(model: Path, classifier: 
     for name, found in cut.items():
         for step, wanted in zip(found, expected, strict=True):
             assert step == pytest.approx(wanted, rel=2e-4, abs=5e-6), name
+
+
+def test_a_critic_of_experts_learns_alike_when_they_are_cut(megatron: None, tmp_path: Path) -> None:
+    experts = make_model(tmp_path / "model", "qwen3_moe", tied=False)
+    batches = [make_batch(experts, step) for step in (1, 2)]
+
+    def steps(engine: Any) -> list[dict[str, float]]:
+        return [engine.train_step(b) for b in batches]
+
+    expected = run_engines(1, {"": (ppo(experts), steps)})[""]
+    found = run_engines(2, {"": (ppo(experts, 2, {"expert": 2}), steps)})[""]
+    for step, wanted in zip(found, expected, strict=True):
+        assert step == pytest.approx(wanted, rel=2e-4, abs=5e-6)
 
 
 def test_values_are_those_of_the_classifier_before_each_token(model: Path, classifier: Path) -> None:

@@ -106,13 +106,17 @@ def test_training_is_bit_equal_with_everything_offloaded(model: Path, classifier
         return metrics, middle, last, equal(middle, weights(engine)), engine.train_step(batches[2]) == metrics[-1]
 
     ppo = {"advantage": "gae", "kl": {"coefficient": 0.02, "where": "reward"}}
+    layouts = {
+        "float32": {"parallelism": {"tensor": 2}},
+        "bfloat16": {"overlap": {"gradReduce": True, "paramGather": True}},
+    }
     here = {
         dtype: changed(
-            job(model, tensor=2, dtype=dtype, algorithm=ppo, miniBatches=2, **REPLAY),
+            job(model, dtype=dtype, trainer={"nodes": 2} | layout, algorithm=ppo, miniBatches=2, **REPLAY),
             critic={"optimizer": {"learningRate": 1e-3}},
             rewards=[{"model": {"path": str(classifier), "offload": False}}],
         )
-        for dtype in ("float32", "bfloat16")
+        for dtype, layout in layouts.items()
     }
     away = {
         dtype: changed(

@@ -35,7 +35,7 @@ class Critic:
         self.residence = Residence(critic.offload, self._modules, self._chunks, optimizer)
         skips = spec.train.on_non_finite == "skip"
         self._learner = Learner(self._chunks, optimizer, scheduler, self.residence, skips)
-        self._passes = Passes(self._chunks, model.config.bf16, beat)
+        self._passes = Passes(self._chunks, model.config, beat)
 
     def values(self, step: Step) -> list[torch.Tensor]:
         """Per micro-batch the value [t] before each token is chosen; empty on all but the last stage."""
@@ -58,8 +58,7 @@ class Critic:
         return checkpoint.Network(self._modules, self._learner.optimizer, self._learner.scheduler)
 
     def _gradients(self, batch: MiniBatch) -> Sums:
-        loss = partial(self._loss, denominator=batch.response_tokens)
-        parts = self._passes.backward(batch.micro_batches, loss)
+        parts = self._passes.backward(batch, partial(self._loss, denominator=batch.response_tokens))
         return sum(parts, Sums.zero(("clipped",), self._place.device)).over_world(counts=self._place.speaks)
 
     def _loss(self, micro: MicroBatch, output: torch.Tensor, denominator: int) -> tuple[torch.Tensor, Sums]:

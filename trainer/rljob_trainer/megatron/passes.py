@@ -26,7 +26,8 @@ class Passes:
 
     chunks: Sequence[torch.nn.Module]
     """The pieces of this rank's stage, in their wrappers."""
-    bf16: bool
+    config: Any
+    """The model's TransformerConfig."""
     beat: Callable[[], None]
 
     @torch.no_grad()
@@ -34,9 +35,12 @@ class Passes:
         """What `measure` returns, per micro-batch; empty on all but the last stage."""
         return self._run(micro_batches, measure, training=False)
 
-    def backward(self, micro_batches: Sequence[MicroBatch], loss: Measure) -> list[Any]:
+    def backward(self, batch: MiniBatch, loss: Measure) -> list[Any]:
         """Add gradients to the buffers. `loss` gives a micro-batch's part of the loss, and what it measured, which is returned as by `forward`."""
-        return self._run(micro_batches, partial(_triple, loss), training=True)
+        # the auxiliary loss of a router, where transformerConfig asks for one, is a sum over tokens (router.py attach_and_log_load_balancing_loss)
+        scale = 1.0 / batch.read_tokens
+        self.config.moe_grad_scale_func = lambda: torch.tensor(scale, device=batch.micro_batches[0].tokens.device)
+        return self._run(batch.micro_batches, partial(_triple, loss), training=True)
 
     def _run(self, micro_batches: Sequence[MicroBatch], measure: Measure, training: bool) -> list[Any]:
         return get_forward_backward_func()(
@@ -53,7 +57,7 @@ class Passes:
     def _forward(self, data: Any, model: torch.nn.Module, measure: Measure) -> tuple[torch.Tensor, Callable[..., Any]]:
         micro = next(data)
         self.beat()
-        kwargs = {"fp32_output": False} if self.bf16 else {}
+        kwargs = {"fp32_output": False} if self.config.bf16 else {}
         output = model(micro.tokens, micro.positions, None, packed_seq_params=micro.packed, **kwargs)
         return output, lambda output, non_loss_data=False: measure(micro, output)
 
@@ -68,8 +72,8 @@ class PolicyPasses:
     """Log-probabilities of the policy, and the gradient of its objective."""
 
     def __init__(self, policy: Policy, place: Place, spec: RLJobSpec, beat: Callable[[], None]) -> None:
-        self._passes = Passes(policy.chunks, policy.config.bf16, beat)
-        self._vocabulary, self._config = policy.vocabulary, policy.config
+        self._passes = Passes(policy.chunks, policy.config, beat)
+        self._vocabulary = policy.vocabulary
         self._place, self._algorithm, self._temperature = place, spec.algorithm, spec.rollout.sampling.temperature
 
     def log_probs(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
@@ -78,9 +82,7 @@ class PolicyPasses:
 
     def gradients(self, batch: MiniBatch, kl_coefficient: float) -> Sums:
         """Add the mini-batch's gradients to the buffers; sums of its metrics over this rank's micro-batches (zeros on all but the last stage)."""
-        # the auxiliary loss of a router, where transformerConfig asks for one, is a sum over tokens (router.py attach_and_log_load_balancing_loss)
-        self._config.moe_grad_scale_func = lambda: torch.tensor(1.0 / batch.read_tokens, device=self._place.device)
-        return self._sum(self._passes.backward(batch.micro_batches, partial(self._loss, kl_coefficient=kl_coefficient)))
+        return self._sum(self._passes.backward(batch, partial(self._loss, kl_coefficient=kl_coefficient)))
 
     def sums(self, batch: MiniBatch, kl_coefficient: float) -> Sums:
         """The same sums, without gradients."""

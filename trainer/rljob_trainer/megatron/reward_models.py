@@ -56,7 +56,7 @@ class _RewardModel:
             fix = "name a sequence classifier with one label"
             raise ConfigurationError(field, reward.path, "has no classifier's head (score.weight)", fix)
         self._residence = Residence(Offload(parameters=reward.offload), model.modules)
-        self._passes = Passes(freeze(model.modules, model.config), model.config.bf16, beat)
+        self._passes = Passes(freeze(model.modules, model.config), model.config, beat)
         self._budget, self._place = spec.train.tokens_per_micro_batch, place
 
     def scores(self, step: Step, members: list[int]) -> list[float]:
