@@ -3,6 +3,7 @@
 # Admission
 SPEC_ACCEPTED = "SpecAccepted"  # the spec breaks no rule
 INVALID_SPEC = "InvalidSpec"  # the spec breaks a rule; the message has all of them
+SPEC_POSTPONED = "SpecPostponed"  # event: a spec that changed during an attempt takes effect with the next one
 CHILD_CONFLICT = "ChildConflict"  # an object with a child's name exists and is not this job's; it is left alone
 
 # What a job waits for
@@ -71,4 +72,6 @@ FAILURES = frozenset(MEANING)
 # Outcomes
 SUCCEEDED = "Succeeded"  # every member finished the last step
 REACHED_MAX_RESTARTS = "ReachedMaxRestarts"  # more counted failures in a row than maxRestarts
+PENDING_DEADLINE_EXCEEDED = "PendingDeadlineExceeded"  # the trainer pods did not all start within pendingDeadlineSeconds
+ACTIVE_DEADLINE_EXCEEDED = "ActiveDeadlineExceeded"  # attempts ran for activeDeadlineSeconds; the last one is drained first
 NOT_FINISHED = "NotFinished"  # no outcome yet

@@ -111,12 +111,23 @@ class Writer:
         if obj["kind"] != "Secret":
             self._stores.put(obj)
 
-    async def deletions(self, namespace: str, pods: tuple[Pod, ...]) -> None:
+    async def deletions(self, namespace: str, pods: tuple[Pod, ...], *, force: bool = False) -> None:
         for pod in pods:
-            try:
-                await self._api.delete("Pod", namespace, pod.name, pod.uid)
-            except (NotFound, Conflict):
-                log.info("pod %s is gone already", pod.name)
+            await self._delete("Pod", namespace, pod.name, pod.uid, force=force)
+
+    async def collection(self, s: Snapshot) -> None:
+        """All children go, the token too. The job stays."""
+        ours = [(kind, name, live) for (kind, name), live in s.children.items() if controls(s.job, live)]
+        for kind, name, live in ours:
+            await self._delete(kind, s.job.namespace, name, live["metadata"]["uid"])
+        if ours:
+            await self._delete("Secret", s.job.namespace, names.token(s.job.name, s.job.uid))
+
+    async def _delete(self, kind: str, namespace: str, name: str, uid: str = "", *, force: bool = False) -> None:
+        try:
+            await self._api.delete(kind, namespace, name, uid, force=force)
+        except (NotFound, Conflict):
+            log.info("%s %s is gone already", kind, name)
 
     async def bindings(self, namespace: str, bindings: tuple[Binding, ...], now: float) -> None:
         """Each pod is patched once: what was released already, or is gone, answers with a refusal."""

@@ -110,8 +110,8 @@ class KubernetesApi:
         return await self._request("PATCH", kind, where, operations, {"fieldManager": names.FIELD_MANAGER}, content)
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
-        """`force`: without waiting for the kubelet, which is right only when its node cannot be running anything."""
-        body: Object = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        """Without `uid`: any object of that name. `force`: without waiting for the kubelet, right only when its node cannot run anything."""
+        body: Object = {"propagationPolicy": "Background"} | ({"preconditions": {"uid": uid}} if uid else {})
         await self._request(
             "DELETE", kind, path(kind, namespace, name), body | ({"gracePeriodSeconds": 0} if force else {})
         )

@@ -32,6 +32,8 @@ class Launcher:
     result: str | None = None
     failure: Failure | None = None
     progress: Progress | None = None
+    dark: bool = False
+    """Its node is switched off."""
 
     def start(self, control: Control) -> None:
         self.attempt, self.state, self.result, self.failure = control.attempt, "running", None, None
@@ -53,6 +55,7 @@ class World:
     """One job of `nodes` trainers and two rollouts. Checkpoints are the shared volume's content."""
 
     steps: int = 10
+    save_every: int = 2
     cluster: FakeCluster = field(default_factory=FakeCluster)
     now: float = 1_000_000.0
     launchers: dict[str, Launcher] = field(default_factory=dict)
@@ -171,6 +174,7 @@ class World:
         gang = [
             found for m in control.members if (found := self.launchers.get(m.pod_uid)) and found.boot_id == m.boot_id
         ]
+        gang = [launcher for launcher in gang if not launcher.dark]
         for launcher in self.launchers.values():
             if launcher not in gang and launcher.state == "running":
                 launcher.stop("stopped")
@@ -201,7 +205,7 @@ class World:
             rank0.progress = Progress(phase="loading", started_from=step, step=step)
             return
         step = rank0.progress.step + 1
-        if step % 2 == 0:
+        if step % self.save_every == 0:
             self._save(step, control.attempt)
         news = {
             "phase": "training",
@@ -225,6 +229,8 @@ class World:
 
     def _report(self) -> None:
         for launcher in self.launchers.values():
+            if launcher.dark:
+                continue
             stored = self.cluster.objects.get(("ConfigMap", NAMESPACE, names.report(launcher.pod)))
             data = {names.REPORT_KEY: launcher.report()}
             if stored is not None and stored.get("data") != data:

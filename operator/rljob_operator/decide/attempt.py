@@ -7,6 +7,7 @@ from rljob_api.protocol import Command
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.decide.cause import Cause, recorded, root
 from rljob_operator.decide.change import Change, Event, is_open, set_
+from rljob_operator.decide.deadlines import active_until
 from rljob_operator.decide.members import View, losing, views
 from rljob_operator.decide.rollouts import misconfigured
 from rljob_operator.decide.stall import stalled
@@ -47,6 +48,8 @@ def _failed(attempt: Attempt, cause: Cause, now: float) -> Attempt:
 def _reason_to_drain(s: Snapshot, status: JobStatus, members: list[View]) -> str:
     if wanted(s, status):
         return reasons.SUSPENDED
+    if (until := active_until(s, status)) is not None and s.now >= until:
+        return reasons.ACTIVE_DEADLINE_EXCEEDED
     if any(v.pod and v.pod.deleting and not v.ended for v in members):
         return reasons.POD_DELETING
     return ""
@@ -58,6 +61,8 @@ def _drained_by(s: Snapshot, attempt: Attempt) -> float:
 
 def _deadlines(s: Snapshot, attempt: Attempt) -> Iterator[float]:
     yield from losing(s, attempt)
+    if (until := active_until(s, s.status)) is not None:
+        yield until
     if attempt.command == "drain":
         yield _drained_by(s, attempt)
     if s.beat_age is not None:

@@ -35,6 +35,8 @@ class Change:
     """Times at which to decide again, even if nothing else happens."""
     delete: tuple[Pod, ...] = ()
     """Pods to delete, by their uid."""
+    force: tuple[Pod, ...] = ()
+    """Pods to delete without waiting for their kubelet, which is dead."""
     bind: tuple[Binding, ...] = ()
     """Pods to release to their nodes."""
 

@@ -1,9 +1,12 @@
 """Pods that the operator deletes itself, so that their StatefulSet makes them anew."""
 
+from dataclasses import replace
+
 from rljob_api import names, reasons
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.decide.change import Change, Event, is_open
 from rljob_operator.decide.members import views
+from rljob_operator.ordinals import certainly_dead
 from rljob_operator.render.template import template_hash
 from rljob_operator.snapshot import Pod, Snapshot
 from rljob_operator.times import seconds
@@ -13,13 +16,20 @@ STOP_PATIENCE = 60.0
 
 
 def evict(s: Snapshot, status: JobStatus) -> Change:
+    dead = tuple(p for p in s.pods if certainly_dead(p))
+    change = _evict(s, status)
+    events = tuple(_event(p, "its node is gone or out of service") for p in dead)
+    return replace(change, events=change.events + events, force=dead)
+
+
+def _evict(s: Snapshot, status: JobStatus) -> Change:
     attempt = status.attempt
     if attempt is not None and is_open(attempt):
         return _unresponsive(s, status, attempt)
     if s.spec is None or status.outcome or status.suspended:
         return Change(status)
     fresh = {role: template_hash(s.job, s.spec, role) for role in (names.ROLE_TRAINER, names.ROLE_ROLLOUT)}
-    stale = tuple(p for p in s.pods if not p.deleting and p.template_hash != fresh[p.role])
+    stale = tuple(p for p in s.pods if not p.deleting and p.template_hash != fresh.get(p.role, p.template_hash))
     return Change(status, tuple(_event(p, "its template is outdated") for p in stale), delete=stale)
 
 

@@ -5,6 +5,7 @@ from rljob_api.status import Attempt, JobStatus, LastFailure
 from rljob_operator.decide.cause import Cause
 from rljob_operator.decide.change import is_open
 from rljob_operator.decide.opening import problems
+from rljob_operator.decide.postponed import postponed
 from rljob_operator.decide.progress import current
 from rljob_operator.decide.state import runs
 from rljob_operator.decide.suspend import saved
@@ -38,7 +39,8 @@ def _message(s: Snapshot, status: JobStatus) -> str:
 
 def _failed(status: JobStatus) -> str:
     last = status.last_failure
-    assert last is not None
+    if status.outcome_message or last is None:
+        return status.outcome_message
     if status.outcome_reason == reasons.REACHED_MAX_RESTARTS:
         return f"given up after {status.restarts.counted} failures in a row; attempt {last.attempt}: {_why(last)}"
     return _why(last)
@@ -58,7 +60,7 @@ def _of_open(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
         return (
             f"runs on with its former spec; the new one is refused: {violation.message(s.violations)}"
             if s.violations
-            else ""
+            else postponed(s, status)
         )
     progress = current(s, attempt)
     if progress and progress.phase == "waiting":

@@ -8,6 +8,7 @@ from rljob_api.status import Attempt, JobStatus
 from rljob_operator.decide.change import Change, Event, is_open, set_
 from rljob_operator.decide.place import rank
 from rljob_operator.decide.suspend import saved
+from rljob_operator.ordinals import is_held, trainer_ordinals
 from rljob_operator.render.template import template_hash
 from rljob_operator.snapshot import Pod, Snapshot
 from rljob_operator.times import seconds, stamp
@@ -21,9 +22,10 @@ def open_(s: Snapshot, status: JobStatus) -> Change:
         return Change(status, due=(start,))
     if any(problems(s, status)):
         return Change(status)
+    gang = [pod for pod in s.trainers if pod.ordinal in _wanted(s, status)]
     attempt = Attempt(
         number=status.attempt.number + 1 if status.attempt else 1,
-        members=[_member(s, status, pod) for pod in s.trainers],
+        members=[_member(s, status, pod, i) for i, pod in enumerate(gang)],
         resume_step=status.resume_step,
         generation=s.job.generation,
         opened=stamp(s.now),
@@ -42,13 +44,18 @@ def problems(s: Snapshot, status: JobStatus) -> Iterator[str]:
     if s.spec is None:
         return
     fresh = template_hash(s.job, s.spec, names.ROLE_TRAINER)
-    pods = {p.ordinal: p for p in s.trainers}
-    for ordinal in range(s.spec.trainer.nodes):
+    pods = {p.ordinal: p for p in s.trainers if not is_held(p, s.lifecycle.node_loss_seconds, s.now)}
+    for ordinal in _wanted(s, status):
         name = names.pod(s.job.name, names.ROLE_TRAINER, ordinal)
         pod = pods.pop(ordinal, None)
         if problem := _problem(s, status, pod, fresh) if pod else "does not exist yet":
             yield f"{name} {problem}"
     yield from (f"{pod.name} is one too many" for pod in pods.values())
+
+
+def _wanted(s: Snapshot, status: JobStatus) -> list[int]:
+    nodes = s.spec.trainer.nodes if s.spec else 0
+    return trainer_ordinals(status, s.pods, nodes, s.lifecycle.node_loss_seconds, s.now)
 
 
 def _problem(s: Snapshot, status: JobStatus, pod: Pod, fresh: str) -> str:
@@ -76,7 +83,8 @@ def _dead_boots(status: JobStatus) -> set[str]:
     return {m.boot_id for m in a.members if m.pod == a.failed_pod}
 
 
-def _member(s: Snapshot, status: JobStatus, pod: Pod) -> Member:
+def _member(s: Snapshot, status: JobStatus, pod: Pod, index: int) -> Member:
     report = s.report(pod)
     assert report is not None
-    return Member(pod=pod.name, pod_uid=pod.uid, boot_id=report.boot_id, node_rank=rank(status, pod), address=pod.ip)
+    node_rank = rank(status, pod, index)
+    return Member(pod=pod.name, pod_uid=pod.uid, boot_id=report.boot_id, node_rank=node_rank, address=pod.ip)

@@ -40,10 +40,10 @@ def seat(status: JobStatus, pod: str) -> Seat | None:
     return next((x for x in status.placement.seats if x.pod == pod), None) if status.placement else None
 
 
-def rank(status: JobStatus, pod: Pod) -> int:
-    """Node rank of a trainer in the next attempt: by its seat, else by its ordinal."""
+def rank(status: JobStatus, pod: Pod, index: int) -> int:
+    """Node rank of a trainer in the next attempt: by its seat, else its place in the order of ordinals."""
     found = seat(status, pod.name)
-    return pod.ordinal if found is None or found.rank is None else found.rank
+    return index if found is None or found.rank is None else found.rank
 
 
 def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tuple[Event, ...]]:
@@ -65,7 +65,7 @@ def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tupl
 def _seats(s: Snapshot, verdict: Verdict) -> list[Seat]:
     spec = s.spec_of(s.status.attempt)
     assert spec is not None
-    trainers, rollouts = pod_names(s.job.name, spec)
+    trainers, rollouts = pod_names(s.job.name, spec, s.status, s.pods, s.now)
     old = {x.pod: x.rank for x in s.status.placement.seats} if s.status.placement else {}
     ranks = assign(trainers, verdict.plan.trainers, verdict.asked.homes, old)
     seats = [Seat(pod=pod, node=verdict.plan.trainers[ranks[pod]], rank=ranks[pod]) for pod in trainers]
@@ -129,5 +129,5 @@ def _whole(s: Snapshot, nodes: Mapping[str, str]) -> bool:
     spec = s.spec_of(s.status.attempt)
     if spec is None:
         return False
-    trainers, rollouts = pod_names(s.job.name, spec)
+    trainers, rollouts = pod_names(s.job.name, spec, s.status, s.pods, s.now)
     return all(name in nodes for name in (*trainers, *rollouts[: spec.rollout.min_replicas]))

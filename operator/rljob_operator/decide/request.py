@@ -56,7 +56,7 @@ def _go_back(s: Snapshot, status: JobStatus, step: int) -> Change:
         attempt = tell(attempt, "stop", reasons.RESUME_REQUESTED, s.now)
     restarts = status.restarts.model_copy(update={"counted": 0, "not_before": ""})
     override = Override(suspend=False, spec_suspend=s.spec_suspend)
-    news = {"outcome": "", "outcome_reason": "", "resume_step": step}
+    news = {"outcome": "", "outcome_reason": "", "outcome_message": "", "active_seconds": 0.0, "resume_step": step}
     return Change(set_(status, attempt=attempt, restarts=restarts, override=override, **news))
 
 

@@ -9,6 +9,7 @@ from rljob_api.placement.gang import Gang
 from rljob_api.placement.plan import Stay
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
+from rljob_operator.ordinals import ordinals, trainer_ordinals
 from rljob_operator.snapshot import Pod
 from rljob_operator.times import seconds
 
@@ -58,7 +59,7 @@ def asked(view: View, nodes: Mapping[str, Node]) -> Asked | None:
     if not places_itself(spec, status):
         return None
     gang, excluded = Gang.of(spec), excluded_nodes(status, view.now)
-    trainers, rollouts = pod_names(view.job.name, spec)
+    trainers, rollouts = pod_names(view.job.name, spec, status, view.pods, view.now)
     seats = {seat.pod: seat for seat in status.placement.seats} if status.placement else {}
     homes = {name: home for name in (*trainers, *rollouts) if (home := _home(view, name, gang, nodes, excluded))}
     settled = all(name in seats and seats[name].node == homes.get(name) for name in (*trainers, *rollouts))
@@ -81,11 +82,16 @@ def asked(view: View, nodes: Mapping[str, Node]) -> Asked | None:
     )
 
 
-def pod_names(job: str, spec: RLJobSpec) -> tuple[list[str], list[str]]:
+def pod_names(
+    job: str, spec: RLJobSpec, status: JobStatus, pods: Sequence[Pod], now: float
+) -> tuple[list[str], list[str]]:
     """Of trainers and rollouts."""
-    sizes = ((names.ROLE_TRAINER, spec.trainer.nodes), (names.ROLE_ROLLOUT, spec.rollout.replicas))
-    trainers, rollouts = ([names.pod(job, role, i) for i in range(size)] for role, size in sizes)
-    return trainers, rollouts
+    patience = spec.lifecycle.node_loss_seconds
+    trainers = trainer_ordinals(status, pods, spec.trainer.nodes, patience, now)
+    rollouts = ordinals(pods, names.ROLE_ROLLOUT, spec.rollout.replicas, patience, now)
+    named = ((names.ROLE_TRAINER, trainers), (names.ROLE_ROLLOUT, rollouts))
+    first, second = ([names.pod(job, role, i) for i in found] for role, found in named)
+    return first, second
 
 
 def excluded_nodes(status: JobStatus, now: float) -> frozenset[str]:

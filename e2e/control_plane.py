@@ -1,0 +1,193 @@
+"""A real kube-apiserver on etcd alone, on loopback ports, for a test or a benchmark; with controllers and a scheduler if wanted. No kubelets.
+
+The programs are those of the local cluster (see cluster/binaries.py). Everything it writes lies in one directory.
+"""
+
+import json
+import os
+import socket
+import ssl
+import subprocess
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+
+from e2e.cluster.binaries import COMPONENTS, build, is_built
+from e2e.cluster.steps import BIN, REPOSITORY
+
+TOKEN = "loopback"
+"""Of the administrator. The server listens on 127.0.0.1 only and lives as long as its test."""
+NEEDED = ("kubernetes", "etcd")
+READY_SECONDS = 90.0
+
+
+class ControlPlane:
+    """`with ControlPlane(directory) as plane:`. Ends every process that it started.
+
+    `managers`: also run the controller manager and the scheduler, each at `qps` requests a second (the server never limits them).
+    """
+
+    def __init__(self, directory: Path, *, managers: bool = False, qps: int = 500) -> None:
+        self.directory, self._managers, self._qps = directory, managers, qps
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._etcd, self._peer, self._port = free_ports(3)
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self._port}"
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.directory / "kubeconfig"
+
+    def __enter__(self) -> Self:
+        for component in COMPONENTS:
+            if component.name in NEEDED and not is_built(component):
+                build(component)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        for process in reversed(self._processes):
+            process.kill()
+            process.wait(timeout=30)
+        self._processes.clear()
+
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def spawn(self, name: str, *command: str | Path) -> subprocess.Popen[bytes]:
+        """A process that ends with us; its output goes to a file."""
+        with (self.directory / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=self.directory)
+        self._processes.append(process)
+        return process
+
+    def write_kubeconfig(self, path: Path, server: str) -> Path:
+        """For a client of `server`, which is this one or a proxy before it."""
+        path.write_text(yaml.safe_dump(kubeconfig(server)))
+        return path
+
+    def install_crd(self) -> None:
+        crd = yaml.safe_load((REPOSITORY / "crds" / "rljob.yaml").read_text())
+        self.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+        where = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
+        self._until("the CRD", lambda: _established(self.call("GET", where)))
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """One request as the administrator. Raises urllib.error.HTTPError."""
+        data = json.dumps(body).encode() if body is not None else None
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+        request = urllib.request.Request(self.url + path, data=data, method=method, headers=headers)
+        with urllib.request.urlopen(request, context=unverified(), timeout=20) as response:
+            text = response.read()
+            return json.loads(text) if response.headers.get_content_type() == "application/json" else text.decode()
+
+    def _start(self) -> None:
+        client, peer = f"http://127.0.0.1:{self._etcd}", f"http://127.0.0.1:{self._peer}"
+        own = (f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}", "--unsafe-no-fsync")
+        urls = (f"--listen-client-urls={client}", f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}")
+        self.spawn("etcd", BIN / "etcd", "--data-dir=etcd", "--log-level=warn", *urls, *own)
+        self.spawn("kube-apiserver", BIN / "kube-apiserver", *self._server_flags(client))
+        self.write_kubeconfig(self.kubeconfig, self.url)
+        self._until("kube-apiserver", lambda: self.call("GET", "/readyz") == "ok")
+        if self._managers:
+            self._start_managers()
+
+    def _server_flags(self, etcd: str) -> list[str]:
+        key = self.directory / "sa.key"
+        subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+        (self.directory / "tokens.csv").write_text(f'{TOKEN},admin,admin,"system:masters"\n')
+        return [
+            f"--etcd-servers={etcd}",
+            f"--secure-port={self._port}",
+            "--bind-address=127.0.0.1",
+            f"--cert-dir={self.directory}/certificates",
+            "--token-auth-file=tokens.csv",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            "--service-cluster-ip-range=10.0.0.0/16",
+            "--authorization-mode=RBAC",
+            "--disable-admission-plugins=ServiceAccount",
+            "--max-requests-inflight=0",
+            "--enable-priority-and-fairness=false",
+        ]
+
+    def _start_managers(self) -> None:
+        limits = (f"--kube-api-qps={self._qps}", f"--kube-api-burst={self._qps}", "--leader-elect=false")
+        config = f"--kubeconfig={self.kubeconfig}"
+        tokens = f"--service-account-private-key-file={self.directory}/sa.key"
+        for name, flags in (
+            ("kube-controller-manager", (tokens, "--secure-port=0")),
+            ("kube-scheduler", ("--secure-port=0",)),
+        ):
+            self.spawn(name, BIN / name, config, *limits, *flags)
+
+    def _until(self, what: str, ready: Any) -> None:
+        end = time.monotonic() + READY_SECONDS
+        while True:
+            try:
+                if ready():
+                    return
+            except OSError:
+                pass
+            if time.monotonic() > end:
+                raise TimeoutError(f"{what} is not ready after {READY_SECONDS} s; see {self.directory}/*.log")
+            time.sleep(0.1)
+
+
+def _established(crd: Any) -> bool:
+    conditions: Sequence[Any] = crd.get("status", {}).get("conditions", [])
+    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+
+def kubeconfig(server: str) -> dict[str, Any]:
+    cluster = {"server": server} | ({"insecure-skip-tls-verify": True} if server.startswith("https") else {})
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": {"token": TOKEN}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports: list[int] = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def unverified() -> ssl.SSLContext:
+    """The server's certificate is its own, made at its start."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def available() -> bool:
+    """Whether the programs are there or can be built."""
+    return all((BIN / program).exists() for program in ("etcd", "kube-apiserver")) or bool(
+        os.environ.get("RLJOB_BUILD")
+    )

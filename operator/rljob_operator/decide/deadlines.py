@@ -1,0 +1,62 @@
+"""Time limits of a job: for its pods to start, for its attempts to run, and for its children to stay when it has ended."""
+
+from rljob_api import reasons
+from rljob_api.status import JobStatus
+from rljob_operator.decide.change import Change, Event, is_open, just_closed, set_
+from rljob_operator.decide.opening import problems
+from rljob_operator.snapshot import Snapshot
+from rljob_operator.times import seconds, stamp
+
+
+def expire(s: Snapshot, status: JobStatus) -> Change:
+    """An attempt's time counts from its opening to its end. One that ran out has been drained (see attempt.py)."""
+    if just_closed(s, status) and status.attempt:
+        spent = status.active_seconds + seconds(status.attempt.closed) - seconds(status.attempt.opened)
+        status = set_(status, active_seconds=max(0.0, spent))
+    limit = s.lifecycle.active_deadline_seconds
+    if limit is None or status.outcome or is_open(status.attempt) or status.active_seconds < limit:
+        return Change(status)
+    return _fail(
+        status, reasons.ACTIVE_DEADLINE_EXCEEDED, f"attempts ran for activeDeadlineSeconds ({limit} s) and are not done"
+    )
+
+
+def active_until(s: Snapshot, status: JobStatus) -> float | None:
+    """When the open attempt has used up what is left."""
+    limit, attempt = s.lifecycle.active_deadline_seconds, status.attempt
+    return seconds(attempt.opened) + limit - status.active_seconds if limit is not None and attempt else None
+
+
+def wait(s: Snapshot, status: JobStatus) -> Change:
+    """From the first pass, or from a resume, until an attempt opens."""
+    if is_open(status.attempt) or status.suspended or status.outcome:
+        return Change(set_(status, pending_since="") if status.pending_since else status)
+    begins = not status.pending_since and (status.attempt is None or s.status.suspended)
+    if begins:
+        status = set_(status, pending_since=stamp(s.now))
+    limit = s.lifecycle.pending_deadline_seconds
+    if limit is None or not status.pending_since:
+        return Change(status)
+    until = seconds(status.pending_since) + limit
+    if s.now < until:
+        return Change(status, due=(until,))
+    troubles = "; ".join(list(problems(s, status))[:3])
+    message = f"not all trainer pods started within pendingDeadlineSeconds ({limit} s): {troubles}"
+    return _fail(set_(status, pending_since=""), reasons.PENDING_DEADLINE_EXCEEDED, message)
+
+
+def collect(s: Snapshot, status: JobStatus) -> Change:
+    """The job stays, and with it its status, so that nobody runs this generation again; its children go."""
+    if not status.outcome:
+        return Change(set_(status, finished="", collected=False) if status.finished else status)
+    status = status if status.finished else set_(status, finished=stamp(s.now))
+    ttl = s.lifecycle.ttl_seconds_after_finished
+    if ttl is None or status.collected:
+        return Change(status)
+    until = seconds(status.finished) + ttl
+    return Change(status, due=(until,)) if s.now < until else Change(set_(status, collected=True))
+
+
+def _fail(status: JobStatus, reason: str, message: str) -> Change:
+    news = {"outcome": "Failed", "outcome_reason": reason, "outcome_message": message}
+    return Change(set_(status, **news), (Event("Warning", reason, message),))

@@ -1,0 +1,86 @@
+"""What stands between the operator and the API server, and is not always kind."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+
+import aiohttp
+from aiohttp import web
+
+from e2e.control_plane import unverified
+
+WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+
+@dataclass(kw_only=True)
+class Faults:
+    """Probabilities per request, seconds, and what happens after each write. The lease is spared: losing it ends an operator by design."""
+
+    refused: dict[int, float] | None = None
+    """Status codes with which a request is answered and not forwarded."""
+    lost: float = 0.0
+    """A write is done and answered with 500."""
+    delay: float = 0.0
+    watch_seconds: float | None = None
+    """Watches are cut after so long."""
+    doubled: bool = False
+    """Every event of a watch comes twice."""
+    after_write: Callable[[str], None] = lambda line: None
+    """Called when a write is done, before its answer is sent."""
+
+
+@asynccontextmanager
+async def proxy(target: str, faults: Faults, random: Random) -> AsyncIterator[str]:
+    """The address of a server that forwards to `target`."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=unverified(), limit=0)) as session:
+        app = web.Application(client_max_size=2**24)
+        app.router.add_route("*", "/{path:.*}", Forwarder(session, target, faults, random).handle)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
+
+
+@dataclass
+class Forwarder:
+    session: aiohttp.ClientSession
+    target: str
+    faults: Faults
+    random: Random
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        spared = "/leases" in request.path
+        if not spared:
+            await asyncio.sleep(self.faults.delay)
+            for status, probability in (self.faults.refused or {}).items():
+                if self.random.random() < probability:
+                    return web.json_response({"kind": "Status", "code": status, "message": "injected"}, status=status)
+        headers = {k: v for k, v in request.headers.items() if k in ("Authorization", "Content-Type", "Accept")}
+        body = await request.read()
+        url = self.target + request.raw_path
+        async with self.session.request(request.method, url, headers=headers, data=body) as answer:
+            if "watch" in request.query:
+                return await self._stream(request, answer)
+            text = await answer.read()
+        if request.method in WRITES and answer.status < 400 and not spared:
+            self.faults.after_write(f"{request.method} {request.path}")
+            if self.random.random() < self.faults.lost:
+                return web.json_response({"kind": "Status", "code": 500, "message": "lost"}, status=500)
+        return web.Response(body=text, status=answer.status, content_type="application/json")
+
+    async def _stream(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        response = web.StreamResponse(status=answer.status)
+        try:
+            await response.prepare(request)
+            async with asyncio.timeout(self.faults.watch_seconds):
+                async for line in answer.content:
+                    await response.write(line * (2 if self.faults.doubled else 1))
+        except (TimeoutError, ConnectionError):
+            pass
+        return response

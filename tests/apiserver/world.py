@@ -1,0 +1,142 @@
+"""The simulator's world on a real API server: what kubelets, controllers and launchers would do is worked out in memory and then really written."""
+
+import asyncio
+import json
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from kubernetes.aio import client
+
+from api.specs import raw_spec
+from e2e.control_plane import TOKEN, ControlPlane
+from rljob_api import names
+from rljob_api.protocol import Control
+from rljob_operator.api import Conflict, NotFound, Object
+from rljob_operator.client import KubernetesApi
+from rljob_operator.throttle import Throttle
+from simulator.cluster import job_object, node_object
+from simulator.world import NAMESPACE, Launcher, World
+
+KINDS = ("RLJob", "Pod", "ConfigMap", "StatefulSet", "Event")
+TURN = 0.1
+"""Seconds."""
+
+
+def administrator(plane: ControlPlane) -> KubernetesApi:
+    settings = client.Configuration(host=plane.url)
+    settings.verify_ssl = False
+    settings.api_key = {"BearerToken": f"Bearer {TOKEN}"}
+    return KubernetesApi(settings, Throttle(1000, 1000))
+
+
+@dataclass
+class RealWorld(World):
+    """The job `demo` in `namespace`. The mirror, a cluster in memory, calls that namespace by the simulator's name."""
+
+    api: KubernetesApi | None = None
+    namespace: str = ""
+    finish: bool = False
+    """Whether the trainers are done."""
+
+    def restart_operator(self) -> None:
+        """It is a process of its own."""
+
+    async def prepare(self) -> None:
+        assert self.api
+        await self._request("POST", "Node", "/api/v1/nodes", node_object(True))
+        await self._request("POST", "Namespace", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
+
+    async def submit(self, **changes: Any) -> None:
+        changes = {"train": {"steps": 10**6}, "trainer": {"device": "cpu", "nodes": 2}} | changes
+        lifecycle = {"lifecycle": {"backoffSeconds": 0}}
+        await self._api.create(job_object("demo", raw_spec(**lifecycle | changes), self.namespace))
+
+    async def turn(self) -> None:
+        self.now = time.time()
+        await self._pull()
+        if ("RLJob", NAMESPACE, "demo") in self.cluster.objects:
+            before = {o["metadata"]["uid"]: o for o in self.cluster.pods(NAMESPACE)}
+            self._finish_deletions()
+            self.cluster.sync_stateful_sets()
+            await self._push_pods(before)
+            self._boot()
+            self._run()
+            await self._push_reports()
+            self.seen += [self.status.state] if self.status.state not in self.seen[-1:] else []
+        await asyncio.sleep(TURN)
+
+    def _step(self, gang: list[Launcher], control: Control) -> None:
+        super()._step(gang, control)
+        for launcher in gang if self.finish else []:
+            launcher.stop("succeeded")
+
+    async def remove_child(self, kind: str, name: str) -> None:
+        live = await self._api.get(kind, self.namespace, name)
+        await self._api.delete(kind, self.namespace, name, live["metadata"]["uid"], force=kind == "Pod")
+
+    async def ask(self, nonce: str, action: str) -> None:
+        value = {"jobUid": self.job["metadata"]["uid"], "nonce": nonce, "action": action}
+        annotations = {"annotations": {names.ANNOTATION_REQUEST: json.dumps(value)}}
+        await self.edit_child("RLJob", "demo", {"metadata": annotations})
+
+    async def edit_child(self, kind: str, name: str, change: Object) -> Object:
+        live = await self._api.get(kind, self.namespace, name)
+        meta = {"name": name, "namespace": self.namespace} | change.get("metadata", {})
+        return await self._api.merge(change | {"kind": kind, "metadata": meta}, live)
+
+    @property
+    def _api(self) -> KubernetesApi:
+        assert self.api
+        return self.api
+
+    async def _pull(self) -> None:
+        found = [(await self._api.listing(kind, self.namespace)).objects for kind in KINDS]
+        self.cluster.objects = {
+            (o["kind"], NAMESPACE, o["metadata"]["name"]): o | {"metadata": o["metadata"] | {"namespace": NAMESPACE}}
+            for objects in found
+            for o in objects
+        } | {("Node", None, "node-1"): node_object(True)}
+
+    async def _push_pods(self, before: dict[str, Object]) -> None:
+        now = {o["metadata"]["uid"]: o for o in self.cluster.pods(NAMESPACE)}
+        for uid in before.keys() - now.keys():
+            with suppress(NotFound, Conflict):
+                await self._api.delete("Pod", self.namespace, before[uid]["metadata"]["name"], uid, force=True)
+        for uid in now.keys() - before.keys():
+            await self._push_pod(now[uid])
+
+    async def _push_pod(self, pod: Object) -> None:
+        meta = {k: v for k, v in pod["metadata"].items() if k in ("name", "labels", "annotations")}
+        created = await self._api.create(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": meta | {"namespace": self.namespace}, "spec": pod["spec"]}
+        )
+        status = pod["status"] | {"podIPs": [{"ip": pod["status"]["podIP"]}]}
+        status["containerStatuses"] = [
+            {"name": pod["spec"]["containers"][0]["name"], "state": {"running": {}}, "ready": True}
+            | {"image": "", "imageID": "", "restartCount": 0}
+        ]
+        where = f"/api/v1/namespaces/{self.namespace}/pods/{meta['name']}/status"
+        await self._request("PATCH", "Pod", where, {"status": status}, "application/merge-patch+json")
+        pod["metadata"]["uid"] = created["metadata"]["uid"]
+
+    async def _push_reports(self) -> None:
+        for launcher in self.launchers.values():
+            name, data = names.report(launcher.pod), {names.REPORT_KEY: launcher.report()}
+            stored = self.cluster.objects.get(("ConfigMap", NAMESPACE, name))
+            if stored is not None and stored.get("data") != data:
+                with suppress(NotFound):
+                    await self._request(
+                        "PATCH",
+                        "ConfigMap",
+                        f"/api/v1/namespaces/{self.namespace}/configmaps/{name}",
+                        {"data": data},
+                        "application/merge-patch+json",
+                    )
+
+    async def _request(
+        self, method: str, kind: str, where: str, body: Object, content: str = "application/json"
+    ) -> None:
+        with suppress(Conflict):
+            await self._api._request(method, kind, where, body, content=content)

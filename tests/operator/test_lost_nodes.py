@@ -1,0 +1,72 @@
+"""A node that is switched off keeps its pod's name: the gang goes on without that ordinal."""
+
+from typing import Any
+
+from rljob_api import names, reasons
+from rljob_operator.ordinals import ordinals
+from rljob_operator.snapshot import Pod
+from rljob_operator.times import stamp
+from simulator.cluster import node_object
+from simulator.world import NAMESPACE, World
+
+
+def pod(ordinal: int, **fields: Any) -> Pod:
+    return Pod(name=f"demo-trainer-{ordinal}", uid=f"u{ordinal}", role="trainer", ordinal=ordinal, **fields)
+
+
+def test_an_ordinal_that_a_silent_node_holds_is_passed_over() -> None:
+    def wanted(*pods: Pod) -> list[int]:
+        return ordinals(pods, names.ROLE_TRAINER, 2, 120, now=1000.0)
+
+    assert wanted(pod(0), pod(1)) == [0, 1]
+    assert wanted(pod(0), pod(1, lost_since=900.0)) == [0, 1], "not yet"
+    assert wanted(pod(0), pod(1, lost_since=880.0)) == [0, 2]
+    assert wanted(pod(0, lost_since=1.0), pod(1, lost_since=1.0), pod(2, lost_since=1.0)) == [3, 4]
+    assert wanted(pod(0), pod(1, lost_since=1.0, out_of_service=True)) == [0, 1], "it will be deleted by force"
+
+
+def power_off(world: World, pod_name: str) -> None:
+    """Its kubelet says nothing any more: the pod is not ready, is told to go, and stays."""
+    stored = world.cluster.edit("Pod", NAMESPACE, pod_name)
+    stored["spec"]["nodeName"] = "dark"
+    stored["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    stored["metadata"]["deletionTimestamp"] = "9999999999"
+    world.cluster.put(node_object(False, stamp(world.now), name="dark"))
+    world.launcher(int(pod_name[-1])).dark = True
+
+
+async def test_a_gang_grows_by_one_beside_a_node_that_is_switched_off_and_shrinks_between_attempts() -> None:
+    world = World(steps=400)
+    world.cluster.full.add("dark")
+    world.apply(lifecycle={"nodeLossSeconds": 10})
+    await world.until(state="Running", step=3)
+    power_off(world, "demo-trainer-1")
+    await world.until(state="Running", attempt=2)
+    attempt = world.status.attempt
+    assert attempt and [(m.pod, m.node_rank) for m in attempt.members] == [("demo-trainer-0", 0), ("demo-trainer-2", 1)]
+    assert world.status.last_failure and world.status.last_failure.reason == reasons.NODE_LOST
+    assert world.status.restarts.counted == 0
+    world.cluster.remove(world.cluster.objects["Pod", NAMESPACE, "demo-trainer-1"])
+    await world.until(step=world.status.progress.step + 5)
+    assert world.status.attempt and world.status.attempt.number == 2, "the node's return disturbs nobody"
+    world.launcher(0).fail("application", "ValueError", world.now)
+    await world.until(state="Running", attempt=3)
+    attempt = world.status.attempt
+    assert attempt and [m.pod for m in attempt.members] == ["demo-trainer-0", "demo-trainer-1"]
+    assert not [p for p in world.cluster.pods(NAMESPACE) if p["metadata"]["name"] == "demo-trainer-2"]
+
+
+async def test_a_pod_is_deleted_by_force_only_when_its_node_is_gone_or_out_of_service() -> None:
+    world = World(steps=400)
+    world.cluster.full.add("dark")
+    world.apply(lifecycle={"nodeLossSeconds": 1000})
+    await world.until(state="Running", step=3)
+    power_off(world, "demo-trainer-1")
+    for _ in range(20):
+        await world.turn()
+    assert ("Pod", NAMESPACE, "demo-trainer-1") in world.cluster.objects
+    node = world.cluster.edit("Node", None, "dark")  # type: ignore[arg-type]
+    node["spec"] = {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]}
+    await world.until(state="Running", attempt=2)
+    attempt = world.status.attempt
+    assert attempt and [m.pod for m in attempt.members] == ["demo-trainer-0", "demo-trainer-1"]
