@@ -51,7 +51,12 @@ class Case:
             "learningRate": 1e-3,
             "epsilon": 1e-6,
         }  # Adam makes weights of the rounding of gradients near 0 with less
-        return job(models[s.model], dtype=s.dtype, trainer=trainer, **{"optimizer": optimizer, **replayed, **s.train})
+        return job(
+            models[s.model],
+            dtype=s.dtype,
+            trainer=trainer,
+            **{"optimizer": optimizer, "miniBatches": 2, **replayed, **s.train},
+        )
 
 
 @dataclass(frozen=True)

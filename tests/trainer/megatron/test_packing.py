@@ -39,6 +39,12 @@ def test_ranks_without_samples_get_empty_micro_batches() -> None:
     assert plan([5, 5], 64, 1, 4) == [[[0]], [[1]], [[]], [[]]]
 
 
+def test_the_interleaved_schedule_gets_a_multiple_of_its_stages() -> None:
+    found = plan([10] * 5, 20, 1, 2, multiple=4)
+    assert [len(rank) for rank in found] == [4, 4]
+    assert flat(found) == list(range(5))
+
+
 def test_a_sample_longer_than_the_budget_is_an_error() -> None:
     with pytest.raises(ValueError, match="a sample has 65 tokens, more than a micro-batch of 64 can hold"):
         plan([65], 65, 2, 1)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rljob_trainer.megatron.attention import FLASH_TYPES
 from rljob_trainer.megatron.logprob import _kernels
 from rljob_trainer.megatron.provider import HAVE_TE
 
@@ -16,6 +17,7 @@ log = logging.getLogger(__name__)
 FUSED = {
     "RoPE": "apply_rope_fusion",
     "gradient accumulation": "gradient_accumulation_fusion",
+    "activation": "bias_activation_fusion",
     "token permutation": "moe_permute_fusion",
     "router": "moe_router_fusion",
 }
@@ -23,7 +25,7 @@ FUSED = {
 
 
 def describe(config: Any, optimizer: Any) -> str:
-    """One line, for example `torch layers, fused nothing, torch AdamW, no Apex, gloo`. Rank 0 logs it.
+    """One line, for example `torch layers, SDPA attention, fused nothing, torch AdamW, no Apex, gloo`. Rank 0 logs it.
 
     `config`: the TransformerConfig that the model was built with; `optimizer`: megatron's.
     """
@@ -32,7 +34,9 @@ def describe(config: Any, optimizer: Any) -> str:
         fused.append("log-probabilities")
     text = ", ".join(
         (
-            f"{'Transformer Engine ' + version('transformer_engine') if HAVE_TE else 'torch'} layers",
+            f"Transformer Engine {version('transformer_engine')} layers"
+            if HAVE_TE
+            else f"torch layers, {_attention(config)}",
             f"fused {' and '.join(fused) or 'nothing'}",
             _adam(optimizer),
             "Apex" if importlib.util.find_spec("apex") else "no Apex",
@@ -42,6 +46,12 @@ def describe(config: Any, optimizer: Any) -> str:
     if dist.get_rank() == 0:
         log.warning("COMPUTES WITH: %s", text)
     return text
+
+
+def _attention(config: Any) -> str:
+    """As attention.py chooses."""
+    flash = torch.cuda.is_available() and config.context_parallel_size == 1 and config.params_dtype in FLASH_TYPES
+    return "flash attention" if flash else "SDPA attention"
 
 
 def _adam(optimizer: Any) -> str:

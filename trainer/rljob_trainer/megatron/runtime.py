@@ -26,6 +26,8 @@ def install() -> None:
     warnings.filterwarnings("ignore", module=r"(megatron|torch)\.")
     # asks for GPUs without starting CUDA, which would not survive a fork
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    # communication of tensor and context parallelism has to be queued before the product that it overlaps with (megatron.training/arguments.py:1454)
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     _choose_compiler()
     if not torch.cuda.is_available():
         _patch_torch()

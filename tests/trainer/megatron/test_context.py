@@ -1,0 +1,106 @@
+"""What context-parallel ranks share, and that nothing is lost or seen twice."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rljob_trainer.batch import Sample
+from trainer.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+LENGTHS, HEADS, GROUPS, WIDTH = (16, 8, 40, 16, 8), 4, 2, 8
+CONFIG = {"kv_channels": WIDTH}
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """query, key, value of the whole pack, and weights of the output."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = ((HEADS, WIDTH), (GROUPS, WIDTH), (GROUPS, WIDTH), (HEADS * WIDTH,))
+    return tuple(torch.randn(sum(LENGTHS), *shape, generator=generator) for shape in shapes)
+
+
+def oracle() -> tuple[torch.Tensor, ...]:
+    """One sequence after the other with an explicit softmax: output, and gradients of query, key and value."""
+    query, key, value, weights = (x.requires_grad_() for x in inputs())
+    parts = []
+    for q, k, v in zip(*(x.split(LENGTHS) for x in (query, key, value)), strict=True):
+        k, v = (x.repeat_interleave(HEADS // GROUPS, dim=1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) / WIDTH**0.5
+        scores = scores + torch.full(scores.shape[1:], float("-inf")).triu(1)
+        parts.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1))
+    out = torch.cat(parts)
+    (out * weights).sum().backward()
+    return out.detach(), query.grad, key.grad, value.grad
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_shared_attention_is_the_attention_of_each_sequence_alone(megatron: None, ranks: int) -> None:
+    def on_a_rank() -> list[torch.Tensor]:
+        from rljob_trainer.megatron import shares
+        from rljob_trainer.megatron.attention import TEDotProductAttention
+
+        group = torch.distributed.group.WORLD
+        starts = tuple(torch.tensor((0, *LENGTHS)).cumsum(0).tolist())
+        rows = shares.rows(starts, ranks, group.rank())
+        query, key, value, weights = (x[rows] for x in inputs())
+        layer = TEDotProductAttention(SimpleNamespace(**CONFIG), pg_collection=SimpleNamespace(cp=group))
+        leaves = [x.clone().requires_grad_() for x in (query, key, value)]
+        packed = SimpleNamespace(cu_seqlens_q=torch.tensor(starts, dtype=torch.int32))
+        out = layer(*leaves, packed_seq_params=packed)
+        (out * weights).sum().backward()
+        found = torch.zeros(4, sum(LENGTHS), HEADS * WIDTH)
+        for place, part in zip(found, (out.detach(), *(x.grad for x in leaves)), strict=True):
+            place[rows, : part.flatten(1).shape[1]] = part.flatten(1)
+        return [*found]
+
+    whole = [torch.stack(parts).sum(0) for parts in zip(*run_ranks(ranks, on_a_rank), strict=True)]
+    for found, expected in zip(whole, oracle(), strict=True):
+        assert (found[:, : expected.flatten(1).shape[1]] - expected.flatten(1)).abs().max() < 1e-5
+
+
+def sample(number: int, prompt: int, response: int) -> Sample:
+    tokens = tuple(100 * number + i for i in range(prompt + response))
+    log_probs = tuple(-0.1 * i for i in range(response))
+    return Sample(number, number, 0, tokens[:prompt], tokens[prompt:], log_probs, 0, "stop", 1.0, "test")
+
+
+def place(ranks: int, rank: int, tensor: int = 1) -> Any:
+    from rljob_api.layout import Layout
+
+    layout = Layout(ranks * tensor, tensor=tensor, context=ranks)
+    return SimpleNamespace(layout=layout, data_rank=0, context_rank=rank, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("ranks", "tensor"), [(1, 1), (2, 1), (2, 2), (4, 1)])
+def test_labels_are_shifted_before_the_sequences_are_shared(megatron: None, ranks: int, tensor: int) -> None:
+    """Of every rank's tokens the target is the sample's next token, and all ranks together have every response token once."""
+    from rljob_trainer.megatron.batching import micro_batch
+
+    samples = [sample(1, 3, 6), sample(2, 5, 1), sample(3, 2, 11)]
+    seen: list[int] = []
+    for rank in range(ranks):
+        micro = micro_batch(samples, [0, 1, 2], place(ranks, rank, tensor))
+        assert micro.tokens.shape[1] % tensor == 0
+        real = micro.index < 3
+        assert torch.equal(micro.targets[real], micro.tokens[0][real] + 1)
+        assert torch.equal(micro.positions[0][real], micro.tokens[0][real] % 100)
+        assert not micro.columns["mask"][~real].any()
+        seen += micro.targets[micro.columns["mask"] > 0].tolist()
+    assert sorted(seen) == sorted(t for s in samples for t in s.response_tokens)
+
+
+def test_columns_go_out_to_the_ranks_and_come_back_whole(megatron: None) -> None:
+    from rljob_trainer.megatron.batching import micro_batch
+
+    samples = [sample(1, 3, 6), sample(2, 5, 1), sample(3, 2, 11)]
+    values = [torch.tensor(s.log_probs) for s in samples]
+    back = []
+    for rank in range(2):
+        micro = micro_batch(samples, [0, 1, 2], place(2, rank))
+        micro.put("rollout_log_probs", values)
+        back.append(micro.row.collect(micro.columns["rollout_log_probs"]))
+    for parts, expected in zip(zip(*back, strict=True), values, strict=True):
+        assert torch.equal(parts[0] + parts[1], expected)
