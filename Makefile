@@ -63,6 +63,7 @@ generate: setup ## Write the CRD, known keys and reference pages again
 	$(PY) -m rljob_api.crd crds/rljob.yaml
 	cp crds/rljob.yaml charts/rljob/files/rljob.yaml
 	$(PY) charts/values_reference.py charts/rljob/values.schema.json docs/reference/values.md
+	$(PY) gitops/argocd/config_map.py gitops/argocd/argocd-cm.yaml
 	$(PY) -W ignore -m rljob_trainer.known_keys
 	$(PY) -m rljob_api.reference docs/reference
 	$(PY) -m kubectl_rljob.reference docs/reference/cli.md
@@ -74,6 +75,7 @@ generate-check: setup ## Fail when a generated file has drifted
 	mkdir $$tmp/reference && $(PY) -m rljob_api.reference $$tmp/reference && $(PY) -m kubectl_rljob.reference $$tmp/reference/cli.md && \
 	$(PY) charts/values_reference.py $$tmp/schema $$tmp/reference/values.md && diff -u charts/rljob/values.schema.json $$tmp/schema && \
 	diff -ru docs/reference $$tmp/reference && \
+	$(PY) gitops/argocd/config_map.py $$tmp/argocd && diff -u gitops/argocd/argocd-cm.yaml $$tmp/argocd && \
 	$(PY) -W ignore -m rljob_trainer.known_keys --check
 
 .PHONY: lock

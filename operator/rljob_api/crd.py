@@ -57,6 +57,9 @@ _COLUMNS = [
     {"name": "Message", "type": "string", "jsonPath": ".status.message", "priority": 1},
 ]
 
+UNOBSERVED = {"observedGeneration": -1}
+"""Status of a job that no operator has seen: whoever waits by `observedGeneration` waits for it."""
+
 _SCALE = {
     "specReplicasPath": ".spec.rollout.replicas",
     "statusReplicasPath": ".status.rollout.ready",
@@ -70,7 +73,9 @@ def crd() -> dict[str, Any]:
     spec = structural(RLJobSpec.model_json_schema(by_alias=True))
     for path, rules in _CEL.items():
         _at(spec, path)["x-kubernetes-validations"] = [{"rule": r, "message": m} for r, m in rules]
-    status = _open(structural(JobStatus.model_json_schema(by_alias=True, mode="serialization")))
+    status = _open(structural(JobStatus.model_json_schema(by_alias=True, mode="serialization"))) | {
+        "default": UNOBSERVED
+    }
     name_rule = f"self.metadata.name.size() <= {names.MAX_JOB_NAME} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')"
     schema = {
         "type": "object",

@@ -8,6 +8,8 @@ from rljob_operator.times import stamp
 
 Verdict = tuple[bool | None, str, str]
 """True, false or unknown; reason; message."""
+MOVING = ("Pending", "Starting", "Restarting", "Suspending")
+"""States that the operator works to leave."""
 WORDS = {True: "True", False: "False", None: "Unknown"}
 
 
@@ -18,7 +20,7 @@ def conditions(s: Snapshot, status: JobStatus, state: State) -> list[Condition]:
         "Placed": _placed(s, status),
         "TrainerReady": (state == "Running", _reason(status, state), ""),
         "RolloutsReady": _rollouts_ready(s, status),
-        "Reconciling": (state in ("Pending", "Starting", "Restarting", "Suspending"), _reason(status, state), ""),
+        "Reconciling": (state in MOVING, _reason(status, state), status.message if state in MOVING else ""),
         "Checkpointed": _checkpointed(status),
         "Suspended": (
             state == "Suspended",
