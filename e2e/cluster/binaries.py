@@ -56,6 +56,8 @@ COMPONENTS = (
     Component("coredns", ("coredns",)),
     Component("helm", ("helm",)),
 )
+KWOK = Component("kwok", ("kwok",))
+"""Nodes and pods that only say that they run: for benchmarks/scale.py, which builds it itself."""
 
 
 def build_binaries() -> None:

@@ -116,14 +116,12 @@ class Writer:
             await self._delete("Pod", namespace, pod.name, pod.uid, force=force)
 
     async def collection(self, s: Snapshot) -> None:
-        """All children go, the token too. The job stays."""
-        ours = [(kind, name, live) for (kind, name), live in s.children.items() if controls(s.job, live)]
-        for kind, name, live in ours:
-            await self._delete(kind, s.job.namespace, name, live["metadata"]["uid"])
-        if ours:
-            await self._delete("Secret", s.job.namespace, names.token(s.job.name, s.job.uid))
+        """All children go but the token, which goes with the job: we have no right over Secrets but to make them."""
+        for (kind, name), live in s.children.items():
+            if controls(s.job, live):
+                await self._delete(kind, s.job.namespace, name, live["metadata"]["uid"])
 
-    async def _delete(self, kind: str, namespace: str, name: str, uid: str = "", *, force: bool = False) -> None:
+    async def _delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
         try:
             await self._api.delete(kind, namespace, name, uid, force=force)
         except (NotFound, Conflict):

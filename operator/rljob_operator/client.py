@@ -110,8 +110,8 @@ class KubernetesApi:
         return await self._request("PATCH", kind, where, operations, {"fieldManager": names.FIELD_MANAGER}, content)
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
-        """Without `uid`: any object of that name. `force`: without waiting for the kubelet, right only when its node cannot run anything."""
-        body: Object = {"propagationPolicy": "Background"} | ({"preconditions": {"uid": uid}} if uid else {})
+        """`force`: without waiting for the kubelet, right only when its node cannot run anything."""
+        body: Object = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         await self._request(
             "DELETE", kind, path(kind, namespace, name), body | ({"gracePeriodSeconds": 0} if force else {})
         )

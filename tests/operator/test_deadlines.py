@@ -55,7 +55,7 @@ async def test_children_of_a_finished_job_go_after_their_time_and_the_job_is_not
     for _ in range(15):
         await world.turn()
     kinds = {kind for kind, _, _ in world.cluster.objects}
-    assert kinds == {"RLJob", "Node", "Event"}
+    assert kinds == {"RLJob", "Node", "Event", "Secret"}
     world.restart_operator()
     world.edit_spec(train=raw_spec(train={"steps": 8})["train"])
     for _ in range(5):

@@ -81,7 +81,7 @@ class FakeCluster:
     async def delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
         self._asked()
         live = self._find(kind, namespace, name)
-        if uid and live["metadata"]["uid"] != uid:
+        if live["metadata"]["uid"] != uid:
             raise Conflict(409, "uid mismatch")
         if kind == "Pod" and not force:
             live["metadata"].setdefault("deletionTimestamp", "2026-01-01T00:00:00Z")
