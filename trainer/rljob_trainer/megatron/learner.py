@@ -49,14 +49,16 @@ class Learner:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         sums, rate = gradients(), self.optimizer.param_groups[0]["lr"]
+        loss, norm = sums[LOSS], math.nan
         with self.residence.using("optimizer"):
-            norm = self._norm() if math.isfinite(sums[LOSS]) else math.nan
+            if math.isfinite(loss):
+                norm = self._norm()
             if math.isfinite(norm):
                 self.optimizer.step()
                 self.scheduler.step(1)
         if not math.isfinite(norm) and not self.skips:
-            what = "the norm of the gradient" if math.isfinite(sums[LOSS]) else "the loss"
-            raise NonFiniteError(f"{what} is {norm if math.isfinite(sums[LOSS]) else sums[LOSS]}")
+            what = f"the norm of the gradient is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
+            raise NonFiniteError(what)
         return Update(sums, norm, rate, skipped=not math.isfinite(norm))
 
     def _norm(self) -> float:
