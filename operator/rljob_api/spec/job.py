@@ -34,7 +34,8 @@ class CheckpointSpec(Model):
     """A `global_step_N` directory, of this job or another of the same model, at which the job's first attempt starts, with optimizer and data order.
     From then on checkpoints in `path` count."""
     asynchronous: bool = True
-    """Write periodic checkpoints beside training. Those of a drain and of the end are always waited for."""
+    """Write periodic checkpoints beside training, in a fast format that fits the same `trainer.parallelism` only (any number of data-parallel
+    ranks). Those of a drain and of the end are always waited for, and fit every layout."""
     export_hugging_face: bool = True
     """Write the final policy as a Hugging Face directory beside the last checkpoint."""
 
