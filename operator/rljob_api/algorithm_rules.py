@@ -6,6 +6,7 @@ from rljob_api.layout import Amounts
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import Optimizer
 from rljob_api.spec.model import RewardSpec
+from rljob_api.spec.roles import ReferenceSpec
 from rljob_api.violation import Violation
 
 GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce++-baseline", "opo")
@@ -91,10 +92,10 @@ def kl_violations(spec: RLJobSpec) -> Iterator[Violation]:
             "the controller multiplies it, so that it would stay 0",
             "set where it begins, for example 0.001",
         )
-    if spec.reference.path and not kl.coefficient:
+    if spec.reference != ReferenceSpec() and not kl.coefficient:
         yield Violation(
-            "spec.reference.path",
-            spec.reference.path,
+            "spec.reference",
+            spec.reference.dump_json(),
             "without a KL coefficient no reference is held",
             "set spec.algorithm.kl.coefficient, or remove it",
         )
