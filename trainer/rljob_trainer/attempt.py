@@ -12,6 +12,7 @@ from rljob_trainer.checkpoint.manifest import read_manifest
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import DriverClient
+from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.huggingface import write_hugging_face
 from rljob_trainer.saving import Saver
@@ -42,13 +43,15 @@ class Attempt:
         self._expected: tuple[int, str] | None = None
 
     def begin(self) -> int:
-        """Restore, and return the step that the attempt starts from. Raises RuntimeError for a checkpoint whose content changed."""
+        """Restore, and return the step that the attempt starts from. Raises ConfigurationError for a checkpoint whose content changed."""
         start = self._first.store.start if self._first else None
         step, directory = self._ranks.broadcast([start.manifest.step, str(start.directory)] if start else [0, ""])
         if directory:
             self._restore(Path(directory))
         if self._first:
-            self._expected = (step, start.manifest.digest) if start else None
+            if start:
+                self._digest = start.manifest.digest
+                self._expected = step, self._digest
             data = dict(start.manifest.data) if start else None
             self._first.driver.start(step, data, self._first.store.checkpoints(), self._engine.backend)
         self._held = self._ranks.broadcast(self._own(step))
@@ -141,5 +144,6 @@ class Attempt:
         assert manifest is not None, f"{directory} was chosen by rank 0"
         found = self._ranks.gather(manifest.corruption(directory, self._ranks.rank, self._ranks.world))
         if any(found):
-            raise RuntimeError(f"{directory}: {next(filter(None, found))}")
+            fix = "restore the file, or go back to an older checkpoint with resume --from-step"
+            raise ConfigurationError("spec.checkpoint.path", str(directory), next(filter(None, found)), fix)
         self._engine.load(directory / manifest.engine)

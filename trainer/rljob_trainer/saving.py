@@ -99,5 +99,12 @@ class Saver:
             raise PeerLost(f"rank {failed[0]} could not write its part of the checkpoint of step {pending.step}")
 
     def _raise(self, step: int, error: Exception) -> NoReturn:
-        message = f"rank {self._ranks.rank} could not write its part of the checkpoint of step {step}: {error}"
+        message = f"rank {self._ranks.rank} could not write its part of the checkpoint of step {step}: {_root(error)}"
         raise SaveFailed(message) from error
+
+
+def _root(error: BaseException) -> BaseException:
+    """What was raised first: torch's archive writer, closed after a failed write, complains of a wrong position."""
+    while before := error.__cause__ or error.__context__:
+        error = before
+    return error

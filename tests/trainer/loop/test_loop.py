@@ -5,14 +5,11 @@ import json
 import os
 import resource
 import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,20 +18,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rljob_api import names
-from rljob_api.protocol import Control, Failure, Progress, Resume
+from rljob_api.protocol import Failure
 from rljob_trainer import rank
 from rljob_trainer.driver.assembly import batch_metrics
 from rljob_trainer.driver.recording import record
+from trainer.loop.job import ALGORITHMS, SECONDS, STEPS, WORLD, Job, Running, wait_for
 from trainer.megatron.models import make_batch, make_model
 
 pytestmark = pytest.mark.slow
-
-WORLD, STEPS, SECONDS = 2, 5, 180
-MEASURES = ("train/loss", "train/grad_norm", "train/kl", "train/entropy", "critic/loss", "critic/grad_norm")
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    "grpo": {},
-    "ppo": {"algorithm": {"advantage": "gae", "kl": {"coefficient": 0.1, "where": "reward"}}, "critic": {}},
-}
 
 
 @pytest.fixture(scope="module")
@@ -54,115 +45,6 @@ def material(tmp_path_factory) -> Path:
         batch = make_batch(model, step)
         record(root, replace(batch, metrics=batch_metrics(batch.samples)))
     return root
-
-
-class Job:
-    """One job of two ranks in a directory of its own."""
-
-    def __init__(self, material: Path, directory: Path, **changes: Any):
-        self.root, self._directory = directory / "run", directory
-        self._spec = {
-            "model": {"path": str(material / "model"), "dtype": "float32"},
-            "data": {"train": [str(material / "train.parquet")]},
-            "rewards": [{"rule": "exactMatch"}],
-            "algorithm": {"kl": {"coefficient": 0.1}},
-            "train": {
-                "steps": STEPS,
-                "promptsPerStep": 4,
-                "samplesPerPrompt": 4,
-                "tokensPerMicroBatch": 64,
-                "optimizer": {"learningRate": 1e-3},
-                "batches": {"replay": str(material / "batches")},
-            },
-            "trainer": {"device": "cpu", "processesPerNode": WORLD, "parallelism": {"tensor": 2}},
-            "rollout": {"replicas": 0},
-            "checkpoint": {"path": str(self.root), "everySteps": 2},
-            "image": "i",
-        } | changes
-
-    def start(self, attempt: int, resume: int | None = None, before: Callable[[int], None] = bool) -> "Running":
-        """`before` runs in each rank's process, before the rank does."""
-        directory = self._directory / f"attempt-{attempt}"
-        directory.mkdir()
-        self.tell(attempt, "run", resume)
-        return Running(directory, before)
-
-    def tell(self, attempt: int, command: Any, resume: int | None = None) -> None:
-        control = Control(
-            name="demo", namespace="n", job_uid="u", attempt=attempt, command=command, resume=Resume(policy="auto", step=resume), spec=self._spec
-        )  # fmt: skip
-        directory = self._directory / f"attempt-{attempt}"
-        (directory / "control.tmp").write_text(control.dump_json())
-        (directory / "control.tmp").replace(directory / "control.json")
-
-    def losses(self) -> dict[int, list[float]]:
-        """Everything that training computed, by step."""
-        return {m["step"]: [m[name] for name in MEASURES if name in m] for m in self.metrics() if "train/loss" in m}
-
-    def metrics(self) -> list[dict[str, Any]]:
-        file = names.metrics_file(self.root)
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-class Running:
-    """The processes of one attempt."""
-
-    def __init__(self, directory: Path, before: Callable[[int], None]):
-        self._directory = directory
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        shared = os.environ | {
-            names.ENV_ATTEMPT_DIR: str(directory),
-            names.ENV_ROLLOUT_TOKEN: "t",
-            names.ENV_POD_IP: "127.0.0.1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "WORLD_SIZE": str(WORLD),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-        }
-        self.driver = subprocess.Popen([sys.executable, "-m", "rljob_trainer.driver"], env=shared)
-        self.ranks = [_fork_rank(r, shared, before) for r in range(WORLD)]
-
-    def wait(self) -> list[int]:
-        """Exit codes of driver and ranks."""
-        return [self.driver.wait(SECONDS), *(_wait(rank) for rank in self.ranks)]
-
-    def progress(self) -> Progress:
-        return Progress.model_validate_json((self._directory / "progress.json").read_text())
-
-    def outcome(self) -> str:
-        return json.loads((self._directory / "outcome.json").read_text())["result"]
-
-    def failures(self) -> dict[str, Failure]:
-        return {f.stem: Failure.model_validate_json(f.read_text()) for f in self._directory.glob("error-*.json")}
-
-
-def _fork_rank(number: int, environment: dict[str, str], before: Callable[[int], None]) -> int:
-    """As the launcher does: from a process that has imported everything."""
-    child = os.fork()
-    if child:
-        return child
-    before(number)
-    os.environ.update(environment | {"RANK": str(number), "LOCAL_RANK": str(number)})
-    code = 1
-    try:
-        rank.main()
-        code = 0
-    finally:
-        os._exit(code)
-
-
-def _wait(child: int) -> int:
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
-    os.kill(child, signal.SIGKILL)
-    raise AssertionError("a rank did not end")
 
 
 @pytest.fixture(scope="module")
@@ -240,10 +122,18 @@ def test_a_drained_attempt_saves_its_step_and_the_next_one_may_go_back_further(m
     assert job.losses() == uninterrupted[0].losses()
 
 
+def refused(running: Running) -> Failure:
+    assert all(wait_for(rank) for rank in running.ranks)
+    running.driver.kill()  # as the launcher does
+    failure = running.failures()["error-0"]
+    assert failure.kind == "configuration"
+    return failure
+
+
 def test_a_named_checkpoint_is_gone_on_from_in_another_layout_if_it_was_saved_for_any(
     material, tmp_path, uninterrupted
 ):
-    """The drained one is; the periodic ones before it are not."""
+    """The drained one is; the periodic ones before it are not. A flipped bit is found by whoever reads it."""
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
     job = Job(material, tmp_path / "first", checkpoint={"path": str(tmp_path / "first/run"), "everySteps": 1})
@@ -251,29 +141,43 @@ def test_a_named_checkpoint_is_gone_on_from_in_another_layout_if_it_was_saved_fo
     until_step(job, 2)
     job.tell(1, "drain")
     assert first.wait() == [0, 0, 0]
-    saved = first.progress().checkpoints
-    layout = {"device": "cpu", "processesPerNode": WORLD}
-    checkpoint = {"path": str(tmp_path / "second/run"), "everySteps": 0}
+    *_, fast, whole = first.progress().checkpoints
 
-    fast = Job(material, tmp_path / "second", trainer=layout, checkpoint=checkpoint | {"resumeFrom": saved[-2].path})
-    refused = fast.start(1)
-    assert all(_wait(rank) for rank in refused.ranks)
-    refused.driver.kill()  # as the launcher does
-    failure = refused.failures()["error-0"]
-    assert (failure.kind, failure.field) == ("configuration", "spec.trainer.parallelism")
-    assert f"set spec.checkpoint.resumeFrom to {saved[-1].path}" in failure.message
+    def named(path: str) -> Job:
+        checkpoint = {"path": str(tmp_path / "second/run"), "everySteps": 0, "resumeFrom": path}
+        layout = {"device": "cpu", "processesPerNode": WORLD}
+        return Job(material, tmp_path / "second", trainer=layout, checkpoint=checkpoint)
 
-    whole = Job(
-        material, tmp_path / "second", trainer=layout, checkpoint=checkpoint | {"resumeFrom": saved[-1].path + "/"}
-    )
-    second = whole.start(2)
+    failure = refused(named(fast.path).start(1))
+    assert failure.field == "spec.trainer.parallelism"
+    assert f"set spec.checkpoint.resumeFrom to {whole.path}" in failure.message
+
+    file = max(Path(whole.path).rglob("*.distcp"))
+    with flipped(file):
+        assert f"the content of megatron/{file.name} is not" in refused(named(whole.path).start(2)).message
+
+    other = named(whole.path + "/")
+    second = other.start(3)
     assert second.wait() == [0, 0, 0]
-    assert second.progress().started_from == saved[-1].step
+    assert second.progress().started_from == whole.step
     expected = uninterrupted[0].losses()
-    assert whole.losses() == {s: pytest.approx(expected[s], rel=1e-3, abs=1e-5) for s in expected if s > saved[-1].step}
+    assert other.losses() == {s: pytest.approx(expected[s], rel=1e-3, abs=1e-5) for s in expected if s > whole.step}
     assert (
-        json.loads((names.step_dir(whole.root, STEPS) / "manifest.json").read_text())["data"]["consumed"] == 4 * STEPS
+        json.loads(names.manifest_file(Path(second.progress().checkpoints[-1].path)).read_text())["data"]["consumed"]
+        == 20
     )
+
+
+@contextmanager
+def flipped(file: Path) -> Iterator[None]:
+    """One bit in the middle is wrong inside."""
+    data = file.read_bytes()
+    middle = len(data) // 2
+    file.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    try:
+        yield
+    finally:
+        file.write_bytes(data)
 
 
 def test_a_save_that_fails_beside_training_ends_the_attempt_with_its_reason(material, tmp_path):

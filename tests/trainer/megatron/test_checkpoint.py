@@ -10,6 +10,7 @@ import pytest
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import StepBatch
+from trainer.megatron.gang import changed, run_engines
 from trainer.megatron.models import job, make_batch, ranks_of
 from trainer.megatron.test_parity import off_policy
 from trainer.ranks import run_ranks
@@ -150,6 +151,23 @@ def test_training_twice_gives_the_same_bits(model: Path, batches: list[StepBatch
     (first, first_weights, _), (second, second_weights, _) = run(spec, batches), run(spec, batches)
     assert first == second
     assert all((first_weights[n] == second_weights[n]).all() for n in first_weights)
+
+
+def test_a_checkpoint_without_a_critic_is_refused_by_a_job_that_trains_one(model: Path, tmp_path: Path) -> None:
+    """Nothing may start from nothing unsaid. The other way about, the critic is left where it is."""
+    grpo = job(model)
+    ppo = changed(grpo, algorithm={"advantage": "gae"}, critic={})
+
+    def save(engine: Any) -> None:
+        write(engine, tmp_path / engine._spec.algorithm.advantage)
+
+    def load(engine: Any) -> None:
+        engine.load(tmp_path / "gae")
+        engine.load(tmp_path / "grpo")
+
+    run_engines(1, {"grpo": (grpo, save), "ppo": (ppo, save), "back": (grpo, load)})
+    with pytest.raises(AssertionError, match="spec.critic = set: the checkpoint holds policy only"):
+        run_engines(1, {"ppo": (ppo, load)})
 
 
 def test_an_existing_directory_is_not_written_over(model: Path, tmp_path: Path) -> None:
