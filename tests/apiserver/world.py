@@ -57,7 +57,7 @@ class RealWorld(World):
         self.now = time.time()
         await self._pull()
         if ("RLJob", NAMESPACE, "demo") in self.cluster.objects:
-            before = {o["metadata"]["uid"]: o for o in self.cluster.pods(NAMESPACE)}
+            before = {o["metadata"]["uid"]: o | {"spec": dict(o["spec"])} for o in self.cluster.pods(NAMESPACE)}
             self._finish_deletions()
             self.cluster.sync_stateful_sets()
             await self._push_pods(before)
@@ -106,20 +106,40 @@ class RealWorld(World):
                 await self._api.delete("Pod", self.namespace, before[uid]["metadata"]["name"], uid, force=True)
         for uid in now.keys() - before.keys():
             await self._push_pod(now[uid])
+        for uid in now.keys() & before.keys():
+            if now[uid]["spec"].get("nodeName") and not before[uid]["spec"].get("nodeName"):
+                await self._bind(now[uid])
+
+    async def _bind(self, pod: Object) -> None:
+        """As the scheduler does, and the kubelet after it."""
+        where = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
+        target = {"apiVersion": "v1", "kind": "Node", "name": pod["spec"]["nodeName"]}
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": pod["metadata"]["name"]},
+            "target": target,
+        }
+        await self._request("POST", "Pod", f"{where}/binding", binding)
+        await self._run_pod(pod)
 
     async def _push_pod(self, pod: Object) -> None:
         meta = {k: v for k, v in pod["metadata"].items() if k in ("name", "labels", "annotations")}
         created = await self._api.create(
             {"apiVersion": "v1", "kind": "Pod", "metadata": meta | {"namespace": self.namespace}, "spec": pod["spec"]}
         )
+        pod["metadata"]["uid"] = created["metadata"]["uid"]
+        if pod["spec"].get("nodeName"):
+            await self._run_pod(pod)
+
+    async def _run_pod(self, pod: Object) -> None:
         status = pod["status"] | {"podIPs": [{"ip": pod["status"]["podIP"]}]}
         status["containerStatuses"] = [
             {"name": pod["spec"]["containers"][0]["name"], "state": {"running": {}}, "ready": True}
             | {"image": "", "imageID": "", "restartCount": 0}
         ]
-        where = f"/api/v1/namespaces/{self.namespace}/pods/{meta['name']}/status"
+        where = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}/status"
         await self._request("PATCH", "Pod", where, {"status": status}, "application/merge-patch+json")
-        pod["metadata"]["uid"] = created["metadata"]["uid"]
 
     async def _push_reports(self) -> None:
         for launcher in self.launchers.values():

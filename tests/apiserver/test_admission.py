@@ -1,0 +1,139 @@
+"""What the API server itself refuses, and what deletion leaves behind."""
+
+import copy
+import json
+import urllib.error
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from api.specs import raw_spec
+from apiserver.lab import lab
+from apiserver.proxy import Faults
+from e2e.control_plane import ControlPlane
+from rljob_api.validate import violations
+from rljob_operator.api import NotFound
+from simulator.cluster import job_object
+
+pytestmark = pytest.mark.slow
+
+NONSENSE: tuple[Any, ...] = (
+    None,
+    -1,
+    0,
+    10**12,
+    1.5,
+    "",
+    "x" * 5000,
+    "../..",
+    "${x}",
+    [],
+    {},
+    True,
+    ["a"],
+    {"a": {"b": 1}},
+)
+
+
+def mutations(random: Random, count: int) -> Iterator[dict[str, Any]]:
+    """Valid specs in which something was replaced, removed or added."""
+    for _ in range(count):
+        spec = copy.deepcopy(raw_spec(trainer={"device": "cpu", "nodes": 2}, lifecycle={"maxRestarts": 1}))
+        for _ in range(random.randint(1, 3)):
+            where = random.choice(list(_objects(spec)))
+            key = random.choice([*where, "surprise"])
+            if random.random() < 0.2:
+                where.pop(key, None)
+            else:
+                where[key] = random.choice(NONSENSE)
+        yield spec
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+        for inner in value.values():
+            yield from _objects(inner)
+
+
+def submit(plane: ControlPlane, spec: dict[str, Any]) -> str:
+    """Empty, or why the API server refuses it. Nothing is stored."""
+    where = "/apis/rljob.dev/v1alpha1/namespaces/default/rljobs?dryRun=All&fieldValidation=Strict"
+    try:
+        plane.call("POST", where, job_object("demo", spec, "default"))
+    except urllib.error.HTTPError as error:
+        assert error.code in (400, 422), error.read()
+        return str(json.loads(error.read())["message"])
+    return ""
+
+
+def test_every_broken_spec_is_refused_by_the_api_server_or_named_by_the_operator(plane: ControlPlane) -> None:
+    accepted = 0
+    for spec in mutations(Random(1), 250):
+        refusal = submit(plane, spec)
+        found = violations(spec, "demo")
+        assert all(v.field.startswith(("spec", "metadata")) and v.rule for v in found)
+        if refusal:
+            assert "spec" in refusal or "surprise" in refusal, refusal
+        else:
+            accepted += 1
+    assert accepted > 5, "some mutations are harmless, or only the operator can tell"
+
+
+async def test_what_a_run_stands_on_is_immutable_and_the_rest_is_not(plane: ControlPlane) -> None:
+    async with lab(plane, "immutable", Faults()) as world:
+        await world.submit()
+        for change, field in (
+            ({"checkpoint": {"path": "/data/elsewhere"}}, "spec.checkpoint.path is immutable"),
+            ({"model": {"path": "/data/other"}}, "spec.model.path is immutable"),
+        ):
+            with pytest.raises(Exception, match=field):
+                await world.edit_child("RLJob", "demo", {"spec": change})
+        await world.edit_child("RLJob", "demo", {"spec": {"suspend": True}})
+
+
+async def test_children_that_are_deleted_or_edited_come_back_and_the_attempt_goes_on(plane: ControlPlane) -> None:
+    async with lab(plane, "children", Faults()) as world:
+        await world.submit()
+        await world.until(state="Running", attempt=1, turns=900)
+        before = {kind: (await world._api.listing(kind, "children")).objects for kind in ("Role", "Service")}
+        for kind, name in (
+            ("Service", "demo-pods"),
+            ("ConfigMap", "demo-control"),
+            ("ConfigMap", "demo-trainer-1-report"),
+        ):
+            await world.remove_child(kind, name)
+        await world.edit_child("Role", "demo-pods", {"rules": []})
+        for _ in range(40):
+            await world.turn()
+        for kind, objects in before.items():
+            after = (await world._api.listing(kind, "children")).objects
+            assert [_content(o) for o in after] == [_content(o) for o in objects]
+        assert world.control and world.control.attempt == 1
+        world.finish = True
+        await world.until(state="Succeeded", turns=900)
+        assert world.status.attempt and world.status.attempt.number == 1
+
+
+def _content(obj: dict[str, Any]) -> tuple[Any, ...]:
+    spec = {k: v for k, v in obj.get("spec", {}).items() if k not in ("clusterIP", "clusterIPs")}
+    return obj["metadata"]["name"], obj["metadata"]["labels"], obj.get("rules"), spec
+
+
+async def test_a_job_that_is_deleted_while_the_operator_is_down_is_gone_at_once(plane: ControlPlane) -> None:
+    async with lab(plane, "deleted", Faults()) as world:
+        await world.submit()
+        await world.until(state="Running", attempt=1, turns=900)
+        operator = world.operator_process
+        assert operator
+        operator.wanted = False
+        operator.kill()
+        for kind in ("ConfigMap", "Service", "StatefulSet", "Role", "RoleBinding", "ServiceAccount"):
+            for child in (await world._api.listing(kind, "deleted", "rljob.dev/job=demo")).objects:
+                assert "finalizers" not in child["metadata"]
+                assert child["metadata"]["ownerReferences"][0]["uid"] == world.job["metadata"]["uid"]
+        await world.remove_child("RLJob", "demo")
+        with pytest.raises(NotFound):
+            await world._api.get("RLJob", "deleted", "demo")

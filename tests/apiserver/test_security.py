@@ -1,0 +1,104 @@
+"""Tokens, admission and Pod Security before a real API server: no nodes are needed to be refused."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from chart.chart import HELM, NO_HELM, helm
+from e2e.cluster.steps import BIN
+from e2e.control_plane import ControlPlane
+from e2e.intruder import as_pod, outcome, trials
+from e2e.kube import CommandFailed, Kube, wait_for
+from rljob_api import names
+from rljob_api.status import RLJobMeta
+from rljob_operator.render import render
+from simulator.makers import make_job
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(HELM is None, reason=NO_HELM)]
+NAMESPACE = "secured"
+META = {name: RLJobMeta(name=name, namespace=NAMESPACE, uid=f"uid-of-{name}") for name in ("demo", "other")}
+POLICIES = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ClusterRole")
+
+
+@pytest.fixture(scope="module")
+def kube(plane: ControlPlane) -> Iterator[Kube]:
+    """Two jobs as the operator makes them, in a namespace under the restricted standard, with the chart's policy."""
+    found = Kube(plane.kubeconfig, NAMESPACE, str(BIN))
+    found.kubectl("create", "namespace", NAMESPACE)
+    found.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
+    found.apply(*(o for o in yaml.safe_load_all(helm().stdout) if o and o["kind"] in POLICIES))
+    for meta in META.values():
+        found.apply(*children(meta))
+    yield found
+
+
+def children(meta: RLJobMeta) -> list[dict[str, Any]]:
+    """With the pods that a controller would make of the StatefulSets."""
+    snapshot = make_job(scheduling={"backend": "none"}).having(job=meta, fresh_token="secret").snapshot()
+    found = render(snapshot, snapshot.status)
+    return found + [pod for o in found if o["kind"] == "StatefulSet" for pod in pods(o)]
+
+
+def pods(stateful_set: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    template, meta = stateful_set["spec"]["template"], stateful_set["metadata"]
+    for i in range(stateful_set["spec"]["replicas"]):
+        own = template["metadata"] | {"name": f"{meta['name']}-{i}", "namespace": NAMESPACE}
+        yield {"apiVersion": "v1", "kind": "Pod", "metadata": own, "spec": template["spec"]}
+
+
+def test_a_pods_token_reads_its_control_and_its_gangs_reports_and_writes_its_own_report_only(
+    kube: Kube, tmp_path: Path
+) -> None:
+    pod, peer, token = "demo-trainer-0", "demo-trainer-1", names.token("demo", META["demo"].uid)
+    intruder = as_pod(kube, pod, tmp_path)
+    all_trials = list(trials("demo", pod, peer, "other", token))
+    theirs = next(t for t in all_trials if t.command[:3] == ("patch", "configmap", names.report(peer)))
+    wait_for("the admission policy", lambda: outcome(intruder, theirs) == "403", 60)
+    for trial in all_trials:
+        assert outcome(intruder, trial) == ("allowed" if trial.allowed else "403"), trial
+
+
+def test_pods_of_both_roles_are_admitted_where_the_restricted_standard_is_enforced(kube: Kube) -> None:
+    found = {p["metadata"]["name"] for p in kube.list("pod", names.selector("demo"))}
+    assert found == {"demo-trainer-0", "demo-trainer-1", "demo-rollout-0"}
+
+
+def test_a_pod_that_the_standard_forbids_is_not_admitted(kube: Kube) -> None:
+    """So the test before this one shows something."""
+    pod = {"containers": [{"name": "c", "image": "i", "securityContext": {"privileged": True}}]}
+    meta = {"name": "forbidden", "namespace": NAMESPACE}
+    with pytest.raises(CommandFailed, match='violates PodSecurity "restricted'):
+        kube.apply({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod})
+
+
+def test_a_user_who_may_edit_a_namespace_makes_jobs_there_but_does_not_write_their_status(
+    kube: Kube, tmp_path: Path
+) -> None:
+    """The aggregated roles themselves are bound, since no controller aggregates here."""
+    kube.kubectl("create", "serviceaccount", "author")
+    for role in ("view", "edit"):
+        bound = (f"--clusterrole=rljob-system-rljob-{role}", f"--serviceaccount={NAMESPACE}:author")
+        kube.kubectl("create", "rolebinding", f"author-{role}", *bound)
+    may = {
+        " ".join(question): can(kube, *question)
+        for question in (
+            ("create", "rljobs.rljob.dev"),
+            ("patch", "rljobs.rljob.dev/scale"),
+            ("get", "rljobs.rljob.dev/status"),
+            ("update", "rljobs.rljob.dev/status"),
+            ("get", "secrets"),
+        )
+    }
+    assert list(may.values()) == [True, True, True, False, False], json.dumps(may)
+
+
+def can(kube: Kube, verb: str, resource: str) -> bool:
+    user = f"--as=system:serviceaccount:{NAMESPACE}:author"
+    command = ["kubectl", "auth", "can-i", verb, resource, user, "-n", NAMESPACE]
+    done = subprocess.run(command, capture_output=True, text=True, env=kube.environment, timeout=60)
+    return done.stdout.strip() == "yes"

@@ -1,0 +1,182 @@
+"""Random histories of a job with random faults: what must hold at every write and every turn, and where all of it ends."""
+
+import asyncio
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rljob_api import names, reasons
+from rljob_api.protocol import Control
+from rljob_api.status import JobStatus
+from rljob_operator.api import ApiError
+from simulator.cluster import Crash
+from simulator.feed import HOSTILE, PROMPT
+from simulator.world import NAMESPACE, World
+
+CHILDREN = [
+    ("Service", "demo-pods"),
+    ("ConfigMap", "demo-control"),
+    ("Role", "demo-pods"),
+    ("ConfigMap", "demo-trainer-0-report"),
+]
+ENDS = {reasons.SUCCEEDED, reasons.REACHED_MAX_RESTARTS, reasons.CONFIGURATION_ERROR}
+
+
+class Histories(RuleBasedStateMachine):
+    """One job of two trainers. Rules are what users, nodes, processes and the API server do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.broken: list[str] = []
+        self.nonce = 0
+
+    @initialize(seed=st.integers(0, 10**6), hostile=st.booleans(), backend=st.sampled_from(["none", "builtin"]))
+    def begin(self, seed: int, hostile: bool, backend: str) -> None:
+        self.world = World(steps=10**6, faults=HOSTILE if hostile else PROMPT, random=Random(seed))
+        self.highest, self.ended = 0, False
+        written = self.world.cluster._written
+
+        def checked(verb: str, obj: Any) -> None:
+            try:
+                written(verb, obj)
+            finally:
+                self.after_write(f"{verb} {obj['kind']}")
+
+        self.world.cluster._written = checked  # type: ignore[method-assign]
+        self.world.apply(lifecycle={"backoffSeconds": 1, "maxRestarts": 5}, scheduling={"backend": backend})
+
+    def teardown(self) -> None:
+        """Nothing happens any more: it converges."""
+        if hasattr(self, "world"):
+            self.world.cluster.crash_after = None
+            self.ask("resume")
+            for _ in range(150):
+                self.turn()
+                if self.world.status.outcome:
+                    break
+                for launcher in self.world.launchers.values():
+                    if launcher.state == "running" and self.world.status.state == "Running":
+                        launcher.stop("succeeded")
+            assert self.world.status.outcome_reason in ENDS, self.world.status
+        self.loop.close()
+
+    # What must hold
+
+    def after_write(self, what: str) -> None:
+        """Before anything acts, its intent is stored."""
+        status, control = self.world.status, self.world.control
+        attempt = status.attempt
+        if control is None or control.attempt == 0:
+            return
+        if attempt is None or control.attempt > attempt.number:
+            self.broken.append(f"after {what}: attempt {control.attempt} is published and not stored")
+        elif control.attempt == attempt.number and control.members != attempt.members:
+            self.broken.append(f"after {what}: members were published that are not stored")
+        self.alone(control, what)
+
+    def alone(self, control: Control, what: str) -> None:
+        """No attempt is told to run while a member of a former one still does."""
+        others = [x for x in self.world.launchers.values() if x.state == "running" and x.attempt < control.attempt]
+        if control.command == "run" and others:
+            self.broken.append(f"after {what}: attempt {control.attempt} may run beside {others}")
+
+    @invariant()
+    def nothing_is_broken(self) -> None:
+        assert not self.broken, self.broken
+
+    @invariant()
+    def attempts_only_grow_and_an_end_is_an_end(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        status: JobStatus = self.world.status
+        number = status.attempt.number if status.attempt else 0
+        assert number >= self.highest
+        assert not self.ended or (status.outcome and number == self.highest)
+        self.highest, self.ended = number, bool(status.outcome)
+
+    # What happens
+
+    def turn(self) -> None:
+        try:
+            self.loop.run_until_complete(self.world.turn())
+        except (Crash, ApiError):
+            self.world.restart_operator()
+
+    @rule(turns=st.integers(1, 8))
+    def time_goes_by(self, turns: int) -> None:
+        for _ in range(turns):
+            self.turn()
+
+    @rule(seconds=st.sampled_from([-3600, 3600]))
+    def the_clock_jumps(self, seconds: int) -> None:
+        self.world.now += seconds
+
+    @rule(writes=st.integers(1, 4))
+    def the_operator_will_be_killed_after_a_write(self, writes: int) -> None:
+        self.world.cluster.crash_after = len(self.world.cluster.writes) + writes
+
+    @rule()
+    def the_operator_is_restarted(self) -> None:
+        self.world.restart_operator()
+
+    def pods(self) -> list[str]:
+        return [p["metadata"]["name"] for p in self.world.cluster.pods(NAMESPACE)]
+
+    @precondition(lambda self: hasattr(self, "world") and self.pods())
+    @rule(data=st.data(), how=st.sampled_from(["kill", "delete"]))
+    def a_pod_goes(self, data: st.DataObject, how: str) -> None:
+        name = data.draw(st.sampled_from(sorted(self.pods())))
+        self.world.kill_pod(name) if how == "kill" else self.world.delete_pod(name)
+
+    @precondition(lambda self: hasattr(self, "world") and self.world.launchers)
+    @rule(data=st.data(), kind=st.sampled_from(["application", "collective", "killed", "restart", "configuration"]))
+    def a_process_fails(self, data: st.DataObject, kind: str) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.world.launchers)))
+        launcher = self.world.launchers[uid]
+        if kind == "restart":
+            self.world.launchers[uid] = type(launcher)(launcher.pod, uid, launcher.boot_id + "+")
+        elif launcher.state == "running":
+            launcher.fail(kind, "ValueError", self.world.now)
+
+    @rule(data=st.data())
+    def a_child_is_deleted(self, data: st.DataObject) -> None:
+        kind, name = data.draw(st.sampled_from(CHILDREN))
+        found = self.world.cluster.objects.get((kind, NAMESPACE, name))
+        if found:
+            self.world.cluster.remove(found)
+
+    @rule()
+    def the_word_is_forged(self) -> None:
+        if self.world.control:
+            stored = self.world.cluster.edit("ConfigMap", NAMESPACE, "demo-control")
+            text = json.loads(stored["data"][names.CONTROL_KEY])
+            stored["data"] = {names.CONTROL_KEY: json.dumps(text | {"command": "stop"})}
+
+    @rule(action=st.sampled_from(["suspend", "resume"]))
+    def ask(self, action: str) -> None:
+        self.nonce += 1
+        self.world.request(f"n{self.nonce}", action)
+
+    @rule(image=st.sampled_from(["a:1", "b:2"]))
+    def the_image_changes(self, image: str) -> None:
+        self.world.edit_spec(image=image)
+
+
+Histories.TestCase.settings = settings(
+    max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+)
+test_histories = Histories.TestCase
+
+
+@pytest.mark.slow
+def test_many_more_histories() -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    many = settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(Histories, settings=many)
