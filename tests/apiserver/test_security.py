@@ -70,7 +70,7 @@ def test_pods_of_both_roles_are_admitted_where_the_restricted_standard_is_enforc
 
 def test_a_pod_that_the_standard_forbids_is_not_admitted(kube: Kube) -> None:
     """So the test before this one shows something."""
-    pod = {"containers": [{"name": "c", "image": "i", "securityContext": {"privileged": True}}]}
+    pod = {"containers": [{"name": "c", "image": "i"}]}
     meta = {"name": "forbidden", "namespace": NAMESPACE}
     with pytest.raises(CommandFailed, match='violates PodSecurity "restricted'):
         kube.apply({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod})

@@ -4,7 +4,9 @@ import pytest
 import yaml
 
 from chart.chart import HELM, NO_HELM, ROOT, container, documents, helm, normal, render, rules
+from rljob_operator.api import KINDS
 from rljob_operator.render.rbac import access
+from rljob_operator.stores import CHILD_KINDS
 from simulator.makers import META
 
 pytestmark = pytest.mark.skipif(HELM is None, reason=NO_HELM)
@@ -101,6 +103,14 @@ def test_the_operator_holds_what_it_grants_to_jobs() -> None:
     held = rules(render()[("ClusterRole", "rljob")])
     granted = next(o for o in access(META, ["report"]) if o["kind"] == "Role")
     assert rules(granted) <= held
+
+
+def test_the_operator_may_do_with_children_what_it_does() -> None:
+    held = rules(render()[("ClusterRole", "rljob")])
+    for kind in (*CHILD_KINDS, "ConfigMap"):
+        prefix, plural = KINDS[kind]
+        group = prefix.removeprefix("/apis/").split("/")[0] if prefix.startswith("/apis/") else ""
+        assert held >= {(group, plural, verb) for verb in ("get", "list", "watch", "create", "patch", "delete")}, kind
 
 
 def test_a_namespaced_installation_has_a_role_in_each_namespace_and_only_reads_nodes_and_pods_elsewhere() -> None:
