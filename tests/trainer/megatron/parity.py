@@ -122,17 +122,22 @@ MOE = Setting("Qwen3-MoE", model="qwen3_moe")
 BALANCED = Setting(
     "Qwen3-MoE, auxiliary loss",
     model="qwen3_moe",
-    train={"tokensPerMicroBatch": 96},  # the same micro-batches on one rank and on two: this loss depends on them
+    train={
+        "tokensPerMicroBatch": 96,
+        "miniBatches": 1,
+    },  # the same micro-batches on one rank and on two: this loss depends on them
     config={"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.1},
 )
 FULL = {"recompute": {"granularity": "full"}}
 BLOCK = {"recompute": {"granularity": "full", "method": "block", "layers": 1}}
 SELECTIVE = {"recompute": {"granularity": "selective", "modules": ["core_attn", "mlp"]}}
 EXPERTS = {"recompute": {"granularity": "selective", "modules": ["core_attn", "moe"]}}
+UNEVEN = {"transformerConfig": {"num_layers_in_first_pipeline_stage": 3}}
 OVERLAP = {"overlap": {"gradReduce": True, "paramGather": True}}
 CASES = [
     Case("PP2", 2, {"pipeline": 2}),
     Case("PP2 VPP2", 2, {"pipeline": 2, "virtualPipeline": 2}),
+    Case("PP2 of 3 and 1 layers", 2, {"pipeline": 2}, UNEVEN),
     Case("TP2", 2, {"tensor": 2}),
     Case("TP2 without sequence parallelism", 2, {"tensor": 2, "sequence": False}),
     Case("DP2", 2),

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
-from trainer.megatron.models import job, make_batch, make_model
+from trainer.megatron.models import job, make_batch, make_model, ranks_of
 from trainer.ranks import run_ranks
 
 FAMILIES = [
@@ -113,24 +114,24 @@ def test_missing_tensors_are_refused_and_not_left_to_noise(megatron: None, tmp_p
     tensors = load_file(source / "model.safetensors")
     del tensors["model.layers.2.mlp.up_proj.weight"]
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
-    assert refusal(source) == (
+    assert refusal(job(source)) == (
         "spec.model.path",
         "1 tensors are missing in its safetensors files, for example model.layers.2.mlp.up_proj.weight",
         "copy the whole model directory",
     )
 
 
-def refusal(source: Path) -> tuple[str, str, str]:
-    """What a job of the model directory fails with."""
+def refusal(spec: RLJobSpec) -> tuple[str, str, str]:
+    """What a job fails with before it has a model."""
 
     def on_a_rank() -> tuple[str, str, str]:
         from rljob_trainer.megatron.engine import Engine
 
         with pytest.raises(ConfigurationError) as caught:
-            Engine(job(source), lambda: None)
+            Engine(spec, lambda: None)
         return caught.value.field, caught.value.rule, caught.value.fix
 
-    return run_ranks(1, on_a_rank)[0]
+    return run_ranks(ranks_of(spec), on_a_rank)[0]
 
 
 @pytest.mark.slow
@@ -138,8 +139,22 @@ def test_another_model_type_is_refused_with_the_supported_ones(megatron: None, t
     source = make_model(tmp_path / "model")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"model_type": "gemma2"}))
-    assert refusal(source) == (
+    assert refusal(job(source)) == (
         "spec.model.path",
         "its model_type is gemma2",
         "use one of llama, qwen2, qwen3, qwen3_moe, mixtral",
+    )
+
+
+@pytest.mark.slow
+def test_a_pipeline_layout_says_the_pieces_that_the_spec_says(model: Path) -> None:
+    trainer = {
+        "nodes": 2,
+        "parallelism": {"pipeline": 2},
+        "transformerConfig": {"pipeline_model_parallel_layout": "Et|t|t|tL"},
+    }
+    assert refusal(job(model, trainer=trainer)) == (
+        "spec.trainer.parallelism.virtualPipeline",
+        "pipeline_model_parallel_layout cuts every stage into 2 pieces",
+        "set 2",
     )

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -48,9 +48,10 @@ class TEDotProductAttention(MegatronModule):
         ranks, rank = self.group.size(), self.group.rank()
         if ranks == 1 and query.is_cuda and query.dtype in FLASH_TYPES:
             starts, longest = packed_seq_params.cu_seqlens_q, packed_seq_params.max_seqlen_q
-            return varlen_attn(
+            out = varlen_attn(
                 query, key, value, starts, starts, longest, longest, scale=self.scale, window_size=(-1, 0)
-            ).flatten(1)
+            )
+            return cast(torch.Tensor, out).flatten(1)  # a pair only when it is asked for
         starts = shares.boundaries(packed_seq_params.cu_seqlens_q)
         if ranks > 1:
             both = gather_from_sequence_parallel_region(torch.stack([key, value], 1), group=self.group)

@@ -90,6 +90,15 @@ def configure(provider: Any, spec: RLJobSpec) -> None:
         raise ConfigurationError(
             "spec.trainer.transformerConfig", given, f"megatron-core refuses it: {error}", "change or remove the key"
         ) from error
+    _require_pieces(provider, spec)
+
+
+def _require_pieces(provider: Any, spec: RLJobSpec) -> None:
+    """megatron takes the number of pieces from a layout of its own when it was told none."""
+    pieces, said = provider.virtual_pipeline_model_parallel_size or 1, spec.trainer.parallelism.virtual_pipeline
+    if pieces != said:
+        rule = f"pipeline_model_parallel_layout cuts every stage into {pieces} pieces"
+        raise ConfigurationError("spec.trainer.parallelism.virtualPipeline", said, rule, f"set {pieces}")
 
 
 def _fused(provider: Any) -> dict[str, Any]:
