@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rljob_api import algorithm_rules, names, placement_rules
+from rljob_api import algorithm_rules, names, placement_rules, pod_rules
 from rljob_api.layout_rules import batch_violations, layout_violations, overlap_violations, recompute_violations
 from rljob_api.model_rules import model_violations
 from rljob_api.passthrough import passthrough_violations
@@ -115,6 +115,7 @@ RULES: tuple[Rule, ...] = (
     rollout_violations,
     evaluation_violations,
     environment_violations,
+    *pod_rules.RULES,
     path_violations,
 )
 

@@ -1,0 +1,100 @@
+"""What a job's author may not say about its pods."""
+
+from typing import Any
+
+import pytest
+
+from api.specs import raw_spec
+from rljob_api import names
+from rljob_api.pod_rules import OUR_MOUNTS, SOURCES
+from rljob_api.spec.common import Template
+from rljob_api.validate import violations
+from rljob_operator.render.template import pod_template
+from simulator.makers import META, make_job
+
+DATA = {"name": "data", "mountPath": "/data", "source": {"persistentVolumeClaim": {"claimName": "data"}}}
+
+
+def fields(**changes: Any) -> list[str]:
+    return [v.field for v in violations(raw_spec(**changes), "demo")]
+
+
+def with_volume(**changes: Any) -> list[str]:
+    return fields(volumes=[DATA, {"name": "more", "mountPath": "/more", "source": {"emptyDir": {}}} | changes])
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_volumes_of_the_restricted_standard_are_taken(kind: str) -> None:
+    assert with_volume(source={kind: {}}) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"hostPath": {"path": "/"}},
+        {"nfs": {"server": "a", "path": "/"}},
+        {},
+        {"emptyDir": {}, "hostPath": {"path": "/"}},
+        {"emptyDir": {}, "name": "rljob-work"},
+    ],
+)
+def test_other_volumes_are_refused(source: dict[str, Any]) -> None:
+    assert with_volume(source=source) == ["spec.volumes[1].source"]
+
+
+@pytest.mark.parametrize("path", [*OUR_MOUNTS, "/tmp/"])
+def test_our_mounts_are_not_mounted_over(path: str) -> None:
+    assert with_volume(mountPath=path) == ["spec.volumes[1].mountPath"]
+
+
+def test_names_and_paths_stand_once_and_are_not_ours() -> None:
+    assert with_volume(name="data", mountPath="/data/") == ["spec.volumes[1].name", "spec.volumes[1].mountPath"]
+    assert with_volume(name="rljob-work") == ["spec.volumes[1].name"]
+
+
+@pytest.mark.parametrize("role", ["trainer", "rollout"])
+@pytest.mark.parametrize("kind", ["labels", "annotations"])
+@pytest.mark.parametrize("key", [names.LABEL_JOB, names.ANNOTATION_RELEASED, names.LABEL_MANAGED_BY])
+def test_our_labels_and_annotations_are_refused(role: str, kind: str, key: str) -> None:
+    assert fields(**{role: {"template": {kind: {key: "x"}}}}) == [f"spec.{role}.template.{kind}.{key}"]
+
+
+def test_a_template_offers_these_settings_and_no_others() -> None:
+    """docs/security.md says what each can do. A setting that is added here is added there."""
+    assert set(Template.model_fields) == {
+        "image",
+        "resources",
+        "node_selector",
+        "tolerations",
+        "affinity",
+        "env",
+        "labels",
+        "annotations",
+        "priority_class_name",
+        "termination_grace_period_seconds",
+    }
+
+
+def test_nothing_in_a_spec_changes_the_security_of_its_pods() -> None:
+    everything = {
+        "image": "other:1",
+        "resources": {"limits": {"memory": "1Gi"}},
+        "nodeSelector": {"a": "b"},
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {"podAffinity": {}},
+        "env": [{"name": "A", "value": "b"}],
+        "labels": {"a": "b"},
+        "annotations": {"a": "b"},
+        "priorityClassName": "high",
+        "terminationGracePeriodSeconds": 5,
+    }
+    plain, full = (
+        pod_template(META, make_job(**changes).spec, "trainer")["spec"]
+        for changes in ({}, {"trainer": {"device": "cpu", "template": everything}, "volumes": [DATA]})
+    )
+    for pod in (plain, full):
+        assert not {"hostNetwork", "hostPID", "hostIPC", "runtimeClassName", "initContainers"} & pod.keys()
+        assert pod["serviceAccountName"] == names.pods("demo")
+        assert len(pod["containers"]) == 1
+    assert plain["securityContext"] == full["securityContext"]
+    assert plain["containers"][0]["securityContext"] == full["containers"][0]["securityContext"]
