@@ -50,11 +50,12 @@ def name_violations(name: str) -> Iterator[Violation]:
 def rollout_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Somebody has to generate, at a temperature that training can repeat."""
     r, replay = spec.rollout, spec.train.batches.replay
-    if r.replicas == 0 and not replay:
+    colocated = r.placement == "colocated"
+    if r.replicas == 0 and not replay and not colocated:
         yield Violation(
             "spec.rollout.replicas", "0", "nothing would generate", "set at least 1, or spec.train.batches.replay"
         )
-    if r.min_replicas > r.replicas and not replay:
+    if r.min_replicas > r.replicas and not replay and not colocated:
         yield Violation(
             "spec.rollout.minReplicas",
             str(r.min_replicas),
@@ -67,6 +68,34 @@ def rollout_violations(spec: RLJobSpec) -> Iterator[Violation]:
             "0",
             "greedy responses of one prompt are all the same, and have no log-probabilities to learn from",
             "set a temperature above 0; spec.evaluation.sampling may be greedy",
+        )
+
+
+def colocation_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Servers on the trainer's GPUs: how many there are follows from the ranks."""
+    r, t = spec.rollout, spec.trainer
+    if r.placement != "colocated":
+        return
+    if r.replicas:
+        yield Violation(
+            "spec.rollout.replicas",
+            str(r.replicas),
+            "colocated servers are in the trainer's pod, one for every tensorParallel of its ranks",
+            "set 0, or spec.rollout.placement: separate",
+        )
+    if t.nodes > 1:
+        yield Violation(
+            "spec.rollout.placement",
+            r.placement,
+            f"the servers read updates from the first rank's GPU, and there are {t.nodes} trainer pods",
+            "set spec.trainer.nodes to 1, or spec.rollout.placement: separate",
+        )
+    if t.processes_per_node % r.tensor_parallel:
+        yield Violation(
+            "spec.rollout.tensorParallel",
+            str(r.tensor_parallel),
+            f"spec.trainer.processesPerNode = {t.processes_per_node} is not divisible by it",
+            f"choose a divisor of {t.processes_per_node}",
         )
 
 
@@ -102,6 +131,18 @@ def path_violations(spec: RLJobSpec) -> Iterator[Violation]:
             "is on none of the writable volumes in spec.volumes, so that checkpoints would be lost with the pod",
             "put it below a mountPath",
         )
+    source = spec.checkpoint.resume_from
+    if source and not re.fullmatch(r"global_step_\d+", PurePosixPath(source).name):
+        yield Violation(
+            "spec.checkpoint.resumeFrom",
+            source,
+            "a checkpoint is a directory called global_step_N",
+            "name one step's directory, not the run's",
+        )
+    if source and spec.volumes and not any(_inside(source, v.mount_path) for v in spec.volumes):
+        yield Violation(
+            "spec.checkpoint.resumeFrom", source, "is on none of spec.volumes", "mount the volume that holds it"
+        )
 
 
 RULES: tuple[Rule, ...] = (
@@ -113,6 +154,7 @@ RULES: tuple[Rule, ...] = (
     *algorithm_rules.RULES,
     *placement_rules.RULES,
     rollout_violations,
+    colocation_violations,
     evaluation_violations,
     environment_violations,
     *pod_rules.RULES,
