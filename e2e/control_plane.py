@@ -153,7 +153,7 @@ class ControlPlane:
 
 
 def _established(crd: Any) -> bool:
-    conditions: Sequence[Any] = crd.get("status", {}).get("conditions", [])
+    conditions: Sequence[Any] = crd.get("status", {}).get("conditions") or []  # null at first
     return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
 
