@@ -124,6 +124,22 @@ def sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
         )
 
 
+def staleness_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Samples of an older policy are corrected for their age, and there is somebody who draws them."""
+    correction, staleness = spec.algorithm.rollout_correction, spec.train.staleness
+    if staleness and correction.importance_sampling == "none" and not correction.bypass:
+        yield Violation(
+            "spec.train.staleness",
+            str(staleness),
+            "samples are drawn by the policy before the one that they train, and nothing corrects for it",
+            "set spec.algorithm.rolloutCorrection.importanceSampling to token, or bypass: true",
+        )
+    if staleness and spec.train.batches.replay:
+        yield Violation(
+            "spec.train.staleness", str(staleness), "recorded batches are replayed as they are", "remove it"
+        )
+
+
 def reward_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Exactly one judge per entry; models on the ranks judge after the driver has chosen."""
     for i, reward in enumerate(spec.rewards):
@@ -199,6 +215,7 @@ RULES = (
     loss_violations,
     kl_violations,
     sampling_violations,
+    staleness_violations,
     reward_violations,
     optimizer_violations,
 )

@@ -48,6 +48,7 @@ METRICS: dict[str, str] = {
     "train_rollout/ratio_mean": "Mean ratio of the trainer's old to the rollout's probability, per response token: 1 is agreement.",
     "train_rollout/effective_sample_size": "(sum of these ratios)^2 / (tokens x sum of their squares): 1 when all agree.",
     "train_rollout/weight_mean": "Mean weight by which rollout correction multiplied the policy loss; 1 without it.",
+    "train_rollout/policy_age": "Mean number of trained steps between the policy that drew a sample and the one that it trains: 0 is on-policy.",
     "rollout/replicas": "Rollout servers that had the step's policy.",
     "rollout/redispatched": "Requests that were sent again because a rollout server was lost.",
     "data/epoch": "Passes over the training prompts so far.",

@@ -39,6 +39,7 @@ class Attempt:
         self._saver = Saver(engine, ranks, first.store if first else None)
         self._held: list[int | bool] | None = None
         """Step and reshardability of the newest checkpoint of this run's own, or of the model that it began with."""
+        self._start = 0
         self._digest = ""
         self._expected: tuple[int, str] | None = None
 
@@ -55,6 +56,7 @@ class Attempt:
             data = dict(start.manifest.data) if start else None
             self._first.driver.start(step, data, self._first.store.checkpoints(), self._engine.backend)
         self._held = self._ranks.broadcast(self._own(step))
+        self._start = step
         return step
 
     def _own(self, step: int) -> list[int | bool] | None:
@@ -66,17 +68,15 @@ class Attempt:
         """The driver's word."""
         return self._ranks.broadcast(self._first.driver.next() if self._first else None)
 
-    def train(self, step: int, batch: str) -> list[dict[str, Any]]:
-        """One step on the driver's batch; the rollouts that want the new policy."""
+    def train(self, step: int, batch: str) -> None:
+        """One step on the driver's batch."""
         began = time.monotonic()
         parsed = StepBatch.from_json(batch)
         assert parsed.step == step, f"batch of step {parsed.step} at step {step}"
         metrics = self._engine.train_step(parsed)
-        replicas = None
         if self._first:
             self._first.store.check()
-            replicas = self._first.driver.trained(step, metrics | {"time/train": time.monotonic() - began})
-        return self._ranks.broadcast([r.dump() for r in replicas] if replicas is not None else None)
+            self._first.driver.trained(step, metrics | {"time/train": time.monotonic() - began})
 
     def sync(self, step: int, replicas: list[dict[str, Any]]) -> None:
         """Send the policy of `step` to these rollouts. Raises PolicyMismatchError when a restored policy is not the saved one."""
@@ -95,8 +95,9 @@ class Attempt:
         self._first.driver.published(step, self._digest, published.failed, time.monotonic() - began)
 
     def save_due(self, step: int) -> bool:
-        every = self._spec.checkpoint.every_steps
-        return step == self._spec.train.steps or (every > 0 and step % every == 0)
+        """A periodic checkpoint of `step`, which this attempt trained, has not been made."""
+        every, begun = self._spec.checkpoint.every_steps, self._held is not None and self._held[0] == step
+        return step > self._start and not begun and (step == self._spec.train.steps or (every > 0 and step % every == 0))
 
     def save(self, step: int, final: bool) -> None:
         """Make a checkpoint of `step`, unless there is one. `final`: complete when this returns, and for any layout; else as the spec says."""

@@ -3,7 +3,8 @@
     generate -> score -> log-probs -> advantages -> train -> sync -> save
 
 The driver generates and scores (driver/work.py) and tells rank 0 what is next; all ranks do it together. Log-probs, advantages and
-training are one call of the engine. Whoever needs the policy gets it: all rollouts after each step, newcomers while others generate.
+training are one call of the engine. Whoever needs the policy gets it: all rollouts after each step, newcomers while others generate. With
+spec.train.staleness 1 the driver has begun the next batch before this one trains, and publishes when both are done.
 A periodic checkpoint is written beside the steps after it, and becomes one between two of them.
 """
 
@@ -21,11 +22,10 @@ def run(attempt: "Attempt") -> Literal["succeeded", "drained"]:
         match attempt.next():
             case {"do": "wait"}:
                 continue
-            case {"do": "publish", "replicas": replicas}:
-                attempt.sync(step, replicas)
             case {"do": "train", "batch": batch}:
                 step += 1
-                replicas = attempt.train(step, batch)
+                attempt.train(step, batch)
+            case {"do": "publish", "replicas": replicas}:
                 attempt.sync(step, replicas)
                 if attempt.save_due(step):
                     attempt.save(step, final=False)

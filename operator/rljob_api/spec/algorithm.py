@@ -176,6 +176,9 @@ class TrainSpec(Model):
     """Upper bound of packed tokens in one forward and backward pass of one data-parallel rank: this is what bounds activation memory."""
     optimizer: Optimizer = Optimizer()
     """The optimizer of the policy."""
+    staleness: Literal[0, 1] = 0
+    """0: every batch is drawn by the policy that it trains. 1: batch k + 1 is drawn by the policy of step k - 1 while step k trains, so that
+    generation and training overlap and samples are one update old; needs `algorithm.rolloutCorrection`."""
     on_non_finite: Literal["stop", "skip"] = "stop"
     """When a loss or a gradient is not a finite number. `stop`: the attempt fails; `skip`: leave this optimizer step out and count it."""
     batches: BatchRecording = BatchRecording()

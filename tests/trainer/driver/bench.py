@@ -102,6 +102,12 @@ async def until(rank: DriverClient, verb: str) -> dict[str, Any]:
     raise AssertionError(f"{verb} never came")
 
 
+async def trained(rank: DriverClient, step: int) -> list[str]:
+    """Rank 0 has trained `step`; the pods that it is told to publish to."""
+    await call(rank.trained, step, METRICS)
+    return [r["pod"] for r in (await until(rank, "publish"))["replicas"]]
+
+
 async def publish(rank: DriverClient, step: int, servers: list[Server], failed: dict[str, str] | None = None) -> None:
     for server in servers:
         server.policy_step = step

@@ -10,7 +10,7 @@ from rljob_trainer.batch import StepBatch
 from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverLost
 from rljob_trainer.failure import ConfigurationError
-from trainer.driver.bench import METRICS, Bench, Characters, call, publish, until
+from trainer.driver.bench import Bench, Characters, call, publish, trained, until
 from trainer.driver.servers import Server
 
 
@@ -34,7 +34,7 @@ async def test_a_run_from_the_first_publish_to_the_goodbye(bench):
             batch = StepBatch.from_json((await until(rank, "train"))["batch"])
             assert [(s.group, s.sample) for s in batch.samples] == [(g, s) for g in range(4) for s in range(3)]
             assert {s.policy_step for s in batch.samples} == {step - 1} and {s.reward for s in batch.samples} == {1.0}
-            assert len(await call(rank.trained, step, METRICS)) == 2
+            assert len(await trained(rank, step)) == 2
             await publish(rank, step, [a, b])
         state = await call(rank.saving)
         assert (state["consumed"], state["prompts"]) == (8, 12)
@@ -65,7 +65,7 @@ async def test_a_replica_that_dies_while_it_generates_costs_no_sample_and_comes_
         batch = StepBatch.from_json((await until(rank, "train"))["batch"])
         assert len(batch.samples) == 12 and batch.metrics["rollout/redispatched"] > 0
         b.dying, a.delay = False, 3.0
-        assert [r.pod for r in await call(rank.trained, 1, METRICS)] == ["demo-rollout-0"]
+        assert await trained(rank, 1) == ["demo-rollout-0"]
         await publish(rank, 1, [a])
         again = await until(rank, "publish")
         assert [r["pod"] for r in again["replicas"]] == ["demo-rollout-1"]
@@ -143,7 +143,7 @@ async def test_a_resumed_attempt_draws_what_an_uninterrupted_one_would_have_draw
         await until(rank, "publish")
         await publish(rank, 0, [a])
         await until(rank, "train")
-        await call(rank.trained, 1, METRICS)
+        await trained(rank, 1)
         state = await call(rank.saving)
         await publish(rank, 1, [a])
         expected = json.loads((await until(rank, "train"))["batch"])["samples"]
@@ -176,7 +176,8 @@ async def test_recorded_batches_are_replayed_without_any_rollout(bench):
     rank = await bench.connect()
     await call(rank.start, 0, None, [], "")
     assert (await until(rank, "train"))["batch"] == recorded
-    assert await call(rank.trained, 1, METRICS) == []
+    assert await trained(rank, 1) == []
+    await publish(rank, 1, [])
     with pytest.raises(DriverLost):
         await until(rank, "train")
     with pytest.raises(ConfigurationError, match="no batch of step 2"):

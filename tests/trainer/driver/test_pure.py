@@ -26,7 +26,7 @@ FULL = [outcome(g, s, reward=float(s)) for g in (1, 0) for s in (1, 0)]
 
 
 def test_a_batch_is_in_group_and_sample_order_however_it_came():
-    batch = assemble(3, 2, 2, FULL, {"time/generate": 1.5})
+    batch = assemble(3, 2, 2, 2, FULL, {"time/generate": 1.5})
     assert [(s.group, s.sample) for s in batch.samples] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert batch.metrics == {
         "time/generate": 1.5,
@@ -40,17 +40,17 @@ def test_a_batch_is_in_group_and_sample_order_however_it_came():
 @pytest.mark.parametrize("wrong", [FULL[1:], [*FULL, FULL[0]], [*FULL[1:], FULL[1]]])
 def test_a_lost_or_doubled_sample_never_passes(wrong):
     with pytest.raises(AssertionError):
-        assemble(3, 2, 2, wrong, {})
+        assemble(3, 2, 2, 2, wrong, {})
 
 
-def test_a_sample_of_an_older_policy_never_passes():
+def test_a_sample_of_another_policy_than_the_one_that_was_served_never_passes():
     with pytest.raises(AssertionError, match="another policy"):
-        assemble(3, 2, 2, [outcome(0, 0, policy_step=1), *[o for o in FULL if (o.group, o.sample) != (0, 0)]], {})
+        assemble(3, 2, 2, 2, [outcome(0, 0, policy_step=1), *[o for o in FULL if (o.group, o.sample) != (0, 0)]], {})
 
 
 def test_a_sample_whose_reward_failed_leaves_the_batch_and_is_counted():
     outcomes = [outcome(0, 0), failed(0, 1), outcome(0, 2, reward=0.0), failed(0, 3, "timeout")]
-    batch = assemble(3, 1, 4, outcomes, {})
+    batch = assemble(3, 2, 1, 4, outcomes, {})
     assert [s.sample for s in batch.samples] == [0, 2] and batch.metrics["reward/mean"] == 0.5
     assert failure_metrics(outcomes) == {
         "reward/failed": 2.0,
@@ -82,7 +82,7 @@ def test_a_step_whose_rewards_all_failed_is_the_users_to_mend():
 
 
 def test_a_recorded_batch_comes_back_bit_equal(tmp_path):
-    batch = assemble(3, 2, 2, FULL, {"time/generate": 1 / 3})
+    batch = assemble(3, 2, 2, 2, FULL, {"time/generate": 1 / 3})
     record(tmp_path, batch)
     assert replay(tmp_path / "batches", 3) == batch
     with pytest.raises(ConfigurationError, match="no batch of step 4"):

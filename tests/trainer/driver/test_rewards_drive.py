@@ -9,7 +9,7 @@ from rljob_trainer.batch import StepBatch
 from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverClient, DriverLost
 from rljob_trainer.failure import ConfigurationError
-from trainer.driver.bench import METRICS, Bench, Characters, call, publish, until
+from trainer.driver.bench import Bench, Characters, call, publish, trained, until
 from trainer.driver.servers import EOS, Server
 
 
@@ -63,7 +63,7 @@ async def test_dynamic_sampling_trains_on_what_differs_and_a_resumed_attempt_dra
             rounds >= 2 and 0 < m["sampling/kept"] < 1 and m["sampling/all_right"] > 0 and m["sampling/all_wrong"] > 0
         )
         assert m["sampling/kept"] * 4 * rounds == 4 + m["sampling/surplus"]
-        await call(rank.trained, 1, METRICS)
+        await trained(rank, 1)
         state = await call(rank.saving)
         assert state["consumed"] == 4 * rounds
         await publish(rank, 1, [a])

@@ -27,14 +27,19 @@ def require_judged(outcomes: Iterable[Outcome]) -> None:
 
 
 def assemble(
-    step: int, prompts: int, samples_per_prompt: int, outcomes: Iterable[Outcome], metrics: dict[str, float]
+    step: int,
+    policy: int,
+    prompts: int,
+    samples_per_prompt: int,
+    outcomes: Iterable[Outcome],
+    metrics: dict[str, float],
 ) -> StepBatch:
-    """The batch of `step` in (group, sample) order; `metrics` is what generation measured."""
+    """The batch of `step` in (group, sample) order, all drawn by the policy of step `policy`; `metrics` is what generation measured."""
     ordered = sorted(outcomes, key=lambda o: (o.group, o.sample))
     require_complete(ordered, range(prompts), samples_per_prompt)
     samples = tuple(o.result for o in ordered if isinstance(o.result, Sample))
-    stale = [s for s in samples if s.policy_step != step - 1]
-    assert not stale, f"{len(stale)} samples of step {step} come from another policy than that of step {step - 1}"
+    strange = [s for s in samples if s.policy_step != policy]
+    assert not strange, f"{len(strange)} samples of step {step} come from another policy than that of step {policy}"
     return StepBatch(step, samples, metrics | batch_metrics(samples))
 
 

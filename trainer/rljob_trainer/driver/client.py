@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rljob_api.protocol import Checkpoint, RolloutEndpoint
+from rljob_api.protocol import Checkpoint
 from rljob_trainer.driver.frame import LENGTH, connect, encode
 from rljob_trainer.failure import PeerLost
 
@@ -44,12 +44,15 @@ class DriverClient:
         self._call("start", step=step, data=data, checkpoints=[c.dump() for c in checkpoints], backend=backend)
 
     def next(self) -> dict[str, Any]:
-        """What all ranks do now: {"do": "publish" | "train" | "wait" | "drain" | "finish", ...}. Answered within about a second."""
+        """What all ranks do now: {"do": "publish" | "train" | "wait" | "drain" | "finish", ...}. Answered within about a second.
+
+        After a trained step comes one publish, to nobody if need be, before anything else but waits.
+        """
         return self._call("next")
 
-    def trained(self, step: int, metrics: dict[str, float]) -> list[RolloutEndpoint]:
-        """Step `step` is done; the rollouts that want its policy."""
-        return [RolloutEndpoint.model_validate(r) for r in self._call("trained", step=step, metrics=metrics)]
+    def trained(self, step: int, metrics: dict[str, float]) -> None:
+        """Step `step` is done."""
+        self._call("trained", step=step, metrics=metrics)
 
     def published(self, step: int, digest: str, failed: dict[str, str], seconds: float) -> None:
         """Those who were to get the policy of `step` have it, but for those in `failed` (by pod, with the reason)."""

@@ -11,11 +11,15 @@ from rljob_trainer.data.order import Cursor
 from rljob_trainer.data.prompts import PromptSet
 from rljob_trainer.driver.progress import ProgressFile
 from rljob_trainer.driver.rollouts import Rollouts
+from rljob_trainer.driver.supply import Supply
 from rljob_trainer.driver.work import Next, Source
 from rljob_trainer.report.sinks import Sinks
 
 ANSWER_SECONDS = 1.0
 """`next` answers after this time at the latest, so that the other ranks' broadcast stays alive."""
+WAIT: dict[str, Any] = {"do": "wait"}
+MOVE_ON: dict[str, Any] = {"do": "publish"}
+"""To everyone: the trained policy takes the place of the one before."""
 
 
 class Driver:
@@ -34,7 +38,6 @@ class Driver:
         self._command = control.command
         self._wake = asyncio.Event()
         self._step, self._cursor = 0, Cursor()
-        self._work: asyncio.Task[Next | None] | None = None
         self._handed: Next | None = None
         self._step_began = 0.0
         self._rank_phase = "loading"
@@ -77,19 +80,19 @@ class Driver:
             evaluation=self._sinks.evaluation(),
             checkpoints=[Checkpoint.model_validate(c) for c in checkpoints],
         )
-        self._begin_work()
+        self._supply = Supply(self._spec, self._source, self._evaluate, self._wake.set, step, self._cursor)
 
     async def next(self) -> dict[str, Any]:
         self._enter("")
+        answer: dict[str, Any] | None = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_SECONDS):
                 while not (answer := self._answer()):
                     self._wake.clear()
                     await self._wake.wait()
-                return answer
-        return {"do": "wait"}
+        return await self._move_on() if answer == MOVE_ON else answer or WAIT
 
-    async def trained(self, step: int, metrics: dict[str, float]) -> list[dict]:
+    async def trained(self, step: int, metrics: dict[str, float]) -> None:
         assert self._handed is not None and step == self._handed.batch.step == self._step + 1, (
             f"step {step} was not handed out"
         )
@@ -100,10 +103,6 @@ class Driver:
         self._step, self._cursor, self._handed = step, self._handed.cursor, None
         self._progress.beat()
         self._progress.update(step=step, history=self._sinks.history())
-        await self._rollouts.trained()
-        self._enter("syncing")
-        self._begin_work()
-        return [r.dump() for r in self._take_targets()]
 
     async def published(self, step: int, digest: str, failed: dict[str, str], seconds: float) -> None:
         assert step == self._step, f"published step {step} at step {self._step}"
@@ -128,43 +127,44 @@ class Driver:
 
     async def close(self) -> None:
         """Stop working, write what is known."""
-        if self._work:
-            self._work.cancel()
-            await asyncio.wait([self._work])
+        await self._supply.stop()
         self._sinks.close()
         self._progress.flush()
 
     def _answer(self) -> dict[str, Any] | None:
         """What rank 0 shall do now; None: nothing yet."""
-        assert self._work is not None, "start comes first"
-        if self._command == "drain":
+        drain = self._command == "drain"
+        if self._progress.progress.policy_step != self._step:
+            return MOVE_ON if drain or not self._rollouts.is_enough or self._supply.done else None
+        if drain:
             return {"do": "drain"}
-        if not self._work.done():
-            targets = self._take_targets()
-            return {"do": "publish", "replicas": [r.dump() for r in targets]} if targets else None
-        self._handed = self._work.result()
-        if self._handed is None:
+        done = self._supply.done
+        if found := self._supply.take():
+            self._handed = found
+            self._enter("training")
+            return {"do": "train", "batch": found.batch.to_json()}
+        if done:
             return {"do": "finish"}
-        self._enter("training")
-        return {"do": "train", "batch": self._handed.batch.to_json()}
+        return self._publication(self._rollouts.to_publish())
 
-    def _take_targets(self) -> list[RolloutEndpoint]:
-        """Whom rank 0 is about to publish to."""
-        self._targets = self._rollouts.to_publish()
-        return self._targets
+    async def _move_on(self) -> dict[str, Any]:
+        """Nobody generates any more: who does not have the policy of this step, needs it. In a drain nobody gets it."""
+        await self._supply.stop()
+        await self._rollouts.trained()
+        self._supply.begin(self._step)
+        self._enter("syncing")
+        targets = self._rollouts.to_publish() if self._command != "drain" else []
+        return self._publication(targets) or MOVE_ON | {"replicas": []}
 
-    def _begin_work(self) -> None:
-        self._work = asyncio.create_task(self._do_work(self._step))
-        self._work.add_done_callback(lambda _: self._wake.set())
+    def _publication(self, targets: list[RolloutEndpoint]) -> dict[str, Any] | None:
+        self._targets = targets
+        return {"do": "publish", "replicas": [r.dump() for r in targets]} if targets else None
 
-    async def _do_work(self, step: int) -> Next | None:
-        """Evaluate the policy of `step` when that is due; the batch of the step after, None after the last."""
+    async def _evaluate(self, step: int) -> None:
+        """The policy of `step`, when that is due."""
         if self._evaluation_due(step) and (metrics := await self._source.evaluate()):
             self._record(step, metrics)
             self._progress.update(evaluation=self._sinks.evaluation())
-        if step >= self._spec.train.steps:
-            return None
-        return await self._source.batch(step + 1, self._cursor)
 
     def _evaluation_due(self, step: int) -> bool:
         every = self._spec.evaluation.every_steps

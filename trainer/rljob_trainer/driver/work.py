@@ -1,4 +1,4 @@
-"""What the driver does under one policy: evaluate when it is due, then make the next batch. Run as a task beside rank 0's calls."""
+"""Where evaluations and batches come from: the rollouts, or recorded batches."""
 
 import time
 from collections.abc import Callable
@@ -34,7 +34,9 @@ class Source(Protocol):
         """Metrics of the held-out prompts; empty when there is nothing to evaluate with."""
         ...
 
-    async def batch(self, step: int, cursor: Cursor) -> Next: ...
+    async def batch(self, step: int, policy: int, cursor: Cursor) -> Next:
+        """The batch of `step`, drawn while the rollouts serve the policy of step `policy`."""
+        ...
 
 
 class Replayed:
@@ -47,7 +49,7 @@ class Replayed:
     async def evaluate(self) -> dict[str, float]:
         return {}
 
-    async def batch(self, step: int, cursor: Cursor) -> Next:
+    async def batch(self, step: int, policy: int, cursor: Cursor) -> Next:
         _, after = cursor.draw(self._spec.data, self._prompts, self._spec.train.prompts_per_step)
         return Next(replay(self._directory, step), after)
 
@@ -81,7 +83,7 @@ class Generated:
             "evaluation/failed": float(len(outcomes) - len(rewards)),
         }
 
-    async def batch(self, step: int, cursor: Cursor) -> Next:
+    async def batch(self, step: int, policy: int, cursor: Cursor) -> Next:
         self._phase("generating")
         await self._rollouts.enough()
         spec, train = self._spec, self._spec.train
@@ -96,7 +98,7 @@ class Generated:
         }
         metrics |= failure_metrics(selection.failed) | selection.metrics()
         chosen, lost = shaped(selection.chosen(), spec)
-        batch = assemble(step, train.prompts_per_step, train.samples_per_prompt, chosen, metrics | lost)
+        batch = assemble(step, policy, train.prompts_per_step, train.samples_per_prompt, chosen, metrics | lost)
         root = Path(spec.checkpoint.path)
         write_samples(root, batch, self._tokenizer)
         if train.batches.record:

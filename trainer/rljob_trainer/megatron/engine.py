@@ -51,12 +51,14 @@ class Engine:
         self._actor.measure(step)
         if self._critic:
             step.keep("values", self._critic.values(step))
-        fresh = all(s.policy_step == batch.step - 1 for s in step.samples) and self._spec.train.batches.replay is None
+        age = sum(batch.step - 1 - s.policy_step for s in step.samples) / len(step.samples)
+        fresh = age == 0 and self._spec.train.batches.replay is None
         metrics = (
             self._learn(step, batch.step, fresh)
             | self._reward_models.figures(step)
             | {
                 "train/kl_coefficient": self._kl_coefficient,
+                "train_rollout/policy_age": age,
                 "train/tokens": float(sum(len(s.prompt_tokens) + len(s.response_tokens) for s in step.samples)),
             }
         )

@@ -1,0 +1,241 @@
+"""One step ahead: the driver draws the next batch while rank 0 trains, as rank 0 and the rollout servers see it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rljob_trainer.batch import StepBatch
+from rljob_trainer.data.order import permutation
+from rljob_trainer.driver import main
+from rljob_trainer.driver.client import DriverClient, DriverLost
+from rljob_trainer.failure import ConfigurationError
+from trainer.driver.bench import METRICS, Bench, Characters, call, publish, trained, until
+from trainer.driver.servers import Server
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    monkeypatch.setattr(main, "load_tokenizer", lambda spec: Characters())
+    bench = Bench(tmp_path)
+    bench.spec["algorithm"] = {"rolloutCorrection": {"importanceSampling": "token"}}
+    bench.spec["train"] |= {"steps": 4, "staleness": 1}
+    return bench
+
+
+@asynccontextmanager
+async def begun(
+    bench: Bench, servers: list[Server], step: int = 0, data: dict[str, int] | None = None
+) -> AsyncIterator[DriverClient]:
+    """Rank 0's end, with the first policy published."""
+    bench.control(rollouts=tuple(s.endpoint for s in servers))
+    rank = await bench.connect()
+    await call(rank.start, step, data, [], "")
+    await until(rank, "publish")
+    await publish(rank, step, servers)
+    try:
+        yield rank
+    finally:
+        bench.driver.cancel()
+
+
+async def batch(rank: DriverClient) -> StepBatch:
+    return StepBatch.from_json((await until(rank, "train"))["batch"])
+
+
+def ages(found: StepBatch) -> set[int]:
+    return {found.step - 1 - s.policy_step for s in found.samples}
+
+
+def in_order(found: StepBatch, seed: int) -> bool:
+    """The prompts are those of the step, as if nothing had ever been interrupted."""
+    places = [divmod(4 * (found.step - 1) + i, 12) for i in range(4)]
+    expected = [permutation(12, seed, epoch)[place] for epoch, place in places]
+    return [s.prompt_index for s in found.samples] == [index for index in expected for _ in range(3)]
+
+
+async def asked(server: Server, prompts: int) -> None:
+    """The server has got requests for so many prompts."""
+    for _ in range(500):
+        if len(server.requests) >= prompts:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{len(server.requests)} of {prompts} were asked")
+
+
+async def test_the_next_batch_is_drawn_while_one_trains_and_nothing_beyond_the_last_step(bench):
+    bench.spec["evaluation"] = {"everySteps": 2}
+    async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
+        for step in (1, 2, 3, 4):
+            found = await batch(rank)
+            assert found.step == step and ages(found) == {0 if step == 1 else 1}
+            await asked(a, 4 * min(step + 1, 4) + 3 * (1 + (step - 1) // 2))
+            assert await trained(rank, step) == ["demo-rollout-0"]
+            assert (await call(rank.saving))["consumed"] == 4 * step
+            await publish(rank, step, [a])
+        await until(rank, "finish")
+        await call(rank.end, "")
+        await asyncio.wait_for(bench.driver, 5)
+    assert len(a.requests) == 4 * 4 + 3 * 3
+    assert [m["step"] for m in bench.metrics() if "evaluation/reward" in m] == [0, 2, 4]
+
+
+async def test_publishing_waits_until_what_the_policy_before_draws_is_complete(bench):
+    async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
+        await batch(rank)
+        await asked(a, 8)
+        await trained(rank, 1)
+        a.delay = 1.5
+        await publish(rank, 1, [a])
+        await batch(rank)
+        began = time.monotonic()
+        await call(rank.trained, 2, METRICS)
+        assert (await call(rank.next))["do"] == "wait", "the other ranks hear of it"
+        assert [r["pod"] for r in (await until(rank, "publish"))["replicas"]] == ["demo-rollout-0"]
+        assert time.monotonic() - began > 1
+        await publish(rank, 2, [a])
+        assert ages(await batch(rank)) == {1}
+
+
+async def test_an_evaluation_is_of_the_policy_of_its_step_and_training_waits_for_it(bench):
+    bench.spec["evaluation"] = {"everySteps": 1}
+    async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
+        await batch(rank)
+        await trained(rank, 1)
+        before, a.delay = len(a.requests), 1.5
+        await publish(rank, 1, [a])
+        assert (await call(rank.next))["do"] == "wait"
+        assert len(a.requests) == before + 3 and bench.progress().phase == "evaluating"
+        a.delay = 0
+        await batch(rank)
+        assert [m["step"] for m in bench.metrics() if "evaluation/reward" in m] == [0, 1]
+
+
+async def third_batch_never_comes(bench: Bench, rank: DriverClient, a: Server) -> None:
+    """Rank 0 trains step 2, and what is drawn beside it hangs."""
+    await batch(rank)
+    await asked(a, 8)
+    await trained(rank, 1)
+    a.delay = 60
+    await publish(rank, 1, [a])
+    await batch(rank)
+    await asked(a, 12)
+
+
+async def test_a_drain_waits_for_the_step_and_not_for_what_is_drawn_beside_it(bench):
+    async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
+        await third_batch_never_comes(bench, rank, a)
+        bench.control("drain", (a.endpoint,))
+        await asyncio.sleep(0.3)
+        assert await trained(rank, 2) == [], "nobody needs the policy, but its digest is wanted"
+        await publish(rank, 2, [])
+        await until(rank, "drain")
+        assert (await call(rank.saving))["consumed"] == 8
+        await call(rank.end, "")
+        await asyncio.wait_for(bench.driver, 5)
+
+
+async def test_a_drain_does_not_wait_for_an_evaluation_nor_hand_out_what_is_drawn(bench):
+    bench.spec["evaluation"] = {"everySteps": 1}
+    async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
+        await batch(rank)
+        await asked(a, 11)
+        await trained(rank, 1)
+        a.delay = 60
+        await publish(rank, 1, [a])
+        bench.control("drain", (a.endpoint,))
+        await until(rank, "drain")
+        assert (await call(rank.saving))["consumed"] == 4
+        await call(rank.end, "")
+        await asyncio.wait_for(bench.driver, 5)
+
+
+async def test_a_replica_that_dies_beside_training_costs_no_sample_and_a_newcomer_gets_the_next_policy(bench):
+    async with (
+        Server("demo-rollout-0", delay=0.2) as a,
+        Server("demo-rollout-1", delay=0.2) as b,
+        Server("new") as c,
+        begun(bench, [a, b]) as rank,
+    ):
+        await batch(rank)
+        b.dying = True
+        bench.control(rollouts=(a.endpoint, b.endpoint, c.endpoint))
+        await asyncio.sleep(0.8)
+        assert set(await trained(rank, 1)) >= {"demo-rollout-0", "new"}
+        await publish(rank, 1, [a, b, c], failed={"demo-rollout-1": "gone"})
+        found = await batch(rank)
+        assert len(found.samples) == 12 and ages(found) == {1} and found.metrics["rollout/redispatched"] > 0
+        await asked(c, 1)
+
+
+async def test_when_all_replicas_are_lost_beside_training_the_batch_is_begun_anew_under_the_next_policy(bench):
+    async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
+        await batch(rank)
+        await asked(a, 8)
+        await trained(rank, 1)
+        a.dying = True
+        await publish(rank, 1, [a])
+        await batch(rank)
+        await asyncio.sleep(0.8)
+        told = await trained(rank, 2)
+        a.dying = False
+        await publish(rank, 2, [a] if told else [])
+        if not told:
+            await until(rank, "publish")
+            await publish(rank, 2, [a])
+        found = [await batch(rank)]
+        await trained(rank, 3)
+        await publish(rank, 3, [a])
+        found.append(await batch(rank))
+    assert [(f.step, ages(f), in_order(f, 0)) for f in found] == [(3, {0}, True), (4, {1}, True)]
+
+
+async def test_a_resumed_attempt_draws_prompts_again_whose_samples_were_not_trained(bench):
+    async with Server("demo-rollout-0") as a:
+        async with begun(bench, [a]) as rank:
+            await batch(rank)
+            await asked(a, 8)
+            await trained(rank, 1)
+            state = await call(rank.saving)
+        async with begun(bench, [a], 1, state) as rank:
+            found = [await batch(rank)]
+            await trained(rank, 2)
+            await publish(rank, 2, [a])
+            found.append(await batch(rank))
+    assert [(f.step, ages(f), in_order(f, 0)) for f in found] == [(2, {0}, True), (3, {1}, True)]
+
+
+async def test_rounds_of_dynamic_sampling_count_once_their_batch_is_trained(bench):
+    bench.spec["algorithm"]["dynamicSampling"] = {"maxRounds": 6}
+    async with Server("demo-rollout-0") as a:
+        a.wrong = lambda left, sample, body: left % 2 == 1 and sample == 0
+        async with begun(bench, [a]) as rank:
+            first = 4 * int((await batch(rank)).metrics["sampling/rounds"])
+            await asked(a, first + 8)
+            await trained(rank, 1)
+            assert (await call(rank.saving))["consumed"] == first
+            await publish(rank, 1, [a])
+            second = 4 * int((await batch(rank)).metrics["sampling/rounds"])
+            await trained(rank, 2)
+            assert (await call(rank.saving))["consumed"] == first + second
+
+
+async def test_a_batch_that_fails_beside_training_ends_the_attempt_after_the_step(bench):
+    bench.spec["algorithm"]["dynamicSampling"] = {"maxRounds": 1}
+    bench.spec["train"]["promptsPerStep"] = 1
+    async with Server("demo-rollout-0") as a:
+        a.wrong = lambda left, sample, body: sample == 0 and len(a.requests) <= 2
+        async with begun(bench, [a]) as rank:
+            await batch(rank)
+            await asked(a, 2)
+            await trained(rank, 1)
+            await publish(rank, 1, [a])
+            await batch(rank)
+            await asked(a, 3)
+            await call(rank.trained, 2, METRICS)
+            with pytest.raises(DriverLost):
+                await until(rank, "publish")
+            with pytest.raises(ConfigurationError, match="only 0 of the 1 prompts"):
+                await bench.driver
