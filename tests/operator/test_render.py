@@ -197,6 +197,7 @@ TRAINER_POD = {
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 60,
+        "schedulingGates": [{"name": names.GATE}],
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": 65532,

@@ -86,7 +86,7 @@ def test_turns_are_by_urgency_then_priority_then_age() -> None:
 
 
 def test_a_job_asks_for_nothing_when_it_does_not_place_itself() -> None:
-    for job in (make_job(), placed().with_status(suspended=True), placed().with_status(outcome="Failed")):
+    for job in (placed(backend="none"), placed().with_status(suspended=True), placed().with_status(outcome="Failed")):
         assert asked(View(job=META, spec=job.spec, status=job.status, pods=(), now=NOW), NODES) is None
 
 

@@ -43,7 +43,7 @@ class CheckpointSpec(Model):
 class SchedulingSpec(Model):
     """Who places the pods."""
 
-    backend: Literal["builtin", "none", "kueue", "volcano"] = "none"
+    backend: Literal["builtin", "none", "kueue", "volcano"] = "builtin"
     """`builtin`: rljob places the whole gang at once, near each other by `topologyLevels`; `none`: the cluster's own scheduler, pod by pod; `kueue`
     and `volcano`: those schedulers, where they are installed, with the whole gang as one group."""
     topology_levels: Annotated[list[LabelKey], Field(max_length=8)] = []

@@ -40,7 +40,8 @@ def wait(s: Snapshot, status: JobStatus) -> Change:
     until = seconds(status.pending_since) + limit
     if s.now < until:
         return Change(status, due=(until,))
-    troubles = "; ".join(list(problems(s, status))[:3])
+    unplaced = status.placement.problem if status.placement else ""
+    troubles = unplaced or "; ".join(list(problems(s, status))[:3])
     message = f"not all trainer pods started within pendingDeadlineSeconds ({limit} s): {troubles}"
     return _fail(set_(status, pending_since=""), reasons.PENDING_DEADLINE_EXCEEDED, message)
 

@@ -51,7 +51,9 @@ def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tupl
     excluded = [e for e in before.excluded if e.node in excluded_nodes(s.status, s.now)]
     verdict = s.verdict
     if verdict is None:
-        return before.model_copy(update={"excluded": excluded, "problem": ""}), ()
+        wanted = _wanted(s)
+        kept = [x for x in before.seats if x.pod in wanted]
+        return before.model_copy(update={"seats": kept, "excluded": excluded, "problem": ""}), ()
     problem = verdict.plan.problem
     if problem:
         kept = [x for x in before.seats if verdict.asked.homes.get(x.pod) == x.node]
@@ -60,6 +62,13 @@ def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tupl
     gang = verdict.asked.gang
     needs = {names.ROLE_TRAINER: gang.trainer.requests, names.ROLE_ROLLOUT: gang.rollout.requests}
     return PlacementStatus(seats=_seats(s, verdict), needs=needs, excluded=excluded, report=verdict.report), ()
+
+
+def _wanted(s: Snapshot) -> frozenset[str]:
+    """Pods of both roles."""
+    spec = s.spec_of(s.status.attempt)
+    trainers, rollouts = pod_names(s.job.name, spec, s.status, s.pods, s.now) if spec else ([], [])
+    return frozenset((*trainers, *rollouts))
 
 
 def _seats(s: Snapshot, verdict: Verdict) -> list[Seat]:
