@@ -85,6 +85,8 @@ class RoleStatus(Wire):
 class ProgressStatus(Wire):
     """Rank 0's account, refreshed at most every 30 s while nothing else changes."""
 
+    attempt: int = 0
+    """Whose steps these are: the last that has chosen its checkpoint."""
     step: int = 0
     steps: int = 0
     text: str = ""
@@ -196,6 +198,10 @@ class JobStatus(Wire):
     resume_step: int | None = None
     """A checkpoint that was asked for and that no attempt has started from yet."""
     last_failure: LastFailure | None = None
+    lost_steps: int = 0
+    """Steps that were done, not saved, and done again by a later attempt."""
+    first_step: str = ""
+    """When the first step was done."""
     trainer: RoleStatus = RoleStatus()
     rollout: RoleStatus = RoleStatus()
     progress: ProgressStatus = ProgressStatus()

@@ -11,6 +11,7 @@ import time
 from rljob_operator import health
 from rljob_operator.client import KubernetesApi, connect
 from rljob_operator.lease import Lease, LeaseLost
+from rljob_operator.metrics import Metrics
 from rljob_operator.queue import Queue
 from rljob_operator.reconcile import Reconciler
 from rljob_operator.stores import Stores
@@ -49,10 +50,12 @@ async def operate(args: argparse.Namespace) -> None:
     api = KubernetesApi(settings, Throttle(args.qps, args.burst))
     lease_api = KubernetesApi(settings, Throttle(qps=5, burst=10))  # renewals never wait behind others
     stores = Stores(time.time)
-    queue = Queue(Reconciler(api, stores, args.progress_interval, args.network_policies))
+    reconciler = Reconciler(api, stores, args.progress_interval, args.network_policies)
+    metrics = Metrics(stores, api.calls, lambda: queue.lag())
+    queue = Queue(metrics.timed(reconciler))
     watches = Watches(api, stores, args.namespace, queue.add)
     pulse = health.Pulse()
-    server = await health.serve(args.health_port, lambda: pulse.trouble(queue.lag(), watches.silence()))
+    server = await health.serve(args.health_port, lambda: pulse.trouble(queue.lag(), watches.silence()), metrics.text)
     lease = Lease(lease_api, args.lease_namespace, args.identity, pulse.beat)
     try:
         await lease.acquire()

@@ -28,15 +28,19 @@ class Pulse:
         return f"a job has been waiting for {lag:.0f} s" if lag > LIMIT else ""
 
 
-async def serve(port: int, trouble: Callable[[], str]) -> web.AppRunner:
-    """GET /healthz on all addresses."""
+async def serve(port: int, trouble: Callable[[], str], metrics: Callable[[], bytes]) -> web.AppRunner:
+    """GET /healthz and /metrics on all addresses."""
 
     async def healthz(_: web.Request) -> web.Response:
         why = trouble()
         return web.Response(text=why or "ok", status=503 if why else 200)
 
+    async def prometheus(_: web.Request) -> web.Response:
+        return web.Response(body=metrics(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
     app = web.Application()
     app.router.add_get("/healthz", healthz)
+    app.router.add_get("/metrics", prometheus)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, port=port).start()

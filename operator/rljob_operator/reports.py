@@ -89,4 +89,5 @@ def _gist(note: Note) -> tuple[object, ...]:
 def _milestones(p: Progress | None) -> tuple[object, ...]:
     if p is None:
         return ()
-    return p.started_from, stage(p.phase), p.export, p.evaluation, p.backend, p.checkpoints
+    stepped = p.step > (p.started_from or 0)
+    return p.started_from, stepped, stage(p.phase), p.export, p.evaluation, p.backend, p.checkpoints

@@ -99,6 +99,7 @@ def test_numbers_that_json_cannot_say_are_left_out() -> None:
     metrics = {"reward/mean": 0.6049, "train/loss": math.inf}
     status = make_job().with_attempt().running(step=2, history=points, metrics=metrics, backend="torch, gloo").next()
     assert status.progress == ProgressStatus(
+        attempt=1,
         step=2,
         steps=10,
         text="2/10",

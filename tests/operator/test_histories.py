@@ -178,5 +178,5 @@ test_histories = Histories.TestCase
 def test_many_more_histories() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    many = settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+    many = settings(max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(Histories, settings=many)

@@ -32,7 +32,7 @@ class Feed:
     """One operator's: a new one begins with a list."""
 
     def __init__(self, cluster: FakeCluster, stores: Stores, faults: Faults, random: Random) -> None:
-        self._cluster, self._stores, self._faults, self._random = cluster, stores, faults, random
+        self._cluster, self.stores, self._faults, self._random = cluster, stores, faults, random
         self._sent: dict[tuple[str, str | None, str], Object] = {}
         self._queue: list[tuple[int, bool, Object]] = []
         """Turn, whether it is gone, object."""
@@ -61,7 +61,7 @@ class Feed:
 
     def _stores_of(self, kind: str) -> list[Store[Any]]:
         """Pods are watched twice: ours, and everybody's for what they use."""
-        return [self._stores.of_kind(kind)] + ([self._stores.usage] if kind == "Pod" else [])
+        return [self.stores.of_kind(kind)] + ([self.stores.usage] if kind == "Pod" else [])
 
     def _send(self) -> None:
         now = {key: o for key, o in self._cluster.objects.items() if key[0] in SELECTORS}

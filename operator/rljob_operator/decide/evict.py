@@ -37,8 +37,9 @@ def _unresponsive(s: Snapshot, status: JobStatus, attempt: Attempt) -> Change:
     """The next attempt may not start beside a member that did not hear."""
     if attempt.command != "stop":
         return Change(status)
-    until = seconds(attempt.told) + STOP_PATIENCE
-    if s.now < until:
+    told = seconds(attempt.told)
+    until = told + STOP_PATIENCE
+    if told <= s.now + 1.0 and s.now < until:  # else the clock was set back
         return Change(status, due=(until,))
     deaf = tuple(v.pod for v in views(s, attempt) if not v.ended and v.pod and not v.pod.deleting)
     return Change(status, tuple(_event(p, "its launcher does not answer") for p in deaf), delete=deaf)

@@ -7,6 +7,7 @@ from rljob_api.protocol import Member
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.decide.change import Change, Event, is_open, set_
 from rljob_operator.decide.place import rank
+from rljob_operator.decide.restart import is_ahead
 from rljob_operator.decide.suspend import saved
 from rljob_operator.ordinals import is_held, trainer_ordinals
 from rljob_operator.render.template import template_hash
@@ -18,7 +19,7 @@ def open_(s: Snapshot, status: JobStatus) -> Change:
     if not may_open(s, status) or s.spec is None:
         return Change(status)
     start = seconds(status.restarts.not_before)
-    if s.now < start:
+    if is_ahead(start, s.now):
         return Change(status, due=(start,))
     if any(problems(s, status)):
         return Change(status)

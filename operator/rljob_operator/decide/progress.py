@@ -29,17 +29,24 @@ def record(s: Snapshot, status: JobStatus) -> Change:
     if progress is None or spec is None or status.attempt is None or not is_open(s.status.attempt):
         return Change(status)
     old = status.progress
-    new = _status(progress, spec, s.now) if _started(progress) else _loading(progress, old, s.now)
+    new = (
+        _status(progress, status.attempt.number, spec, s.now) if _started(progress) else _loading(progress, old, s.now)
+    )
     checkpoint = _checkpoint(progress, status.checkpoint)
     events = _news(status.checkpoint.latest, checkpoint.latest)
     status = set_(
-        status, checkpoint=checkpoint, restarts=_stable(status, progress), resume_step=_resume_step(status, progress)
+        status,
+        checkpoint=checkpoint,
+        restarts=_stable(status, progress),
+        resume_step=_resume_step(status, progress),
+        lost_steps=status.lost_steps + _lost(old, progress, status),
+        first_step=status.first_step or (stamp(s.now) if progress.step > (progress.started_from or 0) else ""),
     )
     again = s.now + s.progress_interval  # numbers that change wake nobody up: see reports.matters
     if _same(new, old):
         return Change(status, events, due=(again,))
     due = seconds(old.updated) + s.progress_interval
-    if _urgent(new) == _urgent(old) and not events and s.now < due and not just_closed(s, status):
+    if _urgent(new) == _urgent(old) and not events and s.now < due <= again + 1.0 and not just_closed(s, status):
         return Change(status, due=(due,))
     return Change(set_(status, progress=new), events, due=(again,))
 
@@ -53,9 +60,10 @@ def _loading(p: Progress, old: ProgressStatus, now: float) -> ProgressStatus:
     return old.model_copy(update={"phase": p.phase, "started_from": None, "updated": stamp(now)})
 
 
-def _status(p: Progress, spec: RLJobSpec, now: float) -> ProgressStatus:
+def _status(p: Progress, attempt: int, spec: RLJobSpec, now: float) -> ProgressStatus:
     metrics = {k: v for k, v in p.metrics.items() if math.isfinite(v)}
     return ProgressStatus(
+        attempt=attempt,
         step=p.step,
         steps=spec.train.steps,
         text=f"{p.step}/{spec.train.steps}",
@@ -108,6 +116,13 @@ def _stable(status: JobStatus, p: Progress) -> Restarts:
     if status.restarts.counted and saved and p.started_from is not None and p.step - p.started_from >= STABLE_STEPS:
         return status.restarts.model_copy(update={"counted": 0})
     return status.restarts
+
+
+def _lost(old: ProgressStatus, p: Progress, status: JobStatus) -> int:
+    """Known when an attempt has chosen its checkpoint. Steps that somebody asked to give up are not lost."""
+    assert status.attempt is not None
+    chosen = p.started_from is not None and old.attempt != status.attempt.number and status.resume_step is None
+    return max(0, old.step - (p.started_from or 0)) if chosen else 0
 
 
 def _resume_step(status: JobStatus, p: Progress) -> int | None:

@@ -45,5 +45,10 @@ def backoff(first: float, counted: int) -> float:
     return min(LONGEST_BACKOFF, first * 2 ** (counted - 1))
 
 
+def is_ahead(start: float, now: float) -> bool:
+    """Whether a back-off still lasts. One that ends further ahead than any can was written before the clock was set back."""
+    return now < start <= now + LONGEST_BACKOFF + 1.0
+
+
 def _again(restarts: Restarts) -> Restarts:
     return restarts.model_copy(update={"total": restarts.total + 1})

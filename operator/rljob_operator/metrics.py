@@ -1,0 +1,116 @@
+"""What Prometheus reads at /metrics: how the operator works, and how every job does, from its status. Nothing is counted twice, nothing is stored."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from pydantic import ValidationError
+
+from rljob_api.status import JobStatus
+from rljob_operator.api import Key
+from rljob_operator.queue import Work
+from rljob_operator.stores import SeenJob, Stores
+from rljob_operator.times import seconds
+
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Seconds."""
+PER_JOB: Mapping[str, tuple[str, Callable[[SeenJob, JobStatus], float | None]]] = {
+    "rljob_job_step": ("Steps done", lambda job, s: s.progress.step),
+    "rljob_job_steps": ("Steps wanted", lambda job, s: s.progress.steps),
+    "rljob_job_attempt": ("Number of the newest attempt", lambda job, s: s.attempt.number if s.attempt else 0),
+    "rljob_job_restarts": ("Restarts of the gang, for whatever reason", lambda job, s: s.restarts.total),
+    "rljob_job_lost_steps": ("Steps that were done and had to be done again", lambda job, s: s.lost_steps),
+    "rljob_job_goodput_ratio": ("Steps kept, of all steps done", lambda job, s: _goodput(s)),
+    "rljob_job_first_step_seconds": ("From the job's creation to its first step", lambda job, s: _first_step(job, s)),
+    "rljob_job_ready_trainers": ("Trainer pods that are ready", lambda job, s: s.trainer.ready),
+    "rljob_job_ready_rollouts": ("Rollout pods that are ready", lambda job, s: s.rollout.ready),
+}
+"""Name, sentence, value; None: not known yet."""
+
+
+class Metrics:
+    """`calls`: requests by verb and kind; `lag`: see Queue.lag."""
+
+    def __init__(self, stores: Stores, calls: Mapping[tuple[str, str], int], lag: Callable[[], float]) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Observed(stores, calls, lag))
+        self.reconcile = Histogram(
+            "rljob_reconcile_seconds", "Duration of a pass over one job", buckets=BUCKETS, registry=self._registry
+        )
+
+    def timed(self, work: Work) -> Work:
+        async def one(key: Key) -> float | None:
+            with self.reconcile.time():
+                return await work(key)
+
+        return one
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class _Observed(Collector):
+    """Read from the stores when somebody asks."""
+
+    def __init__(self, stores: Stores, calls: Mapping[tuple[str, str], int], lag: Callable[[], float]) -> None:
+        self._stores, self._calls, self._lag = stores, calls, lag
+
+    def collect(self) -> Iterator[Metric]:
+        calls = CounterMetricFamily("rljob_api_requests", "Requests to the API server", labels=["verb", "kind"])
+        for (verb, kind), count in self._calls.items():
+            calls.add_metric([verb, kind], count)
+        yield calls
+        yield GaugeMetricFamily(
+            "rljob_queue_lag_seconds", "How long the most overdue job waits for a worker", self._lag()
+        )
+        jobs = [(job, status) for job in self._stores.jobs.values() if (status := _status(job)) is not None]
+        yield _by_state(status for _, status in jobs)
+        for name, (sentence, value) in PER_JOB.items():
+            yield _gauge(name, sentence, ((job, value(job, status)) for job, status in jobs))
+        yield _step_metrics(jobs)
+
+
+def _status(job: SeenJob) -> JobStatus | None:
+    try:
+        return job.status
+    except ValidationError:
+        return None
+
+
+def _by_state(statuses: Iterator[JobStatus]) -> Metric:
+    counts: dict[str, int] = {}
+    for status in statuses:
+        counts[status.state] = counts.get(status.state, 0) + 1
+    found = GaugeMetricFamily("rljob_jobs", "Jobs by state", labels=["state"])
+    for state, count in counts.items():
+        found.add_metric([state], count)
+    return found
+
+
+def _gauge(name: str, sentence: str, values: Iterator[tuple[SeenJob, float | None]]) -> Metric:
+    found = GaugeMetricFamily(name, sentence, labels=["namespace", "rljob"])
+    for job, value in values:
+        if value is not None:
+            found.add_metric([job.meta.namespace, job.meta.name], value)
+    return found
+
+
+def _step_metrics(jobs: list[tuple[SeenJob, JobStatus]]) -> Metric:
+    """Reward, loss, weight-sync latency, staleness and all others of docs/reference/metrics.md."""
+    found = GaugeMetricFamily(
+        "rljob_job_metric", "The last step's metrics, by their names", labels=["namespace", "rljob", "metric"]
+    )
+    for job, status in jobs:
+        for metric, value in status.progress.metrics.items():
+            found.add_metric([job.meta.namespace, job.meta.name, metric], value)
+    return found
+
+
+def _goodput(s: JobStatus) -> float | None:
+    done = s.progress.step + s.lost_steps
+    return s.progress.step / done if done else None
+
+
+def _first_step(job: SeenJob, s: JobStatus) -> float | None:
+    return seconds(s.first_step) - seconds(job.meta.creation_timestamp) if s.first_step else None

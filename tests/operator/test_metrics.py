@@ -1,0 +1,50 @@
+"""What Prometheus is told."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from rljob_operator.metrics import Metrics
+from rljob_operator.queue import Key
+from simulator.world import NAMESPACE, World
+
+
+def read(metrics: Metrics) -> dict[tuple[str, str], float]:
+    """By name and the last label's value."""
+    families = text_string_to_metric_families(metrics.text().decode())
+    return {(x.name, next(reversed(x.labels.values()), "")): x.value for family in families for x in family.samples}
+
+
+async def test_jobs_are_told_by_their_status() -> None:
+    world = World(steps=12, save_every=6)
+    world.apply()
+    await world.until(state="Running", step=7)
+    world.kill_pod("demo-trainer-1")
+    await world.until(state="Succeeded")
+    world.feed.deliver()
+    told = read(Metrics(world.feed.stores, {("GET", "Pod"): 3}, lambda: 0.5))
+    assert told["rljob_jobs", "Succeeded"] == 1
+    assert told["rljob_job_step", "demo"] == 12
+    assert told["rljob_job_restarts", "demo"] == 1
+    lost = told["rljob_job_lost_steps", "demo"]
+    assert lost >= 1, "step 6 was the last that was saved"
+    assert told["rljob_job_goodput_ratio", "demo"] == 12 / (12 + lost)
+    assert ("rljob_job_first_step_seconds", "demo") in told
+    assert told["rljob_api_requests_total", "GET"] == 3
+    assert told["rljob_queue_lag_seconds", ""] == 0.5
+
+
+async def test_passes_are_timed() -> None:
+    async def work(key: Key) -> float | None:
+        return 3.0
+
+    metrics = Metrics(World().feed.stores, {}, lambda: 0.0)
+    assert await metrics.timed(work)((NAMESPACE, "demo")) == 3.0
+    assert read(metrics)["rljob_reconcile_seconds_count", ""] == 1
+
+
+async def test_a_resume_from_a_step_loses_nothing() -> None:
+    world = World(steps=12)
+    world.apply()
+    await world.until(state="Running", step=7)
+    world.request("n1", "resume", from_step=2)
+    await world.until(state="Succeeded", attempt=2)
+    assert world.status.lost_steps == 0
