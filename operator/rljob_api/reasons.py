@@ -70,8 +70,15 @@ NOT_COUNTED = frozenset({POD_DELETED, POD_DISRUPTED, NODE_LOST})
 FAILURES = frozenset(MEANING)
 
 # Outcomes
-SUCCEEDED = "Succeeded"  # every member finished the last step
-REACHED_MAX_RESTARTS = "ReachedMaxRestarts"  # more counted failures in a row than maxRestarts
-PENDING_DEADLINE_EXCEEDED = "PendingDeadlineExceeded"  # the trainer pods did not all start within pendingDeadlineSeconds
-ACTIVE_DEADLINE_EXCEEDED = "ActiveDeadlineExceeded"  # attempts ran for activeDeadlineSeconds; the last one is drained first
+SUCCEEDED = "Succeeded"
+REACHED_MAX_RESTARTS = "ReachedMaxRestarts"
+PENDING_DEADLINE_EXCEEDED = "PendingDeadlineExceeded"
+ACTIVE_DEADLINE_EXCEEDED = "ActiveDeadlineExceeded"
+OUTCOMES = {
+    SUCCEEDED: "every member finished the last step",
+    REACHED_MAX_RESTARTS: "more counted failures in a row than maxRestarts",
+    CONFIGURATION_ERROR: "a process found a mistake that no restart can mend",
+    PENDING_DEADLINE_EXCEEDED: "the trainer pods did not all start within pendingDeadlineSeconds",
+    ACTIVE_DEADLINE_EXCEEDED: "attempts ran for activeDeadlineSeconds; the last one is drained first",
+}
 NOT_FINISHED = "NotFinished"  # no outcome yet
