@@ -5,15 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from rljob_api import names, reasons
 from rljob_api.status import Exclusion, JobStatus, PlacementStatus, Seat
 from rljob_operator.decide.change import Binding, Change, Event, is_open, set_
-from rljob_operator.placement.asked import excluded_nodes, places_itself, pod_names
+from rljob_operator.placement.asked import EXCLUDED_SECONDS, excluded_nodes, places_itself, pod_names
 from rljob_operator.placement.turn import Verdict
 from rljob_operator.snapshot import Pod, Snapshot
 from rljob_operator.times import stamp
 
 UNBOUND_SECONDS = 60.0
 """How long a released pod may stay without its node: somebody else was faster, or the scheduler knows better."""
-EXCLUDED_SECONDS = 600.0
-"""How long the job then leaves that node alone."""
 RETRY = 5.0
 """Seconds between two looks for room for the gang."""
 RETRY_FURTHER = 30.0

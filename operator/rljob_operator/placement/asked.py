@@ -14,6 +14,10 @@ from rljob_operator.snapshot import Pod
 from rljob_operator.times import seconds
 
 
+EXCLUDED_SECONDS = 600.0
+"""How long a job leaves a node alone that did not take a pod of it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """As much of a job as its placement needs."""
@@ -96,7 +100,12 @@ def pod_names(
 
 def excluded_nodes(status: JobStatus, now: float) -> frozenset[str]:
     placement = status.placement
-    return frozenset(e.node for e in placement.excluded if now < seconds(e.until)) if placement else frozenset()
+    return frozenset(e.node for e in placement.excluded if _lasts(seconds(e.until), now)) if placement else frozenset()
+
+
+def _lasts(until: float, now: float) -> bool:
+    """One that ends further ahead than any can was written before the clock was set back."""
+    return now < until <= now + EXCLUDED_SECONDS + 1.0
 
 
 def _home(view: View, name: str, gang: Gang, nodes: Mapping[str, Node], excluded: frozenset[str]) -> str:
