@@ -98,6 +98,16 @@ async def test_a_node_that_does_not_take_its_pod_is_left_alone_and_the_others_st
     assert placement and placement.excluded == []
 
 
+async def test_the_only_node_is_tried_again() -> None:
+    crowd = Crowd({"a": 4})
+    crowd.cluster.full.add("a")
+    crowd.apply("demo", trainers=2)
+    await crowd.turns(int(UNBOUND_SECONDS) + 6)
+    crowd.cluster.full.clear()
+    await crowd.turns(4)
+    assert len(crowd.on_nodes("demo")) == 3
+
+
 async def test_a_pod_of_a_dead_node_gets_another_and_the_others_stay() -> None:
     crowd = Crowd({"a": 2, "b": 2, "c": 2})
     crowd.apply("demo", trainers=3)

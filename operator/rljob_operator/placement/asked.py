@@ -62,10 +62,10 @@ def asked(view: View, nodes: Mapping[str, Node]) -> Asked | None:
     spec, status = view.spec, view.status
     if not places_itself(spec, status):
         return None
-    gang, excluded = Gang.of(spec), excluded_nodes(status, view.now)
+    gang = Gang.of(spec)
     trainers, rollouts = pod_names(view.job.name, spec, status, view.pods, view.now)
     seats = {seat.pod: seat for seat in status.placement.seats} if status.placement else {}
-    homes = {name: home for name in (*trainers, *rollouts) if (home := _home(view, name, gang, nodes, excluded))}
+    homes = {name: home for name in (*trainers, *rollouts) if (home := _home(view, name, gang, nodes))}
     settled = all(name in seats and seats[name].node == homes.get(name) for name in (*trainers, *rollouts))
     ranks = {seats[name].rank: homes.get(name) for name in trainers if name in seats}
     if settled and set(ranks) == set(range(gang.trainers)):
@@ -82,7 +82,7 @@ def asked(view: View, nodes: Mapping[str, Node]) -> Asked | None:
             ranks={rank: str(ranks[rank]) for rank in range(gang.trainers)} if whole else {},
             rollouts={i: homes[name] for i, name in enumerate(rollouts) if name in homes},
         ),
-        excluded=excluded,
+        excluded=excluded_nodes(status, view.now),
     )
 
 
@@ -108,7 +108,7 @@ def _lasts(until: float, now: float) -> bool:
     return now < until <= now + EXCLUDED_SECONDS + 1.0
 
 
-def _home(view: View, name: str, gang: Gang, nodes: Mapping[str, Node], excluded: frozenset[str]) -> str:
+def _home(view: View, name: str, gang: Gang, nodes: Mapping[str, Node]) -> str:
     """The node of a pod that stays, else the seat of one that is on its way, if its node still takes it."""
     pod = next((p for p in view.pods if p.name == name), None)
     if pod and pod.node and not pod.deleting:
@@ -117,5 +117,5 @@ def _home(view: View, name: str, gang: Gang, nodes: Mapping[str, Node], excluded
     placement = view.status.placement
     seat = next((s.node for s in placement.seats if s.pod == name), "") if placement else ""
     demand = gang.rollout if name.startswith(names.gang(view.job.name, names.ROLE_ROLLOUT) + "-") else gang.trainer
-    fits = seat in nodes and seat not in excluded and not demand.refuses(nodes[seat])
+    fits = seat in nodes and not demand.refuses(nodes[seat])
     return seat if fits else ""

@@ -29,6 +29,8 @@ def take_turns(cluster: Cluster, waiting: Iterable[Asked], last: Asked) -> list[
     verdicts = []
     for one in sorted((a for a in (*waiting, last) if a.turn <= last.turn), key=lambda a: a.turn):
         found = plan(cluster.closing(one.excluded, EXCLUDED), one.gang, one.stay)
+        if found.problem and one.excluded:  # rather there again than nowhere
+            found = plan(cluster, one.gang, one.stay)
         verdicts.append(Verdict(one, found, _report(cluster, one, found)))
         if not found.problem:
             cluster = cluster.without(_taken(one, found))
