@@ -46,6 +46,8 @@ class RealWorld(World):
     async def prepare(self) -> None:
         assert self.api
         await self._request("POST", "Node", "/api/v1/nodes", node_object(True))
+        untainted = {"spec": {"taints": None}}  # admission says not-ready, which a controller would take away
+        await self._request("PATCH", "Node", "/api/v1/nodes/node-1", untainted, "application/merge-patch+json")
         await self._request("POST", "Namespace", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
 
     async def submit(self, **changes: Any) -> None:
