@@ -55,6 +55,22 @@ def test_rollouts_with_other_weights_stop_the_step_before_the_optimizer(model: P
     assert "differ by 0.5 per token on average" in message
 
 
+def test_samples_of_an_older_policy_may_differ_and_are_measured_with_their_age(model: Path) -> None:
+    shifted = change(make_batch(model, step=2), lambda s: replace(s, log_probs=tuple(x - 0.5 for x in s.log_probs)))
+    batch = change(shifted, lambda s: replace(s, policy_step=0))
+
+    def on_a_rank() -> dict[str, float]:
+        from rljob_trainer.megatron.engine import Engine
+
+        correction = {"rolloutCorrection": {"importanceSampling": "token"}}
+        return Engine(job(model, algorithm=correction, staleness=1), lambda: None).train_step(batch)
+
+    metrics = run_ranks(1, on_a_rank)[0]
+    assert metrics["train_rollout/policy_age"] == 1
+    assert metrics["train_rollout/log_prob_diff_mean"] == pytest.approx(0.5, abs=1e-3)
+    assert metrics["train_rollout/weight_mean"] == pytest.approx(math.exp(0.5), rel=1e-3)
+
+
 def test_a_reward_that_is_not_finite_stops_the_step_before_the_optimizer(model: Path) -> None:
     batch = change(make_batch(model), lambda s: replace(s, reward=math.inf if s.sample == 0 else 0.0))
     message, unchanged = attempt(model, batch, "NonFiniteError")
