@@ -5,11 +5,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
+from lupa import lua51
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "gitops" / "argocd" / "rljob.dev" / "RLJob"
-lua51 = pytest.importorskip("lupa.lua51", reason="tests/requirements.txt has it")
 
 SANDBOX = """
 local os = { time = os.time, date = os.date }
