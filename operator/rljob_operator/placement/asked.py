@@ -13,7 +13,6 @@ from rljob_operator.ordinals import ordinals, trainer_ordinals
 from rljob_operator.snapshot import Pod
 from rljob_operator.times import seconds
 
-
 EXCLUDED_SECONDS = 600.0
 """How long a job leaves a node alone that did not take a pod of it."""
 
