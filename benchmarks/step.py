@@ -75,15 +75,16 @@ def table(steps: dict[int, dict[str, float]]) -> str:
 
 
 def tokenizer(model: Path) -> None:
-    """A token per word `w<id>`, for all ids of the model."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    """A token per digit, and a name for every other id of the model."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {f"w{i}": i for i in range(QWEN2_1_5B["vocab_size"] - 1)}
+    vocabulary = {token: i for i, token in enumerate("0123456789")}
+    vocabulary |= {f"<{i}>": i for i in range(len(vocabulary), QWEN2_1_5B["vocab_size"] - 1)}
     vocabulary["<eos>"] = len(vocabulary)
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>").save_pretrained(model)
+    digits = Tokenizer(models.WordLevel(vocabulary))
+    digits.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=digits, eos_token="<eos>").save_pretrained(model)
 
 
 def prompts(file: Path, lengths: str) -> None:
@@ -93,14 +94,15 @@ def prompts(file: Path, lengths: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
     sizes = [256 if lengths == "fixed" else draw.randint(128, 256) for _ in range(1024)]
-    texts = [" ".join(f"w{draw.randrange(1000, 150000)}" for _ in range(size)) for size in sizes]
+    texts = ["".join(draw.choices("0123456789", k=size)) for size in sizes]
     pq.write_table(
-        pa.table({"prompt": texts, "answer": ["w1"] * len(texts), "data_source": ["none"] * len(texts)}), file
+        pa.table({"prompt": texts, "answer": ["1"] * len(texts), "data_source": ["none"] * len(texts)}), file
     )
 
 
 def job(options: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
-    placement = {} if options.placement == "separate" else {"placement": options.placement}
+    colocated = {"placement": "colocated", "replicas": 0, "minReplicas": 0}
+    placement = colocated if options.placement == "colocated" else {"replicas": 1}
     spec = {
         "image": "none",
         "model": {"path": str(model), "dtype": "bfloat16"},
@@ -115,12 +117,11 @@ def job(options: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
         },
         "trainer": {"device": "gpu"},
         "rollout": {
-            "replicas": 1,
             "sampling": {"maxTokens": 1024 if options.lengths == "fixed" else 2048},
-            "vllmArgs": {"gpu-memory-utilization": 0.45 if placement else 0.9},
+            "vllmArgs": {"gpu-memory-utilization": 0.45 if options.placement == "colocated" else 0.9},
         }
         | placement,
-        "checkpoint": {"path": str(data / "run"), "everySteps": 0},
+        "checkpoint": {"path": str(data / "run"), "everySteps": 0, "exportHuggingFace": False},
     }
     return {
         "apiVersion": "rljob.dev/v1alpha1",

@@ -113,11 +113,12 @@ def update(job: RLJobSpec, repeats: int) -> int:
     store = dist.HashStore()
     dist.init_process_group("nccl" if gpu else "gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=60))
     from rljob_trainer.megatron.engine import Engine
+    from rljob_trainer.weights.backends import backend
     from rljob_trainer.weights.publisher import Publisher
 
     engine = Engine(job, lambda: None)
     size = sum(tensor.nbytes for _, tensor in engine.export())
-    publisher = Publisher(1, TOKEN, "127.0.0.1", job.trainer.device)
+    publisher = Publisher(1, TOKEN, "127.0.0.1", backend(job))
     endpoint = RolloutEndpoint(pod="rollout", pod_uid="uid", url=f"http://127.0.0.1:{PORT}")
     tensors = [(name, tensor.clone()) for name, tensor in engine.export()]
     cases: dict[str, tuple[Any, list[RolloutEndpoint]]] = {
@@ -160,6 +161,7 @@ def broadcast(size: int, device: str) -> None:
     import torch
     import torch.distributed as dist
 
+    from rljob_trainer.weights.backends import GLOO, NCCL
     from rljob_trainer.weights.publisher import BUCKET_BYTES
 
     rank = int(os.environ["RANK"])
@@ -168,7 +170,7 @@ def broadcast(size: int, device: str) -> None:
         torch.cuda.set_device(rank)
     dist.init_process_group("nccl" if gpu else "gloo", timeout=timedelta(seconds=60))
     where = torch.device("cuda", rank) if gpu else torch.device("cpu")
-    bucket = BUCKET_BYTES["gpu" if gpu else "cpu"]
+    bucket = BUCKET_BYTES[NCCL if gpu else GLOO]
     parts = [torch.zeros(min(bucket, size - i), dtype=torch.uint8, device=where) for i in range(0, size, bucket)]
     times = []
     for _ in range(5):

@@ -90,6 +90,13 @@ def colocation_violations(spec: RLJobSpec) -> Iterator[Violation]:
             f"the servers read updates from the first rank's GPU, and there are {t.nodes} trainer pods",
             "set spec.trainer.nodes to 1, or spec.rollout.placement: separate",
         )
+    if spec.train.staleness:
+        yield Violation(
+            "spec.train.staleness",
+            str(spec.train.staleness),
+            "colocated servers sleep while the policy is trained and cannot generate the next step meanwhile",
+            "set 0, or spec.rollout.placement: separate",
+        )
     if t.processes_per_node % r.tensor_parallel:
         yield Violation(
             "spec.rollout.tensorParallel",

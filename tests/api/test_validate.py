@@ -76,3 +76,22 @@ def test_the_model_is_checked_against_the_layout() -> None:
         ),
         ("spec.trainer.parallelism.pipeline", "num_hidden_layers = 5 of the model is not divisible by it"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"rollout": {"replicas": 1}}, "spec.rollout.replicas"),
+        ({"trainer": {"nodes": 2}}, "spec.rollout.placement"),
+        (
+            {"train": {"staleness": 1}, "algorithm": {"rolloutCorrection": {"bypass": True}}},
+            "spec.train.staleness",
+        ),
+        ({"rollout": {"tensorParallel": 2}}, "spec.rollout.tensorParallel"),
+    ],
+)
+def test_colocated_servers_take_the_ranks_of_one_pod_between_steps(changes: dict, field: str) -> None:
+    colocated = {"placement": "colocated", "replicas": 0, "minReplicas": 0}
+    assert violations(raw_spec(rollout=colocated), "demo") == []
+    broken = raw_spec(**{**changes, "rollout": colocated | changes.get("rollout", {})})
+    assert [v.field for v in violations(broken, "demo")] == [field]

@@ -41,6 +41,9 @@ class Attempt:
         """Step and reshardability of the newest checkpoint of this run's own, or of the model that it began with."""
         self._start = 0
         self._digest = ""
+        self._served: dict[str, RolloutEndpoint] = {}
+        """By pod uid: who has a policy, and is awake."""
+        self._colocated = control.spec.rollout.placement == "colocated"
         self._expected: tuple[int, str] | None = None
 
     def begin(self) -> int:
@@ -73,13 +76,25 @@ class Attempt:
         began = time.monotonic()
         parsed = StepBatch.from_json(batch)
         assert parsed.step == step, f"batch of step {parsed.step} at step {step}"
+        if self._colocated:
+            self._rest_servers()
         metrics = self._engine.train_step(parsed)
         if self._first:
             self._first.store.check()
             self._first.driver.trained(step, metrics | {"time/train": time.monotonic() - began})
 
+    def _rest_servers(self) -> None:
+        """The GPUs are ours when this returns."""
+        if self._first:
+            self._first.publisher.sleep(list(self._served.values()))
+        self._served = {}
+        self._ranks.barrier()
+
     def sync(self, step: int, replicas: list[dict[str, Any]]) -> None:
         """Send the policy of `step` to these rollouts. Raises PolicyMismatchError when a restored policy is not the saved one."""
+        if self._colocated:
+            self._engine.rest()
+            self._ranks.barrier()
         if not self._first:
             for _ in self._engine.export():
                 pass  # exporting is collective
@@ -88,6 +103,7 @@ class Attempt:
         targets = [RolloutEndpoint.model_validate(r) for r in replicas]
         published = self._first.publisher.publish(step, iter(self._engine.export()), targets, self._first.driver.beat)
         self._digest = published.version.digest
+        self._served |= {t.pod_uid: t for t in targets if t.pod in published.ok}
         if self._expected and self._expected != (step, self._digest) and self._expected[0] == step:
             raise PolicyMismatchError(
                 f"step {step} was restored as {self._digest}, its manifest says {self._expected[1]}"

@@ -4,6 +4,8 @@ import hashlib
 import importlib
 import logging
 import os
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import torch.distributed as dist
 
 from rljob_api import names
 from rljob_api.layout import Layout
-from rljob_api.protocol import Control
+from rljob_api.protocol import Control, RolloutEndpoint
+from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure, loop
 from rljob_trainer.checkpoint.files import write_json
 from rljob_trainer.checkpoint.lineage import Run
@@ -20,7 +23,7 @@ from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.checkpoint.volume import remove_nonce, require_shared, sees_nonce, write_nonce
 from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import DriverClient
-from rljob_trainer.driver.control import read_control
+from rljob_trainer.driver.control import POLL_SECONDS, read_control
 from rljob_trainer.megatron import runtime
 
 log = logging.getLogger(__name__)
@@ -73,6 +76,7 @@ def _join(control: Control) -> None:
 def _attempt(directory: Path, control: Control) -> "loop.Attempt":
     from rljob_trainer.attempt import Attempt, First  # imports megatron, which needs the runtime installed
     from rljob_trainer.megatron.engine import Engine
+    from rljob_trainer.weights.backends import backend
     from rljob_trainer.weights.publisher import Publisher
 
     spec = control.spec
@@ -80,12 +84,25 @@ def _attempt(directory: Path, control: Control) -> "loop.Attempt":
     store = _open_store(control) if ranks.is_first else None
     _prove_shared(Path(spec.checkpoint.path), ranks)
     driver = _connect(directory, control) if ranks.is_first else None
+    token, address = os.environ[names.ENV_ROLLOUT_TOKEN], os.environ[names.ENV_POD_IP]
+    publisher = Publisher(control.attempt, token, address, backend(spec))
+    if spec.rollout.placement == "colocated":
+        if driver:
+            publisher.sleep(wait_for_servers(directory, spec, driver.beat))
+        ranks.barrier()  # the GPUs' memory is free now
     engine = Engine(spec, driver.beat if driver else _silence)
     if not (store and driver):
         return Attempt(control, ranks, engine, None)
-    token, address = os.environ[names.ENV_ROLLOUT_TOKEN], os.environ[names.ENV_POD_IP]
-    publisher = Publisher(control.attempt, token, address, spec.trainer.device)
     return Attempt(control, ranks, engine, First(driver, store, publisher))
+
+
+def wait_for_servers(directory: Path, spec: RLJobSpec, beat: Callable[[], None]) -> list[RolloutEndpoint]:
+    """The colocated servers, once the launcher has seen all of them answer; it ends the attempt when one does not."""
+    count = spec.trainer.processes_per_node // spec.rollout.tensor_parallel
+    while len(rollouts := read_control(directory).rollouts) < count:
+        beat()
+        time.sleep(POLL_SECONDS)
+    return rollouts
 
 
 def _silence() -> None:

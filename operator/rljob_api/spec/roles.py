@@ -128,9 +128,13 @@ class ReferenceSpec(Model):
 class RolloutSpec(Model):
     """The pool of vLLM servers that generate."""
 
+    placement: Literal["separate", "colocated"] = "separate"
+    """`separate`: servers in pods of their own, on GPUs of their own. `colocated`: in the trainer's pod and on its GPUs, one for every
+    `tensorParallel` of them; they sleep while the policy is trained, and `replicas` is 0. Their share of the memory while they generate is
+    vllmArgs' `gpu-memory-utilization`, 0.5 unless given."""
     replicas: Annotated[int, Field(ge=0, le=4096)] = 1
-    """Servers. 0 only when batches are replayed. A change takes effect at once, also by `kubectl scale`, but not below the `minReplicas` that
-    an open attempt began with."""
+    """Servers in pods of their own. 0 only when batches are replayed or servers are colocated. A change takes effect at once, also by
+    `kubectl scale`, but not below the `minReplicas` that an open attempt began with."""
     min_replicas: NonNegativeInt = 1
     """Generation waits while fewer have the current policy."""
     tensor_parallel: PositiveInt = 1

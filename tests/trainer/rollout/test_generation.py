@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def publish(servers: list[Server], model: Path, step: int) -> Published:
-    publisher = Publisher(1, TOKEN, "127.0.0.1", "cpu")
+    publisher = Publisher(1, TOKEN, "127.0.0.1", "gloo")
     return publisher.publish(step, iter(models.tensors(model)), [s.endpoint for s in servers], lambda: None)
 
 

@@ -31,7 +31,7 @@ PROMPTS = [tuple(2 + (i * 7 + j * 3) % 120 for j in range(length)) for i, length
 
 
 def publish(server: Server, model: Path, step: int, attempt: int = 1) -> Published:
-    return Publisher(attempt, TOKEN, "127.0.0.1", "cpu").publish(
+    return Publisher(attempt, TOKEN, "127.0.0.1", "gloo").publish(
         step, iter(models.tensors(model)), [server.endpoint], lambda: None
     )
 
@@ -109,7 +109,7 @@ def test_an_update_that_does_not_fit_the_model_is_refused(
 ) -> None:
     publish(server, checkpoints["old"], 3)
     wrong = change(models.tensors(checkpoints["new"]))
-    published = Publisher(1, TOKEN, "127.0.0.1", "cpu").publish(4, iter(wrong), [server.endpoint], lambda: None)
+    published = Publisher(1, TOKEN, "127.0.0.1", "gloo").publish(4, iter(wrong), [server.endpoint], lambda: None)
     assert published.ok == [] and message in published.failed[server.endpoint.pod]
     assert served(server) == 3
     assert difference(checkpoints["old"], generate(server)) < 1e-4
@@ -164,7 +164,7 @@ def test_an_update_in_many_buckets_equals_one_in_a_single_bucket(
     server: Server, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = publish(server, checkpoints["new"], 12).version
-    monkeypatch.setitem(BUCKET_BYTES, "cpu", 50_000)
+    monkeypatch.setitem(BUCKET_BYTES, "gloo", 50_000)
     assert publish(server, checkpoints["new"], 12).version == whole
     assert difference(checkpoints["new"], generate(server)) < 1e-4
 
@@ -172,7 +172,7 @@ def test_an_update_in_many_buckets_equals_one_in_a_single_bucket(
 def test_a_connection_serves_many_updates_and_a_server_in_the_place_of_another_gets_a_new_one(
     server: Server, start: Callable[..., Server], checkpoints: dict[str, Path]
 ) -> None:
-    publisher, other = Publisher(1, TOKEN, "127.0.0.1", "cpu"), start(checkpoints["old"])
+    publisher, other = Publisher(1, TOKEN, "127.0.0.1", "gloo"), start(checkpoints["old"])
     for step, (name, target) in enumerate((("old", server), ("new", server), ("old", other), ("new", other)), start=20):
         endpoint = target.endpoint.model_copy(update={"pod_uid": "the same"})
         assert publisher.publish(step, iter(models.tensors(checkpoints[name])), [endpoint], lambda: None).ok
@@ -209,7 +209,7 @@ def test_tied_embeddings_follow_an_update(start: Callable[..., Server], checkpoi
         assert difference(checkpoints[name], generate(tied)) < 1e-4
     with_head = [*models.tensors(checkpoints["tied"])]
     with_head.append(("lm_head.weight", dict(with_head)["model.embed_tokens.weight"]))
-    published = Publisher(1, TOKEN, "127.0.0.1", "cpu").publish(2, iter(with_head), [tied.endpoint], lambda: None)
+    published = Publisher(1, TOKEN, "127.0.0.1", "gloo").publish(2, iter(with_head), [tied.endpoint], lambda: None)
     assert published.ok
     assert difference(checkpoints["tied"], generate(tied)) < 1e-4
 

@@ -19,7 +19,7 @@ def test_a_payload_reaches_every_worker_of_a_replica() -> None:
     def work(worker: int) -> torch.Tensor:
         end = WorkerEnd(HERE, trainer.port, worker, 2)
         payload = torch.empty(100, dtype=torch.uint8)
-        end.receive(payload)
+        end.receive(payload, {})
         return payload
 
     with ThreadPoolExecutor(2) as pool:

@@ -28,7 +28,7 @@ def dead_endpoint() -> RolloutEndpoint:
 def test_without_replicas_the_digest_is_computed_and_the_export_drained() -> None:
     log: list[str] = []
     beats: list[None] = []
-    published = Publisher(3, "t", "127.0.0.1", "cpu").publish(7, exported(log), [], lambda: beats.append(None))
+    published = Publisher(3, "t", "127.0.0.1", "gloo").publish(7, exported(log), [], lambda: beats.append(None))
     assert len(log) == 5 and beats
     assert (published.version.attempt, published.version.step, published.ok, published.failed) == (3, 7, [], {})
     assert len(published.version.digest) == 64
@@ -36,7 +36,7 @@ def test_without_replicas_the_digest_is_computed_and_the_export_drained() -> Non
 
 def test_a_replica_that_is_not_there_fails_alone_and_the_export_is_drained() -> None:
     log: list[str] = []
-    published = Publisher(3, "t", "127.0.0.1", "cpu").publish(7, exported(log), [dead_endpoint()], lambda: None)
+    published = Publisher(3, "t", "127.0.0.1", "gloo").publish(7, exported(log), [dead_endpoint()], lambda: None)
     assert len(log) == 5 and published.ok == []
     assert "ConnectionRefusedError" in published.failed["rollout-0"]
 
@@ -47,4 +47,4 @@ def test_an_error_of_the_export_is_not_swallowed() -> None:
         raise RuntimeError("a rank died")
 
     with pytest.raises(RuntimeError, match="a rank died"):
-        Publisher(3, "t", "127.0.0.1", "cpu").publish(7, broken(), [dead_endpoint()], lambda: None)
+        Publisher(3, "t", "127.0.0.1", "gloo").publish(7, broken(), [dead_endpoint()], lambda: None)

@@ -19,6 +19,7 @@ from rljob_trainer.launcher.logs import Follower, tail
 from rljob_trainer.launcher.nurseries import Nurseries, Nursery, NurseryLost
 from rljob_trainer.launcher.order import Order, Rendezvous
 from rljob_trainer.launcher.processes import sweep
+from rljob_trainer.launcher.servers import Servers
 from rljob_trainer.launcher.setting import Setting
 
 GOODBYE_SECONDS = 10.0
@@ -48,6 +49,7 @@ class Attempt:
         self._directory = setting.directory(control.attempt)
         self._logs = names.log_dir(Path(control.spec.checkpoint.path), control.attempt)
         self._stop = asyncio.Event()
+        self._servers = Servers(control, setting)
 
     async def run(self) -> Ended:
         """From nothing to nothing: when this returns, no process of the attempt lives."""
@@ -62,7 +64,12 @@ class Attempt:
         """Hand the operator's word on: to drain, or which rollouts there are."""
         if control != self._control:
             self._control = control
-            replace(self._directory / names.CONTROL_KEY, control.dump_json())
+            self._tell()
+
+    def _tell(self) -> None:
+        """The operator knows of rollout pods, we of servers in this one."""
+        known = [*self._control.rollouts, *self._servers.endpoints]
+        replace(self._directory / names.CONTROL_KEY, self._control.model_copy(update={"rollouts": known}).dump_json())
 
     def stop(self) -> None:
         self._stop.set()
@@ -75,21 +82,30 @@ class Attempt:
         ranks = asyncio.create_task(self._run_ranks())
         driver = asyncio.create_task(self._run_driver()) if self._member.node_rank == 0 else None
         stop = asyncio.create_task(self._stop.wait())
-        ending = await self._until_over(ranks, driver, stop)
-        stop.cancel()
+        servers = asyncio.create_task(self._run_servers()) if self._servers.count else None
+        introduction = asyncio.create_task(self._introduce())
+        ending = await self._until_over(ranks, driver, stop, servers)
+        for task in (stop, servers, introduction):
+            if task:
+                task.cancel()
         killed = time.time()
         await _kill(self._nurseries.ranks, ranks)
         if driver:
             await _kill(self._nurseries.driver, driver)
+        await self._servers.stop()
         await asyncio.to_thread(sweep, self._nurseries.pids)
         outcome = self._outcome() if ending == "well" else None
         return Ended(*conclude(outcome, ending == "stopped", self._failures(killed), killed))
 
     async def _until_over(
-        self, ranks: asyncio.Task[int], driver: asyncio.Task[int] | None, stop: asyncio.Task[bool]
+        self,
+        ranks: asyncio.Task[int],
+        driver: asyncio.Task[int] | None,
+        stop: asyncio.Task[bool],
+        servers: asyncio.Task[int] | None,
     ) -> str:
         """`well`, `badly` or `stopped`. A driver may end well before its ranks do."""
-        awaited: set[asyncio.Task[int] | asyncio.Task[bool]] = {task for task in (ranks, driver, stop) if task}
+        awaited: set[asyncio.Task[int] | asyncio.Task[bool]] = {task for task in (ranks, driver, stop, servers) if task}
         while True:
             done, awaited = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             if any(task.result() for task in done if task is not stop):
@@ -121,6 +137,15 @@ class Attempt:
         if code and not failure.error_file(self._directory, "driver").exists():
             failure.record(self._directory, "driver", failure.ended(code, None, tail(self._driver_log())))
         return code
+
+    async def _run_servers(self) -> int:
+        failure.record(self._directory, "server", await self._servers.run())
+        return 1
+
+    async def _introduce(self) -> None:
+        """Say where the servers are as soon as they answer."""
+        await self._servers.answering.wait()
+        self._tell()
 
     async def _run(self, nursery: Nursery, order: Order) -> int:
         try:

@@ -1,11 +1,9 @@
 """The processes of a job on one machine: in place of each pod one launcher or supervisor, which talk to us by files."""
 
 import os
-import random
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import uuid
@@ -95,19 +93,3 @@ class Processes:
                 stderr=log,
                 start_new_session=True,
             )
-
-
-def free_port() -> int:
-    """Below the ports that the system hands out by itself, so that nobody takes it before its user does."""
-    while _taken(port := random.randint(10_000, 30_000)):
-        pass
-    return port
-
-
-def _taken(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return True
-    return False

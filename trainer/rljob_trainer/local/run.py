@@ -13,7 +13,8 @@ from rljob_trainer.launcher.setting import DRIVER, RANK
 from rljob_trainer.local import gpus, status
 from rljob_trainer.local.decide import End, Seen, State, advance
 from rljob_trainer.local.manifest import Job, ManifestError, load
-from rljob_trainer.local.processes import Processes, free_port
+from rljob_trainer.local.ports import free_port
+from rljob_trainer.local.processes import Processes
 
 POLL_SECONDS = 0.2
 

@@ -69,6 +69,11 @@ class Engine:
         """Hugging Face names and full tensors of the policy in its dtype, one at a time. Every rank must drain it."""
         return self._actor.export()
 
+    def rest(self) -> None:
+        """Give the device what memory is held and not in use. Before servers wake that share it."""
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
     def save(self, directory: Path, reshardable: bool) -> Writing:
         """Start to write everything that training goes on from, as it is now, into a new directory that all ranks share; see `checkpoint`."""
         with self._all_here():

@@ -28,6 +28,8 @@ def install() -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # communication of tensor and context parallelism has to be queued before the product that it overlaps with (megatron.training/arguments.py:1454)
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    # megatron's inference code imports it where vLLM has brought it, and it starts CUDA to see the GPUs, which would not survive a fork either
+    sys.modules.setdefault("flashinfer", None)  # type: ignore[arg-type]
     _choose_compiler()
     if not torch.cuda.is_available():
         _patch_torch()

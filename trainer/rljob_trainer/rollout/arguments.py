@@ -6,13 +6,15 @@ from typing import Any
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Device
-from rljob_trainer.weights.backends import BACKENDS
+from rljob_trainer.weights.backends import backend
 
 SERVED_MODEL = "policy"
 """Name of the model in requests."""
 
 SEQUENCES: dict[Device, int] = {"cpu": 256, "gpu": 1024}
 """Responses that one server generates at a time, unless vllmArgs says another `max-num-seqs`."""
+COLOCATED_SHARE = 0.5
+"""Of a GPU's memory, that a server has while it generates and the trainers rest."""
 CPU_KV_CACHE_BYTES = 256 * 2**20
 CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -44,12 +46,15 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
         "logprobs-mode": "processed_logprobs",
         "middleware": "rljob_trainer.rollout.front.Front",
         "worker-extension-cls": "rljob_trainer.rollout.worker.WorkerExtension",
-        "weight-transfer-config": {"backend": BACKENDS[spec.trainer.device]},
+        "weight-transfer-config": {"backend": backend(spec)},
         "trust-remote-code": spec.model.trust_remote_code,
     }
     default: dict[str, Any] = {"disable-uvicorn-access-log": True, "max-num-seqs": sequences(spec)}
     if spec.trainer.device == "cpu":
         default |= {"enforce-eager": True, "kv-cache-memory-bytes": CPU_KV_CACHE_BYTES}
+    elif rollout.placement == "colocated":
+        default |= {"gpu-memory-utilization": COLOCATED_SHARE}
+        own |= {"enable-sleep-mode": True}
     return list(_command_line(default | rollout.vllm_args | own))
 
 

@@ -37,6 +37,7 @@ class Front:
             ("POST", wire.BUCKET): updates.bucket,
             ("POST", wire.COMMIT): updates.commit,
             ("POST", wire.ABORT): updates.abort,
+            ("POST", wire.SLEEP): updates.sleep,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -30,6 +30,7 @@ class WeightUpdates:
         self._gate = gate
         self._lock = asyncio.Lock()
         self._session = ""
+        self._asleep = False
 
     async def open(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
         """Pause generation (what is in flight ends as aborted) and connect to the trainer. An update that was left open is discarded."""
@@ -40,12 +41,14 @@ class WeightUpdates:
             async with self._abandon_on_error(engine, attempt):
                 self._gate.updating, self._session = True, session
                 await engine.pause_generation(mode="abort")
+                if self._asleep:
+                    await engine.wake_up(tags=["weights"])
                 await engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": where})
                 await engine.collective_rpc("start_weight_update")
 
     async def bucket(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
         """Receive, verify and stage one bucket."""
-        info = {"attempt": attempt, "entries": body["entries"]}
+        info = {"attempt": attempt, "entries": body["entries"], "transport": body["transport"]}
         async with self._lock:
             self._check(body)
             async with self._abandon_on_error(engine, attempt):
@@ -67,6 +70,16 @@ class WeightUpdates:
         async with self._lock:
             self._check(body)
             await self._discard(engine)
+
+    async def sleep(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
+        """Give all memory back but what the process itself needs, or, without a GPU, only stop. Serves nothing until the next update."""
+        async with self._lock:
+            self._gate.fence.admit(attempt)
+            self._gate.serving = None
+            await engine.pause_generation(mode="abort")
+            if engine.vllm_config.model_config.enable_sleep_mode and not self._asleep:
+                await engine.sleep(level=2)  # discards the weights too: the next ones come anyway
+                self._asleep = True
 
     def _check(self, body: dict[str, Any]) -> None:
         if body["session"] != self._session:
@@ -94,6 +107,9 @@ class WeightUpdates:
         self._gate.serving = None
         try:
             await engine.collective_rpc("finish_weight_update")
+            if self._asleep:  # after the update has given its memory back
+                await engine.wake_up(tags=["kv_cache"])
+                self._asleep = False
             if not await engine.reset_prefix_cache():
                 raise UpdateError("the prefix cache could not be emptied: it holds values of the old weights")
             await engine.resume_generation()

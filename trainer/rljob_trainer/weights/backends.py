@@ -4,9 +4,17 @@ Its name is also the backend of vLLM's `--weight-transfer-config`. A transport h
 vLLM worker (registered in engine.py).
 """
 
-from rljob_api.spec.common import Device
+from rljob_api.spec import RLJobSpec
 
 GLOO = "gloo"
 NCCL = "rljob-nccl"
 """vLLM has an engine of its own named nccl, which overwrites the model as the weights come."""
-BACKENDS: dict[Device, str] = {"cpu": GLOO, "gpu": NCCL}
+IPC = "rljob-ipc"
+"""Between processes of one host whose GPUs are the same, which NCCL cannot connect."""
+
+
+def backend(spec: RLJobSpec) -> str:
+    """The transport of a job."""
+    if spec.trainer.device == "cpu":
+        return GLOO
+    return IPC if spec.rollout.placement == "colocated" else NCCL

@@ -19,8 +19,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from rljob_trainer.weights import gloo, nccl
-from rljob_trainer.weights.backends import GLOO, NCCL
+from rljob_trainer.weights import gloo, ipc, nccl
+from rljob_trainer.weights.backends import GLOO, IPC, NCCL
 from rljob_trainer.weights.bucket import Entry, digest, payload_size, unpack
 from rljob_trainer.weights.fence import Fence
 from rljob_trainer.weights.manifest import Manifest, RefusedUpdateError
@@ -42,23 +42,24 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """One bucket: its entries as JSON. The payload comes over the transport."""
+    """One bucket: its entries as JSON, and what the transport has to say of it."""
 
     attempt: int
     entries: list[dict[str, Any]]
+    transport: dict[str, Any]
 
 
 class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     """All but the transport."""
 
-    end_cls: type[gloo.WorkerEnd] | type[nccl.WorkerEnd]
+    end_cls: type[gloo.WorkerEnd] | type[nccl.WorkerEnd] | type[ipc.WorkerEnd]
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._fence = Fence()
-        self._end: gloo.WorkerEnd | nccl.WorkerEnd | None = None
+        self._end: gloo.WorkerEnd | nccl.WorkerEnd | ipc.WorkerEnd | None = None
         self._where = ("", 0)
         self._entries: list[Entry] = []
         self._staged: dict[str, Tensor] = {}
@@ -94,7 +95,7 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.manifest.check(entries)
         assert self._end is not None
         payload = torch.empty(payload_size(e.size for e in entries), dtype=torch.uint8, device=self.device)
-        self._end.receive(payload)
+        self._end.receive(payload, update_info.transport)
         self._staged.update((name, self._kept(tensor)) for name, tensor in unpack(entries, payload))
         self._entries += entries
 
@@ -166,6 +167,12 @@ class NcclEngine(StagedEngine):
     end_cls = nccl.WorkerEnd
 
 
-for _name, _engine in ((GLOO, GlooEngine), (NCCL, NcclEngine)):
+class IpcEngine(StagedEngine):
+    """Buckets in the memory of a GPU that the trainer shares with us."""
+
+    end_cls = ipc.WorkerEnd
+
+
+for _name, _engine in ((GLOO, GlooEngine), (NCCL, NcclEngine), (IPC, IpcEngine)):
     if _name not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(_name, _engine)

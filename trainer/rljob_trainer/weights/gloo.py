@@ -36,10 +36,11 @@ class TrainerEnd:
         if size := self._rendezvous.size(given_up):
             self._group = _group(self._rendezvous.store, 0, size, self.address)
 
-    def send(self, payload: Tensor) -> None:
-        """Begin to send; `settle` waits."""
+    def send(self, payload: Tensor) -> dict[str, Any]:
+        """Begin to send; `settle` waits. Nothing has to be said to the workers beside it."""
         with _BEGINNING:
             self._pending = self._group.broadcast([payload], _from_trainer())
+        return {}
 
     def settle(self) -> None:
         """Wait for what is being sent. Raises RuntimeError when the other end is gone or TRANSFER_SECONDS have passed."""
@@ -61,7 +62,7 @@ class WorkerEnd:
         self._store, own_address = join(address, port, worker, workers)
         self._group: Any = _group(self._store, worker + 1, workers + 1, own_address)
 
-    def receive(self, payload: Tensor) -> None:
+    def receive(self, payload: Tensor, _: dict[str, Any]) -> None:
         """Fill `payload`. Raises RuntimeError when the trainer is gone or TRANSFER_SECONDS have passed."""
         self._group.broadcast([payload], _from_trainer()).wait()
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,12 +29,12 @@ class _Transfer:
         """The payload has to be complete, and to live until `finish` returned."""
         with torch.cuda.device(self._device):
             self._deadline = _deadline()
-            stream = self._stream.cuda_stream
-            self._communicator.broadcast(payload.data_ptr(), payload.numel(), TRAINER, stream, self._deadline)
-            self._done.record(self._stream)
+            self._communicator.broadcast(payload.data_ptr(), payload.numel(), TRAINER, self._stream.cuda_stream)
 
     def finish(self) -> None:
         """Raises NcclError, a RuntimeError."""
+        self._communicator.settle(self._deadline)
+        self._done.record(self._stream)
         self._communicator.wait(self._done.query, self._deadline)
 
     def abort(self) -> None:
@@ -61,11 +62,12 @@ class TrainerEnd:
             self._rendezvous.store.set(ID_KEY, unique.hex())
             self._transfer = _Transfer(unique, TRAINER, size)
 
-    def send(self, payload: Tensor) -> None:
-        """Begin to send; `settle` waits."""
+    def send(self, payload: Tensor) -> dict[str, Any]:
+        """Begin to send; `settle` waits. Nothing has to be said to the workers beside it."""
         assert self._transfer
         self._sent = payload
         self._transfer.begin(payload)
+        return {}
 
     def settle(self) -> None:
         """Wait for what is being sent. Raises NcclError when the other end is gone or TRANSFER_SECONDS have passed."""
@@ -87,7 +89,7 @@ class WorkerEnd:
         self._store, _ = join(address, port, worker, workers)
         self._transfer = _Transfer(bytes.fromhex(self._store.get(ID_KEY).decode()), worker + 1, workers + 1)
 
-    def receive(self, payload: Tensor) -> None:
+    def receive(self, payload: Tensor, _: dict[str, Any]) -> None:
         """Fill `payload`, which is on the GPU. Raises NcclError when the trainer is gone or TRANSFER_SECONDS have passed."""
         torch.cuda.current_stream().synchronize()  # what had this memory before may still be at work in it
         self._transfer.begin(payload)

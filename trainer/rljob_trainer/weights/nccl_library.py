@@ -55,15 +55,15 @@ class Communicator:
         self._handle = ctypes.c_void_p()
         config = _Config(ctypes.sizeof(_Config), 0xCAFEBEEF, _CONFIG_VERSION, 0)
         name = _UniqueId.from_buffer_copy(unique)
-        code = _library().ncclCommInitRankConfig(
+        self._code = _library().ncclCommInitRankConfig(
             ctypes.byref(self._handle), ctypes.c_int(size), name, ctypes.c_int(rank), ctypes.byref(config)
         )
-        self._settle(code, deadline)
+        self.settle(deadline)
 
-    def broadcast(self, address: int, size: int, root: int, stream: int, deadline: float) -> None:
-        """Put a broadcast of `size` bytes at a device address onto a CUDA stream. Raises NcclError."""
+    def broadcast(self, address: int, size: int, root: int, stream: int) -> None:
+        """Begin to put a broadcast of `size` bytes at a device address onto a CUDA stream; `settle` says when it is there."""
         pointer = ctypes.c_void_p(address)
-        code = _library().ncclBroadcast(
+        self._code = _library().ncclBroadcast(
             pointer,
             pointer,
             ctypes.c_size_t(size),
@@ -72,7 +72,15 @@ class Communicator:
             self._handle,
             ctypes.c_void_p(stream),
         )
-        self._settle(code, deadline)
+
+    def settle(self, deadline: float) -> None:
+        """Until what was begun is done: the first broadcast connects, which takes the others. Raises NcclError, and is over then."""
+        while self._code == _IN_PROGRESS and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            self._code = self._state()
+        if self._code != _SUCCESS:
+            self.abort()
+        _check(self._code)
 
     def wait(self, done: Callable[[], bool], deadline: float) -> None:
         """Until `done`, which asks the stream. Raises NcclError when a peer is gone or the deadline has passed; then only `abort` is left."""
@@ -86,14 +94,6 @@ class Communicator:
         handle, self._handle = self._handle, ctypes.c_void_p()
         if handle:
             _library().ncclCommAbort(handle)
-
-    def _settle(self, code: int, deadline: float) -> None:
-        while code == _IN_PROGRESS and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-            code = self._state()
-        if code != _SUCCESS:
-            self.abort()
-        _check(code)
 
     def _state(self) -> int:
         state = ctypes.c_int()

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_api.spec.common import Device
-from rljob_trainer.weights.backends import BACKENDS
+from rljob_trainer.weights.backends import GLOO, IPC, NCCL
 from rljob_trainer.weights.bucket import Entry, digest, pack
 from rljob_trainer.weights.session import ENDS, End, ReplicaError, Session
 from rljob_trainer.weights.version import PolicyVersion
 
-BUCKET_BYTES: dict[Device, int] = {"cpu": 64 * 2**20, "gpu": 512 * 2**20}
+BUCKET_BYTES = {GLOO: 64 * 2**20, NCCL: 512 * 2**20, IPC: 512 * 2**20}
 """A bucket is closed once it holds so much; a larger tensor has one for itself. On a GPU a bucket takes less time than the message about it."""
 
 
@@ -38,10 +37,10 @@ class Published:
 class Publisher:
     """The trainer's end of all weight updates of one attempt."""
 
-    def __init__(self, attempt: int, token: str, address: str, device: Device) -> None:
-        """`address`: IP of this pod, which the replicas connect to."""
-        self._attempt, self._token, self._device = attempt, token, device
-        self._connect = partial(ENDS[BACKENDS[device]], address)
+    def __init__(self, attempt: int, token: str, address: str, backend: str) -> None:
+        """`address`: IP of this pod, which the replicas connect to; `backend`: see backends.py."""
+        self._attempt, self._token, self._backend = attempt, token, backend
+        self._connect = partial(ENDS[backend], address)
         self._ends: dict[str, End] = {}
         """By pod uid: connections of the last update, which the next one uses again."""
 
@@ -63,7 +62,7 @@ class Publisher:
         entries: list[Entry] = []
         with _Round(sessions) as round_:
             round_.start(Session.open)
-            for bucket in pack(tensors, BUCKET_BYTES[self._device], self._memory()):
+            for bucket in pack(tensors, BUCKET_BYTES[self._backend], self._memory()):
                 entries += bucket.entries
                 round_.settle()
                 round_.start(partial(Session.send, bucket=bucket))
@@ -76,9 +75,15 @@ class Publisher:
         self._ends |= {r.pod_uid: end for r in replicas if r.pod in round_.live and (end := sessions[r.pod].end)}
         return Published(version, list(round_.live), round_.failed)
 
+    def sleep(self, replicas: list[RolloutEndpoint]) -> None:
+        """Have replicas give up their memory. Raises ReplicaError for the first that does not."""
+        with ThreadPoolExecutor(max(1, len(replicas))) as pool:
+            list(pool.map(lambda r: Session(r, self._token, self._attempt, self._connect).sleep(), replicas))
+
     def _memory(self) -> torch.device:
         """Where buckets are."""
-        return torch.device("cuda", torch.cuda.current_device()) if self._device == "gpu" else torch.device("cpu")
+        gloo = self._backend == GLOO
+        return torch.device("cpu") if gloo else torch.device("cuda", torch.cuda.current_device())
 
 
 class _Round(AbstractContextManager["_Round"]):

@@ -10,14 +10,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.weights import gloo, nccl, wire
-from rljob_trainer.weights.backends import GLOO, NCCL
+from rljob_trainer.weights import gloo, ipc, nccl, wire
+from rljob_trainer.weights.backends import GLOO, IPC, NCCL
 from rljob_trainer.weights.bucket import Bucket
 from rljob_trainer.weights.version import PolicyVersion
 from rljob_trainer.weights.wire import FencedOut
 
-End = gloo.TrainerEnd | nccl.TrainerEnd
-ENDS: dict[str, type[End]] = {GLOO: gloo.TrainerEnd, NCCL: nccl.TrainerEnd}
+End = gloo.TrainerEnd | nccl.TrainerEnd | ipc.TrainerEnd
+ENDS: dict[str, type[End]] = {GLOO: gloo.TrainerEnd, NCCL: nccl.TrainerEnd, IPC: ipc.TrainerEnd}
 
 
 class ReplicaError(RuntimeError):
@@ -54,8 +54,9 @@ class Session:
         """Returns when the replica has received and verified the bucket."""
         assert self.end
         end = self.end
-        self._carry(lambda: end.send(bucket.payload))
-        self._post(wire.BUCKET, wire.TRANSFER_SECONDS, entries=[asdict(e) for e in bucket.entries])
+        transport = self._carry(lambda: end.send(bucket.payload))
+        entries = [asdict(e) for e in bucket.entries]
+        self._post(wire.BUCKET, wire.TRANSFER_SECONDS, entries=entries, transport=transport)
         self._carry(end.settle)
 
     def commit(self, version: PolicyVersion) -> None:
@@ -75,9 +76,13 @@ class Session:
     def _open(self, end: End, known: bool) -> None:
         self._post(wire.OPEN, wire.OPEN_SECONDS, address=end.address, port=end.port, known=known)
 
-    def _carry(self, transfer: Callable[[], None]) -> None:
+    def sleep(self) -> None:
+        """The replica gives up its memory, and serves nothing until the next update. Raises as the others."""
+        self._post(wire.SLEEP, wire.COMMIT_SECONDS)
+
+    def _carry[T](self, transfer: Callable[[], T]) -> T:
         try:
-            transfer()
+            return transfer()
         except RuntimeError as error:
             raise ReplicaError(f"transfer failed: {error}") from error
 

@@ -10,6 +10,7 @@ OPEN = "/rljob/weights/open"
 BUCKET = "/rljob/weights/bucket"
 COMMIT = "/rljob/weights/commit"
 ABORT = "/rljob/weights/abort"
+SLEEP = "/rljob/sleep"
 
 TRANSFER_SECONDS = 60.0
 """Longest wait for one bucket, on both ends. A replica that takes longer is out."""
