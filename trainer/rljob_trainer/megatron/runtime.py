@@ -46,11 +46,16 @@ def install() -> None:
 
 def _choose_compiler() -> None:
     """core/jit.py:26 compiles small functions, which pays on a GPU and takes a C compiler there; on CPU it takes a C++ compiler and seconds."""
-    if not (torch.cuda.is_available() and any(map(shutil.which, ("cc", "gcc", "clang")))):
+    if not (torch.cuda.is_available() and has_compiler()):
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     os.environ.setdefault(
         "TORCHINDUCTOR_COMPILE_THREADS", "1"
     )  # else a pool of processes as large as the machine, for a few kernels
+
+
+def has_compiler() -> bool:
+    """Whether Triton, and so torch.compile on a GPU, finds the C compiler that it calls for every kernel (triton/runtime/build.py)."""
+    return any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang"))))
 
 
 class _Stream:
