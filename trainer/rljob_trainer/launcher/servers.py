@@ -95,5 +95,5 @@ class Servers:
     def _environment(self, share: Mapping[str, str]) -> dict[str, str]:
         inherited = dict(os.environ) | dict(self._setting.environment)
         return server_environment(
-            self._control.spec, inherited | share | {names.ENV_ATTEMPT: str(self._control.attempt)}
+            self._control.spec, inherited | dict(share) | {names.ENV_ATTEMPT: str(self._control.attempt)}
         )

@@ -44,6 +44,7 @@ def process_environment(environment: Mapping[str, str], work: Path) -> dict[str,
         "USER": "rljob",  # torch asks getpass, which without a passwd entry needs it
         "HOME": tempfile.gettempdir(),
         "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),
+        "TRITON_CACHE_DIR": str(work / "triton"),
         "OMP_NUM_THREADS": "1",
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # the other check initializes CUDA, which does not survive a fork
     } | ({"GLOO_SOCKET_IFNAME": interface} if interface else {})
