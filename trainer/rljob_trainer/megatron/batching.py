@@ -1,5 +1,6 @@
 """From samples to the tensors of packed micro-batches."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -134,9 +135,11 @@ def micro_batch(samples: Sequence[Sample], chosen: Sequence[int], place: Place, 
     tokens, targets, index = (torch.zeros(row.length, dtype=torch.long) for _ in range(3))
     index += len(chosen)
     for i, (start, n) in enumerate(zip(accumulate(sequences, initial=0), lengths, strict=False)):
-        whole = samples[chosen[i]].prompt_tokens + samples[chosen[i]].response_tokens
-        tokens[start : start + n] = torch.tensor(whole[:n])
-        targets[start : start + n] = torch.tensor((*whole[1:], 0)[:n])
+        # by way of array, which takes a tenth of the time that torch takes with a tuple
+        ids = array("q", samples[chosen[i]].prompt_tokens + samples[chosen[i]].response_tokens)
+        whole = torch.frombuffer(ids, dtype=torch.long)
+        tokens[start : start + n] = whole[:n]
+        targets[start : start + min(n, len(whole) - 1)] = whole[1 : n + 1]
         index[start : start + n] = i
     positions = torch.cat([torch.arange(n) for n in sequences])
     tensors = [x[row.share].to(place.device) for x in (tokens, positions, targets, index)]
@@ -152,9 +155,9 @@ def _row(
     counts = tuple(len(samples[i].response_tokens) for i in chosen)
     starts = tuple(accumulate(sequences, initial=0))
     ends = [start + n for start, n in zip(starts, lengths, strict=False)]
-    responses = [p for end, n in zip(ends, counts, strict=True) for p in range(end - n, end)]
+    responses = [torch.arange(end - n, end) for end, n in zip(ends, counts, strict=True)]
     share = shares.rows(starts, place.layout.context, place.context_rank)
-    return Row(tuple(chosen), counts, torch.tensor(responses, dtype=torch.long), starts[-1], share)
+    return Row(tuple(chosen), counts, torch.cat([torch.arange(0), *responses]), starts[-1], share)
 
 
 def _packed(lengths: list[int], place: Place) -> PackedSeqParams:

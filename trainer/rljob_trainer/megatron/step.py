@@ -1,5 +1,6 @@
 """The samples of one step, and what is measured of them: per micro-batch on the rank that measures, per sample on all ranks."""
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +28,7 @@ class Step:
         if not ordered:
             raise ValueError("the step has no samples to train on")
         step = Step(ordered, mini_batches(ordered, spec, place), place)
-        step.put("rollout_log_probs", [torch.tensor(s.log_probs) for s in ordered])
+        step.put("rollout_log_probs", [torch.frombuffer(array("f", s.log_probs), dtype=torch.float32) for s in ordered])
         if spec.algorithm.overlong.filter:
             step.put(
                 "mask",
