@@ -113,7 +113,9 @@ class Attempt:
     def save_due(self, step: int) -> bool:
         """A periodic checkpoint of `step`, which this attempt trained, has not been made."""
         every, begun = self._spec.checkpoint.every_steps, self._held is not None and self._held[0] == step
-        return step > self._start and not begun and (step == self._spec.train.steps or (every > 0 and step % every == 0))
+        return (
+            step > self._start and not begun and (step == self._spec.train.steps or (every > 0 and step % every == 0))
+        )
 
     def save(self, step: int, final: bool) -> None:
         """Make a checkpoint of `step`, unless there is one. `final`: complete when this returns, and for any layout; else as the spec says."""
