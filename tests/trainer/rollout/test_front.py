@@ -29,6 +29,7 @@ class Engine:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.fails = ""
+        self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=True))
 
     def __getattr__(self, name: str) -> Any:
         async def call(*args: Any, **_: Any) -> bool:
@@ -80,10 +81,10 @@ class Caller:
 
     async def update(self, attempt: int, step: int = 1) -> list[int]:
         """Statuses of a whole update."""
-        where = {"session": "s", "address": "127.0.0.1", "port": 1}
+        where = {"session": "s", "address": "127.0.0.1", "port": 1, "known": False}
         steps = [
             (wire.OPEN, where),
-            (wire.BUCKET, {"session": "s", "entries": []}),
+            (wire.BUCKET, {"session": "s", "entries": [], "transport": {}}),
             (wire.COMMIT, {"session": "s", "step": step, "digest": "d"}),
         ]
         return [(await self("POST", path, of(attempt), **body))[0] for path, body in steps]
@@ -180,7 +181,7 @@ async def test_a_failed_update_is_discarded_and_the_old_policy_goes_on(call: Cal
 
 async def test_nothing_generates_while_weights_change_and_abort_goes_back(call: Caller) -> None:
     await call.update(1)
-    await call("POST", wire.OPEN, of(1), session="x", address="127.0.0.1", port=1)
+    await call("POST", wire.OPEN, of(1), session="x", address="127.0.0.1", port=1, known=False)
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
     assert (await call("POST", wire.ABORT, of(1), session="another"))[0] == 500
     assert (await call("POST", wire.ABORT, of(1), session="x"))[0] == 200
@@ -188,7 +189,7 @@ async def test_nothing_generates_while_weights_change_and_abort_goes_back(call: 
 
 
 async def test_an_update_that_was_left_open_is_discarded_by_the_next(call: Caller) -> None:
-    await call("POST", wire.OPEN, of(1), session="dead", address="127.0.0.1", port=1)
+    await call("POST", wire.OPEN, of(1), session="dead", address="127.0.0.1", port=1, known=False)
     assert await call.update(2) == [200, 200, 200]
     assert (await call("POST", wire.COMMIT, of(2), session="dead", step=1, digest="d"))[0] == 500
 
@@ -202,3 +203,19 @@ async def test_a_model_that_was_half_applied_ends_the_server(call: Caller, monke
         await call.update(1)
     assert killed == [15]
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
+
+
+async def test_a_sleeping_server_serves_nothing_and_wakes_its_cache_only_after_the_weights_are_there(
+    call: Caller,
+) -> None:
+    await call.update(1)
+    call.engine.calls.clear()
+    assert (await call("POST", wire.SLEEP, of(1)))[0] == 200
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 503
+    assert await call.update(1, step=2) == [200, 200, 200]
+    calls = call.engine.calls
+    assert calls[:2] == ["pause_generation", "sleep"] and calls.count("wake_up") == 2
+    first, second = (i for i, c in enumerate(calls) if c == "wake_up")
+    assert first < calls.index("init_weight_transfer_engine") < calls.index("finish_weight_update") < second
+    assert second < calls.index("reset_prefix_cache") < calls.index("resume_generation")
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 200
