@@ -45,6 +45,8 @@ check: setup ## Format, lint, layers, types, generated files, fast tests (under 
 
 .PHONY: test
 test: check ## Everything: check, the trainer on real megatron-core and vLLM, end to end on the cluster
+	$(PY) -m e2e.providers up # builds helm, etcd and kube-apiserver, without which some tests skip
+	$(PY) -m pytest -q tests/chart
 	$(PY) -m pytest -q -m slow tests
 	$(PY) -m pytest -q e2e --durations=0 --durations-min=1
 
