@@ -134,8 +134,14 @@ def test_every_job_of_a_file_is_checked(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["plan", "-f", file, "-o", "json"]) == 1
     first, second = json.loads(capsys.readouterr().out)
     assert first["layout"] == {
-        "world": 16, "tensor": 4, "pipeline": 2, "data": 2,
-        "context": 1, "expert": 1, "expert_tensor": 4, "virtual_pipeline": 1,
+        "world": 16,
+        "tensor": 4,
+        "pipeline": 2,
+        "data": 2,
+        "context": 1,
+        "expert": 1,
+        "expert_tensor": 4,
+        "virtual_pipeline": 1,
     }
     assert first["violations"] == []
     assert {v["field"] for v in second["violations"]} >= {"spec.train.miniBatches", "spec.rewards[0]"}
