@@ -26,7 +26,7 @@ def describe() -> str:
         "devices": ", ".join(gpus) or "no GPU: gloo on CPU",
         "layers": "Transformer Engine" if engine else "torch, under Transformer Engine's names",
         "attention": "Transformer Engine" if engine else "flash attention, SDPA in float32" if gpu else "SDPA",
-        "fused RoPE": "yes" if engine and gpu else "no: needs Transformer Engine",
+        "fused RoPE": "yes" if engine and gpu else f"no: needs {'a GPU' if engine else 'Transformer Engine'}",
         "log-probabilities": "Triton kernels" if gpu and find_spec("triton") else "torch, in pieces",
         "Adam": "FusedAdam" if engine or apex else "torch AdamW, fused" if gpu else "torch AdamW",
         "apex": "installed" if apex else "absent; not needed",
