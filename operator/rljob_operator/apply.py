@@ -1,4 +1,4 @@
-"""The writes of one pass, in their order: status, children, deletions, events."""
+"""The writes of one pass. Their order is that of reconcile.py."""
 
 import asyncio
 import logging
@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 16
 """Children that are written concurrently."""
+LATER = ("RoleBinding", "StatefulSet")
+"""Kinds that need what was written before: the API server refuses a binding to a Role that it does not know, and pods need everything."""
 
 
 class Writer:
@@ -40,18 +42,16 @@ class Writer:
     async def children(self, s: Snapshot, wanted: list[Object]) -> tuple[str, ...]:
         """Create what is missing, correct what is ours, leave alone what is not; the last are returned, each as a sentence.
 
-        Pods come after all that they need, and are not started beside a conflict: they would find somebody else's object in the place of ours.
+        Nothing follows a conflict: pods, which come last, would find somebody else's object in the place of ours.
         """
-        sets = [child for child in wanted if child["kind"] == "StatefulSet"]
-        others = [child for child in wanted if child["kind"] != "StatefulSet"]
-        return await self._children(s, others) or await self._children(s, sets)
-
-    async def _children(self, s: Snapshot, wanted: list[Object]) -> tuple[str, ...]:
         missing = [child for child in wanted if not self._settled(s, child)]
-        found: list[str] = []
-        for i in range(0, len(missing), AT_ONCE):
-            found += await together([self._child(s, child) for child in missing[i : i + AT_ONCE]])
-        return tuple(filter(None, found))
+        for wave in waves(missing):
+            if conflicts := await self._children(s, wave):
+                return conflicts
+        return ()
+
+    async def _children(self, s: Snapshot, missing: list[Object]) -> tuple[str, ...]:
+        return tuple(filter(None, await together([self._child(s, child) for child in missing])))
 
     def _settled(self, s: Snapshot, child: Object) -> bool:
         live = _seen(s, child)
@@ -129,8 +129,7 @@ class Writer:
 
     async def bindings(self, namespace: str, bindings: tuple[Binding, ...], now: float) -> None:
         """Each pod is patched once: what was released already, or is gone, answers with a refusal."""
-        for i in range(0, len(bindings), AT_ONCE):
-            await together([self._bind(namespace, b, now) for b in bindings[i : i + AT_ONCE]])
+        await together([self._bind(namespace, b, now) for b in bindings])
 
     async def _bind(self, namespace: str, binding: Binding, now: float) -> None:
         pod = binding.pod
@@ -151,14 +150,25 @@ class Writer:
                 log.warning("event %s of %s/%s is lost: %s", event.reason, job.namespace, job.name, error)
 
 
+def waves(children: list[Object]) -> list[list[Object]]:
+    """Each may be written at once when those before it are there."""
+    first = [child for child in children if child["kind"] not in LATER]
+    return [first, *([child for child in children if child["kind"] == kind] for kind in LATER)]
+
+
 async def together[T](work: list[Coroutine[Any, Any, T]]) -> list[T]:
-    """All at once; the first error ends the rest, and is raised as itself."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [task.result() for task in tasks]
+    """AT_ONCE at a time. One that fails keeps no other from its end, so that every pass gets further; then the first error is raised."""
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def one(task: Coroutine[Any, Any, T]) -> T:
+        async with free:
+            return await task
+
+    found = await asyncio.gather(*map(one, work), return_exceptions=True)
+    for result in found:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in found if not isinstance(result, BaseException)]
 
 
 def _seen(s: Snapshot, child: Object) -> Object | None:

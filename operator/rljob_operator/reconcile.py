@@ -8,7 +8,7 @@ from dataclasses import replace
 from rljob_operator.api import Api, Key, Object
 from rljob_operator.apply import Writer
 from rljob_operator.decide import Decision, decide
-from rljob_operator.decide.describe import is_display
+from rljob_operator.decide.describe import is_account, is_display
 from rljob_operator.memory import Memory
 from rljob_operator.observe import Observer
 from rljob_operator.placement.placer import Placer
@@ -25,7 +25,10 @@ DISPLAY_SPACING = 2.0
 
 
 class Reconciler:
-    """observe -> decide -> apply. Errors propagate to the queue, which tries again later."""
+    """observe -> decide -> apply: the status if it holds an intent, then what follows from it, then a status that only tells, then events.
+
+    Errors propagate to the queue, which tries again later.
+    """
 
     def __init__(
         self,
@@ -56,21 +59,29 @@ class Reconciler:
         async with self._placer.turn(s) as verdict:  # which ends when the seats are in status
             s = replace(s, verdict=verdict)
             decision = decide(s)
-            postponed = await self._write_status(key, job.object, s, decision)
+            if intends := not is_account(s.status, decision.status):
+                await self._write_status(key, job.object, s, decision)
         try:
-            conflicts = await self._writer.children(s, render(s, decision.status))
-            await self._writer.deletions(key[0], decision.delete)
-            await self._writer.deletions(key[0], decision.force, force=True)
-            if decision.status.collected:
-                await self._writer.collection(s)
-            await self._writer.bindings(key[0], decision.bind, s.now)
-        finally:  # what they tell of is in the status, which is written
+            conflicts = await self._act(s, decision)
+        finally:  # an account comes last: if we die of each write, all that is to be done is done all the same
+            postponed = None if intends else await self._write_status(key, job.object, s, decision)
             await self._writer.events(s.job, decision.events, s.now)
         self._memory.conflicts[key] = conflicts
         if conflicts != s.conflicts:
             return 0.0
         waits = [decision.requeue_after, CONFLICT_RETRY if conflicts else None, postponed]
         return min((t for t in waits if t is not None), default=None)
+
+    async def _act(self, s: Snapshot, decision: Decision) -> tuple[str, ...]:
+        """Conflicts, as sentences."""
+        namespace = s.job.namespace
+        conflicts = await self._writer.children(s, render(s, decision.status))
+        await self._writer.deletions(namespace, decision.delete)
+        await self._writer.deletions(namespace, decision.force, force=True)
+        if decision.status.collected:
+            await self._writer.collection(s)
+        await self._writer.bindings(namespace, decision.bind, s.now)
+        return conflicts
 
     async def _write_status(self, key: Key, job: Object, s: Snapshot, decision: Decision) -> float | None:
         """Seconds by which the write is put off, if it is."""

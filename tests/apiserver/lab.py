@@ -21,7 +21,6 @@ class Operator:
     kubeconfig: Path
     namespace: str
     log: Path
-    progress_interval: float = 0.3
     kills: int = 0
     wanted: bool = True
     _process: subprocess.Popen[bytes] | None = field(default=None)
@@ -30,14 +29,7 @@ class Operator:
         if not self.wanted or (self._process and self._process.poll() is None):
             return
         command = [sys.executable, "-m", "rljob_operator", "--namespace", self.namespace]
-        command += [
-            "--lease-namespace",
-            self.namespace,
-            "--identity",
-            "one",
-            "--progress-interval",
-            str(self.progress_interval),
-        ]
+        command += ["--lease-namespace", self.namespace, "--identity", "one", "--progress-interval", "0.3"]
         with self.log.open("ab") as log:
             env = os.environ | {"KUBECONFIG": str(self.kubeconfig)}
             self._process = subprocess.Popen([*command, "--health-port", "0"], env=env, stdout=log, stderr=log)

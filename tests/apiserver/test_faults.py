@@ -55,7 +55,6 @@ async def test_an_operator_killed_after_every_single_write_reaches_the_same_end(
     async with lab(plane, "killed", faults) as world:
         operator = world.operator_process
         assert operator
-        operator.progress_interval = 30.0  # one that dies of each write would else write progress for ever
         faults.after_write = lambda line: operator.kill() if "/events" not in line else None
         assert await live(world) == END
         assert operator.kills >= 15

@@ -1,9 +1,13 @@
 """Which writes are made, and which are not."""
 
+import asyncio
 from random import Random
 
+import pytest
+
 from api.specs import raw_spec
-from rljob_operator.apply import covers
+from rljob_operator.api import ApiError
+from rljob_operator.apply import covers, together
 from rljob_operator.client import owned_by_creation
 from rljob_operator.reconcile import Reconciler
 from rljob_operator.stores import Stores
@@ -29,6 +33,29 @@ async def test_a_pass_over_an_unchanged_job_writes_nothing() -> None:
     for _ in range(3):
         await operator((NAMESPACE, "demo"))
     assert cluster.writes[len(written) :] in ([], ["replace RLJob demo"]), cluster.writes
+
+
+async def test_a_slow_role_delays_its_binding() -> None:
+    """The API server refuses a binding to a Role that it does not know yet."""
+    cluster = FakeCluster()
+    cluster.delays["Role"] = 0.02
+    cluster.put(job_object("demo", raw_spec()))
+    await operating(cluster)((NAMESPACE, "demo"))
+    assert ("RoleBinding", NAMESPACE, "demo-pods") in cluster.objects
+
+
+async def test_one_write_that_fails_keeps_no_other_from_its_end() -> None:
+    async def fails() -> None:
+        raise ApiError(500, "broken")
+
+    async def ends(done: list[str]) -> None:
+        await asyncio.sleep(0.01)
+        done.append("done")
+
+    done: list[str] = []
+    with pytest.raises(ApiError, match="broken"):
+        await together([fails(), ends(done)])
+    assert done == ["done"]
 
 
 async def test_an_edited_child_is_corrected() -> None:

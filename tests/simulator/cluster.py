@@ -1,5 +1,6 @@
 """An API server and a StatefulSet controller in memory, strict about what the operator relies on: uids, resourceVersions, owners, labels."""
 
+import asyncio
 import copy
 from collections.abc import AsyncIterator
 from typing import Any
@@ -20,6 +21,8 @@ class FakeCluster:
         self.writes: list[str] = []
         self.requests = 0
         self.crash_after: int | None = None
+        self.delays: dict[str, float] = {}
+        """Seconds that a creation takes, by kind."""
         self.full: set[str] = set()
         """Nodes onto which the scheduler puts nobody."""
         self.version = 0
@@ -51,6 +54,9 @@ class FakeCluster:
 
     async def create(self, obj: Object) -> Object:
         self._asked()
+        await asyncio.sleep(self.delays.get(obj["kind"], 0.0))
+        if obj["kind"] == "RoleBinding":
+            self._find("Role", obj["metadata"]["namespace"], obj["roleRef"]["name"])
         created = self.put(obj)
         self._written("create", obj)
         return copy.deepcopy(created)

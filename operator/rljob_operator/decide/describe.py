@@ -34,8 +34,18 @@ def _role(s: Snapshot, role: str, pods: tuple[Pod, ...], desired: int) -> RoleSt
 
 
 DISPLAY = ("trainer", "rollout", "message", "conditions")
+ACCOUNT = (*DISPLAY, "state", "observed_generation", "progress", "checkpoint", "lost_steps", "first_step")
 
 
 def is_display(old: JobStatus, new: JobStatus) -> bool:
     """Nothing but counts, sentences and their conditions differ."""
-    return new.model_copy(update={field: getattr(old, field) for field in DISPLAY}) == old
+    return _differ_only_in(DISPLAY, old, new)
+
+
+def is_account(old: JobStatus, new: JobStatus) -> bool:
+    """It tells what happened; nothing that is done now follows from it."""
+    return _differ_only_in(ACCOUNT, old, new)
+
+
+def _differ_only_in(fields: tuple[str, ...], old: JobStatus, new: JobStatus) -> bool:
+    return new.model_copy(update={field: getattr(old, field) for field in fields}) == old
