@@ -75,7 +75,4 @@ class Job:
         in_spec = bool(self.raw["spec"].get("suspend", False))
         if request := self.pending_request:
             return request.action == "suspend"
-        override = self.status.override
-        if override and override.spec_suspend == in_spec:
-            return override.suspend
-        return in_spec
+        return self.status.wants_suspend(in_spec)

@@ -48,6 +48,11 @@ class Layout:
         return self.expert_tensor * self.expert * self.pipeline
 
     @property
+    def expert_copies(self) -> int:
+        """Copies of all experts, which share their optimizer's states."""
+        return max(1, self.world // self.expert_model)
+
+    @property
     def sequence_alignment(self) -> int:
         """A sequence is filled up to a multiple of this many tokens: context-parallel ranks take two of its 2 x context chunks each."""
         return 2 * self.context if self.context > 1 else 1
@@ -75,9 +80,13 @@ class Layout:
 class Amounts:
     """How many samples move, counted globally."""
 
+    longest: int
+    """Tokens of the longest sample."""
     samples_per_step: int
     prompts_per_mini_batch: int
     samples_per_mini_batch: int
+    updates: int
+    """Optimizer steps per step."""
     optimizer_steps: int
     """Of the whole job."""
 
@@ -85,9 +94,12 @@ class Amounts:
     def of(spec: RLJobSpec) -> "Amounts":
         t = spec.train
         prompts = t.prompts_per_step // t.mini_batches
+        updates = t.mini_batches * t.epochs_per_step
         return Amounts(
-            t.prompts_per_step * t.samples_per_prompt,
-            prompts,
-            prompts * t.samples_per_prompt,
-            t.steps * t.mini_batches * t.epochs_per_step,
+            longest=spec.data.max_prompt_tokens + spec.rollout.sampling.max_tokens,
+            samples_per_step=t.prompts_per_step * t.samples_per_prompt,
+            prompts_per_mini_batch=prompts,
+            samples_per_mini_batch=prompts * t.samples_per_prompt,
+            updates=updates,
+            optimizer_steps=t.steps * updates,
         )

@@ -6,7 +6,7 @@ megatron.training/arguments.py, which the package does not contain), checked bef
 
 from collections.abc import Iterator
 
-from rljob_api.layout import Layout
+from rljob_api.layout import Amounts, Layout
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import Recompute
 from rljob_api.violation import Violation
@@ -123,7 +123,7 @@ def batch_violations(spec: RLJobSpec) -> Iterator[Violation]:
             f"promptsPerStep = {t.prompts_per_step} is not divisible by it: a group of samples is never cut",
             "choose a divisor of spec.train.promptsPerStep",
         )
-    longest = spec.data.max_prompt_tokens + spec.rollout.sampling.max_tokens
+    longest = Amounts.of(spec).longest
     needed = -(-longest // layout.alignment) * layout.alignment
     if needed > t.tokens_per_micro_batch:
         filled = f", {needed} when filled up for tensor and context parallelism," if needed > longest else ""

@@ -70,9 +70,8 @@ def _stage(spec: RLJobSpec, shape: Shape, stage: int) -> TrainerMemory:
     dense, experts = _own(shape, lay, stage)
     own = dense + experts
     sharers = lay.data * lay.context
-    expert_sharers = max(1, lay.world // (lay.expert_tensor * lay.expert * lay.pipeline))
     state = 2 * FLOAT + (FLOAT if width < FLOAT else 0)
-    optimizer = state * (dense / sharers + experts / expert_sharers)
+    optimizer = state * (dense / sharers + experts / lay.expert_copies)
     tokens = spec.train.tokens_per_micro_batch / lay.context
     logits = (width + FLOAT) * tokens * shape.vocabulary / lay.tensor if last else 0.0
     activations = tokens * _layer(spec, shape, width) * shape.layers / lay.pipeline * _in_flight(lay, stage)
@@ -134,7 +133,7 @@ def rollout_memory(spec: RLJobSpec, shape: Shape) -> RolloutMemory:
     width, t = BYTES[spec.model.dtype], spec.rollout.tensor_parallel
     servers = max(1, spec.rollout.replicas)
     most = int(spec.rollout.vllm_args.get("max-num-seqs", MAX_SEQUENCES))
-    samples = min(most, -(-Amounts.of(spec).samples_per_step // servers))
-    longest = spec.data.max_prompt_tokens + spec.rollout.sampling.max_tokens
+    amounts = Amounts.of(spec)
+    samples = min(most, -(-amounts.samples_per_step // servers))
     per_token = 2 * width * shape.layers * max(1.0, shape.groups / t) * shape.head
-    return RolloutMemory(weights=width * shape.parameters / t, kv_cache=per_token * samples * longest)
+    return RolloutMemory(weights=width * shape.parameters / t, kv_cache=per_token * samples * amounts.longest)

@@ -6,6 +6,7 @@ from typing import Any
 from rljob_api.layout import Layout
 from rljob_api.layout_rules import PARALLELISM, RECOMPUTE, unfit_module
 from rljob_api.passthrough import SPLITS
+from rljob_api.shape import experts_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.violation import Violation
 
@@ -18,7 +19,6 @@ UNFIT = {
     "layernorm": "the norms of a model without experts are parts of its matrices",
 }
 """Modules that only models with, or without, experts have."""
-EXPERT_COUNTS = ("num_experts", "num_local_experts")
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The only frequencies of this rope scaling that megatron-core has (core/models/common/embeddings/rotary_pos_embedding.py, `_apply_scaling`)."""
 
@@ -67,7 +67,7 @@ def _width_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viola
     layout = Layout.of(spec)
     heads = config.get("num_attention_heads")
     groups = config.get("num_key_value_heads") or heads
-    experts = _experts(config)
+    experts = experts_of(config)
     if heads and heads % layout.tensor:
         yield _indivisible("tensor", layout.tensor, "num_attention_heads", heads)
     if groups and groups % layout.tensor and layout.tensor % groups:
@@ -112,7 +112,7 @@ def _depth_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viola
 
 def _expert_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """Experts over expert-parallel ranks; nothing about experts in a model without."""
-    layout, p, experts = Layout.of(spec), spec.trainer.parallelism, _experts(config)
+    layout, p, experts = Layout.of(spec), spec.trainer.parallelism, experts_of(config)
     if experts and experts % layout.expert:
         yield _indivisible("expert", layout.expert, "the number of experts", experts)
     if experts and layout.tensor > 1 and not p.sequence:
@@ -131,10 +131,6 @@ def _expert_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
         yield Violation(f"{PARALLELISM}.expert", str(layout.expert), "the model has no experts", "set 1")
     if p.expert_tensor:
         yield Violation(f"{PARALLELISM}.expertTensor", str(p.expert_tensor), "the model has no experts", "remove it")
-
-
-def _experts(config: dict[str, Any]) -> int:
-    return next((config[key] for key in EXPERT_COUNTS if config.get(key)), 0)
 
 
 def _indivisible(name: str, size: int, key: str, value: int) -> Violation:

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterator
 
 from rljob_api.known_keys import TRANSFORMER_CONFIG, VLLM_ARGUMENTS
+from rljob_api.layout_rules import PARALLELISM, RECOMPUTE
 from rljob_api.spec import RLJobSpec
 from rljob_api.violation import Violation
 
@@ -16,29 +17,27 @@ SPLITS = (
 """Keys of transformerConfig by which stages get other than equal shares of the layers; each line is one way."""
 
 _MODEL = "the model directory's config.json"
-_PARALLELISM = "spec.trainer.parallelism"
-_RECOMPUTE = "spec.trainer.recompute"
 _SAME = "the trainer: reinforcement learning compares log-probabilities, so a pass must not depend on chance"
 _SCHEDULE = "the trainer, from spec.trainer.parallelism"
 _LOSS = "the trainer, which computes log-probabilities from the logits itself"
 _NOT_TRAINED = "nothing: the trainer has no such part"
 
 OWNED_TRANSFORMER_CONFIG = {
-    "tensor_model_parallel_size": f"{_PARALLELISM}.tensor",
-    "pipeline_model_parallel_size": f"{_PARALLELISM}.pipeline",
-    "virtual_pipeline_model_parallel_size": f"{_PARALLELISM}.virtualPipeline",
-    "context_parallel_size": f"{_PARALLELISM}.context",
-    "hierarchical_context_parallel_sizes": f"{_PARALLELISM}.context",
-    "hybrid_context_parallel": f"{_PARALLELISM}.context",
-    "max_seqlen_per_dp_cp_rank": f"{_PARALLELISM}.context",
-    "expert_model_parallel_size": f"{_PARALLELISM}.expert",
-    "expert_tensor_parallel_size": f"{_PARALLELISM}.expertTensor",
-    "sequence_parallel": f"{_PARALLELISM}.sequence",
-    "recompute_granularity": f"{_RECOMPUTE}.granularity",
-    "recompute_method": f"{_RECOMPUTE}.method",
-    "recompute_num_layers": f"{_RECOMPUTE}.layers",
-    "recompute_modules": f"{_RECOMPUTE}.modules",
-    "moe_layer_recompute": f"{_RECOMPUTE}.modules",
+    "tensor_model_parallel_size": f"{PARALLELISM}.tensor",
+    "pipeline_model_parallel_size": f"{PARALLELISM}.pipeline",
+    "virtual_pipeline_model_parallel_size": f"{PARALLELISM}.virtualPipeline",
+    "context_parallel_size": f"{PARALLELISM}.context",
+    "hierarchical_context_parallel_sizes": f"{PARALLELISM}.context",
+    "hybrid_context_parallel": f"{PARALLELISM}.context",
+    "max_seqlen_per_dp_cp_rank": f"{PARALLELISM}.context",
+    "expert_model_parallel_size": f"{PARALLELISM}.expert",
+    "expert_tensor_parallel_size": f"{PARALLELISM}.expertTensor",
+    "sequence_parallel": f"{PARALLELISM}.sequence",
+    "recompute_granularity": f"{RECOMPUTE}.granularity",
+    "recompute_method": f"{RECOMPUTE}.method",
+    "recompute_num_layers": f"{RECOMPUTE}.layers",
+    "recompute_modules": f"{RECOMPUTE}.modules",
+    "moe_layer_recompute": f"{RECOMPUTE}.modules",
     "variable_seq_lengths": "the trainer, which packs sequences",
     "calculate_per_token_loss": "spec.algorithm.aggregation",
     "use_cpu_initialization": "spec.trainer.device",

@@ -5,6 +5,12 @@ from typing import Any
 
 BYTES = {"float32": 4, "bfloat16": 2}
 """Of one parameter or activation, by `spec.model.dtype`."""
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def experts_of(config: dict[str, Any]) -> int:
+    """Experts of a layer; 0: the model has none."""
+    return next((config[key] for key in EXPERT_COUNTS if config.get(key)), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,7 @@ class Shape:
         if not all(isinstance(config.get(key), int) for key in needed):
             return None
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
-        experts = config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 0
+        experts = experts_of(config)
         wide = config.get("intermediate_size") or 4 * hidden
         return Shape(
             layers=config["num_hidden_layers"],

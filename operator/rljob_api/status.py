@@ -210,6 +210,11 @@ class JobStatus(Wire):
     """Of `scheduling.backend: builtin`, while pods are wanted."""
     conditions: list[Condition] = []
 
+    def wants_suspend(self, in_spec: bool) -> bool:
+        """The newest word about suspension: a request's, until somebody changes spec.suspend."""
+        asked = self.override
+        return asked.suspend if asked and asked.spec_suspend == in_spec else in_spec
+
 
 class RLJobMeta(Model):
     """What we read of an object's metadata."""

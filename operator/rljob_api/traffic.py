@@ -65,9 +65,8 @@ class Volumes:
         both, ring = 1 + extra / 2, 1 + extra / 3
         own = layers * shape.dense / t + 2 * shape.embedding / (t * p)
         experts = layers * shape.expert / (e * lay.expert_tensor)
-        updates = spec.train.mini_batches * spec.train.epochs_per_step
+        updates = Amounts.of(spec).updates
         copies = lay.data * c
-        expert_copies = max(1, lay.world // (lay.expert_tensor * e * p))
         exchange = GRADIENT + width
         cut = t if spec.trainer.parallelism.sequence else 1
         return Volumes(
@@ -75,35 +74,34 @@ class Volumes:
             context=6 * width * shape.groups * shape.head / t * tokens * (c - 1) * layers * ring,
             expert=4 * width * shape.hidden * shape.experts_per_token * tokens / t / e * layers * both,
             data=updates * exchange * own * (copies - 1) / copies,
-            expert_data=updates * exchange * experts * (expert_copies - 1) / expert_copies,
+            expert_data=updates * exchange * experts * (lay.expert_copies - 1) / lay.expert_copies,
             pipeline=2 * width * shape.hidden * tokens / cut * lay.virtual_pipeline * both,
             weights=width * shape.parameters,
         )
 
 
 def _tokens(spec: RLJobSpec) -> float:
-    longest = spec.data.max_prompt_tokens + spec.rollout.sampling.max_tokens
-    return float(Amounts.of(spec).samples_per_step * longest * spec.train.epochs_per_step)
+    amounts = Amounts.of(spec)
+    return float(amounts.samples_per_step * amounts.longest * spec.train.epochs_per_step)
 
 
 def _forward_passes(spec: RLJobSpec) -> float:
     """Passes over the step's tokens without a backward pass, per pass with one."""
-    once = spec.train.mini_batches == 1 and spec.train.epochs_per_step == 1
-    passes = (0 if once else 1) + (1 if spec.algorithm.kl.coefficient else 0)
+    passes = (0 if Amounts.of(spec).updates == 1 else 1) + (1 if spec.algorithm.kl.coefficient else 0)
     return passes / spec.train.epochs_per_step
 
 
 def links(spec: RLJobSpec, shape: Shape, rollouts: int) -> list[Link]:
     """Pairs of pods that exchange bytes, each pair once per communicator; what stays inside a pod is left out."""
     per_pod, found = spec.trainer.processes_per_node, dict[tuple[Kind, int, int], float]()
-    for kind, a, b, volume in _rank_links(Layout.of(spec), Volumes.of(spec, shape)):
+    volumes = Volumes.of(spec, shape)
+    for kind, a, b, volume in _rank_links(Layout.of(spec), volumes):
         one, other = sorted((a // per_pod, b // per_pod))
         if one != other and volume:
             found[kind, one, other] = found.get((kind, one, other), 0.0) + volume
-    volume = Volumes.of(spec, shape).weights
     chain = [0, *range(spec.trainer.nodes, spec.trainer.nodes + rollouts)]
     return [Link(k, a, b, v) for (k, a, b), v in found.items()] + [
-        Link("weights", a, b, volume) for a, b in itertools.pairwise(chain)
+        Link("weights", a, b, volumes.weights) for a, b in itertools.pairwise(chain)
     ]
 
 

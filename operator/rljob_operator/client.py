@@ -84,8 +84,7 @@ class KubernetesApi:
 
     async def replace(self, obj: Object, subresource: str = "") -> Object:
         """Fails with Conflict unless the object is still the one that was read."""
-        where = path(obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"])
-        where += f"/{subresource}" if subresource else ""
+        where = _where(obj) + (f"/{subresource}" if subresource else "")
         return await self._request("PUT", obj["kind"], where, obj, query={"fieldManager": names.FIELD_MANAGER})
 
     async def apply(self, obj: Object, live: Object) -> Object:

@@ -26,10 +26,13 @@ def trainer_ordinals(
 
 
 def is_held(pod: Pod, node_loss_seconds: float, now: float) -> bool:
-    """Its node has been silent for too long, and nobody says that nothing runs there."""
-    if pod.lost_since is None or certainly_dead(pod):
-        return False
-    return now - pod.lost_since >= node_loss_seconds
+    """Its node is lost, and nobody says that nothing runs there."""
+    return is_lost(pod, node_loss_seconds, now) and not certainly_dead(pod)
+
+
+def is_lost(pod: Pod, node_loss_seconds: float, now: float) -> bool:
+    """Its node has been silent for too long."""
+    return pod.lost_since is not None and now - pod.lost_since >= node_loss_seconds
 
 
 def certainly_dead(pod: Pod) -> bool:

@@ -138,5 +138,5 @@ class Snapshot:
 def scaled(spec: RLJobSpec, replicas: int) -> RLJobSpec:
     """Rollouts come and go while an attempt runs, down to the number for which its trainers wait."""
     r = spec.rollout
-    replicas = max(replicas, min(r.min_replicas, r.replicas))
+    replicas = max(replicas, r.required)
     return spec.model_copy(update={"rollout": r.model_copy(update={"replicas": replicas})})

@@ -52,9 +52,20 @@ def test_interleaved_stages_take_micro_batches_in_groups_of_the_pipelines_size()
 
 
 def test_samples_are_counted_globally_per_step() -> None:
-    amounts = Amounts.of(make_spec(train={"promptsPerStep": 16, "samplesPerPrompt": 8, "miniBatches": 4}))
+    amounts = Amounts.of(
+        make_spec(
+            train={"promptsPerStep": 16, "samplesPerPrompt": 8, "miniBatches": 4},
+            data={"train": ["/data/train.parquet"], "maxPromptTokens": 20},
+            rollout={"sampling": {"maxTokens": 30}},
+        )
+    )
     assert amounts == Amounts(
-        samples_per_step=128, prompts_per_mini_batch=4, samples_per_mini_batch=32, optimizer_steps=40
+        longest=50,
+        samples_per_step=128,
+        prompts_per_mini_batch=4,
+        samples_per_mini_batch=32,
+        updates=4,
+        optimizer_steps=40,
     )
 
 

@@ -32,8 +32,7 @@ class Cluster:
         """`pods`: of all namespaces; those that are not on a node, or have ended, take nothing."""
         taken: dict[str, Resources] = {}
         for pod in pods:
-            name = pod["spec"].get("nodeName")
-            if name and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
+            if name := occupied(pod):
                 taken[name] = add(taken.get(name, {}), requests(pod["spec"]))
         return Cluster(tuple(parse_node(n, taken.get(n["metadata"]["name"], {})) for n in nodes))
 
@@ -57,6 +56,13 @@ def parse_node(obj: Object, taken: Resources) -> Node:
         free={k: v - taken.get(k, 0) for k, v in allocatable.items()},
         closed="cordoned" if spec.get("unschedulable") else "" if ready == "True" else "not ready",
     )
+
+
+def occupied(pod: Object) -> str:
+    """The node of which a pod takes something; empty: it is on none yet, or has ended."""
+    ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    node: str = "" if ended else pod["spec"].get("nodeName", "")
+    return node
 
 
 def _less(node: Node, taken: Resources) -> Node:

@@ -73,7 +73,7 @@ class Gang:
         return Gang(
             trainers=spec.trainer.nodes,
             rollouts=spec.rollout.replicas,
-            minimum=min(spec.rollout.min_replicas, spec.rollout.replicas),
+            minimum=spec.rollout.required,
             trainer=Demand.of(spec, names.ROLE_TRAINER),
             rollout=Demand.of(spec, names.ROLE_ROLLOUT),
             links=tuple(links(spec, shape, spec.rollout.replicas)),

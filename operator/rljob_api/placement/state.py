@@ -90,12 +90,8 @@ class Places:
     def room(self, pod: int, node: int) -> bool:
         """Whether one more pod of its kind fits there."""
         t, r = self.trainers.get(node, 0), self.rollouts.get(node, 0)
-        return (
-            self.problem.space.fits(node, t + 1, r) if self.problem.is_trainer(pod) else self._room_rollout(node, t, r)
-        )
-
-    def _room_rollout(self, node: int, trainers: int, rollouts: int) -> bool:
-        return self.problem.space.fits(node, trainers, rollouts + 1)
+        more = (t + 1, r) if self.problem.is_trainer(pod) else (t, r + 1)
+        return self.problem.space.fits(node, *more)
 
     def may_leave(self, pod: int) -> bool:
         """Not where a pod stays that nobody else would be."""

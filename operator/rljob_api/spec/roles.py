@@ -147,3 +147,8 @@ class RolloutSpec(Model):
     """Size of /dev/shm, in memory."""
     template: Template = Template()
     """Pod settings of the rollouts."""
+
+    @property
+    def required(self) -> int:
+        """Servers without which generation waits."""
+        return min(self.min_replicas, self.replicas)

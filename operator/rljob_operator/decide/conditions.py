@@ -62,9 +62,8 @@ def _placed(s: Snapshot, status: JobStatus) -> Verdict:
         return False, reasons.PODS_PENDING, ""
     if status.placement and status.placement.problem:
         return False, reasons.UNPLACEABLE, status.placement.problem
-    least = min(spec.rollout.min_replicas, spec.rollout.replicas)
     on_nodes = [sum(bool(p.node) and not p.deleting for p in pods) for pods in (s.trainers, s.rollouts)]
-    placed = on_nodes[0] >= spec.trainer.nodes and on_nodes[1] >= least
+    placed = on_nodes[0] >= spec.trainer.nodes and on_nodes[1] >= spec.rollout.required
     return placed, reasons.PLACED if placed else reasons.PLACING, ""
 
 
@@ -72,7 +71,7 @@ def _rollouts_ready(s: Snapshot, status: JobStatus) -> Verdict:
     spec = s.spec_of(status.attempt)
     if spec is None:
         return False, reasons.TOO_FEW_ROLLOUTS, ""
-    enough = status.rollout.ready >= min(spec.rollout.min_replicas, spec.rollout.replicas)
+    enough = status.rollout.ready >= spec.rollout.required
     return enough, reasons.ENOUGH_ROLLOUTS if enough else reasons.TOO_FEW_ROLLOUTS, status.rollout.text
 
 

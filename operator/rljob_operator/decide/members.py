@@ -6,6 +6,7 @@ from typing import Literal
 from rljob_api import reasons
 from rljob_api.protocol import Failure, Member, Report, Result
 from rljob_api.status import Attempt
+from rljob_operator.ordinals import is_lost
 from rljob_operator.snapshot import Pod, Snapshot
 
 
@@ -59,7 +60,7 @@ def _gone(s: Snapshot, member: Member, pod: Pod | None, report: Report | None) -
     """Reason and message when nothing of the member can be running any more, else two empty texts."""
     if pod is None:
         return reasons.POD_DELETED, f"pod {member.pod} was deleted"
-    if pod.lost_since is not None and s.now - pod.lost_since >= s.lifecycle.node_loss_seconds:
+    if is_lost(pod, s.lifecycle.node_loss_seconds, s.now):
         return reasons.NODE_LOST, f"the node of pod {pod.name} has not answered for {s.lifecycle.node_loss_seconds} s"
     ended = pod.phase in ("Failed", "Succeeded") or not pod.running
     if ended and pod.disrupted:

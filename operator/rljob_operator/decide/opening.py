@@ -23,7 +23,8 @@ def open_(s: Snapshot, status: JobStatus) -> Change:
         return Change(status, due=(start,))
     if any(problems(s, status)):
         return Change(status)
-    gang = [pod for pod in s.trainers if pod.ordinal in _wanted(s, status)]
+    wanted = _wanted(s, status)
+    gang = [pod for pod in s.trainers if pod.ordinal in wanted]
     attempt = Attempt(
         number=status.attempt.number + 1 if status.attempt else 1,
         members=[_member(s, status, pod, i) for i, pod in enumerate(gang)],

@@ -49,7 +49,7 @@ def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tupl
     excluded = [e for e in before.excluded if e.node in excluded_nodes(s.status, s.now)]
     verdict = s.verdict
     if verdict is None:
-        wanted = _wanted(s)
+        wanted = set[str]().union(*_names(s))
         kept = [x for x in before.seats if x.pod in wanted]
         return before.model_copy(update={"seats": kept, "excluded": excluded, "problem": ""}), ()
     problem = verdict.plan.problem
@@ -62,17 +62,14 @@ def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tupl
     return PlacementStatus(seats=_seats(s, verdict), needs=needs, excluded=excluded, report=verdict.report), ()
 
 
-def _wanted(s: Snapshot) -> frozenset[str]:
-    """Pods of both roles."""
+def _names(s: Snapshot) -> tuple[list[str], list[str]]:
+    """Trainer and rollout pods that are wanted."""
     spec = s.spec_of(s.status.attempt)
-    trainers, rollouts = pod_names(s.job.name, spec, s.status, s.pods, s.now) if spec else ([], [])
-    return frozenset((*trainers, *rollouts))
+    return pod_names(s.job.name, spec, s.status, s.pods, s.now) if spec else ([], [])
 
 
 def _seats(s: Snapshot, verdict: Verdict) -> list[Seat]:
-    spec = s.spec_of(s.status.attempt)
-    assert spec is not None
-    trainers, rollouts = pod_names(s.job.name, spec, s.status, s.pods, s.now)
+    trainers, rollouts = _names(s)
     old = {x.pod: x.rank for x in s.status.placement.seats} if s.status.placement else {}
     ranks = assign(trainers, verdict.plan.trainers, verdict.asked.homes, old)
     seats = [Seat(pod=pod, node=verdict.plan.trainers[ranks[pod]], rank=ranks[pod]) for pod in trainers]
@@ -134,7 +131,5 @@ def _bindings(s: Snapshot, placement: PlacementStatus) -> Iterator[Binding]:
 
 def _whole(s: Snapshot, nodes: Mapping[str, str]) -> bool:
     spec = s.spec_of(s.status.attempt)
-    if spec is None:
-        return False
-    trainers, rollouts = pod_names(s.job.name, spec, s.status, s.pods, s.now)
-    return all(name in nodes for name in (*trainers, *rollouts[: spec.rollout.min_replicas]))
+    trainers, rollouts = _names(s)
+    return spec is not None and all(name in nodes for name in (*trainers, *rollouts[: spec.rollout.required]))

@@ -7,7 +7,7 @@ from rljob_operator.snapshot import Snapshot
 
 
 def wanted(s: Snapshot, status: JobStatus) -> bool:
-    return status.override.suspend if status.override else s.spec_suspend
+    return status.wants_suspend(s.spec_suspend)
 
 
 def expire_override(s: Snapshot, status: JobStatus) -> Change:

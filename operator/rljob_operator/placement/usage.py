@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_api.placement.cluster import requests
+from rljob_api.placement.cluster import occupied, requests
 from rljob_api.placement.quantity import Resources
 
 
@@ -16,6 +16,5 @@ class Usage:
 
 
 def parse_usage(pod: dict[str, Any]) -> Usage:
-    node = pod["spec"].get("nodeName", "")
-    ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    return Usage() if ended or not node else Usage(node, requests(pod["spec"]))
+    node = occupied(pod)
+    return Usage(node, requests(pod["spec"])) if node else Usage()

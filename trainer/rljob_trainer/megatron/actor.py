@@ -53,12 +53,11 @@ class Actor:
 
         With one optimizer step the old log-probabilities are the training pass's own, detached, which is exact; with bypass nobody needs them.
         """
-        micro_batches, train = list(step.micro_batches()), self._spec.train
-        several = train.mini_batches * train.epochs_per_step > 1
+        micro_batches = list(step.micro_batches())
         with self.residence.using("parameters"):
             if self._reference:
                 step.keep("reference_log_probs", self._reference(micro_batches))
-            if not self._bypass and (several or penalises_reward(self._spec)):
+            if not self._bypass and (Amounts.of(self._spec).updates > 1 or penalises_reward(self._spec)):
                 step.keep("old_log_probs", self._passes.log_probs(micro_batches))
 
     def learn(self, step: Step, kl_coefficient: float, fresh: bool) -> list[Update]:
