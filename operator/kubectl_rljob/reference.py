@@ -1,8 +1,6 @@
 """The reference page of the command line, generated from its parsers.
 
-python -m kubectl_rljob.reference                 # print
-python -m kubectl_rljob.reference FILE            # write
-python -m kubectl_rljob.reference --check FILE    # exit 1 when FILE is out of date
+python -m kubectl_rljob.reference FILE
 """
 
 import argparse
@@ -67,24 +65,5 @@ def _flag(action: argparse.Action) -> str:
     return f"`{', '.join(action.option_strings)}{value}`"
 
 
-def main() -> int:
-    options = argparse.ArgumentParser(
-        prog="python -m kubectl_rljob.reference", description="Reference page of kubectl rljob."
-    )
-    options.add_argument("--check", action="store_true", help="compare with FILE instead of writing it")
-    options.add_argument("file", type=Path, nargs="?", metavar="FILE")
-    args = options.parse_args()
-    if args.file is None:
-        if args.check:
-            options.error("--check needs FILE")
-        sys.stdout.write(render())
-    elif not args.check:
-        args.file.write_text(render())
-    elif not args.file.exists() or args.file.read_text() != render():
-        print(f"{args.file} is out of date: run python -m kubectl_rljob.reference {args.file}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    Path(sys.argv[1]).write_text(render())

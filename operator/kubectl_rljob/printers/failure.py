@@ -15,7 +15,7 @@ def screen(job: Job, last: LastFailure, now: datetime) -> str:
         f"Attempt:   {last.attempt}{ago}",
         f"Reason:    {last.reason}: {reasons.MEANING.get(last.reason, 'unknown to this version of the plugin')}",
         f"Cost:      {_cost(job, last)}",
-        f"Where:     {_where(last) or 'unknown'}",
+        f"Where:     {where(last) or 'unknown'}",
     ]
     lines += ["", *_cause(last.failure)] if last.failure else []
     return "\n".join([*lines, "", "Next:", *(f"  {command}" for command in _next(job, last))])
@@ -30,7 +30,8 @@ def _cost(job: Job, last: LastFailure) -> str:
     return f"a restart that counts: {job.status.restarts.counted}{limit} in a row"
 
 
-def _where(last: LastFailure) -> str:
+def where(last: LastFailure) -> str:
+    """`rank 3 of run-trainer-0`, as far as it is known."""
     rank = f"rank {last.failure.rank}" if last.failure and last.failure.rank is not None else ""
     return " of ".join(part for part in (rank, last.pod) if part)
 

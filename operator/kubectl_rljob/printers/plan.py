@@ -75,7 +75,7 @@ def batch(spec: RLJobSpec, whole: bool) -> list[str]:
 def tokens(spec: RLJobSpec) -> list[str]:
     prompt, response = spec.data.max_prompt_tokens, spec.rollout.sampling.max_tokens
     return [
-        f"at most {prompt:,} of the prompt + {response:,} of the response = {prompt + response:,} per sample",
+        f"at most {prompt:,} of the prompt + {response:,} of the response = {Amounts.of(spec).longest:,} per sample",
         f"at most {spec.train.tokens_per_micro_batch:,} per micro-batch and data-parallel rank",
     ]
 

@@ -8,6 +8,7 @@ from typing import Any
 from kubectl_rljob import planning
 from kubectl_rljob.job import Job
 from kubectl_rljob.printers import placement
+from kubectl_rljob.printers.failure import where
 from kubectl_rljob.printers.metrics import curve, line
 from kubectl_rljob.printers.text import age, clip, duration, moment, table
 from rljob_api.layout import Layout
@@ -140,11 +141,9 @@ def failure(job: Job, now: datetime) -> list[str]:
     last = job.status.last_failure
     if last is None:
         return []
-    cause = last.failure
-    rank = f"rank {cause.rank}" if cause and cause.rank is not None else ""
-    where = " of ".join(part for part in (rank, last.pod) if part)
-    head = f"LAST FAILURE   attempt {last.attempt}{since(last.time, now)}: {last.reason}{', ' + where if where else ''}"
-    return [head, *root_cause(cause)] if cause else [head]
+    place = where(last)
+    head = f"LAST FAILURE   attempt {last.attempt}{since(last.time, now)}: {last.reason}{', ' + place if place else ''}"
+    return [head, *root_cause(last.failure)] if last.failure else [head]
 
 
 def root_cause(cause: Failure) -> list[str]:
