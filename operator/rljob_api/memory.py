@@ -1,4 +1,6 @@
-"""An estimate of what one GPU has to hold, by what holds it. It is for people who choose a layout; nothing is decided by it.
+"""An estimate of what one GPU has to hold, by what holds it and by phase of a step.
+
+It is for people who choose a layout. Only what is there for certain, and cannot fit, is refused by it (`Phase.certain`, when ranks start).
 
 Trainer, per rank of the first and the last pipeline stage, of which the larger is told (b bytes of a parameter, P the rank's own parameters, d the
 ranks that share the optimizer's states: data x context parallel):
@@ -14,19 +16,22 @@ ranks that share the optimizer's states: data x context parallel):
         of the last stage: (b + 4) bytes x tokens x vocabulary / t, kept and in float32
 
 Rollout, per GPU of a server: weights b P / tensorParallel; keys and values 2 b layers groups head tokens / tensorParallel for the samples that one
-server has in flight at their longest, at most vLLM's max-num-seqs.
+server has in flight at their longest, at most vLLM's max-num-seqs. A colocated server takes the whole share that it was given.
+
+Not counted: CUDA contexts, captured graphs and buffers of NCCL, about 1 GiB for each process on a GPU, and what the allocator cannot use.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from rljob_api.layout import Amounts, Layout
+from rljob_api.serving import sequences, server_defaults
 from rljob_api.shape import BYTES, Shape
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import Offload
 
 FLOAT = 4
-MAX_SEQUENCES = 256
-"""vLLM's default of max-num-seqs for servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +65,146 @@ class RolloutMemory:
 
 def trainer_memory(spec: RLJobSpec, shape: Shape) -> TrainerMemory:
     """The first stage holds most activations, the last one the logits: the larger sum counts."""
-    stages = {0, Layout.of(spec).pipeline - 1}
-    return max((_stage(spec, shape, stage) for stage in sorted(stages)), key=lambda m: m.total)
+    return max((_at_most(spec, stage) for stage in _stages(spec, shape)), key=lambda m: m.total)
 
 
-def _stage(spec: RLJobSpec, shape: Shape, stage: int) -> TrainerMemory:
+def _at_most(spec: RLJobSpec, stage: "_Stage") -> TrainerMemory:
+    """While the policy trains."""
+    policy, *others = stage.networks
+    optimizer, activations, logits = policy.optimizer, stage.activations, stage.logits
+    if spec.trainer.offload.optimizer:  # it is there only when activations are not
+        optimizer, activations, logits = (
+            (optimizer, 0.0, 0.0) if optimizer > stage.passing else (0.0, activations, logits)
+        )
+    return TrainerMemory(
+        weights=policy.parameters,
+        gradients=policy.gradients,
+        optimizer=optimizer,
+        activations=activations,
+        logits=logits,
+        other_models=_held(others),
+    )
+
+
+PhaseName = Literal["generate", "score", "train", "sync", "save"]
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Bytes on one GPU of a trainer pod in a phase of the step."""
+
+    name: PhaseName
+    state: float
+    """Parameters, gradients and moments that have to be there."""
+    server: float
+    """What the colocated server has to have."""
+    estimate: float = 0.0
+    """Activations and logits; in `sync` the server's staged update, which waits in host memory where there is no room for it."""
+
+    @property
+    def certain(self) -> float:
+        return self.state + self.server
+
+    @property
+    def total(self) -> float:
+        return self.certain + self.estimate
+
+
+def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[Phase]:
+    """Of every phase the stage that holds most; `device`: bytes of the GPU.
+
+    generate: the server is awake, the trainer rests. score: forward passes of one model after the other. train: the server sleeps. sync: both
+    hold the weights. save: parameters and moments are brought back beside a server that is awake.
+    """
+    weights, awake = _server(spec, shape, device)
+    stages = [_phases(stage, weights, awake) for stage in _stages(spec, shape)]
+    return [max(same, key=lambda p: p.total) for same in zip(*stages, strict=True)]
+
+
+def _phases(stage: "_Stage", weights: float, awake: float) -> list[Phase]:
+    """`weights`, `awake`: what the server holds when its weights are back, and when it generates."""
+    networks, policy = stage.networks, stage.networks[0]
+    frozen, trained = ([n for n in networks if bool(n.gradients) == learns] for learns in (False, True))
+    backward = max(_held(networks, n, "parameters", "gradients") for n in trained) + stage.passing
+    update = max(_held(networks, n, "parameters", "gradients", "optimizer") for n in trained)
+    return [
+        Phase("generate", _held(networks), awake),
+        Phase("score", max(_held(networks, n, "parameters") for n in networks), 0.0, stage.layer + stage.logits),
+        Phase("train", update, 0.0, max(0.0, backward - update)),
+        Phase("sync", _held(networks, policy, "parameters"), weights, weights),
+        Phase("save", _held(frozen) + sum(n.held("parameters", "optimizer") for n in trained), awake),
+    ]
+
+
+def _server(spec: RLJobSpec, shape: Shape, device: float) -> tuple[float, float]:
+    """Weights of a colocated one, and all that it has when it generates."""
+    if spec.rollout.placement != "colocated":
+        return 0.0, 0.0
+    weights, given = rollout_memory(spec, shape).weights, server_defaults(spec) | spec.rollout.vllm_args
+    if cache := given.get("kv-cache-memory-bytes"):
+        return weights, weights + float(cache)
+    return weights, device * float(given["gpu-memory-utilization"])
+
+
+Part = Literal["parameters", "gradients", "optimizer"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Network:
+    """Bytes of one model's parts on a rank; one that does not learn has parameters alone."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    offload: Offload
+
+    def held(self, *used: Part) -> float:
+        """On the GPU while `used` are needed."""
+        parts: tuple[Part, ...] = ("parameters", "gradients", "optimizer")
+        return sum(getattr(self, part) for part in parts if part in used or not getattr(self.offload, part))
+
+
+def _held(networks: Sequence[_Network], busy: _Network | None = None, *used: Part) -> float:
+    """By all of them while one uses these parts."""
+    return sum(n.held(*used) if n is busy else n.held() for n in networks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """One rank of a pipeline stage."""
+
+    networks: list[_Network]
+    """The policy first."""
+    layer: float
+    """Activations of one layer of one micro-batch."""
+    activations: float
+    """Of all layers and micro-batches that wait for their backward pass."""
+    logits: float
+
+    @property
+    def passing(self) -> float:
+        return self.activations + self.logits
+
+
+def _stages(spec: RLJobSpec, shape: Shape) -> list[_Stage]:
+    """The first and the last, between which all others lie."""
+    return [_stage(spec, shape, stage) for stage in sorted({0, Layout.of(spec).pipeline - 1})]
+
+
+def _stage(spec: RLJobSpec, shape: Shape, stage: int) -> _Stage:
     lay, width = Layout.of(spec), BYTES[spec.model.dtype]
     last = stage == lay.pipeline - 1
     dense, experts = _own(shape, lay, stage)
     own = dense + experts
-    sharers = lay.data * lay.context
     state = 2 * FLOAT + (FLOAT if width < FLOAT else 0)
-    optimizer = state * (dense / sharers + experts / lay.expert_copies)
+    optimizer = state * (dense / (lay.data * lay.context) + experts / lay.expert_copies)
     tokens = spec.train.tokens_per_micro_batch / lay.context
-    logits = (width + FLOAT) * tokens * shape.vocabulary / lay.tensor if last else 0.0
-    activations = tokens * _layer(spec, shape, width) * shape.layers / lay.pipeline * _in_flight(lay, stage)
-    if spec.trainer.offload.optimizer:  # it is there only when activations are not
-        optimizer, activations = (optimizer, 0.0) if optimizer > activations + logits else (0.0, activations)
-    return TrainerMemory(
-        weights=width * own,
-        gradients=FLOAT * own,
-        optimizer=optimizer,
-        activations=activations,
-        logits=logits if activations else 0.0,
-        other_models=_others(spec, width * own, FLOAT * own, state * own / sharers),
+    layer = tokens * _layer(spec, shape, width)
+    return _Stage(
+        networks=_networks(spec, width * own, FLOAT * own, optimizer),
+        layer=layer,
+        activations=layer * shape.layers / lay.pipeline * _in_flight(lay, stage),
+        logits=(width + FLOAT) * tokens * shape.vocabulary / lay.tensor if last else 0.0,
     )
 
 
@@ -113,27 +234,22 @@ def _in_flight(lay: Layout, stage: int) -> float:
     return lay.pipeline - stage
 
 
-def _others(spec: RLJobSpec, weights: float, gradients: float, optimizer: float) -> float:
-    """Models of the policy's size that share its ranks; of each what is not in host memory while the policy trains."""
-    held = sum(weights for r in spec.rewards if r.model and not r.model.offload)
-    if spec.algorithm.kl.coefficient and not spec.reference.offload:
-        held += weights
+def _networks(spec: RLJobSpec, weights: float, gradients: float, optimizer: float) -> list[_Network]:
+    """Models of the policy's size share its ranks. A reference in host memory takes the policy's place and is none of its own."""
+    found = [_Network(weights, gradients, optimizer, spec.trainer.offload)]
     if spec.critic:
-        held += _kept(spec.critic.offload, weights, gradients, optimizer)
-    return held
-
-
-def _kept(offload: Offload, weights: float, gradients: float, optimizer: float) -> float:
-    parts = ((offload.parameters, weights), (offload.gradients, gradients), (offload.optimizer, optimizer))
-    return sum(size for gone, size in parts if not gone)
+        found.append(_Network(weights, gradients, optimizer, spec.critic.offload))
+    if spec.algorithm.kl.coefficient and not spec.reference.offload:
+        found.append(_Network(weights, 0.0, 0.0, Offload()))
+    judges = [r.model for r in spec.rewards if r.model]
+    return found + [_Network(weights, 0.0, 0.0, Offload(parameters=judge.offload)) for judge in judges]
 
 
 def rollout_memory(spec: RLJobSpec, shape: Shape) -> RolloutMemory:
     """For one GPU of one server."""
     width, t = BYTES[spec.model.dtype], spec.rollout.tensor_parallel
     servers = max(1, spec.rollout.replicas)
-    most = int(spec.rollout.vllm_args.get("max-num-seqs", MAX_SEQUENCES))
     amounts = Amounts.of(spec)
-    samples = min(most, -(-amounts.samples_per_step // servers))
+    samples = min(sequences(spec), -(-amounts.samples_per_step // servers))
     per_token = 2 * width * shape.layers * max(1.0, shape.groups / t) * shape.head
     return RolloutMemory(weights=width * shape.parameters / t, kv_cache=per_token * samples * amounts.longest)

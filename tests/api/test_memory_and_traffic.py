@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec
-from rljob_api.memory import rollout_memory, trainer_memory
+from rljob_api.memory import Phase, phases, rollout_memory, trainer_memory
 from rljob_api.shape import NOMINAL, Shape
 from rljob_api.spec import RLJobSpec
 from rljob_api.traffic import Link, links
@@ -130,3 +130,50 @@ def test_weights_go_from_rank_0_through_the_rollouts() -> None:
     found = by_kind(gpu_spec(2, parallelism={"tensor": 8}), rollouts=3)
     assert [(x.one, x.other) for x in found["weights"]] == [(0, 2), (2, 3), (3, 4)]
     assert found["weights"][0].bytes == 2 * NOMINAL.parameters
+
+
+def colocated(**trainer: Any) -> RLJobSpec:
+    rollout = {"placement": "colocated", "replicas": 0, "minReplicas": 0, "vllmArgs": {"gpu-memory-utilization": 0.45}}
+    train = {"steps": 10, "promptsPerStep": 4, "samplesPerPrompt": 4, "tokensPerMicroBatch": 16384}
+    return gpu_spec(processes=1, train=train, rollout=rollout, trainer=trainer)
+
+
+def by_phase(spec: RLJobSpec) -> dict[str, Phase]:
+    return {p.name: p for p in phases(spec, QWEN_1_5B, 140 * GIB)}
+
+
+def test_phases_of_a_colocated_gpu_follow_what_is_awake_and_what_is_needed() -> None:
+    found, b = by_phase(colocated()), QWEN_1_5B.parameters
+    assert list(found) == ["generate", "score", "train", "sync", "save"]
+    assert found["generate"] == Phase("generate", 18 * b, 63 * GIB)
+    assert found["save"] == Phase("save", 18 * b, 63 * GIB)
+    assert found["sync"] == Phase("sync", 18 * b, 2 * b, 2 * b)
+    assert found["train"].server == 0 and found["train"].total == trainer_memory(colocated(), QWEN_1_5B).total
+    assert 0 < found["score"].estimate < found["train"].estimate, "one layer's activations at a time"
+
+
+def test_what_is_offloaded_is_there_in_the_phases_that_need_it() -> None:
+    found = by_phase(colocated(offload={"parameters": True, "gradients": True, "optimizer": True}))
+    b = QWEN_1_5B.parameters
+    assert [found[name].state / b for name in ("generate", "score", "train", "sync", "save")] == [0, 2, 18, 2, 14]
+    assert found["train"].estimate == by_phase(colocated())["train"].estimate - 12 * b, "moments wait for the update"
+    assert found["save"].certain == 14 * b + 63 * GIB, "a save brings them back beside the server"
+
+
+def test_a_critic_takes_turns_with_the_policy() -> None:
+    away = {"parameters": True, "gradients": True, "optimizer": True}
+    spec = make_spec(
+        trainer={"device": "gpu", "offload": away},
+        model={"path": "/data/model", "dtype": "bfloat16"},
+        algorithm={"advantage": "gae"},
+        critic={"offload": away | {"optimizer": False}},
+    )
+    found, b = by_phase(spec), QWEN_1_5B.parameters
+    assert found["generate"].state == 12 * b
+    assert found["train"].state == (12 + 18) * b
+
+
+def test_a_cache_of_a_given_size_bounds_the_server() -> None:
+    vllm = {"vllmArgs": {"kv-cache-memory-bytes": 10 * GIB}}
+    rollout = {"placement": "colocated", "replicas": 0, "minReplicas": 0} | vllm
+    assert by_phase(gpu_spec(processes=1, rollout=rollout))["generate"].server == 2 * QWEN_1_5B.parameters + 10 * GIB

@@ -11,6 +11,7 @@ from pathlib import Path
 from rljob_api import names
 from rljob_api.protocol import Control
 from rljob_trainer import failure
+from rljob_api.serving import sequences
 from rljob_trainer.data.prompts import PromptSet, load_prompts
 from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer
 from rljob_trainer.driver.control import follow_control, read_control
@@ -23,7 +24,6 @@ from rljob_trainer.driver.server import Call, serve
 from rljob_trainer.driver.work import Generated, Replayed, Source
 from rljob_trainer.reward.entries import objection
 from rljob_trainer.reward.judge import Judge
-from rljob_trainer.rollout.arguments import sequences
 
 log = logging.getLogger(__name__)
 

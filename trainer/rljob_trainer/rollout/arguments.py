@@ -4,18 +4,13 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rljob_api.serving import server_defaults
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.common import Device
 from rljob_trainer.weights.backends import backend
 
 SERVED_MODEL = "policy"
 """Name of the model in requests."""
 
-SEQUENCES: dict[Device, int] = {"cpu": 256, "gpu": 1024}
-"""Responses that one server generates at a time, unless vllmArgs says another `max-num-seqs`."""
-COLOCATED_SHARE = 0.5
-"""Of a GPU's memory, that a server has while it generates and the trainers rest."""
-CPU_KV_CACHE_BYTES = 256 * 2**20
 CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCHDYNAMO_DISABLE": "1",
@@ -49,18 +44,12 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
         "weight-transfer-config": {"backend": backend(spec)},
         "trust-remote-code": spec.model.trust_remote_code,
     }
-    default: dict[str, Any] = {"disable-uvicorn-access-log": True, "max-num-seqs": sequences(spec)}
+    default = {"disable-uvicorn-access-log": True} | server_defaults(spec)
     if spec.trainer.device == "cpu":
-        default |= {"enforce-eager": True, "kv-cache-memory-bytes": CPU_KV_CACHE_BYTES}
+        default |= {"enforce-eager": True}
     elif rollout.placement == "colocated":
-        default |= {"gpu-memory-utilization": COLOCATED_SHARE}
         own |= {"enable-sleep-mode": True}
     return list(_command_line(default | rollout.vllm_args | own))
-
-
-def sequences(spec: RLJobSpec) -> int:
-    """Responses that one server generates at a time."""
-    return int(spec.rollout.vllm_args.get("max-num-seqs", SEQUENCES[spec.trainer.device]))
 
 
 def longest_response(spec: RLJobSpec) -> int:

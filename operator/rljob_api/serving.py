@@ -1,0 +1,25 @@
+"""What a rollout server has unless `vllmArgs` says otherwise: it is started so, and plans count on it."""
+
+from typing import Any
+
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import Device
+
+SEQUENCES: dict[Device, int] = {"cpu": 256, "gpu": 1024}
+"""Responses that one server generates at a time."""
+COLOCATED_SHARE = 0.5
+"""Of a GPU's memory, that a server has while it generates and the trainers rest."""
+CPU_KV_CACHE_BYTES = 256 * 2**20
+
+
+def server_defaults(spec: RLJobSpec) -> dict[str, Any]:
+    """vLLM's arguments that bound a server's memory."""
+    found: dict[str, Any] = {"max-num-seqs": SEQUENCES[spec.trainer.device]}
+    if spec.trainer.device == "cpu":
+        return found | {"kv-cache-memory-bytes": CPU_KV_CACHE_BYTES}
+    return found | ({"gpu-memory-utilization": COLOCATED_SHARE} if spec.rollout.placement == "colocated" else {})
+
+
+def sequences(spec: RLJobSpec) -> int:
+    """Responses that one server generates at a time."""
+    return int((server_defaults(spec) | spec.rollout.vllm_args)["max-num-seqs"])
