@@ -20,6 +20,7 @@ from rljob_trainer.megatron.learner import NonFiniteError
 from rljob_trainer.megatron.reward_models import RewardModels
 from rljob_trainer.megatron.step import Step
 from rljob_trainer.megatron.writing import Writing
+from rljob_trainer.memory import Meter
 
 __all__ = ["Engine", "MismatchError", "NonFiniteError"]
 
@@ -37,6 +38,7 @@ class Engine:
         self._reward_models = RewardModels(spec, self._place, beat)
         self._kl_coefficient = spec.algorithm.kl.coefficient
         self.backend = self._actor.backend
+        self.memory = Meter()
 
     def train_step(self, batch: StepBatch) -> dict[str, float]:
         """One step of the job: rewards, fixed quantities, advantages of the whole step, then an optimizer step per epoch and mini-batch.
@@ -53,6 +55,7 @@ class Engine:
             step.keep("values", self._critic.values(step))
         age = sum(batch.step - 1 - s.policy_step for s in step.samples) / len(step.samples)
         fresh = age == 0 and self._spec.train.batches.replay is None
+        self.memory.enter("train")
         metrics = (
             self._learn(step, batch.step, fresh)
             | self._reward_models.figures(step)

@@ -1,0 +1,110 @@
+"""What each phase of a step needs of this rank's device: planned before a model is loaded, refused when it cannot be, measured beside it.
+
+The device is the rank's GPU or, on CPU, the machine.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rljob_api.layout import Layout
+from rljob_api.memory import Phase, PhaseName, phases
+from rljob_api.serving import server_defaults
+from rljob_api.shape import Shape
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.failure import ConfigurationError
+
+PROCESS = Path("/proc/self")
+RESET_PEAK = "5"
+"""For /proc/PID/clear_refs (Linux, Documentation/filesystems/proc.rst)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The phases of a job on a device of so many bytes. Empty when config.json does not say what the model is like."""
+
+    phases: list[Phase]
+    device: float
+
+    @staticmethod
+    def of(spec: RLJobSpec, device: float) -> "Plan":
+        """Raises ConfigurationError when a phase cannot fit, estimates apart."""
+        shape = Shape.of(json.loads((Path(spec.model.path) / "config.json").read_text()))
+        planned = phases(spec, shape, device) if shape else []
+        most = max(planned, key=lambda p: p.certain, default=None)
+        if most and most.certain > device:
+            raise _too_much(spec, most, device)
+        return Plan(planned, device)
+
+    def table(self, measured: Mapping[PhaseName, float]) -> str:
+        """GiB by phase, beside the peaks that were measured so far."""
+        rows = [("phase", "state", "estimate", "server", "planned", "measured")]
+        for p in self.phases:
+            sizes = (p.state, p.estimate, p.server, p.total, measured.get(p.name))
+            rows.append((p.name, *("-" if size is None else _gib(size) for size in sizes)))
+        over = [p.name for p in self.phases if p.total > self.device]
+        note = f"; {', '.join(over)} may not fit, by the estimate" if over else ""
+        lines = [f"{row[0]:<10}" + "".join(f"{cell:>10}" for cell in row[1:]) for row in rows]
+        return "\n".join([f"memory by phase on a device of {_gib(self.device)} GiB{note}", *lines])
+
+
+class Meter:
+    """The most of the device that was in use in each phase, in bytes.
+
+    On a GPU: the peak of what this process had allocated, and what all else held when the phase ended. On CPU: the process's largest resident set.
+    """
+
+    def __init__(self) -> None:
+        self._phase: PhaseName | None = None
+        self.peaks: dict[PhaseName, float] = {}
+
+    def enter(self, phase: PhaseName) -> None:
+        """The phase before has ended."""
+        if self._phase:
+            self.peaks[self._phase] = max(self.peaks.get(self._phase, 0.0), _peak())
+        self._phase = phase
+        _forget_peak()
+
+
+def device_bytes() -> int:
+    if torch.cuda.is_available():
+        return torch.cuda.mem_get_info()[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _peak() -> float:
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        others = total - free - torch.cuda.memory_reserved()
+        return float(others + torch.cuda.max_memory_allocated())
+    line = next(line for line in (PROCESS / "status").read_text().splitlines() if line.startswith("VmHWM"))
+    return 1024.0 * int(line.split()[1])
+
+
+def _forget_peak() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        with suppress(OSError):  # not permitted everywhere: the peak is then that of the process so far
+            (PROCESS / "clear_refs").write_text(RESET_PEAK)
+
+
+def _too_much(spec: RLJobSpec, phase: Phase, device: float) -> ConfigurationError:
+    parts = f"{_gib(phase.state)} GiB of models and optimizers"
+    fix = "use more ranks (spec.trainer.nodes, parallelism.tensor or pipeline), or set spec.trainer.offload"
+    if not phase.server:
+        rule = f"in `{phase.name}` a GPU has to hold {parts}, and has {_gib(device)}"
+        return ConfigurationError("spec.trainer.parallelism", str(Layout.of(spec)), rule, fix)
+    given = server_defaults(spec) | spec.rollout.vllm_args
+    key = next(key for key in ("kv-cache-memory-bytes", "gpu-memory-utilization") if given.get(key))
+    rule = f"in `{phase.name}` a GPU has to hold {parts} and {_gib(phase.server)} of the server, and has {_gib(device)}"
+    return ConfigurationError(f"spec.rollout.vllmArgs.{key}", given[key], rule, f"lower it, or {fix}")
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f}"
