@@ -1,14 +1,16 @@
 """An RLJob on a cluster, as tests and the demo see it: what a user applies, and what the status says."""
 
 import json
+import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from e2e.kube import Kube, Object, wait_for
+from e2e.stack import OPERATOR_NAMESPACE
 from rljob_api import names
 from rljob_api.status import JobStatus
 
@@ -54,22 +56,33 @@ class Job:
         return self.kube.list("pod", names.selector(self.name, role))
 
     def describe(self) -> str:
-        """What a person would look at first."""
-        parts = [
-            self.kube.kubectl("get", "pods", "-o", "wide"),
-            yaml.safe_dump(self.object().get("status", {})),
-            *(f"--- {p['metadata']['name']}\n" + self._log(p["metadata"]["name"]) for p in self.pods()),
-        ]
-        return "\n".join(parts)
+        """What a person would look at first. A part that cannot be had says why, and hides no other."""
+        operator = replace(self.kube, namespace=OPERATOR_NAMESPACE)
+        parts: dict[str, Callable[[], str]] = {
+            "pods and sets": lambda: self.kube.kubectl("get", "pods,statefulsets", "-o", "wide"),
+            "status": lambda: yaml.safe_dump(self.object().get("status", {})),
+            "events": self._events,
+            "operator": lambda: operator.kubectl("logs", "-l", "app.kubernetes.io/name=rljob-operator", "--tail=20"),
+            "logs": lambda: self.kube.kubectl(
+                "logs", "-l", names.selector(self.name), "--prefix", "--ignore-errors", "--tail=40"
+            ),
+        }
+        return "\n".join(f"--- {title}\n{_or_error(part)}" for title, part in parts.items())
 
-    def _log(self, pod: str) -> str:
-        try:
-            return self.kube.kubectl("logs", pod, "--tail=40")
-        except RuntimeError as error:
-            return str(error)
+    def _events(self) -> str:
+        """Of the job, its sets and its pods; the newest last."""
+        lines = self.kube.kubectl("get", "events", "--sort-by=.metadata.creationTimestamp").splitlines()
+        return "\n".join([line for line in lines if f"/{self.name}" in line][-30:])
 
     def delete(self) -> None:
         self.kube.kubectl("delete", "rljob", self.name, "--ignore-not-found", "--timeout=120s", timeout=150)
+
+
+def _or_error(part: Callable[[], str]) -> str:
+    try:
+        return part()
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        return str(error)
 
 
 def example(name: str = "arithmetic", image: str | None = None, of: str = "arithmetic", **changes: Any) -> Object:
