@@ -76,6 +76,17 @@ class Layout:
         return "-".join(parts + [f"{k}{v}" for k, v in further.items() if v > 1 or k == "etp"])
 
 
+def servers_per_pod(spec: RLJobSpec) -> int:
+    """Colocated servers of one trainer pod; 0 where rollouts are in pods of their own."""
+    colocated = spec.rollout.placement == "colocated"
+    return spec.trainer.processes_per_node // spec.rollout.tensor_parallel if colocated else 0
+
+
+def required_servers(spec: RLJobSpec) -> int:
+    """Servers without which generation waits."""
+    return spec.trainer.nodes * servers_per_pod(spec) or spec.rollout.required
+
+
 @dataclass(frozen=True, slots=True)
 class Amounts:
     """How many samples move, counted globally."""

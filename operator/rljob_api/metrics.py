@@ -61,12 +61,12 @@ METRICS: dict[str, str] = {
     "time/save_background": "Seconds in which rank 0 wrote the step's checkpoint beside the loop.",
     "time/step": "Seconds from the end of the step before to the end of this one.",
     "perf/tokens_per_s": "Prompt and response tokens of the step per second of the whole step.",
-}
     "memory/peak_generate_bytes": "Most memory in use on a trainer's device while rollouts generate, in any step so far; on CPU, of a rank.",
     "memory/peak_score_bytes": "The same while log-probabilities, values and rewards are measured.",
     "memory/peak_train_bytes": "The same while models learn.",
     "memory/peak_sync_bytes": "The same while the policy is sent to rollouts.",
     "memory/peak_save_bytes": "The same while a checkpoint is copied.",
+}
 
 
 def require_known(names: Iterable[str]) -> None:

@@ -80,15 +80,8 @@ def colocation_violations(spec: RLJobSpec) -> Iterator[Violation]:
         yield Violation(
             "spec.rollout.replicas",
             str(r.replicas),
-            "colocated servers are in the trainer's pod, one for every tensorParallel of its ranks",
+            "colocated servers are in the trainer's pods, one for every tensorParallel of its ranks",
             "set 0, or spec.rollout.placement: separate",
-        )
-    if t.nodes > 1:
-        yield Violation(
-            "spec.rollout.placement",
-            r.placement,
-            f"the servers read updates from the first rank's GPU, and there are {t.nodes} trainer pods",
-            "set spec.trainer.nodes to 1, or spec.rollout.placement: separate",
         )
     if spec.train.staleness:
         yield Violation(

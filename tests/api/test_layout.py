@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec, raw_spec
-from rljob_api.layout import Amounts, Layout
+from rljob_api.layout import Amounts, Layout, required_servers, servers_per_pod
 from rljob_api.validate import violations
 
 P, T = "spec.trainer.parallelism", "spec.trainer.transformerConfig"
@@ -49,6 +49,14 @@ def test_sequences_are_filled_up_for_context_and_micro_batches_for_tensor_parall
 def test_interleaved_stages_take_micro_batches_in_groups_of_the_pipelines_size() -> None:
     assert Layout(4, pipeline=4).micro_batch_multiple == 1
     assert Layout(4, pipeline=4, virtual_pipeline=2).micro_batch_multiple == 4
+
+
+def test_colocated_servers_are_counted_by_the_ranks_and_are_all_required() -> None:
+    colocated = {"placement": "colocated", "replicas": 0, "minReplicas": 0, "tensorParallel": 2}
+    spec = make_spec(trainer={"nodes": 3, "processesPerNode": 8}, rollout=colocated)
+    assert (servers_per_pod(spec), required_servers(spec)) == (4, 12)
+    separate = make_spec(rollout={"replicas": 4, "minReplicas": 2})
+    assert (servers_per_pod(separate), required_servers(separate)) == (0, 2)
 
 
 def test_samples_are_counted_globally_per_step() -> None:

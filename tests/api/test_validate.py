@@ -82,7 +82,6 @@ def test_the_model_is_checked_against_the_layout() -> None:
     ("changes", "field"),
     [
         ({"rollout": {"replicas": 1}}, "spec.rollout.replicas"),
-        ({"trainer": {"nodes": 2}}, "spec.rollout.placement"),
         (
             {"train": {"staleness": 1}, "algorithm": {"rolloutCorrection": {"bypass": True}}},
             "spec.train.staleness",
@@ -90,8 +89,9 @@ def test_the_model_is_checked_against_the_layout() -> None:
         ({"rollout": {"tensorParallel": 2}}, "spec.rollout.tensorParallel"),
     ],
 )
-def test_colocated_servers_take_the_ranks_of_one_pod_between_steps(changes: dict, field: str) -> None:
+def test_colocated_servers_take_the_ranks_of_their_pods_between_steps(changes: dict, field: str) -> None:
     colocated = {"placement": "colocated", "replicas": 0, "minReplicas": 0}
     assert violations(raw_spec(rollout=colocated), "demo") == []
+    assert violations(raw_spec(rollout=colocated, trainer={"nodes": 2}), "demo") == []
     broken = raw_spec(**{**changes, "rollout": colocated | changes.get("rollout", {})})
     assert [v.field for v in violations(broken, "demo")] == [field]

@@ -16,14 +16,14 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.huggingface import write_hugging_face
 from rljob_trainer.saving import Saver
-from rljob_trainer.weights.publisher import Publisher
+from rljob_trainer.senders import Senders
 
 
 class First:
     """What only rank 0 has."""
 
-    def __init__(self, driver: DriverClient, store: Store, publisher: Publisher):
-        self.driver, self.store, self.publisher = driver, store, publisher
+    def __init__(self, driver: DriverClient, store: Store):
+        self.driver, self.store = driver, store
 
 
 class PolicyMismatchError(RuntimeError):
@@ -33,17 +33,15 @@ class PolicyMismatchError(RuntimeError):
 class Attempt:
     """One attempt, as one rank lives it. `first` is None on all ranks but the first."""
 
-    def __init__(self, control: Control, ranks: Ranks, engine: Engine, first: First | None):
+    def __init__(self, control: Control, ranks: Ranks, engine: Engine, senders: Senders, first: First | None):
         self._spec, self._ranks, self._engine, self._first = control.spec, ranks, engine, first
+        self._senders = senders
         self._root = Path(control.spec.checkpoint.path)
         self._saver = Saver(engine, ranks, first.store if first else None)
         self._held: list[int | bool] | None = None
         """Step and reshardability of the newest checkpoint of this run's own, or of the model that it began with."""
         self._start = 0
         self._digest = ""
-        self._served: dict[str, RolloutEndpoint] = {}
-        """By pod uid: who has a policy, and is awake."""
-        self._colocated = control.spec.rollout.placement == "colocated"
         self._expected: tuple[int, str] | None = None
 
     def begin(self) -> int:
@@ -76,39 +74,34 @@ class Attempt:
         began = time.monotonic()
         parsed = StepBatch.from_json(batch)
         assert parsed.step == step, f"batch of step {parsed.step} at step {step}"
-        if self._colocated:
-            self._rest_servers()
+        if self._senders.colocated:
+            self._senders.rest()
         metrics = self._engine.train_step(parsed)
         if self._first:
             self._first.store.check()
             self._first.driver.trained(step, metrics | {"time/train": time.monotonic() - began})
 
-    def _rest_servers(self) -> None:
-        """The GPUs are ours when this returns."""
-        if self._first:
-            self._first.publisher.sleep(list(self._served.values()))
-        self._served = {}
-        self._ranks.barrier()
-
     def sync(self, step: int, replicas: list[dict[str, Any]]) -> None:
         """Send the policy of `step` to these rollouts. Raises PolicyMismatchError when a restored policy is not the saved one."""
-        if self._colocated:
+        if self._senders.colocated:
             self._engine.rest()
             self._ranks.barrier()
-        if not self._first:
-            for _ in self._engine.export():
-                pass  # exporting is collective
-            return
         began = time.monotonic()
         targets = [RolloutEndpoint.model_validate(r) for r in replicas]
-        published = self._first.publisher.publish(step, iter(self._engine.export()), targets, self._first.driver.beat)
+        published = self._senders.publish(step, iter(self._engine.export()), targets, self._beat)
+        if not (self._first and published):
+            return
         self._digest = published.version.digest
-        self._served |= {t.pod_uid: t for t in targets if t.pod in published.ok}
         if self._expected and self._expected != (step, self._digest) and self._expected[0] == step:
             raise PolicyMismatchError(
                 f"step {step} was restored as {self._digest}, its manifest says {self._expected[1]}"
             )
         self._first.driver.published(step, self._digest, published.failed, time.monotonic() - began)
+
+    def _beat(self) -> None:
+        """Rank 0 speaks for all: what another does shows in what rank 0 can do."""
+        if self._first:
+            self._first.driver.beat()
 
     def save_due(self, step: int) -> bool:
         """A periodic checkpoint of `step`, which this attempt trained, has not been made."""

@@ -22,26 +22,29 @@ class Ranks:
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value; what others pass is ignored."""
-        return self._from(0, value)
+        body = _encode(value)
+        size = torch.tensor([body.numel()])
+        dist.broadcast(size, 0, group=self._group)
+        if not self.is_first:
+            body = torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(body, 0, group=self._group)
+        return _decode(body)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank, on every rank."""
-        return [self._from(rank, value) for rank in range(self.world)]
+        body = _encode(value)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
+        dist.all_gather(sizes, torch.tensor([body.numel()]), group=self._group)
+        filled = torch.nn.functional.pad(body, (0, max(map(int, sizes)) - body.numel()))
+        bodies = [torch.empty_like(filled) for _ in range(self.world)]
+        dist.all_gather(bodies, filled, group=self._group)
+        return [_decode(body[: int(size)]) for body, size in zip(bodies, sizes, strict=True)]
 
     def all(self, value: bool) -> bool:
         """Whether it is true on every rank."""
         count = torch.tensor([int(value)])
         dist.all_reduce(count, dist.ReduceOp.MIN, group=self._group)
         return bool(count)
-
-    def _from(self, source: int, value: Any) -> Any:
-        body = _encode(value)
-        size = torch.tensor([body.numel()])
-        dist.broadcast(size, source, group=self._group)
-        if self.rank != source:
-            body = torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(body, source, group=self._group)
-        return _decode(body)
 
     def barrier(self) -> None:
         dist.barrier(group=self._group)

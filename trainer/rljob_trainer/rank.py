@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from rljob_api import names
-from rljob_api.layout import Layout
+from rljob_api.layout import Layout, servers_per_pod
 from rljob_api.protocol import Control, RolloutEndpoint
 from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure, loop
@@ -25,6 +25,9 @@ from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.driver.control import POLL_SECONDS, read_control
 from rljob_trainer.megatron import runtime
+from rljob_trainer.senders import Senders
+from rljob_trainer.weights.backends import backend
+from rljob_trainer.weights.publisher import Publisher
 
 log = logging.getLogger(__name__)
 
@@ -76,30 +79,37 @@ def _join(control: Control) -> None:
 def _attempt(directory: Path, control: Control) -> "loop.Attempt":
     from rljob_trainer.attempt import Attempt, First  # imports megatron, which needs the runtime installed
     from rljob_trainer.megatron.engine import Engine
-    from rljob_trainer.weights.backends import backend
-    from rljob_trainer.weights.publisher import Publisher
 
     spec = control.spec
     ranks = Ranks(spec.lifecycle.stall_timeout_seconds)
     store = _open_store(control) if ranks.is_first else None
     _prove_shared(Path(spec.checkpoint.path), ranks)
     driver = _connect(directory, control) if ranks.is_first else None
-    token, address = os.environ[names.ENV_ROLLOUT_TOKEN], os.environ[names.ENV_POD_IP]
-    publisher = Publisher(control.attempt, token, address, backend(spec))
-    if spec.rollout.placement == "colocated":
-        if driver:
-            publisher.sleep(wait_for_servers(directory, spec, driver.beat))
-        ranks.barrier()  # the GPUs' memory is free now
-    engine = Engine(spec, driver.beat if driver else _silence)
-    if not (store and driver):
-        return Attempt(control, ranks, engine, None)
-    return Attempt(control, ranks, engine, First(driver, store, publisher))
+    beat = driver.beat if driver else _silence
+    senders = _senders(directory, control, ranks, driver)
+    engine = Engine(spec, beat)
+    return Attempt(control, ranks, engine, senders, First(driver, store) if driver and store else None)
+
+
+def _senders(directory: Path, control: Control, ranks: Ranks, driver: DriverClient | None) -> Senders:
+    """Colocated servers sleep when this returns, and the driver knows all of them."""
+    spec, token = control.spec, os.environ[names.ENV_ROLLOUT_TOKEN]
+    publisher = Publisher(control.attempt, token, os.environ[names.ENV_POD_IP], backend(spec))
+    if spec.rollout.placement != "colocated":
+        return Senders(ranks, publisher if ranks.is_first else None)
+    leads = os.environ["LOCAL_RANK"] == "0"
+    own = wait_for_servers(directory, spec, driver.beat if driver else _silence) if leads else []
+    senders = Senders(ranks, publisher if leads else None, own)
+    senders.rest()
+    found = ranks.gather([server.dump() for server in own])
+    if driver:
+        driver.colocated([server for servers in found for server in servers])
+    return senders
 
 
 def wait_for_servers(directory: Path, spec: RLJobSpec, beat: Callable[[], None]) -> list[RolloutEndpoint]:
-    """The colocated servers, once the launcher has seen all of them answer; it ends the attempt when one does not."""
-    count = spec.trainer.processes_per_node // spec.rollout.tensor_parallel
-    while len(rollouts := read_control(directory).rollouts) < count:
+    """The colocated servers of this pod, once the launcher has seen all of them answer; it ends the attempt when one does not."""
+    while len(rollouts := read_control(directory).rollouts) < servers_per_pod(spec):
         beat()
         time.sleep(POLL_SECONDS)
     return rollouts

@@ -129,7 +129,7 @@ class RolloutSpec(Model):
     """The pool of vLLM servers that generate."""
 
     placement: Literal["separate", "colocated"] = "separate"
-    """`separate`: servers in pods of their own, on GPUs of their own. `colocated`: in the trainer's pod and on its GPUs, one for every
+    """`separate`: servers in pods of their own, on GPUs of their own. `colocated`: in the trainer's pods and on their GPUs, one for every
     `tensorParallel` of them; they sleep while the policy is trained, and `replicas` is 0. Their share of the memory while they generate is
     vllmArgs' `gpu-memory-utilization`, 0.5 unless given."""
     replicas: Annotated[int, Field(ge=0, le=4096)] = 1

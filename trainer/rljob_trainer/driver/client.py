@@ -43,6 +43,10 @@ class DriverClient:
         """The attempt goes on after `step`, with the data cursor of its checkpoint (None: from the beginning)."""
         self._call("start", step=step, data=data, checkpoints=[c.dump() for c in checkpoints], backend=backend)
 
+    def colocated(self, servers: list[dict[str, Any]]) -> None:
+        """Servers in the trainer's pods, as endpoints; the operator knows of those in pods of their own."""
+        self._call("colocated", servers=servers)
+
     def next(self) -> dict[str, Any]:
         """What all ranks do now: {"do": "publish" | "train" | "wait" | "drain" | "finish", ...}. Answered within about a second.
 

@@ -43,11 +43,14 @@ class Driver:
         self._rank_phase = "loading"
         self._work_phase = "training"
         self._targets: list[RolloutEndpoint] = []
+        self._listed: list[RolloutEndpoint] = []
+        self._colocated: list[RolloutEndpoint] = []
 
     async def obey(self, control: Control) -> None:
         """The operator said something new."""
         self._command = control.command
-        await self._rollouts.follow(control.rollouts)
+        self._listed = control.rollouts
+        await self._rollouts.follow([*self._listed, *self._colocated])
 
     def wake(self) -> None:
         """Something changed that `next` may be waiting for."""
@@ -81,6 +84,10 @@ class Driver:
             checkpoints=[Checkpoint.model_validate(c) for c in checkpoints],
         )
         self._supply = Supply(self._spec, self._source, self._evaluate, self._wake.set, step, self._cursor)
+
+    async def colocated(self, servers: list[dict]) -> None:
+        self._colocated = [RolloutEndpoint.model_validate(s) for s in servers]
+        await self._rollouts.follow([*self._listed, *self._colocated])
 
     async def next(self) -> dict[str, Any]:
         self._enter("")

@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from rljob_api import names
+from rljob_api.layout import required_servers
 from rljob_api.protocol import Control
-from rljob_trainer import failure
 from rljob_api.serving import sequences
+from rljob_trainer import failure
 from rljob_trainer.data.prompts import PromptSet, load_prompts
 from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer
 from rljob_trainer.driver.control import follow_control, read_control
@@ -72,7 +73,7 @@ class _Life:
         self._directory, self._progress = directory, progress
         spec = control.spec
         self._rollouts = Rollouts(
-            token, control.attempt, spec.rollout.min_replicas, sequences(spec), lambda: self._driver.wake()
+            token, control.attempt, required_servers(spec), sequences(spec), lambda: self._driver.wake()
         )
         generator = Generator(spec, control.job_uid, tokenizer, judge, self._rollouts.pool, progress.beat)
         source: Source = (
@@ -89,6 +90,7 @@ class _Life:
         d = self._driver
         calls: dict[str, Call] = {
             "start": d.start,
+            "colocated": d.colocated,
             "next": d.next,
             "trained": d.trained,
             "published": d.published,

@@ -90,7 +90,7 @@ class Servers:
     def _endpoint(self, index: int, port: int) -> RolloutEndpoint:
         pod = f"{self._setting.pod}-server-{index}"
         uid = f"{self._setting.pod_uid}-{self._control.attempt}-{index}"
-        return RolloutEndpoint(pod=pod, pod_uid=uid, url=f"http://127.0.0.1:{port}")
+        return RolloutEndpoint(pod=pod, pod_uid=uid, url=f"http://{self._setting.environment[names.ENV_POD_IP]}:{port}")
 
     def _environment(self, share: Mapping[str, str]) -> dict[str, str]:
         inherited = dict(os.environ) | dict(self._setting.environment)

@@ -1,0 +1,67 @@
+"""Which ranks send the policy to which servers: the first one to all, or, where servers are colocated, each pod's first rank to its pod's own,
+because only there can they read its GPU."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+
+from torch import Tensor
+
+from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer.collective import Ranks
+from rljob_trainer.weights.publisher import Published, Publisher
+from rljob_trainer.weights.version import PolicyVersion
+
+
+class Senders:
+    """Every method is collective."""
+
+    def __init__(self, ranks: Ranks, publisher: Publisher | None, own: Iterable[RolloutEndpoint] | None = None) -> None:
+        """`publisher`: of a rank that sends. `own`: the colocated servers of this rank's pod; None, on all ranks: they are in pods of their own."""
+        self._ranks, self._publisher = ranks, publisher
+        self.colocated = own is not None
+        self._own = {server.pod_uid: server for server in own or ()}
+        self._awake = dict(self._own)
+
+    def publish(
+        self,
+        step: int,
+        tensors: Iterator[tuple[str, Tensor]],
+        replicas: list[RolloutEndpoint],
+        beat: Callable[[], None],
+    ) -> Published | None:
+        """What came of it, where it is known: on the first rank at least. Raises as Publisher.publish does."""
+        mine = self._send(step, tensors, replicas, beat)
+        return self._merged(mine) if self.colocated else mine
+
+    def rest(self) -> None:
+        """Colocated servers give their memory up: the GPUs are ours when this returns."""
+        if self._publisher:
+            self._publisher.sleep(list(self._awake.values()))
+        self._awake = {}
+        self._ranks.barrier()
+
+    def _send(
+        self,
+        step: int,
+        tensors: Iterator[tuple[str, Tensor]],
+        replicas: list[RolloutEndpoint],
+        beat: Callable[[], None],
+    ) -> Published | None:
+        if not self._publisher:
+            for _ in tensors:
+                pass  # exporting is collective
+            return None
+        targets = [r for r in replicas if not self.colocated or r.pod_uid in self._own]
+        published = self._publisher.publish(step, tensors, targets, beat)
+        self._awake |= {r.pod_uid: r for r in targets if r.pod in published.ok}
+        return published
+
+    def _merged(self, mine: Published | None) -> Published:
+        """Of all pods. Each exported the policy for itself, so their digests have to agree."""
+        told = [p for p in self._ranks.gather(asdict(mine) if mine else None) if p]
+        assert len({p["version"]["digest"] for p in told}) == 1, f"the pods exported different policies: {told}"
+        return Published(
+            PolicyVersion(**told[0]["version"]),
+            ok=[pod for p in told for pod in p["ok"]],
+            failed={pod: why for p in told for pod, why in p["failed"].items()},
+        )
