@@ -1,6 +1,7 @@
 """The policy: from a Hugging Face directory or a Megatron checkpoint to a megatron model in this rank's place."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,7 +43,10 @@ class Policy:
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Hugging Face names and full tensors in the model's dtype, one at a time, on every rank. Collective: every rank must drain it."""
         padded = self._padded_names()
-        for name, tensor in self.bridge.export_hf_weights(self.modules, cpu=False, show_progress=False):
+        exported = self.bridge.export_hf_weights(
+            self.modules, cpu=False, show_progress=False, conversion_tasks=self._tasks
+        )
+        for name, tensor in exported:
             yield name, tensor[: self.vocabulary] if name in padded else tensor
 
     def settle(self) -> None:
@@ -53,8 +57,12 @@ class Policy:
         """Hugging Face names of the tensors with a row per token, when tensor parallelism made us add rows."""
         if not self.config.should_pad_vocab:
             return set()
-        tasks = self.bridge.get_conversion_tasks(self.modules)
-        return {str(t.mapping.hf_param) for t in tasks if t.global_param_name in _VOCABULARY_WEIGHTS}
+        return {str(t.mapping.hf_param) for t in self._tasks if t.global_param_name in _VOCABULARY_WEIGHTS}
+
+    @cached_property
+    def _tasks(self) -> list[Any]:
+        """What to make of each parameter. They remember what stages told each other of them, so every export but the first asks nothing."""
+        return self.bridge.get_conversion_tasks(self.modules)
 
 
 def require_all_weights(

@@ -30,6 +30,8 @@ def install() -> None:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     # megatron's inference code imports it where vLLM has brought it, and it starts CUDA to see the GPUs, which would not survive a fork either
     sys.modules.setdefault("flashinfer", None)  # type: ignore[arg-type]
+    # megatron-bridge looks for it on the disk for every parameter of every export (models/conversion/utils.py:407), where it is not installed
+    sys.modules.setdefault("modelopt", None)  # type: ignore[arg-type]
     _choose_compiler()
     if not torch.cuda.is_available():
         _patch_torch()
@@ -42,6 +44,7 @@ def install() -> None:
     adam.install()
     layers.install()
     _import_bridge()
+    _clean_configurations_once()
 
 
 def _choose_compiler() -> None:
@@ -164,6 +167,21 @@ def _import_bridge() -> None:
     with nullcontext() if gpt_layer_specs.HAVE_TE else _stand_ins(), _logging_as_it_was():
         importlib.import_module("megatron.bridge")
     logging.getLogger("megatron").setLevel(logging.ERROR)
+
+
+def _clean_configurations_once() -> None:
+    """megatron-bridge copies the model's configuration, without what pickle refuses, for every layer of every export, and also where there is no
+    other stage to send it to (models/conversion/param_mapping.py:1759): most of an export's time."""
+    param_mapping = importlib.import_module("megatron.bridge.models.conversion.param_mapping")
+    clean, known = param_mapping.remove_non_pickleables, {}
+
+    def clean_once(configuration: Any, max_depth: int) -> Any:
+        key = id(configuration), max_depth
+        if key not in known:
+            known[key] = configuration, clean(configuration, max_depth)  # held, so that its id stays its own
+        return known[key][1]
+
+    param_mapping.remove_non_pickleables = clean_once
 
 
 @contextmanager

@@ -66,13 +66,10 @@ def unpack(entries: Sequence[Entry], payload: Tensor) -> Iterator[tuple[str, Ten
     sizes = [entry.size for entry in entries]
     if payload.numel() != payload_size(sizes):
         raise CorruptBucketError(f"{payload.numel()} of {payload_size(sizes)} bytes")
-    start = 0
-    for entry, found in zip(entries, fingerprints(payload, sizes), strict=True):
+    for entry, part, found in zip(entries, _parts(payload, sizes), fingerprints(payload, sizes), strict=True):
         if found != entry.fingerprint:
             raise CorruptBucketError(f"{entry.name}: checksum differs from the sender's")
-        data = payload[start : start + entry.size]
-        yield entry.name, data.view(torch_dtype(entry.dtype)).view(entry.shape)
-        start += padded(entry.size)
+        yield entry.name, part.view(torch_dtype(entry.dtype)).view(entry.shape)
 
 
 def digest(entries: Iterable[Entry]) -> str:
@@ -93,16 +90,18 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def _bucket(parts: list[tuple[str, Tensor]], device: torch.device) -> Bucket:
     sizes = [t.nbytes for _, t in parts]
-    payload = torch.empty(payload_size(sizes), dtype=torch.uint8, device=device)
-    start = 0
-    for (_, tensor), size in zip(parts, sizes, strict=True):
-        end = start + padded(size)
-        payload[start : start + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        payload[start + size : end].zero_()
-        start = end
+    payload = torch.zeros(payload_size(sizes), dtype=torch.uint8, device=device)
+    for (_, tensor), part in zip(parts, _parts(payload, sizes), strict=True):
+        part.view(tensor.dtype).view(tensor.shape).copy_(tensor)
     marks = fingerprints(payload, sizes)  # waits for the device
     entries = (
         Entry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), mark)
         for (name, tensor), mark in zip(parts, marks, strict=True)
     )
     return Bucket(tuple(entries), payload)
+
+
+def _parts(payload: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
+    """Where the bytes of each tensor lie, without what fills them up."""
+    rooms = payload.split([padded(size) for size in sizes])
+    return (room[:size] for room, size in zip(rooms, sizes, strict=True))

@@ -96,14 +96,13 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         assert self._end is not None
         payload = torch.empty(payload_size(e.size for e in entries), dtype=torch.uint8, device=self.device)
         self._end.receive(payload, update_info.transport)
-        self._staged.update((name, self._kept(tensor)) for name, tensor in unpack(entries, payload))
+        received = dict(unpack(entries, payload))
+        self._staged |= received if self._has_room() else {name: tensor.cpu() for name, tensor in received.items()}
         self._entries += entries
 
-    def _kept(self, tensor: Tensor) -> Tensor:
-        """Where it stays until the update is applied."""
-        if tensor.is_cuda and torch.cuda.mem_get_info(tensor.device)[0] < ROOM_BYTES:
-            return tensor.cpu()
-        return tensor
+    def _has_room(self) -> bool:
+        """For what was received to stay where it is until the update is applied. Asked once per bucket: the driver's answer takes its time."""
+        return self.device.type != "cuda" or torch.cuda.mem_get_info(self.device)[0] >= ROOM_BYTES
 
     def seal(self, attempt: int, expected: str) -> None:
         """Everything came and it is what the trainer sent. Raises FencedOut, RefusedUpdateError."""
@@ -126,7 +125,7 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             _repack_embeddings(self.model)
         self.start_weight_update()
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # `_kept` asks the driver what is free
+            torch.cuda.empty_cache()  # `_has_room` asks the driver what is free
 
     def discard(self) -> None:
         """Forget what is staged and leave the group, which may be broken."""
