@@ -1,11 +1,16 @@
 """What the loop can do, on every rank: each method is collective. Rank 0 alone talks to driver, volume and rollouts."""
 
+import logging
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rljob_api import names
+from rljob_api.memory import PhaseName
 from rljob_api.protocol import Control, RolloutEndpoint
 from rljob_trainer.batch import StepBatch
 from rljob_trainer.checkpoint.manifest import read_manifest
@@ -15,15 +20,21 @@ from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.huggingface import write_hugging_face
+from rljob_trainer.memory import Plan
 from rljob_trainer.saving import Saver
 from rljob_trainer.senders import Senders
+
+MEASURED_STEPS = 2
+"""After so many steps every phase has been measured."""
+
+log = logging.getLogger(__name__)
 
 
 class First:
     """What only rank 0 has."""
 
-    def __init__(self, driver: DriverClient, store: Store):
-        self.driver, self.store = driver, store
+    def __init__(self, driver: DriverClient, store: Store, plan: Plan):
+        self.driver, self.store, self.plan = driver, store, plan
 
 
 class PolicyMismatchError(RuntimeError):
@@ -74,21 +85,31 @@ class Attempt:
         began = time.monotonic()
         parsed = StepBatch.from_json(batch)
         assert parsed.step == step, f"batch of step {parsed.step} at step {step}"
+        self._engine.memory.enter("score")
         if self._senders.colocated:
             self._senders.rest()
         metrics = self._engine.train_step(parsed)
+        self._engine.memory.enter("generate")
+        peaks = self._peaks()
         if self._first:
             self._first.store.check()
-            self._first.driver.trained(step, metrics | {"time/train": time.monotonic() - began})
+            times = {"time/train": time.monotonic() - began}
+            self._first.driver.trained(step, metrics | times | {f"memory/peak_{p}_bytes": v for p, v in peaks.items()})
+            if step == self._start + MEASURED_STEPS:
+                log.info("%s", self._first.plan.table(peaks))
+
+    def _peaks(self) -> dict[PhaseName, float]:
+        """The most that was in use on any rank's device in each phase so far."""
+        found = self._ranks.gather(self._engine.memory.peaks)
+        return {phase: max(peaks[phase] for peaks in found) for phase in self._engine.memory.peaks}
 
     def sync(self, step: int, replicas: list[dict[str, Any]]) -> None:
         """Send the policy of `step` to these rollouts. Raises PolicyMismatchError when a restored policy is not the saved one."""
-        if self._senders.colocated:
-            self._engine.rest()
-            self._ranks.barrier()
+        self._engine.memory.enter("sync")
+        self._rest()
         began = time.monotonic()
         targets = [RolloutEndpoint.model_validate(r) for r in replicas]
-        published = self._senders.publish(step, iter(self._engine.export()), targets, self._beat)
+        published = self._senders.publish(step, self._exported(), targets, self._beat)
         if not (self._first and published):
             return
         self._digest = published.version.digest
@@ -97,6 +118,18 @@ class Attempt:
                 f"step {step} was restored as {self._digest}, its manifest says {self._expected[1]}"
             )
         self._first.driver.published(step, self._digest, published.failed, time.monotonic() - began)
+
+    def _exported(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The policy. Servers wake for good only when all of it was taken: what parameters took on these GPUs is free again then."""
+        yield from self._engine.export()
+        self._rest()
+        self._engine.memory.enter("generate")
+
+    def _rest(self) -> None:
+        """Colocated: no rank keeps memory that it does not need."""
+        if self._senders.colocated:
+            self._engine.rest()
+            self._ranks.barrier()
 
     def _beat(self) -> None:
         """Rank 0 speaks for all: what another does shows in what rank 0 can do."""
@@ -116,9 +149,11 @@ class Attempt:
         beside = self._spec.checkpoint.asynchronous and not final and step < self._spec.train.steps
         if self._held == [step, True] or (self._held == [step, False] and beside):
             return
+        self._engine.memory.enter("save")
         data = self._first.driver.saving() if self._first else {}
         self._saver.begin(step, self._digest, data, reshardable=not beside)
         self._held = [step, not beside]
+        self._engine.memory.enter("generate")
         if not beside:
             self.settle(wait=True)
 

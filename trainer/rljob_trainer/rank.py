@@ -79,16 +79,20 @@ def _join(control: Control) -> None:
 def _attempt(directory: Path, control: Control) -> "loop.Attempt":
     from rljob_trainer.attempt import Attempt, First  # imports megatron, which needs the runtime installed
     from rljob_trainer.megatron.engine import Engine
+    from rljob_trainer.memory import Plan, device_bytes
 
     spec = control.spec
     ranks = Ranks(spec.lifecycle.stall_timeout_seconds)
     store = _open_store(control) if ranks.is_first else None
     _prove_shared(Path(spec.checkpoint.path), ranks)
     driver = _connect(directory, control) if ranks.is_first else None
+    plan = Plan.of(spec, device_bytes())
+    if ranks.is_first:
+        log.info("%s", plan.table({}))
     beat = driver.beat if driver else _silence
     senders = _senders(directory, control, ranks, driver)
     engine = Engine(spec, beat)
-    return Attempt(control, ranks, engine, senders, First(driver, store) if driver and store else None)
+    return Attempt(control, ranks, engine, senders, First(driver, store, plan) if driver and store else None)
 
 
 def _senders(directory: Path, control: Control, ranks: Ranks, driver: DriverClient | None) -> Senders:

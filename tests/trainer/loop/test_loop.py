@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rljob_api import names
+from rljob_api.metrics import METRICS
 from rljob_api.protocol import Failure
 from rljob_trainer import rank
 from rljob_trainer.driver.assembly import batch_metrics
@@ -71,6 +72,14 @@ def until_step(job: Job, step: int) -> None:
     while not any(m["step"] >= step and "train/loss" in m for m in job.metrics()):
         assert time.monotonic() < deadline, "the step never came"
         time.sleep(0.02)
+
+
+def test_the_memory_of_every_phase_is_measured(uninterrupted):
+    """As rank 0 has it after two steps, beside the plan."""
+    job, _ = uninterrupted
+    peaks = {name: size for m in job.metrics() for name, size in m.items() if name.startswith("memory/")}
+    assert peaks.keys() == {name for name in METRICS if name.startswith("memory/")}
+    assert all(2**27 < size < 2**34 for size in peaks.values()), "a process with torch and megatron"
 
 
 def test_a_run_leaves_checkpoints_an_export_and_its_account(uninterrupted):
