@@ -33,9 +33,18 @@ def test_a_step_is_one_line_for_people():
 
 
 def test_metrics_keep_every_bit(tmp_path):
-    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log = MetricsLog(tmp_path / "metrics.jsonl", 0)
     log.append(1, {"train/loss": THIRD})
     assert log.by_step()[1]["train/loss"] == THIRD
+
+
+def test_an_attempt_that_was_partitioned_away_writes_nothing_into_its_successors_metrics(tmp_path):
+    old = MetricsLog(tmp_path / "metrics.jsonl", 0)
+    old.append(1, {"train/loss": 1.0})
+    new = MetricsLog(tmp_path / "metrics.jsonl", 1)
+    old.append(2, {"train/loss": 2.0})
+    new.append(2, {"train/loss": 3.0})
+    assert new.by_step() == {1: {"train/loss": 1.0}, 2: {"train/loss": 3.0}}
 
 
 def test_a_metric_that_nobody_described_is_refused(tmp_path):

@@ -8,23 +8,24 @@ from pathlib import Path
 class MetricsLog:
     """Lines `{"step": 3, "train/loss": ...}`, in the order they were measured; several lines may belong to one step."""
 
-    def __init__(self, file: Path):
+    def __init__(self, file: Path, start: int):
+        """Drops lines of steps after `start`, and what a killed process left half written.
+
+        By a new file in the old one's place: an attempt that was partitioned away and goes on writes to the old one.
+        """
         self._file = file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        scratch = file.with_suffix(".tmp")
+        scratch.write_text("".join(line for line, record in self._records() if record["step"] <= start))
+        self._stream = scratch.open("a", buffering=1)
+        scratch.replace(file)
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
         """`repr` of a float is exact, so bit-equal losses are equal lines."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._file.open("a") as stream:
-            stream.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._stream.write(json.dumps({"step": step, **metrics}) + "\n")
 
-    def truncate(self, step: int) -> None:
-        """Drop the lines of later steps, and what a killed process left half written. Atomic."""
-        if not self._file.exists():
-            return
-        kept = [line for line, record in self._records() if record["step"] <= step]
-        scratch = self._file.with_suffix(".tmp")
-        scratch.write_text("".join(kept))
-        scratch.replace(self._file)
+    def close(self) -> None:
+        self._stream.close()
 
     def by_step(self) -> dict[int, dict[str, float]]:
         """All metrics of each step, steps ascending."""

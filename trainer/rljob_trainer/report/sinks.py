@@ -22,8 +22,7 @@ class Sinks:
 
     def __init__(self, root: Path, start: int, steps: int):
         self._steps = steps
-        self._metrics = MetricsLog(names.metrics_file(root))
-        self._metrics.truncate(start)
+        self._metrics = MetricsLog(names.metrics_file(root), start)
         self._by_step = self._metrics.by_step()
         self._tensorboard = TensorBoard(names.tensorboard_dir(root), start + 1)
 
@@ -53,6 +52,7 @@ class Sinks:
         return {"first": rewards[0], "last": rewards[-1]} if rewards else {}
 
     def close(self) -> None:
+        self._metrics.close()
         self._tensorboard.close()
 
 
