@@ -182,7 +182,7 @@ def batch(shape: Shape, step: int) -> Any:
     """Groups of two, with rewards that differ; drawn by an older policy, so that nothing is compared."""
     import random
 
-    from rljob_trainer.batch import Sample, StepBatch
+    from rljob_trainer.batch import Sample, Span, StepBatch
 
     tokens, prompt = random.Random(step), 100
     samples = tuple(
@@ -193,7 +193,7 @@ def batch(shape: Shape, step: int) -> Any:
             prompt_tokens=tuple(tokens.choices(range(1000, 150000), k=prompt)),
             response_tokens=tuple(tokens.choices(range(1000, 150000), k=length + 1 - prompt)),
             log_probs=(-12.0,) * (length + 1 - prompt),
-            policy_step=step - 2,
+            spans=(Span(step - 2, length + 1 - prompt),),
             finish_reason="stop",
             reward=float(i % 2),
             data_source="none",

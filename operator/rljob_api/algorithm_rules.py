@@ -11,6 +11,8 @@ from rljob_api.violation import Violation
 
 GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce++-baseline", "opo")
 """Compare the samples of one prompt."""
+ROUNDING = 1e-6
+"""Of a fraction times a number of prompts."""
 REWARD_KINDS = ("rule", "python", "http", "vllm", "model")
 WIDEST_SEQUENCE_CLIP = 0.05
 """The ratio of a whole response, a geometric mean over its tokens, hardly leaves 1: a clip of 0.2 never binds (arXiv 2507.18071, section 5.1)."""
@@ -125,18 +127,71 @@ def sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def staleness_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Samples of an older policy are corrected for their age, and there is somebody who draws them."""
-    correction, staleness = spec.algorithm.rollout_correction, spec.train.staleness
-    if staleness and correction.importance_sampling == "none" and not correction.bypass:
+    """Tokens of an older policy are corrected for their age, and there is somebody who draws them."""
+    correction, train = spec.algorithm.rollout_correction, spec.train
+    older = {
+        "spec.train.staleness": str(train.staleness) if train.staleness else None,
+        "spec.train.partialRollouts": train.partial_rollouts and train.partial_rollouts.dump_json(),
+    }
+    for field, value in older.items():
+        if value and correction.importance_sampling == "none" and not correction.bypass:
+            yield Violation(
+                field,
+                value,
+                "tokens are drawn by a policy before the one that they train, and nothing corrects for it",
+                "set spec.algorithm.rolloutCorrection.importanceSampling to token, or bypass: true",
+            )
+    if train.staleness and train.batches.replay:
         yield Violation(
-            "spec.train.staleness",
-            str(staleness),
-            "samples are drawn by the policy before the one that they train, and nothing corrects for it",
-            "set spec.algorithm.rolloutCorrection.importanceSampling to token, or bypass: true",
+            "spec.train.staleness", str(train.staleness), "recorded batches are replayed as they are", "remove it"
         )
-    if staleness and spec.train.batches.replay:
+
+
+def over_sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """What is begun beyond the step, and who can go on with it."""
+    field, train = "spec.train.overSampling", spec.train
+    value = f"{train.over_sampling:g}"
+    more = train.over_sampling > 1
+    if abs(train.over_sampling * train.prompts_per_step - train.prompts_begun) > ROUNDING:
         yield Violation(
-            "spec.train.staleness", str(staleness), "recorded batches are replayed as they are", "remove it"
+            field,
+            value,
+            f"times spec.train.promptsPerStep = {train.prompts_per_step} is no number of prompts",
+            f"set {train.prompts_begun / train.prompts_per_step:g}, which begins {train.prompts_begun}",
+        )
+    if more and spec.algorithm.dynamic_sampling:
+        yield Violation(
+            field, value, "dynamicSampling draws by whole rounds until the step is full", "remove one of the two"
+        )
+    if more and train.batches.replay:
+        yield Violation(field, value, "recorded batches are replayed as they are", "remove it")
+    yield from _partial_rollouts_violations(spec)
+
+
+def _partial_rollouts_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    field, train = "spec.train.partialRollouts", spec.train
+    if train.partial_rollouts is None:
+        return
+    if train.over_sampling == 1:
+        yield Violation(
+            field,
+            train.partial_rollouts.dump_json(),
+            "a step that begins no more prompts than it needs waits for all of them and leaves nothing over",
+            "set spec.train.overSampling, for example to 1.5",
+        )
+    if train.partial_rollouts.max_age <= train.staleness:
+        yield Violation(
+            f"{field}.maxAge",
+            str(train.partial_rollouts.max_age),
+            f"with spec.train.staleness = {train.staleness} every token is as old, so that nothing could wait for the next step",
+            f"set at least {train.staleness + 1}",
+        )
+    if spec.algorithm.advantage == "remax":
+        yield Violation(
+            field,
+            "with spec.algorithm.advantage remax",
+            "the baseline is the greedy response of one policy, the samples would be of several",
+            "remove it, or choose another advantage",
         )
 
 
@@ -216,6 +271,7 @@ RULES = (
     kl_violations,
     sampling_violations,
     staleness_violations,
+    over_sampling_violations,
     reward_violations,
     optimizer_violations,
 )

@@ -20,6 +20,7 @@ METRICS: dict[str, str] = {
     "sampling/all_wrong": "Dynamic sampling: fraction whose samples all got the same reward, 0 or below.",
     "sampling/unjudged": "Dynamic sampling: fraction with fewer than two judged samples.",
     "sampling/surplus": "Dynamic sampling: prompts that could have been trained on but were more than the step holds.",
+    "sampling/continued": "Fraction of samples that more than one policy drew (`partialRollouts`).",
     "sampling/reward": "Dynamic sampling: mean reward of all generated samples, also those that are not trained on.",
     "evaluation/reward": "Mean reward on the held-out prompts, under the policy of this step.",
     "evaluation/failed": "Held-out samples whose reward raised or timed out.",
@@ -48,7 +49,8 @@ METRICS: dict[str, str] = {
     "train_rollout/ratio_mean": "Mean ratio of the trainer's old to the rollout's probability, per response token: 1 is agreement.",
     "train_rollout/effective_sample_size": "(sum of these ratios)^2 / (tokens x sum of their squares): 1 when all agree.",
     "train_rollout/weight_mean": "Mean weight by which rollout correction multiplied the policy loss; 1 without it.",
-    "train_rollout/policy_age": "Mean number of trained steps between the policy that drew a sample and the one that it trains: 0 is on-policy.",
+    "train_rollout/policy_age": "Mean age of a response token: trained steps from the policy that drew it to the one that it trains; 0 is on-policy.",
+    "train_rollout/policy_age_max": "Age of the step's oldest response token.",
     "rollout/replicas": "Rollout servers that had the step's policy.",
     "rollout/redispatched": "Requests that were sent again because a rollout server was lost.",
     "data/epoch": "Passes over the training prompts so far.",
@@ -60,12 +62,12 @@ METRICS: dict[str, str] = {
     "time/save": "Seconds that saving the step's checkpoint held up the loop, in this step or later ones.",
     "time/save_background": "Seconds in which rank 0 wrote the step's checkpoint beside the loop.",
     "time/step": "Seconds from the end of the step before to the end of this one.",
-    "perf/tokens_per_s": "Prompt and response tokens of the step per second of the whole step.",
     "memory/peak_generate_bytes": "Most memory in use on a trainer's device while rollouts generate, in any step so far; on CPU, of a rank.",
     "memory/peak_score_bytes": "The same while log-probabilities, values and rewards are measured.",
     "memory/peak_train_bytes": "The same while models learn.",
     "memory/peak_sync_bytes": "The same while the policy is sent to rollouts.",
     "memory/peak_save_bytes": "The same while a checkpoint is copied.",
+    "perf/tokens_per_s": "Prompt and response tokens of the step per second of the whole step.",
 }
 
 

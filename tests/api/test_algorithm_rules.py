@@ -8,6 +8,7 @@ from api.specs import raw_spec
 from rljob_api.validate import violations
 
 CRITIC = {"critic": {}}
+CORRECTED = {"algorithm": {"rolloutCorrection": {"importanceSampling": "token"}}}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,14 @@ CRITIC = {"critic": {}}
         ({"train": {"staleness": 1}, "algorithm": {"rolloutCorrection": {"reject": {}}}}, "spec.train.staleness"),
         ({"train": {"staleness": 1, "batches": {"replay": "/data/batches"}}, "algorithm": {"rolloutCorrection": {"bypass": True}}},
          "spec.train.staleness"),
+        ({"train": {"overSampling": 1.3}}, "spec.train.overSampling"),
+        ({"train": {"overSampling": 1.5}, "algorithm": {"dynamicSampling": {}}}, "spec.train.overSampling"),
+        ({"train": {"overSampling": 1.5, "batches": {"replay": "/data/batches"}}}, "spec.train.overSampling"),
+        ({"train": {"partialRollouts": {}}} | CORRECTED, "spec.train.partialRollouts"),
+        ({"train": {"overSampling": 1.5, "partialRollouts": {}}}, "spec.train.partialRollouts"),
+        ({"train": {"overSampling": 1.5, "partialRollouts": {}}, "algorithm": {"advantage": "remax", "rolloutCorrection": {"bypass": True}}},
+         "spec.train.partialRollouts"),
+        ({"train": {"overSampling": 1.5, "partialRollouts": {"maxAge": 1}, "staleness": 1}} | CORRECTED, "spec.train.partialRollouts.maxAge"),
         ({"rewards": [{"rule": "math", "vllm": {"url": "http://judge:8000"}}]}, "spec.rewards[0]"),
         ({"rewards": [{"model": {"path": "/m"}}], "algorithm": {"dynamicSampling": {}}}, "spec.algorithm.dynamicSampling"),
         ({"rewards": [{"model": {"path": "/m"}}], "algorithm": {"advantage": "remax"}}, "spec.algorithm.advantage"),
@@ -60,6 +69,10 @@ def test_each_contradiction_is_found_at_its_field(changes: dict[str, Any], field
         {"algorithm": {"rolloutCorrection": {"bypass": True, "reject": {"level": "sequence"}}}},
         {"algorithm": {"rolloutCorrection": {"importanceSampling": "token"}}, "train": {"staleness": 1}},
         {"algorithm": {"rolloutCorrection": {"bypass": True}}, "train": {"staleness": 1}},
+        {"train": {"overSampling": 1.5}},
+        {"train": {"overSampling": 1.1, "promptsPerStep": 10}},
+        {"train": {"overSampling": 2, "partialRollouts": {}}} | CORRECTED,
+        {"train": {"overSampling": 1.5, "partialRollouts": {"maxAge": 2}, "staleness": 1}} | CORRECTED,
         {"algorithm": {"dynamicSampling": {}, "overlong": {"bufferTokens": 4, "filter": True}, "clip": {"high": 0.28}}},
         {"train": {"optimizer": {"learningRate": 1e-5, "warmupSteps": 2, "decay": "cosine", "minLearningRate": 1e-6}}},
         {"rewards": [{"rule": "math", "weight": 0.5}, {"model": {"path": "/m"}}]},

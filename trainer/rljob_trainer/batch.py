@@ -1,8 +1,18 @@
 """What the driver hands to the ranks: immutable, complete, in (group, sample) order. No torch here."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+
+class Span(NamedTuple):
+    """Response tokens behind each other that one policy drew."""
+
+    policy_step: int
+    """Step of that policy."""
+    tokens: int
+    """How many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +30,8 @@ class Sample:
     """Includes the end-of-sequence token when the response ended by itself."""
     log_probs: tuple[float, ...]
     """Of each response token under the policy and temperature that drew it, as the rollout server computed it."""
-    policy_step: int
-    """Step of the policy that drew it."""
+    spans: tuple[Span, ...]
+    """Which policy drew which response tokens, in their order. More than one only with `partialRollouts`."""
     finish_reason: Literal["stop", "length"]
     """`length`: cut off at maxTokens."""
     reward: float
@@ -50,6 +60,14 @@ class StepBatch:
         return StepBatch(data["step"], tuple(_sample(s) for s in data["samples"]), data["metrics"])
 
 
+def token_ages(step: int, samples: Iterable[Sample]) -> tuple[float, int]:
+    """Mean and largest age of the response tokens: trained steps between the policy that drew a token and the one that `step` trains."""
+    spans = [span for s in samples for span in s.spans]
+    ages = [step - 1 - span.policy_step for span in spans]
+    count = sum(span.tokens for span in spans)
+    return sum(age * span.tokens for age, span in zip(ages, spans, strict=True)) / count, max(ages)
+
+
 def _sample(data: dict[str, Any]) -> Sample:
     sequences = {k: tuple(data[k]) for k in ("prompt_tokens", "response_tokens", "log_probs")}
-    return Sample(**data | sequences)
+    return Sample(**data | sequences | {"spans": tuple(Span(*span) for span in data["spans"])})

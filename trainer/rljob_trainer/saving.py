@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rljob_trainer.checkpoint.manifest import Contents, Files, engine_directory, fingerprints
 from rljob_trainer.checkpoint.store import Store
@@ -34,7 +34,7 @@ class _Pending:
     step: int
     reshardable: bool
     digest: str
-    data: Mapping[str, int]
+    data: Mapping[str, Any]
     directory: Path
     writing: Writing
     stall_seconds: float
@@ -48,7 +48,7 @@ class Saver:
         self._engine, self._ranks, self._store = engine, ranks, store
         self._pending: _Pending | None = None
 
-    def begin(self, step: int, digest: str, data: Mapping[str, int], reshardable: bool) -> None:
+    def begin(self, step: int, digest: str, data: Mapping[str, Any], reshardable: bool) -> None:
         """Copy the state as it is now and start to write it. `digest` and `data` are rank 0's, see Contents. Settle the save before first."""
         assert self._pending is None, "one save at a time"
         began = time.monotonic()

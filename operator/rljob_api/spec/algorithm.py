@@ -159,6 +159,14 @@ class BatchRecording(Model):
     """Train on the batches recorded in this directory and generate nothing. Same layout, same device: bit-equal losses."""
 
 
+class PartialRollouts(Model):
+    """Responses that are not complete when the step is full go on in the next one, under its policy (arXiv 2501.12599, section 2.6.2)."""
+
+    max_age: PositiveInt = 2
+    """Trained steps that any token may be older than the policy that it trains; a step waits for groups that would exceed it in the next. Above
+    `staleness`."""
+
+
 class TrainSpec(Model):
     """How much, and with which optimizer."""
 
@@ -179,10 +187,21 @@ class TrainSpec(Model):
     staleness: Literal[0, 1] = 0
     """0: every batch is drawn by the policy that it trains. 1: batch k + 1 is drawn by the policy of step k - 1 while step k trains, so that
     generation and training overlap and samples are one update old; needs `algorithm.rolloutCorrection`."""
+    over_sampling: Annotated[float, Field(ge=1, le=2)] = 1.0
+    """Prompts begun in a step / `promptsPerStep`, which must be whole: the first that are complete make the step, so that it does not wait for the
+    longest responses. Without `partialRollouts` the others are dropped, and short responses are preferred."""
+    partial_rollouts: PartialRollouts | None = None
+    """Keep what over-sampling leaves over, token by token with the policy that drew it; unset: drop it. Needs `overSampling` above 1 and
+    `algorithm.rolloutCorrection`."""
     on_non_finite: Literal["stop", "skip"] = "stop"
     """When a loss or a gradient is not a finite number. `stop`: the attempt fails; `skip`: leave this optimizer step out and count it."""
     batches: BatchRecording = BatchRecording()
     """Record or replay batches."""
+
+    @property
+    def prompts_begun(self) -> int:
+        """Whose groups are in the making in a step."""
+        return round(self.over_sampling * self.prompts_per_step)
 
 
 class EvaluationSpec(Model):

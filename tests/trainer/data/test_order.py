@@ -1,7 +1,9 @@
+import random
+
 import pytest
 
 from rljob_api.spec.model import DataSpec
-from rljob_trainer.data.order import Cursor, permutation
+from rljob_trainer.data.order import Cursor, permutation, prompt_at
 from rljob_trainer.data.prompts import Prompt, PromptSet
 from rljob_trainer.failure import ConfigurationError
 
@@ -10,7 +12,7 @@ SPEC = DataSpec(train=["/x"], seed=3)
 
 
 def indices(spec: DataSpec, cursor: Cursor, count: int) -> list[int]:
-    return [p.index for p in cursor.draw(spec, PROMPTS, count)[0]]
+    return [prompt_at(position, spec, PROMPTS).index for position in cursor.draw(count)[0]]
 
 
 def test_every_epoch_holds_every_prompt_once_in_an_order_of_its_own():
@@ -29,8 +31,8 @@ def test_without_shuffling_prompts_come_as_they_stand():
 
 
 def test_draws_of_any_size_and_interruption_give_the_same_sequence():
-    _, cursor = Cursor().draw(SPEC, PROMPTS, 7)
-    resumed = Cursor.restore(cursor.state(PROMPTS), PROMPTS)
+    positions, cursor = Cursor().draw(7)
+    resumed = Cursor.restore(cursor.use(positions).state(PROMPTS), PROMPTS)
     assert indices(SPEC, resumed, 8) == indices(SPEC, Cursor(), 15)[7:]
 
 
@@ -39,6 +41,26 @@ def test_a_resume_at_and_around_the_end_of_an_epoch_goes_on_with_the_next_prompt
     """rl.md 8d, pitfall 20: the count of consumed prompts is the truth, nothing else is kept or lost at the boundary."""
     resumed = Cursor.restore(Cursor(consumed).state(PROMPTS), PROMPTS)
     assert indices(SPEC, resumed, 5) == indices(SPEC, Cursor(), 30)[consumed : consumed + 5]
+
+
+def test_what_was_drawn_and_not_used_comes_first_in_the_next_draw_whatever_its_size():
+    positions, cursor = Cursor().draw(6)
+    cursor = Cursor.restore(cursor.use([0, 2, 3, 5]).state(PROMPTS), PROMPTS)
+    assert positions == (0, 1, 2, 3, 4, 5) and cursor == Cursor(6, (1, 4))
+    assert cursor.draw(6)[0] == (1, 4, 6, 7, 8, 9)
+    assert cursor.draw(1) == ((1,), cursor)
+    assert cursor.use((1, 4)) == Cursor(6)
+
+
+def test_however_much_is_begun_and_left_over_every_prompt_is_used_once_per_epoch():
+    chance, cursor, used = random.Random(0), Cursor(), []
+    for _ in range(200):
+        positions, drawn = cursor.draw(chance.randint(1, 12))
+        chosen = chance.sample(positions, chance.randint(0, len(positions)))
+        if chance.random() < 0.8:  # else the batch was begun and not trained
+            used, cursor = [*used, *chosen], Cursor.restore(drawn.use(chosen).state(PROMPTS), PROMPTS)
+    assert sorted([*used, *cursor.pending]) == list(range(cursor.consumed))
+    assert sorted(prompt_at(p, SPEC, PROMPTS).index for p in range(10, 20)) == list(range(10))
 
 
 def test_other_data_than_the_checkpoints_are_refused():

@@ -1,14 +1,16 @@
 """A rollout server in the test's own process: the two routes that the client uses, deterministic answers, and faults on demand."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from aiohttp import web
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.weights.wire import STATE, STEP_HEADER
+from rljob_trainer.weights.wire import INTERRUPT, STATE, STEP_HEADER
 
 EOS = ord(".")
+PACE = 0.01
 
 
 class Server:
@@ -22,7 +24,8 @@ class Server:
 
     async def __aenter__(self) -> "Server":
         app = web.Application()
-        app.add_routes([web.get(STATE, self._state), web.post("/v1/completions", self._complete)])
+        routes = [web.post("/v1/completions", self._complete), web.post(INTERRUPT, self._interrupt)]
+        app.add_routes([web.get(STATE, self._state), *routes])
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -49,6 +52,43 @@ class Server:
             _choice(i, int(left) + int(right) + self.wrong(int(left), i, body)) for i in reversed(range(body["n"]))
         ]
         return web.json_response({"choices": choices}, headers={STEP_HEADER: str(self.policy_step)})
+
+    async def _interrupt(self, _: web.Request) -> web.Response:
+        return web.json_response({})
+
+
+class Thinker(Server):
+    """Writes `thoughts` blanks before it answers, a token every PACE seconds, from where the request left off, until it is interrupted.
+
+    The log-probability of every token is less 1 the step of the policy that wrote it.
+    """
+
+    def __init__(self, pod: str, thoughts: Callable[[int, int], int]):
+        super().__init__(pod)
+        self.thoughts, self._writing = thoughts, asyncio.Event()
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.requests.append(body)
+        policy, stop = self.policy_step, self._writing
+        question, written = "".join(map(chr, body["prompt"])).split("=")
+        left, right = map(int, question.split("+"))
+        whole = f"{' ' * self.thoughts(left, right)}{left + right}."
+        text = ""
+        while written + text != whole and len(text) < body["max_tokens"] and not stop.is_set():
+            text += whole[len(written + text)]
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), PACE)
+        ended = "stop" if written + text == whole else "abort" if stop.is_set() else "length"
+        log_probs = {"token_logprobs": [-1.0 - policy] * len(text)}
+        choice = {"finish_reason": ended, "token_ids": [*map(ord, text)], "logprobs": log_probs}
+        choices = [{"index": i} | choice for i in range(body["n"])]
+        return web.json_response({"choices": choices}, headers={STEP_HEADER: str(policy)})
+
+    async def _interrupt(self, _: web.Request) -> web.Response:
+        self._writing.set()
+        self._writing = asyncio.Event()
+        return web.json_response({})
 
 
 def _choice(index: int, answer: int) -> dict:

@@ -46,7 +46,7 @@ async def batch(rank: DriverClient) -> StepBatch:
 
 
 def ages(found: StepBatch) -> set[int]:
-    return {found.step - 1 - s.policy_step for s in found.samples}
+    return {found.step - 1 - span.policy_step for s in found.samples for span in s.spans}
 
 
 def in_order(found: StepBatch, seed: int) -> bool:

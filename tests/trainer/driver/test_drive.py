@@ -6,7 +6,7 @@ import json
 import pytest
 
 from rljob_api import names
-from rljob_trainer.batch import StepBatch
+from rljob_trainer.batch import StepBatch, token_ages
 from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverLost
 from rljob_trainer.failure import ConfigurationError
@@ -33,7 +33,7 @@ async def test_a_run_from_the_first_publish_to_the_goodbye(bench):
         for step in (1, 2):
             batch = StepBatch.from_json((await until(rank, "train"))["batch"])
             assert [(s.group, s.sample) for s in batch.samples] == [(g, s) for g in range(4) for s in range(3)]
-            assert {s.policy_step for s in batch.samples} == {step - 1} and {s.reward for s in batch.samples} == {1.0}
+            assert token_ages(step, batch.samples) == (0, 0) and {s.reward for s in batch.samples} == {1.0}
             assert len(await trained(rank, step)) == 2
             await publish(rank, step, [a, b])
         state = await call(rank.saving)

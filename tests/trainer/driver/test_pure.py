@@ -2,18 +2,20 @@ import pytest
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Sample
+from rljob_trainer.batch import Sample, Span
 from rljob_trainer.driver.assembly import Outcome, assemble, failure_metrics, require_judged, shaped
 from rljob_trainer.driver.recording import record, replay
 from rljob_trainer.driver.replicas import Replicas
-from rljob_trainer.driver.seeds import evaluation_seed, training_seed
+from rljob_trainer.driver.seeds import continuation_seed, evaluation_seed, training_seed
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.reward.case import Kind, RewardFailed
 from trainer.driver.specs import job
 
 
 def outcome(group: int, sample: int, reward: float = 1.0, policy_step: int = 2) -> Outcome:
-    return Outcome(group, sample, Sample(7, group, sample, (1, 2), (3,), (-0.1,), policy_step, "stop", reward, "sum"))
+    return Outcome(
+        group, sample, Sample(7, group, sample, (1, 2), (3,), (-0.1,), (Span(policy_step, 1),), "stop", reward, "sum")
+    )
 
 
 def failed(group: int, sample: int, kind: Kind = "raised") -> Outcome:
@@ -22,11 +24,12 @@ def failed(group: int, sample: int, kind: Kind = "raised") -> Outcome:
     )
 
 
+NOW = range(2, 3)
 FULL = [outcome(g, s, reward=float(s)) for g in (1, 0) for s in (1, 0)]
 
 
 def test_a_batch_is_in_group_and_sample_order_however_it_came():
-    batch = assemble(3, 2, 2, 2, FULL, {"time/generate": 1.5})
+    batch = assemble(3, NOW, 2, 2, FULL, {"time/generate": 1.5})
     assert [(s.group, s.sample) for s in batch.samples] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert batch.metrics == {
         "time/generate": 1.5,
@@ -34,23 +37,24 @@ def test_a_batch_is_in_group_and_sample_order_however_it_came():
         "reward/same": 0.0,
         "response_length/mean": 1.0,
         "response_length/clipped": 0.0,
+        "sampling/continued": 0.0,
     }
 
 
 @pytest.mark.parametrize("wrong", [FULL[1:], [*FULL, FULL[0]], [*FULL[1:], FULL[1]]])
 def test_a_lost_or_doubled_sample_never_passes(wrong):
     with pytest.raises(AssertionError):
-        assemble(3, 2, 2, 2, wrong, {})
+        assemble(3, NOW, 2, 2, wrong, {})
 
 
 def test_a_sample_of_another_policy_than_the_one_that_was_served_never_passes():
-    with pytest.raises(AssertionError, match="another policy"):
-        assemble(3, 2, 2, 2, [outcome(0, 0, policy_step=1), *[o for o in FULL if (o.group, o.sample) != (0, 0)]], {})
+    with pytest.raises(AssertionError, match="other policies"):
+        assemble(3, NOW, 2, 2, [outcome(0, 0, policy_step=1), *[o for o in FULL if (o.group, o.sample) != (0, 0)]], {})
 
 
 def test_a_sample_whose_reward_failed_leaves_the_batch_and_is_counted():
     outcomes = [outcome(0, 0), failed(0, 1), outcome(0, 2, reward=0.0), failed(0, 3, "timeout")]
-    batch = assemble(3, 2, 1, 4, outcomes, {})
+    batch = assemble(3, NOW, 1, 4, outcomes, {})
     assert [s.sample for s in batch.samples] == [0, 2] and batch.metrics["reward/mean"] == 0.5
     assert failure_metrics(outcomes) == {
         "reward/failed": 2.0,
@@ -65,7 +69,7 @@ def test_a_penalty_for_length_grows_over_the_buffer_and_is_reported():
     def spec(**overlong: float) -> RLJobSpec:
         return job(algorithm={"overlong": overlong}, rollout={"sampling": {"maxTokens": 8}})
 
-    long = Sample(7, 0, 0, (1, 2), (3,) * 7, (-0.1,) * 7, 2, "stop", 1.0, "sum")
+    long = Sample(7, 0, 0, (1, 2), (3,) * 7, (-0.1,) * 7, (Span(2, 7),), "stop", 1.0, "sum")
     outcomes = [Outcome(0, 0, long), outcome(0, 1), failed(0, 2)]
     assert shaped(outcomes, spec()) == (outcomes, {})
     found, metrics = shaped(outcomes, spec(bufferTokens=4, penalty=2.0))
@@ -82,7 +86,7 @@ def test_a_step_whose_rewards_all_failed_is_the_users_to_mend():
 
 
 def test_a_recorded_batch_comes_back_bit_equal(tmp_path):
-    batch = assemble(3, 2, 2, 2, FULL, {"time/generate": 1 / 3})
+    batch = assemble(3, NOW, 2, 2, FULL, {"time/generate": 1 / 3})
     record(tmp_path, batch)
     assert replay(tmp_path / "batches", 3) == batch
     with pytest.raises(ConfigurationError, match="no batch of step 4"):
@@ -90,15 +94,11 @@ def test_a_recorded_batch_comes_back_bit_equal(tmp_path):
 
 
 def test_seeds_are_the_same_for_the_same_place_and_differ_elsewhere():
-    assert training_seed("u", 0, 1, 5, 2) == training_seed("u", 0, 1, 5, 2)
-    assert (
-        len(
-            {training_seed(u, s, n, p, g) for u in "uv" for s in (0, 1) for n in (1, 2) for p in (5, 6) for g in (0, 1)}
-            | {evaluation_seed("u", 0, 5)}
-        )
-        == 33
-    )
-    assert training_seed("u", 0, 1, 5, 2) < 2**48
+    assert training_seed("u", 0, 1, 5) == training_seed("u", 0, 1, 5)
+    found = {training_seed(u, s, n, p) for u in "uv" for s in (0, 1) for n in (1, 2) for p in (5, 6)}
+    found |= {evaluation_seed("u", 0, 5)} | {continuation_seed(1, i, drawn) for i in (0, 1) for drawn in (0, 3)}
+    assert len(found) == 21
+    assert training_seed("u", 0, 1, 5) < 2**48
 
 
 def endpoint(uid: str, url: str = "http://a") -> RolloutEndpoint:

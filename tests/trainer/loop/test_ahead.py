@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rljob_api import names
-from rljob_trainer.batch import StepBatch
+from rljob_trainer.batch import StepBatch, token_ages
 from rljob_trainer.data.order import permutation
 from rljob_trainer.driver.recording import replay
 from trainer.megatron.models import make_model
@@ -125,7 +125,7 @@ def test_it_learns_and_a_resume_goes_on_in_exactly_the_order_of_the_data(run: Ru
     for step in metrics:
         batch = run.batch(step)
         assert in_order(batch)
-        assert {step - 1 - s.policy_step for s in batch.samples} == {int(step not in fresh)}
+        assert token_ages(step, batch.samples) == (int(step not in fresh),) * 2
     assert all(metrics[step]["train_rollout/log_prob_diff_mean"] < 1e-3 for step in fresh), (
         "the rollouts' policy is the trainer's"
     )

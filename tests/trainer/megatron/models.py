@@ -9,7 +9,7 @@ import torch
 
 from api.specs import make_spec
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Sample, StepBatch
+from rljob_trainer.batch import Sample, Span, StepBatch
 
 SHAPE = {
     "hidden_size": 64,
@@ -85,7 +85,7 @@ def make_batch(model: Path, step: int = 1, groups: int = 4, samples: int = 4, te
                 prompt_tokens=prompts[group],
                 response_tokens=response,
                 log_probs=log_probs,
-                policy_step=step - 1,
+                spans=(Span(step - 1, len(response)),),
                 finish_reason="stop",
                 reward=float(draw.random() < 0.5),
                 data_source="test",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rljob_trainer.batch import Sample, StepBatch
+from rljob_trainer.batch import Sample, Span, StepBatch
 from rljob_trainer.failure import ConfigurationError
 from trainer.megatron.models import job, make_batch, make_model, ranks_of
 from trainer.ranks import run_ranks
@@ -57,7 +57,7 @@ def test_rollouts_with_other_weights_stop_the_step_before_the_optimizer(model: P
 
 def test_samples_of_an_older_policy_may_differ_and_are_measured_with_their_age(model: Path) -> None:
     shifted = change(make_batch(model, step=2), lambda s: replace(s, log_probs=tuple(x - 0.5 for x in s.log_probs)))
-    batch = change(shifted, lambda s: replace(s, policy_step=0))
+    batch = change(shifted, lambda s: replace(s, spans=(Span(0, len(s.log_probs)),)))
 
     def on_a_rank() -> dict[str, float]:
         from rljob_trainer.megatron.engine import Engine
@@ -89,7 +89,7 @@ def test_the_learning_rate_rises_from_zero_and_stays(model: Path) -> None:
 
 
 def test_learning_makes_rewarded_responses_likelier(model: Path) -> None:
-    batch = change(make_batch(model), lambda s: replace(s, reward=float(s.sample % 2), policy_step=-1))
+    batch = change(make_batch(model), lambda s: replace(s, reward=float(s.sample % 2), spans=(Span(-1, len(s.log_probs)),)))
 
     def on_a_rank() -> float:
         from rljob_trainer.megatron.batching import micro_batch

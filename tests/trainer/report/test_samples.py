@@ -1,7 +1,7 @@
 import json
 
 from rljob_api import names
-from rljob_trainer.batch import Sample, StepBatch
+from rljob_trainer.batch import Sample, Span, StepBatch
 from rljob_trainer.report.samples import KEPT_STEPS, LONGEST_TEXT, PROMPTS, SAMPLES, write_samples
 
 
@@ -15,7 +15,7 @@ class Letters:
 def batch(step: int, groups: int = 1, samples: int = 1, response: str = "ä.") -> StepBatch:
     tokens = tuple(map(ord, response))
     made = [
-        Sample(7, g, i, (ord("?"),), tokens, (0.0,) * len(tokens), step - 1, "length", 0.5, "sum")
+        Sample(7, g, i, (ord("?"),), tokens, (0.0,) * len(tokens), (Span(step - 1, len(tokens)),), "length", 0.5, "sum")
         for g in range(groups)
         for i in range(samples)
     ]

@@ -188,6 +188,18 @@ async def test_nothing_generates_while_weights_change_and_abort_goes_back(call: 
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
 
 
+async def test_an_interruption_ends_what_is_in_flight_and_keeps_policy_and_caches(call: Caller) -> None:
+    assert (await call("POST", wire.INTERRUPT, of(1)))[0] == 200
+    assert call.engine.calls == [], "nothing is served yet"
+    await call.update(1, step=4)
+    call.engine.calls.clear()
+    assert (await call("POST", wire.INTERRUPT, of(1)))[0] == 200
+    assert call.engine.calls == ["pause_generation", "resume_generation"]
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+    assert call.headers[wire.STEP_HEADER.lower()] == "4"
+    assert (await call("POST", wire.INTERRUPT, of(0)))[0] == 409
+
+
 async def test_an_update_that_was_left_open_is_discarded_by_the_next(call: Caller) -> None:
     await call("POST", wire.OPEN, of(1), session="dead", address="127.0.0.1", port=1, known=False)
     assert await call.update(2) == [200, 200, 200]

@@ -15,7 +15,7 @@ from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout import pool as pool_module
 from rljob_trainer.rollout.client import RequestRefusedError
 from rljob_trainer.rollout.pool import Pool
-from rljob_trainer.weights.wire import STEP_HEADER, FencedOut
+from rljob_trainer.weights.wire import INTERRUPT, STEP_HEADER, FencedOut
 
 SAMPLING = Sampling(temperature=1.0, max_tokens=8)
 
@@ -30,6 +30,7 @@ class Server:
     finish: str = "stop"
     pause: float = 0.01
     frozen: bool = False
+    deaf: bool = False
     seen: list[int] = field(default_factory=list)
     most: int = 0
     now: int = 0
@@ -39,6 +40,7 @@ class Server:
     async def running(self) -> AsyncIterator["Server"]:
         application = web.Application()
         application.add_routes([web.post("/v1/completions", self.complete), web.get("/rljob/state", self.state)])
+        application.add_routes([web.post(INTERRUPT, self.interrupt)])
         runner = web.AppRunner(application, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -57,6 +59,13 @@ class Server:
     async def state(self, request: web.Request) -> web.Response:
         await self.thaw()
         return web.json_response({"attempt": 1, "policy_step": 1, "digest": ""})
+
+    async def interrupt(self, request: web.Request) -> web.Response:
+        """From now on every answer is cut short."""
+        if self.deaf:
+            await asyncio.sleep(60)
+        self.finish, self.frozen = "abort", False
+        return web.json_response({})
 
     async def complete(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -195,3 +204,30 @@ async def test_a_cancelled_request_gives_its_place_back() -> None:
         first.cancel()
         server.frozen = False
         assert await ask(pool, 5) == list(range(5))
+
+
+async def test_an_interruption_answers_what_is_in_flight_and_what_waits_and_the_pool_goes_on() -> None:
+    server = Server("a", frozen=True)
+    async with pool_of(server, samples_in_flight=4) as pool:
+        asked = [asyncio.create_task(pool.generate((i,), 2, SAMPLING, i)) for i in range(5)]
+        await asyncio.sleep(0.2)
+        await asyncio.wait_for(pool.interrupt(), 5)
+        answers = await asyncio.gather(*asked)
+        assert [[g.finish_reason for g in group] for group in answers] == [["abort"] * 2] * 2 + [[]] * 3
+        assert len(server.seen) == 2 and pool.redispatched == 0
+        server.finish = "stop"
+        assert await ask(pool, 5) == list(range(5))
+
+
+async def test_an_interruption_does_not_wait_for_a_replica_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rljob_trainer.rollout.client.PROBE_SECONDS", 0.2)
+    deaf, good = Server("deaf", frozen=True, deaf=True), Server("good", frozen=True)
+    async with pool_of(deaf, good) as pool:
+        asked = [asyncio.create_task(pool.generate((i,), 2, SAMPLING, i)) for i in range(2)]
+        await asyncio.sleep(0.2)
+        await asyncio.wait_for(pool.interrupt(), 5)
+        assert sorted(map(len, await asyncio.gather(*asked))) == [0, 2], "what the deaf one had begun is lost"
+        assert [r.pod for r in pool.replicas] == ["good"]
+        deaf.frozen = False

@@ -5,6 +5,7 @@ import re
 from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rljob_api import names
 from rljob_api.protocol import Checkpoint
@@ -29,7 +30,7 @@ class Contents:
     """Can be loaded into any layout; else only into one that differs in nothing but its data-parallel size."""
     digest: str
     """Digest of the policy's weights, as rollouts verified it."""
-    data: Mapping[str, int]
+    data: Mapping[str, Any]
     """State of the data cursor."""
     files: Files
 

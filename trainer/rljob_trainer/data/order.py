@@ -2,8 +2,10 @@
 
 import hashlib
 import random
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from rljob_api.spec.model import DataSpec
 from rljob_trainer.data.prompts import Prompt, PromptSet
@@ -21,16 +23,24 @@ def permutation(size: int, seed: int, epoch: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far the run is in its prompts: the count of prompts consumed by trained steps is the whole truth."""
+    """How far the run is in its prompts, which are counted in their order over all epochs: trained steps have used all those before
+    `consumed` that are not `pending`, and none after it."""
 
     consumed: int = 0
+    pending: tuple[int, ...] = ()
+    """Positions that were drawn and not used; they come first in the next draw."""
 
-    def state(self, prompts: PromptSet) -> dict[str, int]:
+    def state(self, prompts: PromptSet) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"consumed": self.consumed, "prompts": len(prompts), "digest": prompts.digest}
+        return {
+            "consumed": self.consumed,
+            "pending": list(self.pending),
+            "prompts": len(prompts),
+            "digest": prompts.digest,
+        }
 
     @staticmethod
-    def restore(state: dict[str, int], prompts: PromptSet) -> "Cursor":
+    def restore(state: dict[str, Any], prompts: PromptSet) -> "Cursor":
         """Raises ConfigurationError when the data are not those the count was made on: the order would be another one."""
         size = len(prompts)
         if (state["prompts"], state["digest"]) != (size, prompts.digest):
@@ -41,19 +51,24 @@ class Cursor:
                 f"the checkpoint was made with {state['prompts']} prompts, {other}: the order would be another one",
                 "restore the files, or start anew: with another spec.checkpoint.path and no resumeFrom",
             )
-        return Cursor(state["consumed"])
+        return Cursor(state["consumed"], tuple(state["pending"]))
 
-    def draw(self, spec: DataSpec, prompts: PromptSet, count: int) -> tuple[tuple[Prompt, ...], "Cursor"]:
-        """The next `count` prompts and the cursor after them. A draw may cross the end of an epoch."""
-        size = len(prompts)
-        drawn = [prompts[self._row(spec, size, self.consumed + i)] for i in range(count)]
-        return tuple(drawn), Cursor(self.consumed + count)
+    def draw(self, count: int) -> tuple[tuple[int, ...], "Cursor"]:
+        """The next `count` positions, and the cursor to which all of them are pending. A draw may cross the end of an epoch."""
+        end = self.consumed + max(0, count - len(self.pending))
+        pending = (*self.pending, *range(self.consumed, end))
+        return pending[:count], Cursor(end, pending)
+
+    def use(self, positions: Collection[int]) -> "Cursor":
+        """The cursor once these pending positions are used."""
+        return Cursor(self.consumed, tuple(p for p in self.pending if p not in positions))
 
     def epoch(self, prompts: PromptSet) -> float:
         """Passes over the data so far."""
         return self.consumed / len(prompts)
 
-    @staticmethod
-    def _row(spec: DataSpec, size: int, position: int) -> int:
-        epoch, place = divmod(position, size)
-        return permutation(size, spec.seed, epoch)[place] if spec.shuffle else place
+
+def prompt_at(position: int, spec: DataSpec, prompts: PromptSet) -> Prompt:
+    """The prompt that comes at `position`."""
+    epoch, place = divmod(position, len(prompts))
+    return prompts[permutation(len(prompts), spec.seed, epoch)[place] if spec.shuffle else place]

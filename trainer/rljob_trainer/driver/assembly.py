@@ -18,6 +18,11 @@ class Outcome:
     sample: int
     result: Sample | RewardFailed
 
+    def at(self, group: int) -> "Outcome":
+        """As a member of the group of that number."""
+        result = self.result
+        return Outcome(group, self.sample, replace(result, group=group) if isinstance(result, Sample) else result)
+
 
 def require_judged(outcomes: Iterable[Outcome]) -> None:
     """Raises RewardFailed.as_error when no sample could be judged."""
@@ -28,18 +33,19 @@ def require_judged(outcomes: Iterable[Outcome]) -> None:
 
 def assemble(
     step: int,
-    policy: int,
+    policies: range,
     prompts: int,
     samples_per_prompt: int,
     outcomes: Iterable[Outcome],
     metrics: dict[str, float],
 ) -> StepBatch:
-    """The batch of `step` in (group, sample) order, all drawn by the policy of step `policy`; `metrics` is what generation measured."""
+    """The batch of `step` in (group, sample) order, every token drawn by one of `policies`; `metrics` is what generation measured."""
     ordered = sorted(outcomes, key=lambda o: (o.group, o.sample))
     require_complete(ordered, range(prompts), samples_per_prompt)
     samples = tuple(o.result for o in ordered if isinstance(o.result, Sample))
-    strange = [s for s in samples if s.policy_step != policy]
-    assert not strange, f"{len(strange)} samples of step {step} come from another policy than that of step {policy}"
+    strange = [s for s in samples if not all(span.policy_step in policies for span in s.spans)]
+    assert not strange, f"{len(strange)} samples of step {step} come from other policies than those of steps {policies}"
+    assert all(sum(span.tokens for span in s.spans) == len(s.response_tokens) for s in samples), "a token has no policy"
     return StepBatch(step, samples, metrics | batch_metrics(samples))
 
 
@@ -79,6 +85,7 @@ def batch_metrics(samples: Sequence[Sample]) -> dict[str, float]:
         "reward/same": sum(len(rewards) == 1 for rewards in groups.values()) / len(groups),
         "response_length/mean": sum(len(s.response_tokens) for s in samples) / len(samples),
         "response_length/clipped": sum(s.finish_reason == "length" for s in samples) / len(samples),
+        "sampling/continued": sum(len(s.spans) > 1 for s in samples) / len(samples),
     }
 
 

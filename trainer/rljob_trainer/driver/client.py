@@ -39,7 +39,7 @@ class DriverClient:
                     raise DriverLost("the driver did not start") from None
                 time.sleep(RETRY_SECONDS)
 
-    def start(self, step: int, data: dict[str, int] | None, checkpoints: Sequence[Checkpoint], backend: str) -> None:
+    def start(self, step: int, data: dict[str, Any] | None, checkpoints: Sequence[Checkpoint], backend: str) -> None:
         """The attempt goes on after `step`, with the data cursor of its checkpoint (None: from the beginning)."""
         self._call("start", step=step, data=data, checkpoints=[c.dump() for c in checkpoints], backend=backend)
 
@@ -62,7 +62,7 @@ class DriverClient:
         """Those who were to get the policy of `step` have it, but for those in `failed` (by pod, with the reason)."""
         self._call("published", step=step, digest=digest, failed=failed, seconds=seconds)
 
-    def saving(self) -> dict[str, int]:
+    def saving(self) -> dict[str, Any]:
         """The data cursor as of the last trained step, for the checkpoint that is being made."""
         return self._call("saving")
 

@@ -39,6 +39,7 @@ class Driver:
         self._wake = asyncio.Event()
         self._step, self._cursor = 0, Cursor()
         self._handed: Next | None = None
+        self._ending = contextlib.AsyncExitStack()
         self._step_began = 0.0
         self._rank_phase = "loading"
         self._work_phase = "training"
@@ -68,7 +69,7 @@ class Driver:
         self._work_phase = name
         self._show()
 
-    async def start(self, step: int, data: dict[str, int] | None, checkpoints: list[dict], backend: str) -> None:
+    async def start(self, step: int, data: dict[str, Any] | None, checkpoints: list[dict], backend: str) -> None:
         self._step = step
         self._cursor = Cursor.restore(data, self._prompts) if data else Cursor()
         self._sinks = Sinks(Path(self._spec.checkpoint.path), step, self._spec.train.steps)
@@ -84,6 +85,8 @@ class Driver:
             checkpoints=[Checkpoint.model_validate(c) for c in checkpoints],
         )
         self._supply = Supply(self._spec, self._source, self._evaluate, self._wake.set, step, self._cursor)
+        self._ending.callback(self._sinks.close)
+        self._ending.push_async_callback(self._supply.stop)
 
     async def colocated(self, servers: list[dict]) -> None:
         self._colocated = [RolloutEndpoint.model_validate(s) for s in servers]
@@ -119,7 +122,7 @@ class Driver:
         await self._rollouts.published(step, self._targets, failed)
         self._record(step, {"time/sync": seconds, "rollout/replicas": float(self._rollouts.count)})
 
-    async def saving(self) -> dict[str, int]:
+    async def saving(self) -> dict[str, Any]:
         self._enter("saving")
         return self._cursor.state(self._prompts)
 
@@ -133,9 +136,8 @@ class Driver:
         await self.close()
 
     async def close(self) -> None:
-        """Stop working, write what is known."""
-        await self._supply.stop()
-        self._sinks.close()
+        """Stop working, write what is known. Once is enough."""
+        await self._ending.aclose()
         self._progress.flush()
 
     def _answer(self) -> dict[str, Any] | None:

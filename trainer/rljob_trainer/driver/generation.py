@@ -1,4 +1,4 @@
-"""Prompts to scored samples: all requests go to the pool at once, each response is scored as soon as it is there."""
+"""Prompts to scored samples: each response is scored as soon as its request is answered."""
 
 import asyncio
 import logging
@@ -13,7 +13,8 @@ from rljob_trainer.batch import Sample
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.driver.assembly import Outcome, penalised
-from rljob_trainer.driver.seeds import evaluation_seed, training_seed
+from rljob_trainer.driver.response import Response
+from rljob_trainer.driver.seeds import continuation_seed, evaluation_seed, training_seed
 from rljob_trainer.reward.case import Case, RewardFailed
 from rljob_trainer.reward.judge import Judge
 from rljob_trainer.rollout.client import Generation
@@ -27,6 +28,7 @@ class Request:
     """One prompt's samples."""
 
     group: int
+    """What names the group until the step numbers its own."""
     prompt: Prompt
     count: int
     sampling: Sampling
@@ -47,21 +49,25 @@ class Generator:
             pool,
             beat,
         )
+        self._going = asyncio.Event()
 
-    async def train(self, step: int, prompts: Sequence[Prompt], first: int) -> list[Outcome]:
-        """Every sample of `prompts`, which are the step's from position `first` on. With `remax` each has its greedy response's reward."""
+    def group(self, step: int, position: int, prompt: Prompt) -> Coroutine[Any, Any, list[Outcome]]:
+        """Every sample of the prompt at `position` of the data. With `remax` each has the reward of the greedy response."""
         spec = self._spec
-        requests = [
-            Request(
-                g,
-                p,
-                spec.train.samples_per_prompt,
-                spec.rollout.sampling,
-                training_seed(self._job_uid, spec.data.seed, step, p.index, g),
-            )
-            for g, p in enumerate(prompts, first)
-        ]
-        return await self._all(requests, self._with_baseline if spec.algorithm.advantage == "remax" else self._request)
+        seed = training_seed(self._job_uid, spec.data.seed, step, position)
+        request = Request(position, prompt, spec.train.samples_per_prompt, spec.rollout.sampling, seed)
+        if spec.algorithm.advantage == "remax":
+            return self._with_baseline(request)
+        return self._in_pieces(request) if spec.train.partial_rollouts else self._request(request)
+
+    def go_on(self) -> None:
+        """Groups that are drawn in pieces may generate."""
+        self._going.set()
+
+    async def interrupt(self) -> None:
+        """They may not any more; what they have drawn so far is theirs when this returns. What is complete is judged beside."""
+        self._going.clear()
+        await self._pool.interrupt()
 
     async def evaluate(self, prompts: Sequence[Prompt]) -> list[Outcome]:
         """One response per prompt."""
@@ -70,21 +76,39 @@ class Generator:
             Request(g, p, 1, spec.evaluation.sampling, evaluation_seed(self._job_uid, spec.data.seed, p.index))
             for g, p in enumerate(prompts)
         ]
-        return await self._all(requests, self._request)
-
-    async def _all(
-        self, requests: Sequence[Request], work: Callable[[Request], Coroutine[Any, Any, list[Outcome]]]
-    ) -> list[Outcome]:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work(r)) for r in requests]
+            tasks = [group.create_task(self._request(r)) for r in requests]
         outcomes = [outcome for task in tasks for outcome in task.result()]
-        _warn_of_failures(outcomes)
+        warn_of_failures(outcomes)
         return outcomes
 
     async def _request(self, request: Request) -> list[Outcome]:
         generations = await self._pool.generate(request.prompt.tokens, request.count, request.sampling, request.seed)
-        scored = (self._score(request, i, g) for i, g in enumerate(generations))
+        scored = (self._score(request, i, Response().then(g)) for i, g in enumerate(generations))
         return list(await asyncio.gather(*scored))
+
+    async def _in_pieces(self, request: Request) -> list[Outcome]:
+        """As `_request`, whatever interrupts it: each sample that is not complete goes on by itself, behind the tokens that it has."""
+        begun = await self._pieces(request.prompt.tokens, request.count, request.sampling, request.seed)
+        scored = (self._complete(request, i, Response().then(g)) for i, g in enumerate(begun))
+        return list(await asyncio.gather(*scored))
+
+    async def _complete(self, request: Request, index: int, response: Response) -> Outcome:
+        while response.finish_reason is None:
+            drawn = len(response.tokens)
+            rest = request.sampling.model_copy(update={"max_tokens": request.sampling.max_tokens - drawn})
+            seed = continuation_seed(request.seed, index, drawn)
+            (piece,) = await self._pieces(request.prompt.tokens + response.tokens, 1, rest, seed)
+            response = response.then(piece)
+        return await self._score(request, index, response)
+
+    async def _pieces(self, tokens: tuple[int, ...], n: int, sampling: Sampling, seed: int) -> list[Generation]:
+        """What follows `tokens`, as far as it is drawn before an interruption."""
+        while True:
+            while not self._going.is_set():  # it may be closed again before one who waits for it has run
+                await self._going.wait()
+            if pieces := await self._pool.generate(tokens, n, sampling, seed):
+                return pieces
 
     async def _with_baseline(self, request: Request) -> list[Outcome]:
         """The samples, judged against the prompt's greedy response (ReMax, arXiv 2310.10505, algorithm 1)."""
@@ -94,12 +118,12 @@ class Generator:
             return [_against(o, penalised(baseline.result, self._spec).reward) for o in outcomes]
         return [Outcome(o.group, o.sample, baseline.result) for o in outcomes]
 
-    async def _score(self, request: Request, index: int, generation: Generation) -> Outcome:
+    async def _score(self, request: Request, index: int, response: Response) -> Outcome:
         prompt = request.prompt
-        assert len(generation.tokens) == len(generation.log_probs), "every token has its own log-probability"
-        response = self._tokenizer.decode(generation.tokens, skip_special_tokens=True)
+        assert response.finish_reason, "only what is complete is judged"
+        text = self._tokenizer.decode(response.tokens, skip_special_tokens=True)
         try:
-            reward = await self._judge.score(Case(prompt.text, response, prompt.answer, prompt.data_source))
+            reward = await self._judge.score(Case(prompt.text, text, prompt.answer, prompt.data_source))
         except RewardFailed as failure:
             return Outcome(request.group, index, failure)
         finally:
@@ -109,10 +133,10 @@ class Generator:
             group=request.group,
             sample=index,
             prompt_tokens=prompt.tokens,
-            response_tokens=tuple(generation.tokens),
-            log_probs=tuple(generation.log_probs),
-            policy_step=generation.policy_step,
-            finish_reason=generation.finish_reason,
+            response_tokens=response.tokens,
+            log_probs=response.log_probs,
+            spans=response.spans,
+            finish_reason=response.finish_reason,
             reward=reward,
             data_source=prompt.data_source,
         )
@@ -124,7 +148,7 @@ def _against(outcome: Outcome, baseline: float) -> Outcome:
     return replace(outcome, result=replace(result, baseline_reward=baseline)) if isinstance(result, Sample) else outcome
 
 
-def _warn_of_failures(outcomes: Sequence[Outcome]) -> None:
+def warn_of_failures(outcomes: Sequence[Outcome]) -> None:
     failures = [o.result for o in outcomes if isinstance(o.result, RewardFailed)]
     for kind, count in Counter(f.kind for f in failures).items():
         log.warning(

@@ -103,6 +103,7 @@ class _Life:
             await _first_to_end(served, self._follow(), self._rollouts.run(), self._progress.run())
         finally:
             await self._rollouts.pool.close()
+            await self._driver.close()
 
     async def _follow(self) -> None:
         async for control in follow_control(self._directory):

@@ -1,11 +1,16 @@
-"""Seeds of generation: equal for equal job, step, prompt and place in the step, whatever else happened."""
+"""Seeds of generation: equal for equal job, step and place in the data, whatever else happened."""
 
 import hashlib
 
 
-def training_seed(job_uid: str, seed: int, step: int, prompt_index: int, place: int) -> int:
-    """For a prompt's first sample at `place` of `step`, where small data may bring it twice; vLLM gives sample i the seed plus i."""
-    return _hash(job_uid, "train", seed, step, prompt_index, place)
+def training_seed(job_uid: str, seed: int, step: int, position: int) -> int:
+    """For the first sample of the prompt at `position` of the data, begun in `step`; vLLM gives sample i the seed plus i."""
+    return _hash(job_uid, "train", seed, step, position)
+
+
+def continuation_seed(seed: int, sample: int, drawn: int) -> int:
+    """For what follows the first `drawn` tokens of a sample. With the seed of its beginning the same random numbers would come again."""
+    return _hash(seed, sample, drawn)
 
 
 def evaluation_seed(job_uid: str, seed: int, prompt_index: int) -> int:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import batched
 from typing import Literal
 
@@ -66,7 +65,7 @@ class Selection:
     def chosen(self) -> list[Outcome]:
         """The first promptsPerStep groups that are kept, numbered anew from 0."""
         assert self.is_full
-        return [_renumbered(o, place) for place, group in enumerate(self._kept[: self._wanted]) for o in group]
+        return [o.at(place) for place, group in enumerate(self._kept[: self._wanted]) for o in group]
 
     def metrics(self) -> dict[str, float]:
         """Empty without dynamic sampling."""
@@ -92,8 +91,3 @@ class Selection:
         )
         fix = "mix in easier or harder prompts, raise samplesPerPrompt, lower promptsPerStep, or raise the rounds"
         return ConfigurationError("spec.algorithm.dynamicSampling.maxRounds", str(rounds), rule, fix)
-
-
-def _renumbered(outcome: Outcome, group: int) -> Outcome:
-    result = outcome.result
-    return Outcome(group, outcome.sample, result if isinstance(result, RewardFailed) else replace(result, group=group))

@@ -8,11 +8,12 @@ from typing import Protocol
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Sample, StepBatch
-from rljob_trainer.data.order import Cursor
+from rljob_trainer.data.order import Cursor, prompt_at
 from rljob_trainer.data.prompts import PromptSet
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.driver.assembly import assemble, failure_metrics, require_judged, shaped
-from rljob_trainer.driver.generation import Generator
+from rljob_trainer.driver.generation import Generator, warn_of_failures
+from rljob_trainer.driver.groups import Groups
 from rljob_trainer.driver.recording import record, replay
 from rljob_trainer.driver.rollouts import Rollouts
 from rljob_trainer.driver.selection import Selection
@@ -50,8 +51,8 @@ class Replayed:
         return {}
 
     async def batch(self, step: int, policy: int, cursor: Cursor) -> Next:
-        _, after = cursor.draw(self._spec.data, self._prompts, self._spec.train.prompts_per_step)
-        return Next(replay(self._directory, step), after)
+        positions, after = cursor.draw(self._spec.train.prompts_per_step)
+        return Next(replay(self._directory, step), after.use(positions))
 
 
 class Generated:
@@ -69,6 +70,7 @@ class Generated:
     ):
         self._spec, self._train, self._validation, self._tokenizer = spec, train, validation, tokenizer
         self._generator, self._rollouts, self._phase = generator, rollouts, phase
+        self._groups = Groups(spec.train, generator)
 
     async def evaluate(self) -> dict[str, float]:
         if not self._validation:
@@ -88,7 +90,7 @@ class Generated:
         await self._rollouts.enough()
         spec, train = self._spec, self._spec.train
         began, redispatched = time.monotonic(), self._rollouts.pool.redispatched
-        selection, after = await self._draw(step, cursor)
+        selection, after = await self._draw(step, policy, cursor)
         metrics = {
             "time/generate": time.monotonic() - began,
             "rollout/redispatched": float(self._rollouts.pool.redispatched - redispatched),
@@ -98,17 +100,28 @@ class Generated:
         }
         metrics |= failure_metrics(selection.failed) | selection.metrics()
         chosen, lost = shaped(selection.chosen(), spec)
-        batch = assemble(step, policy, train.prompts_per_step, train.samples_per_prompt, chosen, metrics | lost)
+        kept = train.partial_rollouts
+        policies = range(step - 1 - kept.max_age if kept else policy, policy + 1)
+        batch = assemble(step, policies, train.prompts_per_step, train.samples_per_prompt, chosen, metrics | lost)
         root = Path(spec.checkpoint.path)
         write_samples(root, batch, self._tokenizer)
         if train.batches.record:
             record(root, batch)
         return Next(batch, after)
 
-    async def _draw(self, step: int, cursor: Cursor) -> tuple[Selection, Cursor]:
-        """Rounds of generation until the step is full. The cursor counts every prompt that was drawn, also those that are left out."""
-        selection = Selection(self._spec)
+    async def _draw(self, step: int, policy: int, cursor: Cursor) -> tuple[Selection, Cursor]:
+        """Rounds of generation until the step is full, and the cursor behind them.
+
+        Prompts that are left out are used up as well; those whose groups go on in the next step are not.
+        """
+        spec, train = self._spec, self._spec.train
+        selection = Selection(spec)
         while not selection.is_full:
-            prompts, cursor = cursor.draw(self._spec.data, self._train, self._spec.train.prompts_per_step)
-            selection.add(await self._generator.train(step, prompts, selection.generated))
+            positions, cursor = cursor.draw(train.prompts_begun)
+            prompts = {p: prompt_at(p, spec.data, self._train) for p in positions}
+            groups = await self._groups.draw(step, policy, prompts)
+            outcomes = [o.at(g) for g, group in enumerate(groups.values(), selection.generated) for o in group]
+            warn_of_failures(outcomes)
+            selection.add(outcomes)
+            cursor = cursor.use(groups if train.partial_rollouts else positions)
         return selection, cursor

@@ -10,7 +10,7 @@ import torch
 from rljob_api.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.algorithm.kl import adapt
-from rljob_trainer.batch import StepBatch
+from rljob_trainer.batch import StepBatch, token_ages
 from rljob_trainer.megatron import checkpoint, parallel
 from rljob_trainer.megatron.actor import Actor, MismatchError
 from rljob_trainer.megatron.critic import Critic, critic_figures
@@ -53,7 +53,7 @@ class Engine:
         self._actor.measure(step)
         if self._critic:
             step.keep("values", self._critic.values(step))
-        age = sum(batch.step - 1 - s.policy_step for s in step.samples) / len(step.samples)
+        age, oldest = token_ages(batch.step, step.samples)
         fresh = age == 0 and self._spec.train.batches.replay is None
         self.memory.enter("train")
         metrics = (
@@ -62,6 +62,7 @@ class Engine:
             | {
                 "train/kl_coefficient": self._kl_coefficient,
                 "train_rollout/policy_age": age,
+                "train_rollout/policy_age_max": float(oldest),
                 "train/tokens": float(sum(len(s.prompt_tokens) + len(s.response_tokens) for s in step.samples)),
             }
         )

@@ -8,7 +8,7 @@ import aiohttp
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout.arguments import SERVED_MODEL
-from rljob_trainer.weights.wire import ATTEMPT_HEADER, STATE, STEP_HEADER, FencedOut
+from rljob_trainer.weights.wire import ATTEMPT_HEADER, INTERRUPT, STATE, STEP_HEADER, FencedOut
 
 CONNECT_SECONDS = 30.0
 PROBE_SECONDS = 10.0
@@ -40,7 +40,8 @@ class Generation:
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
     """Of each token, under the distribution it was drawn from (temperature applied)."""
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "abort"]
+    """`abort`: this is not all of it."""
     policy_step: int
     """Of the policy that generated it."""
 
@@ -70,7 +71,7 @@ class RolloutClient:
     async def generate(self, prompt_tokens: tuple[int, ...], n: int, sampling: Sampling, seed: int) -> list[Generation]:
         """`n` responses in order of their index. Waits as long as the server takes; cancelling ends the generation there.
 
-        Raises ReplicaLost (connection, 5xx, aborted by an update), RequestRefusedError (other 4xx), FencedOut (409).
+        Raises ReplicaLost (connection, 5xx), RequestRefusedError (other 4xx), FencedOut (409).
         """
         request = NEUTRAL | {
             "model": SERVED_MODEL,
@@ -85,6 +86,10 @@ class RolloutClient:
         }
         body, headers = await self._call("POST", "/v1/completions", request)
         return _generations(body, n, int(headers[STEP_HEADER]))
+
+    async def interrupt(self) -> None:
+        """Have everything that the server generates answered as it is. Raises as generate, ReplicaLost also after PROBE_SECONDS."""
+        await self._call("POST", INTERRUPT, {}, PROBE_SECONDS)
 
     async def state(self) -> dict[str, Any]:
         """What the server serves: attempt, policy_step (null: nothing), digest. Raises as generate, ReplicaLost also after PROBE_SECONDS."""
@@ -109,7 +114,7 @@ class RolloutClient:
 
 def _generations(body: Any, n: int, policy_step: int) -> list[Generation]:
     choices = sorted(body["choices"], key=lambda c: c["index"])
-    if len(choices) != n or any(c["finish_reason"] not in ("stop", "length") for c in choices):
+    if len(choices) != n or any(c["finish_reason"] not in ("stop", "length", "abort") for c in choices):
         raise ReplicaLost(f"{len(choices)} of {n} responses, finished by {[c['finish_reason'] for c in choices]}")
     return [
         Generation(tuple(c["token_ids"]), tuple(c["logprobs"]["token_logprobs"]), c["finish_reason"], policy_step)

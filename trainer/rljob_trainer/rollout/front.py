@@ -38,6 +38,7 @@ class Front:
             ("POST", wire.COMMIT): updates.commit,
             ("POST", wire.ABORT): updates.abort,
             ("POST", wire.SLEEP): updates.sleep,
+            ("POST", wire.INTERRUPT): updates.interrupt,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -8,7 +8,8 @@ A replica comes back only by `admit`, after its weights have been published agai
 """
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ WATCH_SECONDS = 5.0
 """Pause between two looks at a replica that is generating."""
 MISSES = 3
 """Looks in a row that a replica may leave unanswered before its requests go elsewhere."""
+AGAIN_SECONDS = 0.5
+"""Pause between two interruptions: a request that was on its way to a replica at the first is there at the second."""
 
 
 @dataclass(eq=False)
@@ -41,6 +44,8 @@ class Pool:
         self._token, self._attempt, self._limit = token, attempt, samples_in_flight
         self._replicas: dict[str, _Replica] = {}
         self._changed = asyncio.Condition()
+        self._asked, self._idle = 0, asyncio.Event()
+        self._interrupted = False
         self.redispatched = 0
         """Requests that were sent again because their replica was lost."""
         self.lost: dict[str, str] = {}
@@ -72,32 +77,78 @@ class Pool:
         await replica.client.__aexit__()
 
     async def generate(self, prompt_tokens: tuple[int, ...], n: int, sampling: Sampling, seed: int) -> list[Generation]:
-        """As RolloutClient.generate, on whichever replica has room; waits while there is none. Raises RequestRefusedError, FencedOut."""
-        while True:
-            replica = await self._reserve(n)
-            try:
-                return await _unless_gone(replica, replica.client.generate(prompt_tokens, n, sampling, seed))
-            except ReplicaLost as lost:
-                self.redispatched += 1
-                if self._replicas.get(replica.client.endpoint.pod_uid) is replica:
-                    await self.dismiss(replica.client.endpoint.pod_uid, str(lost))
-            finally:
-                replica.load -= n
-                await self._notify()
+        """As RolloutClient.generate, on whichever replica has room; waits while there is none. Raises RequestRefusedError, FencedOut.
+
+        After `interrupt`: what there is of the responses, or none of them when they had not been begun.
+        """
+        with self._counted():
+            while replica := await self._reserve(n):
+                try:
+                    answer = replica.client.generate(prompt_tokens, n, sampling, seed)
+                    return self._accepted(await _unless_gone(replica, answer))
+                except ReplicaLost as lost:
+                    self.redispatched += 1
+                    await self._leave(replica, lost)
+                finally:
+                    replica.load -= n
+                    await self._notify()
+            return []
+
+    async def interrupt(self) -> None:
+        """End all requests with what there is of their responses. Returns when every one has its answer."""
+        self._interrupted = True
+        await self._notify()
+        try:
+            while self._asked:
+                await asyncio.gather(*(self._interrupt(r) for r in list(self._replicas.values()) if r.load))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._idle.wait(), AGAIN_SECONDS)
+        finally:
+            self._interrupted = False
 
     async def close(self) -> None:
         for pod_uid in list(self._replicas):
             await self.dismiss(pod_uid, "closed")
 
-    async def _reserve(self, n: int) -> _Replica:
-        """The least loaded replica with room for `n` samples; an idle one always has room."""
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """A request is under way."""
+        self._asked += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._asked -= 1
+            if not self._asked:
+                self._idle.set()
+
+    def _accepted(self, found: list[Generation]) -> list[Generation]:
+        """Raises ReplicaLost for what was cut short, unless we asked for that."""
+        if not self._interrupted and any(g.finish_reason == "abort" for g in found):
+            raise ReplicaLost("it ended the request early")
+        return found
+
+    async def _interrupt(self, replica: _Replica) -> None:
+        try:
+            await replica.client.interrupt()
+        except ReplicaLost as lost:
+            await self._leave(replica, lost)
+
+    async def _leave(self, replica: _Replica, lost: ReplicaLost) -> None:
+        """Dismiss it, unless it has left already."""
+        if self._replicas.get(replica.client.endpoint.pod_uid) is replica:
+            await self.dismiss(replica.client.endpoint.pod_uid, str(lost))
+
+    async def _reserve(self, n: int) -> _Replica | None:
+        """The least loaded replica with room for `n` samples; an idle one always has room. None once interrupted."""
         async with self._changed:
-            while True:
+            while not self._interrupted:
                 replica = min(self._replicas.values(), key=lambda r: r.load, default=None)
                 if replica and (replica.load == 0 or replica.load + n <= self._limit):
                     replica.load += n
                     return replica
                 await self._changed.wait()
+        return None
 
     async def _watch(self, replica: _Replica) -> None:
         """A frozen server looks like a slow one; its front does not answer either."""

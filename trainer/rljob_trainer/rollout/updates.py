@@ -81,6 +81,17 @@ class WeightUpdates:
                 await engine.sleep(level=2)  # discards the weights too: the next ones come anyway
                 self._asleep = True
 
+    async def interrupt(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
+        """Have what is in flight answered as it is, `abort` its reason to end. The policy stays, and with it the caches.
+
+        While nothing is served there is nothing in flight, and an update or sleep has paused the engine for itself.
+        """
+        async with self._lock:
+            self._gate.fence.admit(attempt)
+            if self._gate.served():
+                await engine.pause_generation(mode="abort", clear_cache=False)
+                await engine.resume_generation()
+
     def _check(self, body: dict[str, Any]) -> None:
         if body["session"] != self._session:
             raise UpdateError("this update is no longer open")

@@ -11,6 +11,7 @@ BUCKET = "/rljob/weights/bucket"
 COMMIT = "/rljob/weights/commit"
 ABORT = "/rljob/weights/abort"
 SLEEP = "/rljob/sleep"
+INTERRUPT = "/rljob/interrupt"
 
 TRANSFER_SECONDS = 60.0
 """Longest wait for one bucket, on both ends. A replica that takes longer is out."""

@@ -1,0 +1,107 @@
+"""Responses that real servers draw in pieces, across an update of the weights: no token is lost, each is of the policy that it names."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.algorithm import PartialRollouts, TrainSpec
+from rljob_trainer.batch import Sample
+from rljob_trainer.data.prompts import Prompt
+from rljob_trainer.data.tokenizer import load_tokenizer
+from rljob_trainer.driver.generation import Generator
+from rljob_trainer.driver.groups import Groups
+from rljob_trainer.reward.judge import Judge
+from rljob_trainer.rollout.pool import Pool
+from rljob_trainer.weights.publisher import Publisher
+from trainer.rollout import models
+from trainer.rollout.servers import TOKEN, Server, spec
+
+pytestmark = pytest.mark.slow
+
+STEPS, WANTED, SAMPLES, ROOM = 3, 4, 2, 12
+TRAIN = TrainSpec(
+    steps=STEPS, prompts_per_step=WANTED, samples_per_prompt=SAMPLES, over_sampling=2, partial_rollouts=PartialRollouts(max_age=2)
+)  # fmt: skip
+
+
+def prompt(position: int) -> Prompt:
+    """Longer than a block of vLLM's cache on CPU, so that one that outlives its weights would show."""
+    return Prompt(position, tuple(2 + (position * 7 + j * 3) % 120 for j in range(140)), "", "", "")
+
+
+class Lab:
+    """A server, and everything between it and a batch. The policy of an even step is the first of the two models."""
+
+    def __init__(self, server: Server, checkpoints: dict[str, Path]):
+        self.policies = [checkpoints["old"], checkpoints["new"]]
+        self._endpoint, self._publisher = server.endpoint, Publisher(1, TOKEN, "127.0.0.1", "gloo")
+        job: RLJobSpec = spec(self.policies[0]).model_copy(update={"train": TRAIN})
+        self.pool, self.judge = Pool(TOKEN, 1, samples_in_flight=ROOM), Judge(job.rewards)
+        self._groups = Groups(
+            TRAIN, Generator(job, "u", load_tokenizer(job.model), self.judge, self.pool, lambda: None)
+        )
+        self.pending: list[int] = []
+        self._drawn = 0
+
+    async def step(self, step: int) -> list[Sample]:
+        """Publish the policy before it, and draw its groups."""
+        await self.pool.dismiss(self._endpoint.pod_uid)
+        tensors = iter(models.tensors(self.policies[(step - 1) % 2]))
+        arguments = (step - 1, tensors, [self._endpoint], lambda: None)
+        assert (await asyncio.to_thread(self._publisher.publish, *arguments)).ok
+        await self.pool.admit(self._endpoint)
+        new = TRAIN.prompts_begun - len(self.pending)
+        positions = [*self.pending, *range(self._drawn, self._drawn + new)]
+        self._drawn += new
+        found = await self._groups.draw(step, step - 1, {p: prompt(p) for p in positions})
+        self.pending = [p for p in positions if p not in found]
+        samples = [o.result for group in found.values() for o in group if isinstance(o.result, Sample)]
+        assert [(s.group, s.sample) for s in samples] == [(p, i) for p in found for i in range(SAMPLES)]
+        return samples
+
+
+def difference(sample: Sample, policies: Sequence[Path]) -> float:
+    """Largest between a token's log-probability and Hugging Face's, under the policy that is said to have drawn it and behind all tokens before."""
+    begin, found = 0, []
+    for policy, count in sample.spans:
+        behind = sample.prompt_tokens + sample.response_tokens[:begin]
+        drawn = slice(begin, begin + count)
+        expected = models.log_probs(policies[policy % 2], behind, sample.response_tokens[drawn])
+        found.append((expected - torch.tensor(sample.log_probs[drawn])).abs().max().item())
+        begin += count
+    assert begin == len(sample.response_tokens) == len(sample.log_probs)
+    return max(found)
+
+
+async def test_every_token_is_of_the_policy_that_it_names_and_none_is_lost(
+    start: Callable[..., Server], checkpoints: dict[str, Path]
+) -> None:
+    lab = Lab(start(checkpoints["old"]), checkpoints)
+    await lab.judge.start()
+    samples: list[Sample] = []
+    for step in range(1, STEPS + 1):
+        drawn = await asyncio.wait_for(lab.step(step), 60)
+        assert len(drawn) == WANTED * SAMPLES
+        assert all(
+            step - 1 - TRAIN.partial_rollouts.max_age <= s.spans[0].policy_step <= s.spans[-1].policy_step < step
+            for s in drawn
+        )
+        samples += drawn
+    assert sorted([*(s.group for s in samples[::SAMPLES]), *lab.pending]) == list(range((STEPS + 1) * WANTED))
+    assert lab.pool.redispatched == 0
+    continued = [s for s in samples if len(s.spans) > 1]
+    print(
+        f"\n{len(continued)} of {len(samples)} samples are of several policies: {[[*map(tuple, s.spans)] for s in continued]}"
+    )
+    assert continued
+    assert max(difference(s, lab.policies) for s in samples) < 1e-4
+    assert all(len(s.response_tokens) == 100 for s in samples if s.finish_reason == "length")
+    swapped = [lab.policies[1], lab.policies[0]]
+    assert min(difference(s, swapped) for s in continued) > 0.1, (
+        "the two models must differ for this test to say anything"
+    )
+    await lab.pool.close()
