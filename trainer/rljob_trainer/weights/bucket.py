@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,14 @@ class Entry:
     def size(self) -> int:
         """Bytes."""
         return math.prod(self.shape) * torch_dtype(self.dtype).itemsize
+
+    def as_json(self) -> dict[str, Any]:
+        """By hand: every replica is told of every tensor, and dataclasses.asdict takes ten times as long."""
+        return {"name": self.name, "dtype": self.dtype, "shape": self.shape, "fingerprint": self.fingerprint}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> "Entry":
+        return Entry(**data | {"shape": tuple(data["shape"])})
 
 
 @dataclass(frozen=True, slots=True)

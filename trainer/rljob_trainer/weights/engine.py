@@ -91,7 +91,7 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Receive, verify and stage one bucket. Raises FencedOut, RefusedUpdateError, CorruptBucketError, RuntimeError (transport)."""
         self._fence.admit(update_info.attempt)
-        entries = [Entry(**(e | {"shape": tuple(e["shape"])})) for e in update_info.entries]
+        entries = [Entry.from_json(e) for e in update_info.entries]
         self.manifest.check(entries)
         assert self._end is not None
         payload = torch.empty(payload_size(e.size for e in entries), dtype=torch.uint8, device=self.device)

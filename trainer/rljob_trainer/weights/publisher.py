@@ -7,7 +7,7 @@ exported. A replica that fails is left behind with its old weights; the others g
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -64,9 +64,8 @@ class Publisher:
             round_.start(Session.open)
             for bucket in pack(tensors, BUCKET_BYTES[self._backend], self._memory()):
                 entries += bucket.entries
-                described = [asdict(e) for e in bucket.entries]  # once, not by every session
                 round_.settle()
-                round_.start(partial(Session.send, payload=bucket.payload, entries=described))
+                round_.start(partial(Session.send, bucket=bucket))
                 beat()
             round_.settle()
             version = PolicyVersion(self._attempt, step, digest(entries))

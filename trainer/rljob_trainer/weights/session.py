@@ -8,11 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from torch import Tensor
-
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.weights import gloo, ipc, nccl, wire
 from rljob_trainer.weights.backends import GLOO, IPC, NCCL
+from rljob_trainer.weights.bucket import Bucket
 from rljob_trainer.weights.version import PolicyVersion
 from rljob_trainer.weights.wire import FencedOut
 
@@ -50,11 +49,12 @@ class Session:
             self._carry(lambda: end.accept(opened.done))
             opened.result()
 
-    def send(self, payload: Tensor, entries: list[dict[str, Any]]) -> None:
-        """A bucket; `entries`: its own, as JSON has them. Returns when the replica has received and verified it."""
+    def send(self, bucket: Bucket) -> None:
+        """Returns when the replica has received and verified the bucket."""
         assert self.end
         end = self.end
-        transport = self._carry(lambda: end.send(payload))
+        transport = self._carry(lambda: end.send(bucket.payload))
+        entries = [e.as_json() for e in bucket.entries]
         self._post(wire.BUCKET, wire.TRANSFER_SECONDS, entries=entries, transport=transport)
         self._carry(end.settle)
 
