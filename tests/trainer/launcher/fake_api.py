@@ -2,16 +2,19 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from kubernetes.aio import client
+
+from rljob_trainer.launcher.kubernetes_channel import ApiServer
 
 
 class FakeApi:
-    """`control` is what the control's ConfigMap holds; `break_connections` and `down` make it behave badly."""
+    """`control` is what the control's ConfigMap holds. `break_connections` and `down` make it behave badly. `directory`: for the pod's token."""
 
-    def __init__(self, control: str) -> None:
+    def __init__(self, control: str, directory: Path) -> None:
+        self._token = directory / "token"
         self.control = control
         self.patches: list[dict[str, Any]] = []
         self.tokens: set[str] = set()
@@ -21,7 +24,7 @@ class FakeApi:
         self._open: set[web.StreamResponse] = set()
         self._runner: web.AppRunner | None = None
 
-    async def start(self) -> client.Configuration:
+    async def start(self) -> ApiServer:
         app = web.Application(client_max_size=2**24)
         app.router.add_get("/api/v1/namespaces/ns/configmaps", self._watch)
         app.router.add_patch("/api/v1/namespaces/ns/configmaps/{name}", self._patch)
@@ -29,10 +32,8 @@ class FakeApi:
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
-        settings = client.Configuration()
-        settings.host = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        settings.api_key["BearerToken"] = "bearer token"
-        return settings
+        self._token.write_text("of the pod\n")
+        return ApiServer(f"http://127.0.0.1:{self._runner.addresses[0][1]}", self._token)
 
     async def stop(self) -> None:
         assert self._runner

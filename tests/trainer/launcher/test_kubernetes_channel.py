@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -21,8 +22,8 @@ def control(attempt: int, name: str = "job") -> str:
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[FakeApi]:
-    server = FakeApi(control(1))
+async def api(tmp_path: Path) -> AsyncIterator[FakeApi]:
+    server = FakeApi(control(1), tmp_path)
     yield server
     await server.stop()
 
@@ -40,7 +41,7 @@ async def test_the_control_comes_as_it_is_and_then_each_change(api: FakeApi) -> 
     assert await next_attempt(controls) == 1
     api.publish(control(2))
     assert await next_attempt(controls) == 2
-    assert api.tokens == {"bearer token"}
+    assert api.tokens == {"Bearer of the pod"}
 
 
 async def test_what_changed_while_the_connection_was_broken_is_heard_and_nothing_twice(api: FakeApi) -> None:

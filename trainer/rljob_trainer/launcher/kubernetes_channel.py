@@ -7,41 +7,63 @@ nothing has to be resumed, whatever was missed. A watch lives WATCH_SECONDS; the
 import asyncio
 import json
 import logging
+import os
+import ssl
 from collections.abc import AsyncIterator
-from typing import Any
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlencode
 
-from aiohttp import ClientError, ClientResponse, ClientTimeout
-from kubernetes.aio import client, config
-from kubernetes.aio.client.exceptions import ApiException
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector
 
 from rljob_api import names
 from rljob_api.protocol import Control, Report
 from rljob_trainer.launcher.channel import parse_control
 
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 WATCH_SECONDS = 30
 """A connection that died silently is noticed so much later, at most."""
 REQUEST_SECONDS = 10.0
 FIRST_BACKOFF_SECONDS = 0.1
 LONGEST_BACKOFF_SECONDS = 3.0
-OUTAGE = (ApiException, ClientError, OSError, TimeoutError)
 
 log = logging.getLogger(__name__)
 
 
+class Refused(Exception):
+    """The API server answered, and not with what was asked for."""
+
+
+OUTAGE = (Refused, ClientError, OSError, TimeoutError)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """Where it is and how it knows us. Two requests are all that we need of it: its client library takes as long to import as all else here."""
+
+    url: str
+    token: Path
+    """Read for every request, since the kubelet replaces it."""
+    authority: Path | None = None
+    """Certificates that vouch for it."""
+
+
 def in_cluster(namespace: str, job: str, pod: str) -> "KubernetesChannel":
-    """With the pod's own service account; its token is read again when the kubelet has replaced it."""
-    settings = client.Configuration()
-    config.load_incluster_config(client_configuration=settings)
-    return KubernetesChannel(settings, namespace, names.control(job), names.report(pod))
+    """With the pod's own service account."""
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+    url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    server = ApiServer(url, SERVICE_ACCOUNT / "token", SERVICE_ACCOUNT / "ca.crt")
+    return KubernetesChannel(server, namespace, names.control(job), names.report(pod))
 
 
 class KubernetesChannel:
-    """`control` and `report` name the ConfigMaps."""
+    """`control` and `report` name the ConfigMaps. To be made inside the event loop."""
 
-    def __init__(self, settings: client.Configuration, namespace: str, control: str, report: str) -> None:
-        self._client = client.ApiClient(settings)
-        self._path = f"/api/v1/namespaces/{namespace}/configmaps"
+    def __init__(self, server: ApiServer, namespace: str, control: str, report: str) -> None:
+        self._server = server
+        self._session = ClientSession(connector=TCPConnector(ssl=ssl.create_default_context(cafile=server.authority)))
+        self._path = f"{server.url}/api/v1/namespaces/{namespace}/configmaps"
         self._control, self._report = control, report
 
     async def controls(self) -> AsyncIterator[Control]:
@@ -58,12 +80,11 @@ class KubernetesChannel:
 
     async def report(self, report: Report) -> None:
         """Waits, if it must, for the operator to create the ConfigMap."""
-        patch, patience = {"data": {names.REPORT_KEY: report.dump_json()}}, _Patience(self._report)
+        patch, patience = json.dumps({"data": {names.REPORT_KEY: report.dump_json()}}), _Patience(self._report)
+        limits = ClientTimeout(REQUEST_SECONDS)
         while True:
             try:
-                async with await self._request(
-                    "PATCH", f"/{self._report}", patch, limits=ClientTimeout(REQUEST_SECONDS)
-                ):
+                async with self._request("PATCH", f"/{self._report}", patch, limits):
                     return patience.restored()
             except OUTAGE as error:
                 await patience.wait(error)
@@ -72,27 +93,26 @@ class KubernetesChannel:
         """The control's text: now, and after each change. Ends after WATCH_SECONDS."""
         query = {"fieldSelector": f"metadata.name={self._control}", "watch": "1", "timeoutSeconds": WATCH_SECONDS}
         silence = ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=WATCH_SECONDS + REQUEST_SECONDS)
-        async with await self._request("GET", f"?{urlencode(query)}", limits=silence) as response:
+        async with self._request("GET", f"?{urlencode(query)}", None, silence) as response:
             async for line in _lines(response):
                 event = json.loads(line)
                 if event["type"] == "ERROR":
-                    raise ApiException(status=event["object"].get("code"), reason=event["object"].get("message"))
+                    raise Refused(f"{event['object'].get('code')} {event['object'].get('message')}")
                 text = (event["object"].get("data") or {}).get(names.CONTROL_KEY)
                 if text and event["type"] != "DELETED":
                     yield text
 
-    async def _request(self, method: str, path: str, body: Any = None, *, limits: ClientTimeout) -> ClientResponse:
-        headers = {"Accept": "application/json", "Content-Type": "application/merge-patch+json"}
-        serialized = await self._client.param_serialize(
-            method, self._path + path, header_params=headers, body=body, auth_settings=["BearerToken"]
-        )
-        verb, url, sent, data, post = serialized
-        answer = await self._client.call_api(verb, url, sent, data, post, _request_timeout=limits)
-        response: ClientResponse = answer.response
-        if response.status >= 400:
-            text = await response.text()
-            raise ApiException(status=response.status, reason=text[:500])
-        return response
+    @asynccontextmanager
+    async def _request(
+        self, method: str, path: str, body: str | None, limits: ClientTimeout
+    ) -> AsyncIterator[ClientResponse]:
+        headers = {"Authorization": f"Bearer {self._server.token.read_text().strip()}"}
+        headers |= {"Content-Type": "application/merge-patch+json"} if body else {}
+        url = self._path + path
+        async with self._session.request(method, url, data=body, headers=headers, timeout=limits) as response:
+            if response.status >= 400:
+                raise Refused(f"{response.status} {(await response.text())[:500]}")
+            yield response
 
 
 class _Patience:

@@ -8,6 +8,7 @@ pod; forked ranks begin within a tenth of a second and share its memory. Nothing
     stdout  {"ready": 1} when everything is imported; per order {"leader": pid} when it is forked, {"code": exit code} when it has ended
 """
 
+import gc
 import importlib
 import json
 import os
@@ -23,8 +24,11 @@ def main(life: str, module: str) -> None:
     die_with_parent()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what imports print is no answer
+    gc.disable()  # imports make a million objects and no garbage: looking for some takes a tenth of the time
     run = importlib.import_module(life).run
     importlib.import_module(module).prepare()
+    gc.freeze()  # and later collections, in forked processes, leave those objects and so their shared pages alone
+    gc.enable()
     _say(answers, {"ready": 1})
     while line := sys.stdin.readline():
         _raise(Order.from_line(line), run, answers)
