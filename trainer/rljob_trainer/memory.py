@@ -43,7 +43,7 @@ class Plan:
 
     def table(self, measured: Mapping[PhaseName, float]) -> str:
         """GiB by phase, beside the peaks that were measured so far."""
-        rows = [("phase", "state", "estimate", "server", "planned", "measured")]
+        rows: list[tuple[str, ...]] = [("phase", "state", "estimate", "server", "planned", "measured")]
         for p in self.phases:
             sizes = (p.state, p.estimate, p.server, p.total, measured.get(p.name))
             rows.append((p.name, *("-" if size is None else _gib(size) for size in sizes)))

@@ -38,10 +38,17 @@ def test_waiting_ends_when_nobody_will_come() -> None:
 
 
 def test_a_worker_that_leaves_is_an_error_and_not_a_hang() -> None:
-    trainer = TrainerEnd(HERE)
-    worker = threading.Thread(target=lambda: WorkerEnd(HERE, trainer.port, 0, 1))
+    trainer, connected = TrainerEnd(HERE), threading.Event()
+
+    def join_and_leave() -> None:
+        end = WorkerEnd(HERE, trainer.port, 0, 1)
+        connected.wait(20)
+        end.close()
+
+    worker = threading.Thread(target=join_and_leave)
     worker.start()
     trainer.accept(lambda: False)
+    connected.set()
     worker.join(20)
     with pytest.raises(RuntimeError):
         for _ in range(20):

@@ -172,8 +172,8 @@ def _import_bridge() -> None:
 def _clean_configurations_once() -> None:
     """megatron-bridge copies the model's configuration, without what pickle refuses, for every layer of every export, and also where there is no
     other stage to send it to (models/conversion/param_mapping.py:1759): most of an export's time."""
-    param_mapping = importlib.import_module("megatron.bridge.models.conversion.param_mapping")
-    clean, known = param_mapping.remove_non_pickleables, {}
+    param_mapping: Any = importlib.import_module("megatron.bridge.models.conversion.param_mapping")
+    clean, known = param_mapping.remove_non_pickleables, dict[tuple[int, int], Any]()
 
     def clean_once(configuration: Any, max_depth: int) -> Any:
         key = id(configuration), max_depth
