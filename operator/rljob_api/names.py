@@ -51,8 +51,12 @@ ENV_ATTEMPT_DIR = "RLJOB_ATTEMPT_DIR"
 ENV_ROLLOUT_TOKEN = "RLJOB_ROLLOUT_TOKEN"
 ENV_ATTEMPT = "RLJOB_ATTEMPT"
 """Attempt that was current when a rollout server started: it refuses lower ones from its first request."""
-RESERVED_ENV_PREFIXES = ("RLJOB_", "PET_", "TORCHELASTIC_")
-RESERVED_ENV = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+RESERVED_ENV_PREFIXES = ("RLJOB_", "PET_", "TORCHELASTIC_", "KUBERNETES_SERVICE_")
+RESERVED_ENV = (
+    *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    *("PATH", "PYTHONPATH", "PYTHONHOME"),
+)
+"""Of torchrun, and of the images: by these they find python, rljob and what they brought along."""
 
 # Ports
 ROLLOUT_PORT = 8000

@@ -110,7 +110,7 @@ def evaluation_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def environment_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Variables that rljob or torchrun set."""
+    """Variables that rljob, torchrun, Kubernetes or the images set."""
     sections = (
         ("spec.env", spec.env),
         ("spec.trainer.template.env", spec.trainer.template.env),
@@ -119,7 +119,8 @@ def environment_violations(spec: RLJobSpec) -> Iterator[Violation]:
     for path, variables in sections:
         for i, v in enumerate(variables):
             if v.name in names.RESERVED_ENV or v.name.startswith(names.RESERVED_ENV_PREFIXES):
-                yield Violation(f"{path}[{i}].name", v.name, "is set by rljob or torchrun", "choose another name")
+                rule = "is set by rljob, torchrun, Kubernetes or the image"
+                yield Violation(f"{path}[{i}].name", v.name, rule, "choose another name")
 
 
 def path_violations(spec: RLJobSpec) -> Iterator[Violation]:

@@ -1,5 +1,6 @@
 """What a job's author may not say about its pods."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from rljob_api.validate import violations
 from rljob_operator.render.template import pod_template
 from simulator.makers import META, make_job
 
+REPOSITORY = Path(__file__).parents[2]
 DATA = {"name": "data", "mountPath": "/data", "source": {"persistentVolumeClaim": {"claimName": "data"}}}
 
 
@@ -57,6 +59,24 @@ def test_names_and_paths_stand_once_and_are_not_ours() -> None:
 @pytest.mark.parametrize("key", [names.LABEL_JOB, names.ANNOTATION_RELEASED, names.LABEL_MANAGED_BY])
 def test_our_labels_and_annotations_are_refused(role: str, kind: str, key: str) -> None:
     assert fields(**{role: {"template": {kind: {key: "x"}}}}) == [f"spec.{role}.template.{kind}.{key}"]
+
+
+RELIED_UPON = ("RLJOB_WORK", "MASTER_ADDR", "PET_NNODES", "KUBERNETES_SERVICE_HOST", "PATH", "PYTHONPATH")
+
+
+@pytest.mark.parametrize("name", RELIED_UPON)
+def test_variables_on_which_images_and_launchers_rely_are_refused(name: str) -> None:
+    env = [{"name": "NCCL_DEBUG", "value": "INFO"}, {"name": name, "value": "x"}]
+    assert fields(env=env) == ["spec.env[1].name"]
+    for role in ("trainer", "rollout"):
+        assert fields(**{role: {"template": {"env": env}}}) == [f"spec.{role}.template.env[1].name"]
+
+
+def test_what_the_images_set_for_python_is_refused() -> None:
+    images = [*(REPOSITORY / "images").glob("*/Dockerfile"), REPOSITORY / "Dockerfile.megatron"]
+    lines = [line for image in images for line in image.read_text().splitlines() if line.startswith("ENV ")]
+    variables = {part.partition("=")[0] for line in lines for part in line.split()[1:]}
+    assert {v for v in variables if v.endswith("PATH")} <= set(names.RESERVED_ENV)
 
 
 def test_a_template_offers_these_settings_and_no_others() -> None:
