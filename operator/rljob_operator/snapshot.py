@@ -135,8 +135,15 @@ class Snapshot:
         return scaled(published.spec, self.spec.rollout.replicas) if self.spec else published.spec
 
 
+def scales(spec: RLJobSpec) -> bool:
+    """Whether rollouts come and go while an attempt runs. A pod group of Kueue keeps the number of pods that it was admitted with."""
+    return spec.scheduling.backend != "kueue"
+
+
 def scaled(spec: RLJobSpec, replicas: int) -> RLJobSpec:
-    """Rollouts come and go while an attempt runs, down to the number for which its trainers wait."""
+    """With so many rollouts, or as many as its trainers wait for."""
+    if not scales(spec):
+        return spec
     r = spec.rollout
     replicas = max(replicas, r.required)
     return spec.model_copy(update={"rollout": r.model_copy(update={"replicas": replicas})})

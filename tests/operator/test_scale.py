@@ -26,6 +26,21 @@ async def test_rollouts_are_scaled_without_a_restart_of_the_trainers() -> None:
     assert attempt is not None and (attempt.number, world.status.restarts.total) == (1, 0)
 
 
+async def test_kueue_admits_a_number_of_pods_so_it_changes_with_the_next_attempt() -> None:
+    world = World(steps=30)
+    kueue = {"backend": "kueue", "queue": "team"}
+    world.apply(rollout={"replicas": 1}, scheduling=kueue)
+    await world.until(state="Running", step=2)
+    world.edit_spec(rollout={"replicas": 3}, scheduling=kueue)
+    for _ in range(4):
+        await world.turn()
+    assert rollouts(world) == ["demo-rollout-0"]
+    assert "takes effect with the next attempt" in world.status.message
+    world.request("nonce", "restart")
+    await world.until(attempt=2, step=4)
+    assert len(rollouts(world)) == 3
+
+
 async def test_the_scale_subresource_finds_its_numbers_and_its_pods() -> None:
     world = World()
     world.apply()

@@ -4,7 +4,7 @@ from rljob_api import reasons
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_operator.decide.change import Change, Event, is_open
-from rljob_operator.snapshot import Snapshot
+from rljob_operator.snapshot import Snapshot, scales
 
 
 def postpone(s: Snapshot, status: JobStatus) -> Change:
@@ -26,5 +26,5 @@ def postponed(s: Snapshot, status: JobStatus) -> str:
 
 def _lasting(spec: RLJobSpec) -> RLJobSpec:
     """Without what is obeyed at once."""
-    rollout = spec.rollout.model_copy(update={"replicas": 0})
+    rollout = spec.rollout.model_copy(update={"replicas": 0}) if scales(spec) else spec.rollout
     return spec.model_copy(update={"suspend": False, "lifecycle": None, "rollout": rollout})
