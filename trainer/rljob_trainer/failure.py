@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from rljob_api.protocol import Failure
+from rljob_trainer.textfile import replace
 
 Kind = Literal["application", "configuration", "collective", "killed"]
 
@@ -38,9 +39,7 @@ def write(directory: Path, who: int | str, error: BaseException) -> None:
 
 def record(directory: Path, who: int | str, failure: Failure) -> None:
     """Atomically."""
-    scratch = directory / f".error-{who}.tmp"
-    scratch.write_text(failure.dump_json())
-    scratch.replace(error_file(directory, who))
+    replace(error_file(directory, who), failure.dump_json())
 
 
 def error_file(directory: Path, who: int | str) -> Path:

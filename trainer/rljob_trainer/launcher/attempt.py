@@ -14,13 +14,13 @@ from rljob_api.protocol import Control, Failure, Member, Progress, Result
 from rljob_trainer import failure
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.launcher.conclude import conclude
-from rljob_trainer.launcher.file_channel import read_text, replace
 from rljob_trainer.launcher.logs import Follower, tail
 from rljob_trainer.launcher.nurseries import Nurseries, Nursery, NurseryLost
 from rljob_trainer.launcher.order import Order, Rendezvous
 from rljob_trainer.launcher.processes import sweep
 from rljob_trainer.launcher.servers import Servers
 from rljob_trainer.launcher.setting import Setting
+from rljob_trainer.textfile import read_text, replace
 
 GOODBYE_SECONDS = 10.0
 """For the driver, after the ranks ended well."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from rljob_api import names
 from rljob_api.protocol import Control, Report
 from rljob_trainer.launcher.channel import parse_control
+from rljob_trainer.textfile import read_text, replace
 
 POLL_SECONDS = 0.1
 
@@ -28,18 +29,3 @@ class FileChannel:
 
     async def report(self, report: Report) -> None:
         replace(self._directory / f"{names.report(report.pod)}.json", report.dump_json())
-
-
-def read_text(file: Path) -> str:
-    """Empty when there is no such file."""
-    try:
-        return file.read_text()
-    except FileNotFoundError:
-        return ""
-
-
-def replace(file: Path, text: str) -> None:
-    """Atomically."""
-    scratch = file.with_name(f".{file.name}.tmp")
-    scratch.write_text(text)
-    scratch.replace(file)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rljob_api import names
 from rljob_api.protocol import Control, Report
-from rljob_trainer.launcher.file_channel import read_text, replace
 from rljob_trainer.launcher.processes import adopt_orphans, kill_group, sweep
 from rljob_trainer.launcher.tied import command
+from rljob_trainer.textfile import read_text, replace
 
 GOODBYE_SECONDS = 10.0
 """Between SIGTERM and SIGKILL."""

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from rljob_api import names
 from rljob_trainer.batch import Sample, StepBatch
+from rljob_trainer.textfile import replace
 
 PROMPTS = 4
 SAMPLES = 4
@@ -26,9 +27,7 @@ def write_samples(root: Path, batch: StepBatch, tokenizer: Decoder) -> None:
     """`samples/step_N.jsonl` below the checkpoint path, whole or not at all; files of steps more than KEPT_STEPS back are deleted."""
     file = names.samples_file(root, batch.step)
     file.parent.mkdir(parents=True, exist_ok=True)
-    scratch = file.with_suffix(".tmp")
-    scratch.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in _lines(batch, tokenizer)))
-    scratch.replace(file)
+    replace(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in _lines(batch, tokenizer)))
     for old in file.parent.glob("step_*.jsonl"):
         if int(old.stem.removeprefix("step_")) <= batch.step - KEPT_STEPS:
             old.unlink(missing_ok=True)
