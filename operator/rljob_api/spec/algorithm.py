@@ -160,7 +160,7 @@ class BatchRecording(Model):
 
 
 class PartialRollouts(Model):
-    """Responses that are not complete when the step is full go on in the next one, under its policy (arXiv 2501.12599, section 2.6.2)."""
+    """Responses that are not complete when the step is full go on in the next one, under its policy (APRIL, arXiv 2509.18521)."""
 
     max_age: PositiveInt = 2
     """Trained steps that any token may be older than the policy that it trains; a step waits for groups that would exceed it in the next. Above

@@ -23,6 +23,8 @@ from trainer.rollout.servers import TOKEN, Server, spec
 pytestmark = pytest.mark.slow
 
 STEPS, WANTED, SAMPLES, ROOM = 3, 4, 2, 12
+LONGEST, TEMPERATURE = 100, 2.0
+"""Hot: lengths are as different as can be."""
 TRAIN = TrainSpec(
     steps=STEPS, prompts_per_step=WANTED, samples_per_prompt=SAMPLES, over_sampling=2, partial_rollouts=PartialRollouts(max_age=2)
 )  # fmt: skip
@@ -39,7 +41,8 @@ class Lab:
     def __init__(self, server: Server, checkpoints: dict[str, Path]):
         self.policies = [checkpoints["old"], checkpoints["new"]]
         self._endpoint, self._publisher = server.endpoint, Publisher(1, TOKEN, "127.0.0.1", "gloo")
-        job: RLJobSpec = spec(self.policies[0]).model_copy(update={"train": TRAIN})
+        sampling = {"maxTokens": LONGEST, "temperature": TEMPERATURE}
+        job: RLJobSpec = spec(self.policies[0], sampling=sampling).model_copy(update={"train": TRAIN})
         self.pool, self.judge = Pool(TOKEN, 1, samples_in_flight=ROOM), Judge(job.rewards)
         self._groups = Groups(
             TRAIN, Generator(job, "u", load_tokenizer(job.model), self.judge, self.pool, lambda: None)
@@ -70,7 +73,7 @@ def difference(sample: Sample, policies: Sequence[Path]) -> float:
     for policy, count in sample.spans:
         behind = sample.prompt_tokens + sample.response_tokens[:begin]
         drawn = slice(begin, begin + count)
-        expected = models.log_probs(policies[policy % 2], behind, sample.response_tokens[drawn])
+        expected = models.log_probs(policies[policy % 2], behind, sample.response_tokens[drawn], TEMPERATURE)
         found.append((expected - torch.tensor(sample.log_probs[drawn])).abs().max().item())
         begin += count
     assert begin == len(sample.response_tokens) == len(sample.log_probs)
@@ -99,7 +102,7 @@ async def test_every_token_is_of_the_policy_that_it_names_and_none_is_lost(
     )
     assert continued
     assert max(difference(s, lab.policies) for s in samples) < 1e-4
-    assert all(len(s.response_tokens) == 100 for s in samples if s.finish_reason == "length")
+    assert all(len(s.response_tokens) == LONGEST for s in samples if s.finish_reason == "length")
     swapped = [lab.policies[1], lab.policies[0]]
     assert min(difference(s, swapped) for s in continued) > 0.1, (
         "the two models must differ for this test to say anything"

@@ -38,7 +38,8 @@ class Supply:
         self._work.add_done_callback(lambda _: self._changed())
 
     async def stop(self) -> None:
-        """End the work under this policy. The prompts of a batch that is not complete come again under the next one."""
+        """End the work under this policy. The prompts of a batch that is not complete come again under the next one, with
+        `partialRollouts` behind what is drawn of them."""
         self._work.cancel()
         await asyncio.wait([self._work])
 
