@@ -3,8 +3,10 @@
 import math
 
 import pytest
+from pydantic import ValidationError
 
-from rljob_api.protocol import Point
+from rljob_api.protocol import Point, Progress
+from rljob_api.spec.job import CheckpointSpec
 from rljob_api.status import ProgressStatus
 from rljob_operator.times import stamp
 from simulator.makers import NOW, checkpoint, make_job
@@ -44,6 +46,18 @@ def test_a_pod_of_another_release_is_named() -> None:
         .next()
     )
     assert status.message == "waiting for trainer pods: pod demo-trainer-0 speaks protocol 2"
+
+
+def test_a_report_that_cannot_be_read_is_named_also_while_an_attempt_is_open() -> None:
+    job = make_job(nodes=1).with_attempt().having(reports={}, unreadable={"demo-trainer-0": "the report is too long"})
+    assert (job.next().state, job.next().message) == ("Starting", "the report is too long")
+
+
+def test_a_report_holds_as_many_checkpoints_as_a_job_may_keep() -> None:
+    most = CheckpointSpec.model_json_schema()["properties"]["keepLast"]["maximum"]
+    Progress(phase="training", checkpoints=[checkpoint(step) for step in range(1, most + 1)])
+    with pytest.raises(ValidationError):
+        Progress(phase="training", checkpoints=[checkpoint(step) for step in range(1, most + 2)])
 
 
 def test_waiting_for_rollouts_names_their_trouble() -> None:

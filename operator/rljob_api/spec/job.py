@@ -25,8 +25,8 @@ class CheckpointSpec(Model):
     """Directory on a volume that all trainer pods share. One job at a time writes to it."""
     every_steps: NonNegativeInt = 50
     """A checkpoint every so many steps; 0: only when draining and at the end."""
-    keep_last: PositiveInt = 3
-    """Complete checkpoints that are kept; older ones are deleted after a newer one is complete."""
+    keep_last: Annotated[int, Field(ge=1, le=64)] = 3
+    """Complete checkpoints that are kept, at most as many as a report holds; older ones are deleted after a newer one is complete."""
     resume: Literal["auto", "required", "never"] = "auto"
     """`auto`: from the newest complete checkpoint in `path`, else from the model; `required`: fail without one;
     `never`: refuse a directory that holds one at the job's first start."""

@@ -67,7 +67,7 @@ def _of_open(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
         unplaced = [status.placement.problem] if status.placement and status.placement.problem else []
         troubles = "; ".join([*unplaced, *_troubles(s, s.rollouts)])
         return f"waiting for rollouts, {status.rollout.text} answer" + (f": {troubles}" if troubles else "")
-    return f"attempt {attempt.number} is starting"
+    return "; ".join(s.unreadable.values()) or f"attempt {attempt.number} is starting"
 
 
 def _of_waiting(s: Snapshot, status: JobStatus) -> str:
