@@ -30,7 +30,7 @@ def power_off(world: World, pod_name: str) -> None:
     stored = world.cluster.edit("Pod", NAMESPACE, pod_name)
     stored["spec"]["nodeName"] = "dark"
     stored["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
-    stored["metadata"]["deletionTimestamp"] = "9999999999"
+    stored["metadata"]["deletionTimestamp"] = stamp(world.now)
     world.cluster.put(node_object(False, stamp(world.now), name="dark"))
     world.launcher(int(pod_name[-1])).dark = True
 

@@ -9,7 +9,10 @@ from rljob_operator.decide.place import EXCLUDED_SECONDS, UNBOUND_SECONDS
 from simulator.cluster import node_object
 from simulator.crowd import NAMESPACE, Crowd
 from simulator.feed import HOSTILE
+from simulator.life import end, live
 from simulator.world import World
+
+BUILTIN = {"scheduling": {"backend": "builtin"}}
 
 
 async def test_a_gang_gets_its_seats_before_any_pod_is_released() -> None:
@@ -172,29 +175,12 @@ async def test_pods_of_other_schedulers_are_respected() -> None:
     assert names.GATE not in str(crowd.cluster.objects[("Pod", NAMESPACE, "demo-trainer-0")]["spec"]["schedulingGates"])
 
 
-async def live(world: World) -> World:
-    """Lose a pod, suspend, resume, succeed; every pod goes through its gate each time."""
-    world.apply(scheduling={"backend": "builtin"})
-    await world.until(state="Running", step=3)
-    world.kill_pod("demo-trainer-1")
-    await world.until(state="Running", step=5, attempt=2)
-    world.request("n1", "suspend")
-    await world.until(state="Suspended")
-    world.request("n2", "resume")
-    await world.until(state="Succeeded")
-    return world
-
-
-def end(world: World) -> tuple[object, ...]:
-    s = world.status
-    return s.outcome, s.attempt and s.attempt.number, s.restarts.total, s.progress.step, s.placement
-
-
 async def test_an_operator_killed_after_every_other_write_of_a_placed_job_changes_nothing() -> None:
-    undisturbed = await live(World(steps=10))
-    assert end(undisturbed) == ("Succeeded", 3, 1, 10, None)
+    """Every pod goes through its gate, each time."""
+    undisturbed = await live(World(steps=12), **BUILTIN)
+    assert end(undisturbed)[:3] == ("Succeeded", 4, 2)
     for crash_after in range(1, len(undisturbed.cluster.writes), 2):
-        world = World(steps=10)
+        world = World(steps=12)
         world.cluster.crash_after = crash_after
-        assert end(await live(world)) == end(undisturbed), f"killed after {world.cluster.writes[crash_after - 1]}"
-        assert world.crashes == 1
+        assert end(await live(world, **BUILTIN)) == end(undisturbed), world.cluster.writes[crash_after - 1]
+        assert (world.crashes, world.status.placement) == (1, None)

@@ -1,7 +1,7 @@
 """An API server and a StatefulSet controller in memory, strict about what the operator relies on: uids, resourceVersions, owners, labels."""
 
 import asyncio
-import copy
+import pickle
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +11,12 @@ from rljob_operator.api import ApiError, Change, Conflict, Listing, NotFound, Ob
 
 class Crash(Exception):
     """The operator was killed right after a write."""
+
+
+def copied[T](value: T) -> T:
+    """As deepcopy, in half the time."""
+    found: T = pickle.loads(pickle.dumps(value))
+    return found
 
 
 class FakeCluster:
@@ -38,7 +44,7 @@ class FakeCluster:
     async def get(self, kind: str, namespace: str | None, name: str) -> Object:
         assert kind != "Secret", "secrets are never read"
         self._asked()
-        return copy.deepcopy(self._find(kind, namespace, name))
+        return copied(self._find(kind, namespace, name))
 
     async def listing(self, kind: str, namespace: str | None, selector: str = "") -> Listing:
         assert kind != "Secret", "secrets are never read"
@@ -46,7 +52,7 @@ class FakeCluster:
         wanted = dict(pair.split("=") for pair in selector.split(",")) if selector else {}
         found = [o for (k, ns, _), o in self.objects.items() if k == kind and namespace in (None, ns)]
         matching = [o for o in found if wanted.items() <= o["metadata"].get("labels", {}).items()]
-        return Listing(str(self.version), copy.deepcopy(matching))
+        return Listing(str(self.version), copied(matching))
 
     async def watch(self, kind: str, namespace: str | None, selector: str, version: str) -> AsyncIterator[Change]:
         raise AssertionError("events come by simulator.feed")
@@ -59,11 +65,11 @@ class FakeCluster:
             self._find("Role", obj["metadata"]["namespace"], obj["roleRef"]["name"])
         created = self.put(obj)
         self._written("create", obj)
-        return copy.deepcopy(created)
+        return copied(created)
 
     async def replace(self, obj: Object, subresource: str = "") -> Object:
         live = self._guarded(obj)
-        live[subresource or "spec"] = copy.deepcopy(obj[subresource or "spec"])
+        live[subresource or "spec"] = copied(obj[subresource or "spec"])
         return self._changed("replace", live)
 
     async def apply(self, obj: Object, live: Object) -> Object:
@@ -107,7 +113,7 @@ class FakeCluster:
     def _changed(self, verb: str, stored: Object) -> Object:
         self._touch(stored)
         self._written(verb, stored)
-        return copy.deepcopy(stored)
+        return copied(stored)
 
     def _asked(self) -> None:
         if self._dead:
@@ -123,7 +129,7 @@ class FakeCluster:
         if key in self.objects:
             raise Conflict(409, f"{key} already exists")
         self.version += 1
-        stored = copy.deepcopy(obj)
+        stored = copied(obj)
         stored["metadata"] |= {"uid": f"uid-{self.version:06d}", "creationTimestamp": "2026-01-01T00:00:00Z"}
         self._touch(stored)
         self.objects[key] = stored
@@ -160,7 +166,7 @@ class FakeCluster:
 
     def _start_pod(self, sts: Object, ordinal: int) -> None:
         meta = {"name": f"{sts['metadata']['name']}-{ordinal}", "namespace": sts["metadata"]["namespace"]}
-        template = copy.deepcopy(sts["spec"]["template"])
+        template = copied(sts["spec"]["template"])
         pod = self.put({"kind": "Pod", "metadata": template["metadata"] | meta, "spec": template["spec"]})
         pod["status"] = {"phase": "Pending"}
 
@@ -221,7 +227,7 @@ def _operate(obj: Any, operation: Object) -> None:
     except (LookupError, ValueError) as error:
         raise ApiError(422, f"{operation['op']} of {operation['path']} failed") from error
     if operation["op"] in ("add", "replace"):
-        obj[last] = copy.deepcopy(operation["value"])
+        obj[last] = copied(operation["value"])
     if operation["op"] == "remove":
         del obj[last]
 
@@ -242,7 +248,7 @@ def _merge(into: Object, new: Object) -> None:
         if isinstance(value, dict) and isinstance(into.get(key), dict):
             _merge(into[key], value)
         else:
-            into[key] = copy.deepcopy(value)
+            into[key] = copied(value)
 
 
 class BrokenCluster(FakeCluster):

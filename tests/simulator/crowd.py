@@ -1,44 +1,27 @@
 """Several jobs that want the same nodes: an operator, a scheduler, and no launchers, since nobody trains."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from random import Random
+from dataclasses import dataclass
 from typing import Any
 
 from api.specs import raw_spec
 from rljob_api import names
 from rljob_api.status import JobStatus
-from rljob_operator.api import Conflict
-from rljob_operator.reconcile import Reconciler
-from rljob_operator.stores import Stores
-from simulator.cluster import Crash, FakeCluster, node_object
-from simulator.feed import PROMPT, Faults, Feed
-
-NAMESPACE = "research"
+from simulator.cluster import job_object, node_object
+from simulator.site import NAMESPACE, Site
 
 
 @dataclass
-class Crowd:
+class Crowd(Site):
     """Nodes by name, each with room for so many pods."""
 
     nodes: dict[str, int]
-    cluster: FakeCluster = field(default_factory=FakeCluster)
-    faults: Faults = PROMPT
-    random: Random = field(default_factory=lambda: Random(0))
-    now: float = 1_000_000.0
-    crashes: int = 0
 
     def __post_init__(self) -> None:
         self.cluster.remove(self.cluster.objects[("Node", None, "node-1")])
         for name, pods in self.nodes.items():
             self.cluster.put(node_object(True, name=name, pods=pods))
-        self.restart_operator()
-
-    def restart_operator(self) -> None:
-        stores = Stores(lambda: self.now)
-        self.cluster.revive()
-        self.feed = Feed(self.cluster, stores, self.faults, self.random)
-        self.operator = Reconciler(self.cluster, stores, progress_interval=0, clock=lambda: self.now)
+        super().__post_init__()
 
     def apply(self, name: str, trainers: int, rollouts: int = 1, priority: int = 0, **changes: Any) -> None:
         changes = {
@@ -46,9 +29,8 @@ class Crowd:
             "rollout": {"replicas": rollouts, "sampling": {"maxTokens": 8}},
             "scheduling": {"backend": "builtin", "priority": priority},
         } | changes
-        meta = {"name": name, "namespace": NAMESPACE, "generation": 1, "annotations": {}}
-        job = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": meta, "spec": raw_spec(**changes)}
-        self.cluster.put(job)["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{len(self.jobs()):02}Z"
+        job = self.cluster.put(job_object(name, raw_spec(**changes)))
+        job["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:{len(self.jobs()):02}Z"
 
     def jobs(self) -> list[str]:
         return [name for kind, _, name in self.cluster.objects if kind == names.KIND]
@@ -71,16 +53,8 @@ class Crowd:
         """Every job gets a pass, in any order."""
         self.now += 1
         self.feed.deliver()
-        jobs = list(order or self.random.sample(self.jobs(), len(self.jobs())))
-        for job in jobs:
-            try:
-                await self.operator((NAMESPACE, job))
-            except Crash:
-                self.crashes += 1
-                self.restart_operator()
-                self.feed.relist()
-            except Conflict:
-                pass
+        for job in order or self.random.sample(self.jobs(), len(self.jobs())):
+            await self.pass_over(job)
         for pod in self.cluster.pods(NAMESPACE):
             if "deletionTimestamp" in pod["metadata"]:
                 self.cluster.remove(pod)

@@ -1,6 +1,5 @@
 """The operator's watches, as the world wants them: prompt; or late, doubled, out of order, and with losses that only the next list mends."""
 
-import copy
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -9,7 +8,7 @@ from rljob_operator.api import Listing, Object
 from rljob_operator.store import Store
 from rljob_operator.stores import Stores
 from rljob_operator.watch import SELECTORS
-from simulator.cluster import FakeCluster
+from simulator.cluster import FakeCluster, copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +19,12 @@ class Faults:
     """An event comes up to so many turns late, each for itself, so that they overtake each other."""
     doubled: float = 0.0
     lost: float = 0.0
-    relist: int = 1
+    relist: int = 25
     """Turns between two lists of everything."""
 
 
 PROMPT = Faults()
-HOSTILE = Faults(late=4, doubled=0.2, lost=0.2, relist=25)
+HOSTILE = Faults(late=4, doubled=0.2, lost=0.2)
 
 
 class Feed:
@@ -55,7 +54,7 @@ class Feed:
             wanted = dict(pair.split("=") for pair in selector.split(",")) if selector else {}
             objects = [o for (k, _, _), o in self._cluster.objects.items() if k == kind]
             matching = [o for o in objects if wanted.items() <= o["metadata"].get("labels", {}).items()]
-            listing = Listing(str(self._cluster.version), copy.deepcopy(matching))
+            listing = Listing(str(self._cluster.version), copied(matching))
             for store in self._stores_of(kind):
                 store.replace(listing, None)
 
@@ -71,7 +70,7 @@ class Feed:
         news = [o for key, o in now.items() if _version(self._sent.get(key)) != _version(o)]
         for is_gone, objects in ((True, gone), (False, news)):
             for obj in objects:
-                self._post(is_gone, copy.deepcopy(obj))
+                self._post(is_gone, copied(obj))
         self._sent = {key: {**o, "metadata": dict(o["metadata"])} for key, o in now.items()}
 
     def _post(self, gone: bool, obj: Object) -> None:

@@ -2,20 +2,16 @@
 
 import json
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 from api.specs import raw_spec
 from rljob_api import names
 from rljob_api.protocol import Checkpoint, Control, Failure, Progress, Report
 from rljob_api.status import JobStatus
-from rljob_operator.api import Conflict, Object
-from rljob_operator.reconcile import Reconciler
-from rljob_operator.stores import Stores
-from simulator.cluster import Crash, FakeCluster, job_object
-from simulator.feed import PROMPT, Faults, Feed
+from rljob_operator.api import Object
+from simulator.cluster import job_object
+from simulator.site import NAMESPACE, Site
 
-NAMESPACE = "research"
 GRACE = 3
 """Turns from the deletion of a pod to its end."""
 
@@ -50,31 +46,18 @@ class Launcher:
         return Report.model_validate(values).dump_json()
 
 
-@dataclass
-class World:
+@dataclass(kw_only=True)
+class World(Site):
     """One job of `nodes` trainers and two rollouts. Checkpoints are the shared volume's content."""
 
     steps: int = 10
     save_every: int = 2
-    cluster: FakeCluster = field(default_factory=FakeCluster)
-    now: float = 1_000_000.0
     launchers: dict[str, Launcher] = field(default_factory=dict)
+    leaving: dict[str, int] = field(default_factory=dict)
+    """Turns that are left to a pod which somebody deleted, by uid: kubelets do not count on our clock."""
     checkpoints: list[Checkpoint] = field(default_factory=list)
-    faults: Faults = PROMPT
-    random: Random = field(default_factory=Random)
-    crashes: int = 0
     seen: list[str] = field(default_factory=list)
     """States in the order in which a user saw them."""
-
-    def __post_init__(self) -> None:
-        self.restart_operator()
-
-    def restart_operator(self) -> None:
-        """Its stores begin with a list."""
-        stores = Stores(lambda: self.now)
-        self.cluster.revive()
-        self.feed = Feed(self.cluster, stores, self.faults, self.random)
-        self.operator = Reconciler(self.cluster, stores, progress_interval=0, clock=lambda: self.now)
 
     def apply(self, **changes: Any) -> None:
         changes = {"train": {"steps": self.steps}, "trainer": {"device": "cpu", "nodes": 2}} | changes
@@ -111,13 +94,7 @@ class World:
     async def turn(self) -> None:
         self.now += 1
         self.feed.deliver()
-        try:
-            await self.operator((NAMESPACE, "demo"))
-        except Crash:
-            self.crashes += 1
-            self.restart_operator()
-        except Conflict:
-            pass  # as the queue does: another pass
+        await self.pass_over("demo")
         self._finish_deletions()
         self.cluster.sync_stateful_sets()
         self._boot()
@@ -144,7 +121,9 @@ class World:
         return self.launchers[pod["metadata"]["uid"]]
 
     def delete_pod(self, name: str) -> None:
-        self.cluster.edit("Pod", NAMESPACE, name)["metadata"]["deletionTimestamp"] = str(self.now + GRACE)
+        meta = self.cluster.edit("Pod", NAMESPACE, name)["metadata"]
+        meta.setdefault("deletionTimestamp", "2026-01-01T00:00:00Z")
+        self.leaving.setdefault(meta["uid"], GRACE)
 
     def kill_pod(self, name: str) -> None:
         self.cluster.remove(self.cluster.objects[("Pod", NAMESPACE, name)])
@@ -156,9 +135,13 @@ class World:
     # What happens by itself
 
     def _finish_deletions(self) -> None:
+        dark = {uid for uid, launcher in self.launchers.items() if launcher.dark}
         for pod in self.cluster.pods(NAMESPACE):
-            if float(pod["metadata"].get("deletionTimestamp", "inf").split("-")[0]) <= self.now:
-                self.cluster.remove(pod)
+            uid = pod["metadata"]["uid"]
+            if "deletionTimestamp" in pod["metadata"] and uid not in dark:
+                self.leaving[uid] = self.leaving.get(uid, 1) - 1
+                if self.leaving[uid] == 0:
+                    self.cluster.remove(pod)
 
     def _boot(self) -> None:
         alive = {p["metadata"]["uid"]: p["metadata"]["name"] for p in self.cluster.pods(NAMESPACE)}
@@ -171,10 +154,9 @@ class World:
         control = self.control
         if control is None:
             return
-        gang = [
-            found for m in control.members if (found := self.launchers.get(m.pod_uid)) and found.boot_id == m.boot_id
-        ]
-        gang = [launcher for launcher in gang if not launcher.dark]
+        members = sorted(control.members, key=lambda m: m.node_rank)
+        found = [(m.boot_id, self.launchers.get(m.pod_uid)) for m in members]
+        gang = [one for boot, one in found if one and one.boot_id == boot and not one.dark]
         for launcher in self.launchers.values():
             if launcher not in gang and launcher.state == "running":
                 launcher.stop("stopped")
@@ -194,7 +176,7 @@ class World:
             launcher.stop("stopped")
         if launcher.state == "running" and control.command == "drain":
             if launcher.progress:
-                self._save(launcher.progress.step, control.attempt)
+                self._save(launcher.progress.step, control)
                 launcher.progress = launcher.progress.model_copy(update={"checkpoints": self.checkpoints})
             launcher.stop("drained")
 
@@ -206,7 +188,7 @@ class World:
             return
         step = rank0.progress.step + 1
         if step % self.save_every == 0:
-            self._save(step, control.attempt)
+            self._save(step, control)
         news = {
             "phase": "training",
             "step": step,
@@ -223,9 +205,10 @@ class World:
             self.checkpoints = [c for c in self.checkpoints if c.step <= control.resume.step]
         return self.checkpoints[-1].step if self.checkpoints else 0
 
-    def _save(self, step: int, attempt: int) -> None:
+    def _save(self, step: int, control: Control) -> None:
         if step > (self.checkpoints[-1].step if self.checkpoints else 0):
-            self.checkpoints.append(Checkpoint(step=step, attempt=attempt, path=f"/data/run/global_step_{step}"))
+            new = Checkpoint(step=step, attempt=control.attempt, path=f"/data/run/global_step_{step}")
+            self.checkpoints = [*self.checkpoints, new][-control.spec.checkpoint.keep_last :]
 
     def _report(self) -> None:
         for launcher in self.launchers.values():
