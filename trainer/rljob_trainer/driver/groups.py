@@ -48,11 +48,11 @@ class Groups:
 
         Drawn while the rollouts serve `policy`. Raises what a group raised.
         """
+        self._generator.go_on()  # before new ones are begun: what was kept is generated first
         for position, prompt in prompts.items():
             if position not in self._begun:
                 self._begin(step, policy, position, prompt)
         due = [p for p, group in self._begun.items() if self._is_due(group, step)]
-        self._generator.go_on()
         try:
             while (found := self._chosen(due)) is None:
                 self._changed.clear()
