@@ -45,6 +45,8 @@ METRICS: dict[str, str] = {
     "critic/skipped": "Optimizer steps of the critic that were left out because a loss or gradient was not a finite number.",
     "train_rollout/log_prob_diff_mean": "Mean absolute difference of a token's log-probability in trainer and rollout: weights arrived.",
     "train_rollout/log_prob_diff_max": "Largest such difference in the step.",
+    "train_rollout/probe_diff_mean": "Where samples are older than the policy: the same difference of a few tokens, asked of every updated replica.",
+    "train_rollout/probe_diff_max": "Largest such difference of the last update, in the replica where the mean is largest.",
     "train_rollout/kl": "Mean k3 estimate of the KL divergence of the rollouts' probabilities from the trainer's old ones, per response token.",
     "train_rollout/ratio_mean": "Mean ratio of the trainer's old to the rollout's probability, per response token: 1 is agreement.",
     "train_rollout/effective_sample_size": "(sum of these ratios)^2 / (tokens x sum of their squares): 1 when all agree.",

@@ -12,7 +12,7 @@ import torch
 from rljob_api import names
 from rljob_api.memory import PhaseName
 from rljob_api.protocol import Control, RolloutEndpoint
-from rljob_trainer.batch import StepBatch
+from rljob_trainer.batch import Sample, StepBatch
 from rljob_trainer.checkpoint.manifest import read_manifest
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.collective import Ranks
@@ -21,6 +21,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.huggingface import write_hugging_face
 from rljob_trainer.memory import Plan
+from rljob_trainer.parity import Probe, excerpt
 from rljob_trainer.saving import Saver
 from rljob_trainer.senders import Senders
 
@@ -54,6 +55,10 @@ class Attempt:
         self._start = 0
         self._digest = ""
         self._expected: tuple[int, str] | None = None
+        self._excerpt: tuple[Sample, ...] = ()
+        """Of the last batch, when that did not show that rollouts have the policy."""
+        self._probed: dict[str, float] = {}
+        """What the last probe found."""
 
     def begin(self) -> int:
         """Restore, and return the step that the attempt starts from. Raises ConfigurationError for a checkpoint whose content changed."""
@@ -90,11 +95,12 @@ class Attempt:
             self._senders.rest()
         metrics = self._engine.train_step(parsed)
         self._engine.memory.enter("generate")
+        self._excerpt = excerpt(parsed)
         peaks = self._peaks()
         if self._first:
             self._first.store.check()
-            times = {"time/train": time.monotonic() - began}
-            self._first.driver.trained(step, metrics | times | {f"memory/peak_{p}_bytes": v for p, v in peaks.items()})
+            metrics |= self._probed | {f"memory/peak_{phase}_bytes": size for phase, size in peaks.items()}
+            self._first.driver.trained(step, metrics | {"time/train": time.monotonic() - began})
             if step == self._start + MEASURED_STEPS:
                 log.info("%s", self._first.plan.table(peaks))
 
@@ -104,20 +110,35 @@ class Attempt:
         return {phase: max(peaks[phase] for peaks in found) for phase in self._engine.memory.peaks}
 
     def sync(self, step: int, replicas: list[dict[str, Any]]) -> None:
-        """Send the policy of `step` to these rollouts. Raises PolicyMismatchError when a restored policy is not the saved one."""
+        """Send the policy of `step` to these rollouts.
+
+        Raises PolicyMismatchError when a restored policy is not the saved one, MismatchError when a rollout's log-probabilities are another's.
+        """
         self._engine.memory.enter("sync")
-        self._rest()
         began = time.monotonic()
+        probe = self._probe() if replicas else None
+        self._rest()
         targets = [RolloutEndpoint.model_validate(r) for r in replicas]
-        published = self._senders.publish(step, self._exported(), targets, self._beat)
+        published = self._senders.publish(step, self._exported(), targets, self._beat, probe)
         if not (self._first and published):
             return
         self._digest = published.version.digest
+        if published.difference:
+            mean, largest = published.difference
+            self._probed = {"train_rollout/probe_diff_mean": mean, "train_rollout/probe_diff_max": largest}
         if self._expected and self._expected != (step, self._digest) and self._expected[0] == step:
             raise PolicyMismatchError(
                 f"step {step} was restored as {self._digest}, its manifest says {self._expected[1]}"
             )
         self._first.driver.published(step, self._digest, published.failed, time.monotonic() - began)
+
+    def _probe(self) -> Probe | None:
+        """What those who get the policy are to agree with."""
+        if not self._excerpt:
+            return None
+        found = self._engine.log_probs(self._excerpt)
+        sequences = tuple(s.prompt_tokens + s.response_tokens for s in self._excerpt)
+        return Probe(sequences, tuple(tuple(values.tolist()) for values in found), self._spec.model.dtype)
 
     def _exported(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The policy. Servers wake for good only when all of it was taken: what parameters took on these GPUs is free again then."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.collective import Ranks
+from rljob_trainer.parity import Probe
 from rljob_trainer.weights.publisher import Published, Publisher
 from rljob_trainer.weights.version import PolicyVersion
 
@@ -28,9 +29,16 @@ class Senders:
         tensors: Iterator[tuple[str, Tensor]],
         replicas: list[RolloutEndpoint],
         beat: Callable[[], None],
+        probe: Probe | None,
     ) -> Published | None:
         """What came of it, where it is known: on the first rank at least. Raises as Publisher.publish does."""
-        mine = self._send(step, tensors, replicas, beat)
+        mine = None
+        if self._publisher:
+            targets = [r for r in replicas if not self.colocated or r.pod_uid in self._own]
+            mine = self._publisher.publish(step, tensors, targets, beat, probe)
+            self._awake |= {r.pod_uid: r for r in targets if r.pod in mine.ok}
+        for _ in tensors:
+            pass  # exporting is collective, also for those who send nothing
         return self._merged(mine) if self.colocated else mine
 
     def rest(self) -> None:
@@ -40,22 +48,6 @@ class Senders:
         self._awake = {}
         self._ranks.barrier()
 
-    def _send(
-        self,
-        step: int,
-        tensors: Iterator[tuple[str, Tensor]],
-        replicas: list[RolloutEndpoint],
-        beat: Callable[[], None],
-    ) -> Published | None:
-        if not self._publisher:
-            for _ in tensors:
-                pass  # exporting is collective
-            return None
-        targets = [r for r in replicas if not self.colocated or r.pod_uid in self._own]
-        published = self._publisher.publish(step, tensors, targets, beat)
-        self._awake |= {r.pod_uid: r for r in targets if r.pod in published.ok}
-        return published
-
     def _merged(self, mine: Published | None) -> Published:
         """Of all pods. Each exported the policy for itself, so their digests have to agree."""
         told = [p for p in self._ranks.gather(asdict(mine) if mine else None) if p]
@@ -64,4 +56,5 @@ class Senders:
             PolicyVersion(**told[0]["version"]),
             ok=[pod for p in told for pod in p["ok"]],
             failed={pod: why for p in told for pod, why in p["failed"].items()},
+            difference=max((tuple(p["difference"]) for p in told if p["difference"]), default=None),
         )

@@ -130,4 +130,8 @@ def test_it_learns_and_a_resume_goes_on_in_exactly_the_order_of_the_data(run: Ru
         "the rollouts' policy is the trainer's"
     )
     assert metrics[2]["train_rollout/log_prob_diff_mean"] > 1e-3, "it is one update older"
+    probed = {
+        step: m["train_rollout/probe_diff_max"] for step, m in metrics.items() if "train_rollout/probe_diff_max" in m
+    }
+    assert len(probed) >= STEPS - 5 and max(probed.values()) < 1e-3, "what the batches cannot show, a probe does"
     assert metrics[1]["reward/mean"] < 0.3 and metrics[STEPS]["reward/mean"] > 0.5

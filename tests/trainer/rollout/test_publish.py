@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from rljob_api.spec.common import Sampling
+from rljob_trainer.parity import MismatchError, Probe
 from rljob_trainer.rollout.client import Generation, ReplicaLost, RolloutClient
 from rljob_trainer.weights.bucket import pack
 from rljob_trainer.weights.gloo import TrainerEnd
@@ -30,9 +31,9 @@ LIMIT = 2**30
 PROMPTS = [tuple(2 + (i * 7 + j * 3) % 120 for j in range(length)) for i, length in enumerate((5, 17, 150))]
 
 
-def publish(server: Server, model: Path, step: int, attempt: int = 1) -> Published:
+def publish(server: Server, model: Path, step: int, attempt: int = 1, probe: Probe | None = None) -> Published:
     return Publisher(attempt, TOKEN, "127.0.0.1", "gloo").publish(
-        step, iter(models.tensors(model)), [server.endpoint], lambda: None
+        step, iter(models.tensors(model)), [server.endpoint], lambda: None, probe
     )
 
 
@@ -113,6 +114,15 @@ def test_an_update_that_does_not_fit_the_model_is_refused(
     assert published.ok == [] and message in published.failed[server.endpoint.pod]
     assert served(server) == 3
     assert difference(checkpoints["old"], generate(server)) < 1e-4
+
+
+def test_a_probe_compares_what_is_served_with_what_was_trained(server: Server, checkpoints: dict[str, Path]) -> None:
+    log_probs = tuple(tuple(models.log_probs(checkpoints["new"], p[:1], p[1:]).tolist()) for p in PROMPTS)
+    probe = Probe(tuple(PROMPTS), log_probs, "float32")
+    published = publish(server, checkpoints["new"], 3, probe=probe)
+    assert published.ok and published.difference and published.difference[1] < 1e-4
+    with pytest.raises(MismatchError, match="0.01 is the limit for float32"):
+        publish(server, checkpoints["old"], 3, probe=probe)
 
 
 def test_a_wrong_digest_is_refused(server: Server, checkpoints: dict[str, Path]) -> None:

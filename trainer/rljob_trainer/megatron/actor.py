@@ -1,14 +1,16 @@
 """The policy on its ranks: measured against its reference, trained, sent. Every method is collective."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 
 from rljob_api.layout import Amounts
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.batch import Sample
 from rljob_trainer.megatron import backend, checkpoint
+from rljob_trainer.megatron.batching import pack
 from rljob_trainer.megatron.estimate import penalises_reward
 from rljob_trainer.megatron.learner import Learner, Update
 from rljob_trainer.megatron.model import Policy
@@ -17,19 +19,9 @@ from rljob_trainer.megatron.optimizer import build_optimizer
 from rljob_trainer.megatron.parallel import Place
 from rljob_trainer.megatron.passes import PolicyPasses
 from rljob_trainer.megatron.reference import reference_of
-from rljob_trainer.megatron.step import Step
+from rljob_trainer.megatron.step import Step, gather
 from rljob_trainer.megatron.sums import LOSS, Sums
-
-MISMATCH_LIMIT = {"float32": 1e-2, "bfloat16": 0.2}
-"""Largest mean |train - rollout| log-probability of a batch that its own policy drew.
-
-float32: trainer and server differ by about 2e-5 when both are right; stale keys and values or a wrong tensor show as 0.1 to 9.
-bfloat16: rounding alone gives about 0.02, differently in every kernel, and more in long responses of large models.
-"""
-
-
-class MismatchError(RuntimeError):
-    """The rollouts did not sample from the policy that is being trained: weights were lost, mixed up or left stale."""
+from rljob_trainer.parity import require_match
 
 
 class Actor:
@@ -59,6 +51,14 @@ class Actor:
                 step.keep("reference_log_probs", self._reference(micro_batches))
             if not self._bypass and (Amounts.of(self._spec).updates > 1 or penalises_reward(self._spec)):
                 step.keep("old_log_probs", self._passes.log_probs(micro_batches))
+
+    def log_probs(self, samples: Sequence[Sample]) -> list[torch.Tensor]:
+        """Of every response token, at temperature 1, on every rank."""
+        micro_batches = pack(samples, range(len(samples)), self._spec.train.tokens_per_micro_batch, self._place)
+        with self.residence.using("parameters"):
+            measured = self._passes.log_probs(micro_batches, temperature=1.0)
+        counts = [len(s.response_tokens) for s in samples]
+        return gather(list(zip(micro_batches, measured, strict=False)), counts, self._place)
 
     def learn(self, step: Step, kl_coefficient: float, fresh: bool) -> list[Update]:
         """An optimizer step per epoch and mini-batch. `fresh`: the policy as it was before the first one drew the samples.
@@ -101,17 +101,8 @@ class Actor:
     def _total(self, measured: Callable[[], Sums], compared: bool) -> Sums:
         sums = measured().over_world(counts=self._place.speaks)
         if compared and math.isfinite(sums[LOSS]):
-            self._require_match(sums)
+            require_match(self._spec.model.dtype, sums.mean("difference"), sums.worst("difference"))
         return sums
-
-    def _require_match(self, sums: Sums) -> None:
-        limit = MISMATCH_LIMIT[self._spec.model.dtype]
-        mean, worst = sums.mean("difference"), sums.worst("difference")
-        if not mean <= limit:
-            raise MismatchError(
-                f"log-probabilities of the trainer and the rollouts differ by {mean:.3g} per token on average (at most {worst:.3g}); "
-                f"{limit:g} is the limit for {self._spec.model.dtype}. The rollouts do not serve the weights that are being trained"
-            )
 
 
 def _optimizer_steps(spec: RLJobSpec) -> int:

@@ -1,7 +1,7 @@
 """The engine of the trainer: policy, critic and reward models. SPMD: every method is collective over all ranks of the process group."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,9 +10,9 @@ import torch
 from rljob_api.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.algorithm.kl import adapt
-from rljob_trainer.batch import StepBatch, token_ages
+from rljob_trainer.batch import Sample, StepBatch, token_ages
 from rljob_trainer.megatron import checkpoint, parallel
-from rljob_trainer.megatron.actor import Actor, MismatchError
+from rljob_trainer.megatron.actor import Actor
 from rljob_trainer.megatron.critic import Critic, critic_figures
 from rljob_trainer.megatron.estimate import estimate
 from rljob_trainer.megatron.figures import policy_figures
@@ -21,6 +21,7 @@ from rljob_trainer.megatron.reward_models import RewardModels
 from rljob_trainer.megatron.step import Step
 from rljob_trainer.megatron.writing import Writing
 from rljob_trainer.memory import Meter
+from rljob_trainer.parity import MismatchError
 
 __all__ = ["Engine", "MismatchError", "NonFiniteError"]
 
@@ -46,7 +47,7 @@ class Engine:
         Returns the metrics, the same on all ranks; without those that are not finite, when all optimizer steps were skipped.
 
         Raises:
-            MismatchError: before the policy's optimizer step; see MISMATCH_LIMIT.
+            MismatchError: before the policy's optimizer step; see parity.LIMIT.
             NonFiniteError: before an optimizer step, unless `onNonFinite: skip`.
         """
         step = self._reward_models.add_to(Step.of(batch.samples, self._spec, self._place))
@@ -68,6 +69,10 @@ class Engine:
         )
         self._adapt(metrics["train/kl"], len(step.samples))
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+    def log_probs(self, samples: Sequence[Sample]) -> list[torch.Tensor]:
+        """Of every response token under the policy, at temperature 1."""
+        return self._actor.log_probs(samples)
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Hugging Face names and full tensors of the policy in its dtype, one at a time. Every rank must drain it."""

@@ -76,9 +76,12 @@ class PolicyPasses:
         self._vocabulary = policy.vocabulary
         self._place, self._algorithm, self._temperature = place, spec.algorithm, spec.rollout.sampling.temperature
 
-    def log_probs(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
-        """Per micro-batch the log-probabilities [t] of its targets; empty on all but the last stage."""
-        return self._passes.forward(micro_batches, lambda micro, logits: self._log_probs_and_entropy(micro, logits)[0])
+    def log_probs(self, micro_batches: Sequence[MicroBatch], temperature: float | None = None) -> list[torch.Tensor]:
+        """Per micro-batch the log-probabilities [t] of its targets, at the temperature of the rollouts unless another is said; empty on all but
+        the last stage."""
+        heat = self._temperature if temperature is None else temperature
+        measure = lambda micro, logits: self._log_probs_and_entropy(micro, logits, heat)[0]  # noqa: E731
+        return self._passes.forward(micro_batches, measure)
 
     def gradients(self, batch: MiniBatch, kl_coefficient: float) -> Sums:
         """Add the mini-batch's gradients to the buffers; sums of its metrics over this rank's micro-batches (zeros on all but the last stage)."""
@@ -92,14 +95,14 @@ class PolicyPasses:
     def _sum(self, parts: list[Sums]) -> Sums:
         return sum(parts, Sums.zero(Terms._fields[1:], self._place.device))
 
-    def _log_probs_and_entropy(self, micro: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _log_probs_and_entropy(
+        self, micro: MicroBatch, logits: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """logits: [1, t, local vocabulary]."""
-        return log_probs_and_entropy(
-            logits[0], micro.targets, self._temperature, self._vocabulary, self._place.tensor_group
-        )
+        return log_probs_and_entropy(logits[0], micro.targets, temperature, self._vocabulary, self._place.tensor_group)
 
     def _loss(self, micro: MicroBatch, logits: torch.Tensor, kl_coefficient: float) -> tuple[torch.Tensor, Sums]:
-        log_probs, entropy = self._log_probs_and_entropy(micro, logits)
+        log_probs, entropy = self._log_probs_and_entropy(micro, logits, self._temperature)
         columns = micro.columns
         tokens = TokenColumns(
             log_probs=log_probs,

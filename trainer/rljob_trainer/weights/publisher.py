@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer.parity import Probe
 from rljob_trainer.weights.backends import GLOO, IPC, NCCL
 from rljob_trainer.weights.bucket import Entry, digest, pack
 from rljob_trainer.weights.session import ENDS, End, ReplicaError, Session
@@ -32,6 +33,8 @@ class Published:
     """Pods that serve the version."""
     failed: dict[str, str]
     """Pod -> reason. They serve what they served before, or nothing; they stay out until published to again."""
+    difference: tuple[float, float] | None = None
+    """What a probe found: mean and largest difference of a token's log-probability, of the replica where it is largest."""
 
 
 class Publisher:
@@ -50,12 +53,13 @@ class Publisher:
         tensors: Iterator[tuple[str, Tensor]],
         replicas: list[RolloutEndpoint],
         beat: Callable[[], None],
+        probe: Probe | None = None,
     ) -> Published:
         """Send the policy after `step` steps to `replicas` (none: only its digest is computed).
 
         `tensors` is consumed to its end, however many replicas fail, because exporting is collective. `beat` is called per bucket.
         Raises FencedOut when a replica knows a higher attempt: this one is over. What the iterator raises passes through; all replicas
-        keep their old weights then.
+        keep their old weights then. MismatchError when a replica has the weights and does not agree with `probe`.
         """
         ends = {r.pod: self._ends.pop(r.pod_uid, None) for r in replicas}
         sessions = {r.pod: Session(r, self._token, self._attempt, self._connect, ends[r.pod]) for r in replicas}
@@ -72,8 +76,15 @@ class Publisher:
             round_.start(partial(Session.commit, version=version))
             round_.settle()
             beat()
+            difference = self._compare(round_, probe) if probe else None
         self._ends |= {r.pod_uid: end for r in replicas if r.pod in round_.live and (end := sessions[r.pod].end)}
-        return Published(version, list(round_.live), round_.failed)
+        return Published(version, list(round_.live), round_.failed, difference)
+
+    def _compare(self, round_: "_Round", probe: Probe) -> tuple[float, float] | None:
+        found: list[tuple[float, float]] = []
+        round_.start(lambda session: found.append(probe.compare(session.log_probs(probe.sequences))))
+        round_.settle()
+        return max(found, default=None)
 
     def sleep(self, replicas: list[RolloutEndpoint]) -> None:
         """Have replicas give up their memory. Raises ReplicaError for the first that does not."""

@@ -3,12 +3,13 @@
 import http.client
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
 from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer.rollout.arguments import SERVED_MODEL
 from rljob_trainer.weights import gloo, ipc, nccl, wire
 from rljob_trainer.weights.backends import GLOO, IPC, NCCL
 from rljob_trainer.weights.bucket import Bucket
@@ -62,6 +63,15 @@ class Session:
         """Returns when the replica serves the new policy."""
         self._post(wire.COMMIT, wire.COMMIT_SECONDS, step=version.step, digest=version.digest)
 
+    def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Of all tokens but the first of each, at temperature 1, under the policy that the replica serves."""
+        body = {"model": SERVED_MODEL, "prompt": sequences, "prompt_logprobs": 0, "max_tokens": 1}
+        choices = sorted(self._ask(wire.COMPLETIONS, wire.PROBE_SECONDS, body)["choices"], key=lambda c: c["index"])
+        return [
+            [found[str(token)]["logprob"] for token, found in zip(tokens[1:], c["prompt_logprobs"][1:], strict=True)]
+            for tokens, c in zip(sequences, choices, strict=True)
+        ]
+
     def abort(self) -> None:
         """The replica goes on with its old weights, if it is still there."""
         try:
@@ -86,6 +96,9 @@ class Session:
             raise ReplicaError(f"transfer failed: {error}") from error
 
     def _post(self, path: str, seconds: float, **body: Any) -> None:
+        self._ask(path, seconds, {"session": self._id} | body)
+
+    def _ask(self, path: str, seconds: float, body: dict[str, Any]) -> Any:
         headers = {
             "Authorization": f"Bearer {self._token}",
             wire.ATTEMPT_HEADER: str(self._attempt),
@@ -93,7 +106,7 @@ class Session:
         }
         connection = http.client.HTTPConnection(self._url.hostname or "", self._url.port, timeout=seconds)
         try:
-            connection.request("POST", path, json.dumps({"session": self._id} | body), headers)
+            connection.request("POST", path, json.dumps(body), headers)
             response = connection.getresponse()
             status, text = response.status, response.read().decode(errors="replace")
         except (OSError, http.client.HTTPException) as error:
@@ -104,3 +117,4 @@ class Session:
             raise FencedOut(self._attempt, int(json.loads(text)["attempt"]))
         if status != http.HTTPStatus.OK:
             raise ReplicaError(f"{path}: {status}: {text[:500]}")
+        return json.loads(text)

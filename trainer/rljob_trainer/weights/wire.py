@@ -11,12 +11,16 @@ BUCKET = "/rljob/weights/bucket"
 COMMIT = "/rljob/weights/commit"
 ABORT = "/rljob/weights/abort"
 SLEEP = "/rljob/sleep"
+COMPLETIONS = "/v1/completions"
+"""vLLM's own."""
 INTERRUPT = "/rljob/interrupt"
 
 TRANSFER_SECONDS = 60.0
 """Longest wait for one bucket, on both ends. A replica that takes longer is out."""
 OPEN_SECONDS = 90.0
 """Longest wait for an update to begin: it may have to wait until a dead trainer's last bucket timed out."""
+PROBE_SECONDS = 60.0
+"""Longest wait for the log-probabilities of a few tokens."""
 ABORT_SECONDS = 10.0
 """Longest wait for an update to be abandoned. What is not abandoned by then is when the next one begins."""
 COMMIT_SECONDS = 120.0

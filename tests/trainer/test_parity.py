@@ -1,0 +1,45 @@
+"""What trainer and rollouts say of the same tokens. With real servers: tests/trainer/rollout/test_publish.py."""
+
+from dataclasses import replace
+
+import pytest
+
+from rljob_trainer.batch import Sample, Span, StepBatch
+from rljob_trainer.parity import PROBE_SEQUENCES, PROBE_TOKENS, MismatchError, Probe, excerpt
+
+
+def make_sample(prompt: tuple[int, ...], response: tuple[int, ...]) -> Sample:
+    return Sample(0, 0, 0, prompt, response, (0.0,) * len(response), (Span(0, len(response)),), "stop", 1.0, "test")
+
+
+def test_a_probe_says_how_far_apart_they_are() -> None:
+    probe = Probe(((1, 2, 3), (4, 5)), ((-1.0, -2.0), (-3.0,)), "float32")
+    assert probe.compare([[-1.0, -2.003], [-3.0]]) == pytest.approx((0.001, 0.003))
+
+
+def test_a_mean_above_the_limit_of_the_type_is_a_mismatch() -> None:
+    probe = Probe(((1, 2),), ((-1.0,),), "float32")
+    with pytest.raises(
+        MismatchError, match=r"differ by 0.1 per token on average \(at most 0.1\); 0.01 is the limit for float32"
+    ):
+        probe.compare([[-1.1]])
+    assert replace(probe, dtype="bfloat16").compare([[-1.1]])
+    with pytest.raises(MismatchError):
+        probe.compare([[float("nan")]])
+
+
+def test_an_excerpt_is_the_beginning_of_a_few_samples_without_their_last_token() -> None:
+    short, long = make_sample((1, 2), (3, 4)), make_sample(tuple(range(50)), tuple(range(50, 100)))
+    found = excerpt(StepBatch(2, (make_sample((1,), (2,)), short, long, short, short, short), {}))
+    assert len(found) == PROBE_SEQUENCES
+    assert [(s.prompt_tokens, s.response_tokens) for s in found[:2]] == [
+        ((1,), (2, 3)),
+        ((0,), tuple(range(1, PROBE_TOKENS))),
+    ]
+
+
+def test_a_batch_with_tokens_of_its_own_policy_needs_no_probe() -> None:
+    sample = make_sample((1, 2), (3, 4))
+    assert excerpt(StepBatch(2, (sample,), {}))
+    mixed = replace(sample, spans=(Span(0, 1), Span(1, 1)))
+    assert excerpt(StepBatch(2, (sample, mixed), {})) == ()

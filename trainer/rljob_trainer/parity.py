@@ -1,0 +1,59 @@
+"""Trainer and rollouts have the same policy: what both say of the same tokens. No torch here."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from rljob_trainer.batch import Sample, StepBatch
+
+LIMIT = {"float32": 1e-2, "bfloat16": 0.2}
+"""Largest mean |train - rollout| log-probability of tokens under one policy.
+
+float32: trainer and server differ by about 2e-5 when both are right; stale keys and values or a wrong tensor show as 0.1 to 9.
+bfloat16: rounding alone gives about 0.02, differently in every kernel, and more in long responses of large models.
+"""
+PROBE_SEQUENCES, PROBE_TOKENS = 4, 64
+"""Enough to see a wrong tensor, and little: a server computes the whole vocabulary for each token of a probe."""
+
+
+class MismatchError(RuntimeError):
+    """The rollouts have another policy than the one that is trained: weights were lost, mixed up or left stale."""
+
+
+def require_match(dtype: str, mean: float, worst: float) -> None:
+    """Raises MismatchError."""
+    if not mean <= LIMIT[dtype]:
+        raise MismatchError(
+            f"log-probabilities of the trainer and the rollouts differ by {mean:.3g} per token on average (at most {worst:.3g}); "
+            f"{LIMIT[dtype]:g} is the limit for {dtype}. The rollouts do not serve the weights that are being trained"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Tokens that a server is asked about as soon as it has the policy, and what the trainer says of them."""
+
+    sequences: tuple[tuple[int, ...], ...]
+    log_probs: tuple[tuple[float, ...], ...]
+    """Of all tokens but the first, at temperature 1."""
+    dtype: str
+
+    def compare(self, served: Iterable[Sequence[float]]) -> tuple[float, float]:
+        """Mean and largest difference. Raises MismatchError."""
+        pairs = [zip(ours, theirs, strict=True) for ours, theirs in zip(self.log_probs, served, strict=True)]
+        differences = [abs(a - b) for pair in pairs for a, b in pair]
+        mean, worst = sum(differences) / len(differences), max(differences)
+        require_match(self.dtype, mean, worst)
+        return mean, worst
+
+
+def excerpt(batch: StepBatch) -> tuple[Sample, ...]:
+    """What to ask, where the batch itself does not show that rollouts have the policy, because it was drawn by an older one: the beginnings of a
+    few samples, all but the first token as the response. Their last token is left to the server, which draws one within the model's length."""
+    if any(span.policy_step == batch.step - 1 for sample in batch.samples for span in sample.spans):
+        return ()
+    found = []
+    for sample in batch.samples:
+        tokens = (sample.prompt_tokens + sample.response_tokens)[:-1][:PROBE_TOKENS]
+        if len(tokens) > 1:
+            found.append(replace(sample, prompt_tokens=tokens[:1], response_tokens=tokens[1:]))
+    return tuple(found[:PROBE_SEQUENCES])
