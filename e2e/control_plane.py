@@ -83,11 +83,11 @@ class ControlPlane:
         path.write_text(yaml.safe_dump(kubeconfig(server)))
         return path
 
-    def install_crd(self) -> None:
-        crd = yaml.safe_load((REPOSITORY / "crds" / "rljob.yaml").read_text())
+    def install_crd(self, file: Path = REPOSITORY / "crds" / "rljob.yaml") -> None:
+        crd = yaml.safe_load(file.read_text())
         self.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
         where = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
-        self._until("the CRD", lambda: _established(self.call("GET", where)))
+        self._until(crd["metadata"]["name"], lambda: _established(self.call("GET", where)))
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """One request as the administrator. Raises urllib.error.HTTPError."""

@@ -1,0 +1,85 @@
+"""What kueue and volcano are given, against those projects' own sources: Volcano's CRD in a real API server, Kueue's constants."""
+
+import json
+import re
+import shutil
+import subprocess
+import urllib.error
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.specs import make_spec
+from e2e.control_plane import ControlPlane
+from rljob_api import names
+from rljob_api.spec import RLJobSpec
+from rljob_operator.render.backend import companions
+from rljob_operator.render.gang import stateful_set
+from simulator.makers import META
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not shutil.which("go"), reason="Go modules hold the sources")]
+
+KUEUE = ("sigs.k8s.io/kueue@v0.19.2", "h1:mPNzr37u0nwI7ikST5QQl5gg6EgtYOAvC9ZbTgywdN8=")
+VOLCANO = ("volcano.sh/volcano@v1.15.0", "h1:dW8hW/FPDqwcJ1GxGfpR/9qToH1t3+ySn+oaiEMfpm4=")
+GROUPS = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
+
+
+@cache
+def source(module: str, digest: str) -> Path:
+    """Of a Go module, with the hash that go.sum would have."""
+    done = subprocess.run(("go", "mod", "download", "-json", module), check=True, capture_output=True, timeout=300)
+    found = json.loads(done.stdout)
+    assert found["Sum"] == digest
+    return Path(found["Dir"])
+
+
+@pytest.fixture(scope="module")
+def volcano(plane: ControlPlane) -> ControlPlane:
+    bases = source(*VOLCANO) / "installer" / "helm" / "chart" / "volcano" / "crd" / "bases"
+    plane.install_crd(bases / "scheduling.volcano.sh_podgroups.yaml")
+    return plane
+
+
+def create(plane: ControlPlane, group: dict[str, Any]) -> dict[str, Any]:
+    """Strictly: a field that the CRD does not have is an error."""
+    unowned = {k: v for k, v in group["metadata"].items() if k not in ("namespace", "ownerReferences")}
+    return plane.call("POST", f"{GROUPS}?fieldValidation=Strict", group | {"metadata": unowned})
+
+
+def test_volcanos_crd_takes_our_pod_group_as_it_is(volcano: ControlPlane) -> None:
+    (group,) = companions(META, spec(backend="volcano"))
+    assert create(volcano, group)["spec"] == group["spec"], "nothing was dropped"
+
+
+@pytest.mark.parametrize("wrong", [{"minMembers": 1}, {"minMember": "1"}, {"minTaskMember": {"trainer": "all"}}])
+def test_volcanos_crd_refuses_others(volcano: ControlPlane, wrong: dict[str, Any]) -> None:
+    (group,) = companions(META, spec(backend="volcano"))
+    group["metadata"]["name"] = "wrong"
+    with pytest.raises(urllib.error.HTTPError, match="4[02][02]"):
+        create(volcano, group | {"spec": group["spec"] | wrong})
+
+
+def test_kueue_knows_every_label_and_annotation_that_we_write() -> None:
+    """It has no object that we make: it makes a Workload of the pods."""
+    template = stateful_set(META, spec(backend="kueue", topologyLevels=["rack"]), names.ROLE_TRAINER, 1)["spec"][
+        "template"
+    ]
+    written = template["metadata"]["labels"] | template["metadata"]["annotations"]
+    keys = {key for key in written if "kueue" in key}
+    assert len(keys) == 6 and keys <= constants(*KUEUE)
+
+
+def spec(**scheduling: Any) -> RLJobSpec:
+    requests = {"template": {"resources": {"requests": {"cpu": "1500m"}}, "priorityClassName": "high"}}
+    trainer = {"device": "gpu", "nodes": 4, "processesPerNode": 8} | requests
+    rollout = {"replicas": 3, "minReplicas": 2}
+    return make_spec(trainer=trainer, rollout=rollout, scheduling={"queue": "team"} | scheduling)
+
+
+def constants(module: str, digest: str) -> set[str]:
+    """Strings to which the module's Go files give a name; those of its tests left out."""
+    root = source(module, digest)
+    files = [f for f in root.rglob("*.go") if not (f.name.endswith("_test.go") or "test" in f.relative_to(root).parts)]
+    return {text for file in files for text in re.findall(r' = "([^"\n]+/[^"\n]+)"', file.read_text())}
