@@ -14,7 +14,7 @@ from rljob_trainer.launcher.setting import Setting
 from rljob_trainer.local.gpus import VISIBLE, present
 from rljob_trainer.local.ports import free_port
 from rljob_trainer.rollout.arguments import server_arguments, server_environment
-from rljob_trainer.rollout.client import ReplicaLost, RolloutClient
+from rljob_trainer.rollout.client import answers
 from rljob_trainer.rollout.process import ServerProcess
 
 POLL_SECONDS = 0.5
@@ -70,22 +70,14 @@ class Servers:
         return server.failure(task.result(), time.time())
 
     async def _wait(self, endpoints: list[RolloutEndpoint]) -> None:
+        token = self._setting.environment[names.ENV_ROLLOUT_TOKEN]
         for endpoint in endpoints:
             while True:
-                if await self._answers(endpoint):
+                if await answers(endpoint, token, self._control.attempt):
                     break
                 await asyncio.sleep(POLL_SECONDS)
         self.endpoints = endpoints
         self.answering.set()
-
-    async def _answers(self, endpoint: RolloutEndpoint) -> bool:
-        token = self._setting.environment[names.ENV_ROLLOUT_TOKEN]
-        async with RolloutClient(endpoint, token, self._control.attempt) as client:
-            try:
-                await client.state()
-            except ReplicaLost:
-                return False
-        return True
 
     def _endpoint(self, index: int, port: int) -> RolloutEndpoint:
         pod = f"{self._setting.pod}-server-{index}"

@@ -112,6 +112,18 @@ class RolloutClient:
         raise RequestRefusedError(f"{self.endpoint.pod}: {response.status}: {text[:500]}")
 
 
+async def answers(endpoint: RolloutEndpoint, token: str, attempt: int) -> bool:
+    """Whether the server is there. It has heard of the attempt then and refuses lower ones, unless it knows a higher one already."""
+    async with RolloutClient(endpoint, token, attempt) as client:
+        try:
+            await client.state()
+        except FencedOut:
+            return True
+        except ReplicaLost:
+            return False
+    return True
+
+
 def _generations(body: Any, n: int, policy_step: int) -> list[Generation]:
     choices = sorted(body["choices"], key=lambda c: c["index"])
     if len(choices) != n or any(c["finish_reason"] not in ("stop", "length", "abort") for c in choices):

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from rljob_api import names
 from rljob_api.protocol import Control, Failure, Report, RolloutEndpoint
 from rljob_trainer.rollout.arguments import server_arguments, server_environment
-from rljob_trainer.rollout.client import ReplicaLost, RolloutClient
+from rljob_trainer.rollout.client import answers
 from rljob_trainer.rollout.process import ServerProcess
-from rljob_trainer.weights.wire import FencedOut
 
 if TYPE_CHECKING:
     from rljob_trainer.launcher.channel import Channel
@@ -114,17 +113,10 @@ class Supervisor:
         self._news.set()
 
     async def _announce(self) -> bool:
-        """Tell the server the current attempt, so that it refuses lower ones from now on. False when it does not answer."""
+        """Tell the server the current attempt. False when it does not answer."""
         assert self._control is not None
         here = RolloutEndpoint(pod="", pod_uid="", url=f"http://127.0.0.1:{self._port}")
-        async with RolloutClient(here, self._environment[names.ENV_ROLLOUT_TOKEN], self._control.attempt) as client:
-            try:
-                await client.state()
-            except FencedOut:
-                return True  # it has heard of a newer one from the trainer
-            except ReplicaLost:
-                return False
-        return True
+        return await answers(here, self._environment[names.ENV_ROLLOUT_TOKEN], self._control.attempt)
 
     async def _report(self) -> None:
         """On news, and at least every REPORT_SECONDS."""
