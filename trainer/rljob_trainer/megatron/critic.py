@@ -12,6 +12,7 @@ from rljob_trainer.algorithm.advantage import Advantages, Episodes
 from rljob_trainer.algorithm.loss.value import value_loss
 from rljob_trainer.megatron import checkpoint
 from rljob_trainer.megatron.batching import MicroBatch, MiniBatch
+from rljob_trainer.megatron.figures import of_steps, sums_of
 from rljob_trainer.megatron.learner import Learner, Update
 from rljob_trainer.megatron.model import settle, wrap
 from rljob_trainer.megatron.offload import Residence
@@ -70,15 +71,9 @@ class Critic:
 
 
 def critic_figures(updates: Sequence[Update], advantages: Advantages, episodes: Episodes) -> dict[str, float]:
-    """Losses, norms and rates are means over the optimizer steps that were taken; the explained variance is the values' before them."""
-    taken = [u for u in updates if not u.skipped] or updates
-    first, *others = [u.sums for u in taken]
-    return {
-        "critic/loss": sum(u.sums["loss"] for u in taken) / len(taken),
-        "critic/grad_norm": sum(u.norm for u in taken) / len(taken),
-        "critic/learning_rate": sum(u.rate for u in taken) / len(taken),
-        "critic/clip_fraction": sum(others, first).mean("clipped"),
-        "critic/skipped": float(sum(u.skipped for u in updates)),
+    """Of the optimizer steps; the explained variance is that of the values before them."""
+    return of_steps("critic", updates) | {
+        "critic/clip_fraction": sums_of(updates).mean("clipped"),
         "critic/explained_variance": explained_variance(advantages, episodes),
     }
 

@@ -7,21 +7,16 @@ from rljob_trainer.megatron.sums import LOSS, TOKENS, Sums
 
 
 def policy_figures(updates: Sequence[Update]) -> dict[str, float]:
-    """Losses, norms and rates are means over the optimizer steps, the rest is per response token that was learnt from.
-
-    An optimizer step that was skipped counts in `train/skipped` alone, unless all were.
-    """
-    taken = [u for u in updates if not u.skipped] or updates
-    total = _sum(taken)
+    """Of the optimizer steps, and per response token that was learnt from."""
+    total = sums_of(updates)
     means = {f"train/{name}": total.mean(column) for name, column in _TRAIN.items()}
     rollout = {f"train_rollout/{name}": total.mean(column) for name, column in _ROLLOUT.items()}
     return (
-        _of_steps(taken, total)
+        of_steps("train", updates)
         | means
         | rollout
         | {
             "train/policy_loss": total["policy"] / max(1.0, total[TOKENS]),
-            "train/skipped": float(sum(u.skipped for u in updates)),
             "train_rollout/log_prob_diff_max": total.worst("difference"),
             "train_rollout/effective_sample_size": _effective(total),
         }
@@ -44,18 +39,25 @@ _ROLLOUT = {
 }
 
 
-def _sum(updates: Sequence[Update]) -> Sums:
-    first, *others = [u.sums for u in updates]
+def sums_of(updates: Sequence[Update]) -> Sums:
+    """Of the optimizer steps that were taken; of all when none was."""
+    first, *others = [u.sums for u in _taken(updates)]
     return sum(others, first)
 
 
-def _of_steps(updates: Sequence[Update], total: Sums) -> dict[str, float]:
-    count = len(updates)
+def of_steps(what: str, updates: Sequence[Update]) -> dict[str, float]:
+    """Means over the optimizer steps of a model. One that was skipped counts in `skipped` alone, unless all were."""
+    chosen = _taken(updates)
     return {
-        "train/loss": total[LOSS] / count,
-        "train/grad_norm": sum(u.norm for u in updates) / count,
-        "train/learning_rate": sum(u.rate for u in updates) / count,
+        f"{what}/loss": sums_of(updates)[LOSS] / len(chosen),
+        f"{what}/grad_norm": sum(u.norm for u in chosen) / len(chosen),
+        f"{what}/learning_rate": sum(u.rate for u in chosen) / len(chosen),
+        f"{what}/skipped": float(sum(u.skipped for u in updates)),
     }
+
+
+def _taken(updates: Sequence[Update]) -> Sequence[Update]:
+    return [u for u in updates if not u.skipped] or updates
 
 
 def _effective(total: Sums) -> float:

@@ -24,7 +24,7 @@ class Policy:
 
     def __init__(self, spec: RLJobSpec, place: Place, frozen: bool = False) -> None:
         """`frozen`: without gradients and their buffers."""
-        self.bridge = open_bridge(spec.model.path, spec)
+        self.bridge = open_bridge(spec)
         checkpoint = spec.model.megatron_checkpoint
         self.config: Any = self.bridge.to_megatron_provider(load_weights=checkpoint is None)
         configure(self.config, spec)

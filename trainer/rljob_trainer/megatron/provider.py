@@ -1,6 +1,8 @@
 """From a spec to megatron's TransformerConfig, which megatron-bridge calls a provider."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from rljob_trainer.megatron import layers
 from rljob_trainer.megatron import mixtral as mixtral  # registers itself with the bridge
 
 HAVE_TE: bool = gpt_layer_specs.HAVE_TE
+MODEL = "spec.model.path"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 _PLAIN = dict.fromkeys(
@@ -45,32 +48,44 @@ _EXPERTS = {
 """What the spec may say otherwise in transformerConfig."""
 
 
-def open_bridge(path: str, spec: RLJobSpec, field: str = "spec.model.path") -> AutoBridge:
-    """The bridge of the Hugging Face directory `path`, whose tensors are read one by one when they are asked for.
+def open_bridge(spec: RLJobSpec) -> AutoBridge:
+    """The bridge of the Hugging Face directory spec.model.path, whose tensors are read one by one when they are asked for.
 
     Raises ConfigurationError when it is none, or of a model that is not supported or does not fit the layout.
     """
+    path = spec.model.path
+    _refuse(read_config(path, MODEL), spec)
+    with converting(path, MODEL):
+        bridge = AutoBridge.from_hf_pretrained(
+            path, dtype=DTYPES[spec.model.dtype], trust_remote_code=spec.model.trust_remote_code
+        )
+    _refuse(bridge.hf_pretrained.config.to_dict(), spec)  # with the defaults of what the file leaves out
+    return bridge
+
+
+def read_config(path: str, field: str) -> dict[str, Any]:
+    """The directory's config.json. Raises ConfigurationError, by `field`, when there is none."""
     file = Path(path) / "config.json"
     if not file.is_file():
         fix = "name a Hugging Face model directory that the trainer pods can read"
         raise ConfigurationError(field, path, "holds no config.json", fix)
-    _refuse(json.loads(file.read_text()), path, spec, field)
+    return json.loads(file.read_text())
+
+
+@contextmanager
+def converting(path: str, field: str) -> Iterator[None]:
+    """What megatron-bridge refuses inside, as a ConfigurationError of `field`."""
     try:
-        bridge = AutoBridge.from_hf_pretrained(
-            path, dtype=DTYPES[spec.model.dtype], trust_remote_code=spec.model.trust_remote_code
-        )
+        yield
     except ValueError as error:
         reason = " ".join(str(error).split())[:300]
         rule = f"megatron-bridge cannot convert this model: {reason}"
         raise ConfigurationError(field, path, rule, f"use one of {', '.join(SUPPORTED)}") from error
-    _refuse(bridge.hf_pretrained.config.to_dict(), path, spec, field)  # with the defaults of what the file leaves out
-    return bridge
 
 
-def _refuse(config: dict[str, Any], path: str, spec: RLJobSpec, field: str) -> None:
+def _refuse(config: dict[str, Any], spec: RLJobSpec) -> None:
     for v in model_violations(spec, config):
-        of_model = v.field == "spec.model.path"
-        raise ConfigurationError(field if of_model else v.field, path if of_model else v.value, v.rule, v.fix)
+        raise ConfigurationError(v.field, spec.model.path if v.field == MODEL else v.value, v.rule, v.fix)
 
 
 def configure(provider: Any, spec: RLJobSpec) -> None:

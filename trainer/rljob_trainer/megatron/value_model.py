@@ -1,9 +1,7 @@
 """A model that gives every token one number: the critic, and reward models on the ranks."""
 
-import json
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ from rljob_trainer.megatron.batching import MicroBatch
 from rljob_trainer.megatron.model import require_all_weights
 from rljob_trainer.megatron.parallel import Place
 from rljob_trainer.megatron.passes import Passes
-from rljob_trainer.megatron.provider import DTYPES, configure
+from rljob_trainer.megatron.provider import DTYPES, MODEL, configure, converting, read_config
 
 SCORE = "score.weight"
 """The head of transformers' sequence classifiers: [labels, hidden], applied to the last hidden state, without a bias."""
@@ -65,19 +63,14 @@ def values_of(passes: Passes, micro_batches: Sequence[MicroBatch]) -> list[torch
 
 def _open(spec: RLJobSpec, path: str, field: str) -> AutoBridge:
     """Of a classifier too: its backbone has the tensors of the causal model of its family."""
-    if not (Path(path) / "config.json").is_file():
-        raise ConfigurationError(field, path, "holds no config.json", "name a Hugging Face model directory")
-    try:
+    read_config(path, field)
+    with converting(path, field):
         pretrained = PreTrainedCausalLM.from_pretrained(
             path, dtype=DTYPES[spec.model.dtype], trust_remote_code=spec.model.trust_remote_code
         )
         config = pretrained.config
         config.architectures = [a.replace("ForSequenceClassification", "ForCausalLM") for a in config.architectures]
         AutoBridge._validate_config(config, path)
-    except ValueError as error:
-        reason = " ".join(str(error).split())[:300]
-        rule = f"megatron-bridge cannot convert this model: {reason}"
-        raise ConfigurationError(field, path, rule, "use a supported model") from error
     _require_fit(spec, config.to_dict(), path, field)
     return AutoBridge(pretrained)
 
@@ -86,7 +79,7 @@ def _require_fit(spec: RLJobSpec, config: dict[str, Any], path: str, field: str)
     """Into the policy's layout and vocabulary: tokens are handed over as ids."""
     for v in model_violations(spec, config):
         raise ConfigurationError(field, path, f"{v.rule} ({v.field} is {v.value})", v.fix)
-    policy = json.loads((Path(spec.model.path) / "config.json").read_text())
+    policy = read_config(spec.model.path, MODEL)
     if config["vocab_size"] != policy["vocab_size"]:
         rule = f"has a vocabulary of {config['vocab_size']} tokens, the policy one of {policy['vocab_size']}"
         raise ConfigurationError(field, path, rule, "use a model with the policy's tokenizer")
