@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rljob_trainer.driver.rollouts import Rollouts
 from rljob_trainer.driver.supply import Supply
 from rljob_trainer.driver.work import Next, Source
 from rljob_trainer.report.sinks import Sinks
+from rljob_trainer.report.weights_and_biases import connect
 
 ANSWER_SECONDS = 1.0
 """`next` answers after this time at the latest, so that the other ranks' broadcast stays alive."""
@@ -35,6 +37,7 @@ class Driver:
             rollouts,
             progress,
         )
+        self._run = connect(control, os.environ)
         self._command = control.command
         self._wake = asyncio.Event()
         self._step, self._cursor = 0, Cursor()
@@ -72,7 +75,7 @@ class Driver:
     async def start(self, step: int, data: dict[str, Any] | None, checkpoints: list[dict], backend: str) -> None:
         self._step = step
         self._cursor = Cursor.restore(data, self._prompts) if data else Cursor()
-        self._sinks = Sinks(Path(self._spec.checkpoint.path), step, self._spec.train.steps)
+        self._sinks = Sinks(Path(self._spec.checkpoint.path), step, self._spec.train.steps, self._run)
         self._step_began = time.monotonic()
         self._progress.update(
             step=step,

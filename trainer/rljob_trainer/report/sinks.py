@@ -10,6 +10,7 @@ from rljob_api.protocol import Point
 from rljob_trainer.report.console import evaluation_line, step_line
 from rljob_trainer.report.metrics_log import MetricsLog
 from rljob_trainer.report.tensorboard import TensorBoard
+from rljob_trainer.report.weights_and_biases import WeightsAndBiases
 
 HISTORY = 64
 """Points that status carries (protocol.Progress.history)."""
@@ -18,19 +19,23 @@ log = logging.getLogger(__name__)
 
 
 class Sinks:
-    """Console, metrics.jsonl and TensorBoard. Opened at the step that the attempt starts from; what lies beyond it is dropped."""
+    """Console, metrics.jsonl, TensorBoard and, if there is one, a run of Weights & Biases. Opened at the step that the attempt starts from; what
+    lies beyond it is dropped."""
 
-    def __init__(self, root: Path, start: int, steps: int):
+    def __init__(self, root: Path, start: int, steps: int, run: WeightsAndBiases | None = None):
         self._steps = steps
         self._metrics = MetricsLog(names.metrics_file(root), start)
         self._by_step = self._metrics.by_step()
         self._tensorboard = TensorBoard(names.tensorboard_dir(root), start + 1)
+        self._run = run
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         """Measurements of one step; may come in several parts."""
         require_known(metrics)
         self._metrics.append(step, metrics)
         self._tensorboard.append(step, metrics)
+        if self._run:
+            self._run.append(step, metrics)
         self._by_step.setdefault(step, {}).update(metrics)
         if "train/tokens" in metrics:
             log.info("%s", step_line(step, self._steps, metrics))
@@ -54,6 +59,8 @@ class Sinks:
     def close(self) -> None:
         self._metrics.close()
         self._tensorboard.close()
+        if self._run:
+            self._run.close()
 
 
 def _point(step: int, metrics: Mapping[str, float]) -> Point:
