@@ -29,10 +29,11 @@ READY_SECONDS = 90.0
 class ControlPlane:
     """`with ControlPlane(directory) as plane:`. Ends every process that it started.
 
-    `managers`: also run the controller manager and the scheduler, each at `qps` requests a second (the server never limits them).
+    `managers`: also run the controller manager and the scheduler, each at `qps` requests a second (None: as they are delivered, 20 and 50); the
+    server never limits them.
     """
 
-    def __init__(self, directory: Path, *, managers: bool = False, qps: int = 500) -> None:
+    def __init__(self, directory: Path, *, managers: bool = False, qps: int | None = 500) -> None:
         self.directory, self._managers, self._qps = directory, managers, qps
         self._processes: list[subprocess.Popen[bytes]] = []
         self._etcd, self._peer, self._port = free_ports(3)
@@ -130,7 +131,8 @@ class ControlPlane:
         ]
 
     def _start_managers(self) -> None:
-        limits = (f"--kube-api-qps={self._qps}", f"--kube-api-burst={self._qps}", "--leader-elect=false")
+        rates = (f"--kube-api-qps={self._qps}", f"--kube-api-burst={self._qps}") if self._qps else ()
+        limits = (*rates, "--leader-elect=false")
         config = f"--kubeconfig={self.kubeconfig}"
         tokens = f"--service-account-private-key-file={self.directory}/sa.key"
         for name, flags in (

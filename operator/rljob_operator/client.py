@@ -9,6 +9,7 @@ import random
 from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlencode
+from urllib.request import getproxies
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -43,6 +44,8 @@ class KubernetesApi:
     def __init__(self, settings: client.Configuration, throttle: Throttle) -> None:
         self._settings = settings
         self._throttle = throttle
+        # aiohttp would ask a thread for .netrc and for proxies at every request, which takes as long as the request
+        settings.client_session_kwargs = {"trust_env": bool(getproxies())}
         self._session = client.ApiClient(settings).rest_client._create_pool_manager()
         self.calls: dict[tuple[str, str], int] = {}
 

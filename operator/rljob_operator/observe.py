@@ -10,7 +10,6 @@ from rljob_operator.api import Api, Key, NotFound, Object
 from rljob_operator.decide.change import is_open
 from rljob_operator.memory import Memory
 from rljob_operator.pods import parse_pod
-from rljob_operator.reports import parse_control
 from rljob_operator.snapshot import Pod, Snapshot
 from rljob_operator.stores import SeenJob, Stores
 
@@ -40,6 +39,7 @@ class Observer:
     def _snapshot(self, key: Key, job: SeenJob, pods: tuple[Pod, ...], now: float) -> Snapshot:
         children = self._stores.children_of(key)
         notes = [kept.value for kept in self._stores.config_maps.of(key).values()]
+        said = self._stores.config_maps.get((key[0], names.control(key[1])))
         return Snapshot(
             job=job.meta,
             spec=job.verdict.spec,
@@ -49,7 +49,7 @@ class Observer:
             pods=pods,
             reports={note.report.pod: note.report for note in notes if note.report},
             unreadable={note.pod: note.trouble for note in notes if note.trouble},
-            control=parse_control(children.get(("ConfigMap", names.control(key[1])))),
+            control=said.value.control if said else None,
             children=children,
             conflicts=self._memory.conflicts.get(key, ()),
             progress_interval=self._interval,

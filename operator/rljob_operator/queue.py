@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 Work = Callable[[Key], Awaitable[float | None]]
 """Returns the seconds after which the key is due again, or None."""
 
-SPACING = 0.25
-"""Seconds between two passes over one key: bursts of watch events become one pass."""
+SPACING, LONGEST_SPACING = 0.25, 2.0
+"""Seconds between two passes over one key: as long as the last one took. So bursts of watch events become one pass, the more the busier we are."""
 FIRST_RETRY, LONGEST_RETRY = 0.5, 60.0
 """Seconds after a failed pass; doubles."""
 
@@ -67,6 +67,8 @@ class Queue:
         group.create_task(self._pass(key))
 
     async def _pass(self, key: Key) -> None:
+        clock = asyncio.get_running_loop().time
+        began = clock()
         try:
             after = await self._work(key)
             self._failures.pop(key, None)
@@ -75,7 +77,7 @@ class Queue:
         finally:
             self._running.discard(key)
             self._free += 1
-            self._ready_at[key] = asyncio.get_running_loop().time() + SPACING
+            self._ready_at[key] = clock() + min(max(SPACING, clock() - began), LONGEST_SPACING)
             self._changed.set()
         if after is not None:
             self.add(key, after)

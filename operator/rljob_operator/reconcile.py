@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 CONFLICT_RETRY = 10.0
 """Seconds until the next look at a name that belongs to somebody else."""
-DISPLAY_SPACING = 2.0
+DISPLAY_SPACING = 5.0
 """Seconds between writes of a status in which only counts and sentences changed: pods become ready one by one."""
 
 
@@ -49,12 +49,11 @@ class Reconciler:
     async def __call__(self, key: Key) -> float | None:
         """Seconds until the job wants another pass, if any."""
         kept = self._stores.jobs.get(key)
-        if kept is None:
+        if kept is None or kept.value.meta.deletion_timestamp:  # owner references take the children along
             self._memory.forget(key)
+            self._placer.forget(key)
             return None
         job = kept.value
-        if job.meta.deletion_timestamp:
-            return None  # owner references take the children along
         s = await self._observer.snapshot(key, job, self._clock())
         async with self._placer.turn(s) as verdict:  # which ends when the seats are in status
             s = replace(s, verdict=verdict)

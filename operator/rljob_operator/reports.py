@@ -19,6 +19,8 @@ class Note:
 
     object: Object
     """Without a report's data."""
+    control: Control | None = None
+    """What the operator said, if this is its word."""
     report: Report | None = None
     pod: str = ""
     """Whose report it is or claims to be."""
@@ -32,17 +34,17 @@ def keeper(clock: Callable[[], float]) -> Callable[[Object, Note | None], Note]:
     def keep(obj: Object, before: Note | None) -> Note:
         text = (obj.get("data") or {}).get(names.REPORT_KEY)
         if text is None:
-            return Note(bare(obj))
+            return Note(bare(obj), parse_control(obj))
         parsed, pod, trouble = _parse(obj["metadata"]["name"], text)
         still = before is not None and _beat(before.report) == _beat(parsed)
         moved = before.moved if before and still else clock()
-        return Note(bare(obj, "data"), parsed, pod, trouble, moved)
+        return Note(bare(obj, "data"), None, parsed, pod, trouble, moved)
 
     return keep
 
 
 def matters(before: Note, after: Note) -> bool:
-    """A heartbeat and the numbers of a step alone do not: a pass looks at them every progress interval."""
+    """A heartbeat and the numbers of a step alone do not: a pass that looks at them can wait (see watch.py)."""
     return before.trouble != after.trouble or _gist(before) != _gist(after)
 
 

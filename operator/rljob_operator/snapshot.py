@@ -129,10 +129,17 @@ class Snapshot:
 
     def spec_of(self, attempt: Attempt | None) -> RLJobSpec | None:
         """An open attempt keeps the spec it was published with, but for the number of rollouts; otherwise the job's own."""
-        published = self.control if attempt and not attempt.closed else None
-        if not published or not attempt or published.attempt != attempt.number:
-            return self.spec
-        return scaled(published.spec, self.spec.rollout.replicas) if self.spec else published.spec
+        opened = attempt is not None and not attempt.closed and self.control is not None
+        return (
+            self._published
+            if opened and attempt and self.control and self.control.attempt == attempt.number
+            else self.spec
+        )
+
+    @cached_property
+    def _published(self) -> RLJobSpec | None:
+        spec = self.control.spec if self.control else None
+        return scaled(spec, self.spec.rollout.replicas) if spec and self.spec else spec
 
 
 def scales(spec: RLJobSpec) -> bool:

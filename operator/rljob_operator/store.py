@@ -18,6 +18,11 @@ from rljob_api import names
 from rljob_operator.api import Key, Listing, Object
 
 
+def is_ours(obj: Object) -> bool:
+    """By label."""
+    return (obj["metadata"].get("labels") or {}).get(names.LABEL_MANAGED_BY) == names.MANAGED_BY
+
+
 @dataclass(frozen=True, slots=True)
 class Kept[T]:
     """One object."""

@@ -10,13 +10,15 @@ from rljob_api.status import JobStatus, RLJobMeta
 from rljob_api.validate import violations
 from rljob_api.violation import Violation
 from rljob_operator import reports
-from rljob_operator.api import Key, Object
+from rljob_operator.api import Key, Listing, Object
 from rljob_operator.placement.usage import Usage, parse_usage
 from rljob_operator.pods import parse_node, parse_pod
 from rljob_operator.reports import Note
 from rljob_operator.snapshot import Node, Pod
-from rljob_operator.store import Store, bare, key_of, same_but_version
+from rljob_operator.store import Store, bare, is_ours, key_of, same_but_version
 
+ROOM: Key = ("", "room")
+"""The group of a pod that has given its place back."""
 CHILD_KINDS = ("NetworkPolicy", "Service", "ServiceAccount", "Role", "RoleBinding", "StatefulSet")
 """Besides ConfigMaps, which have a store of their own."""
 UNWATCHED = ("PodGroup",)
@@ -64,6 +66,32 @@ class SeenJob:
     def status(self) -> JobStatus:
         return JobStatus.model_validate(self.object.get("status") or {})
 
+    @property
+    def lacks_room(self) -> bool:
+        """By its status, unparsed: many jobs are asked often."""
+        placement = (self.object.get("status") or {}).get("placement") or {}
+        return bool(placement.get("problem")) or "" in placement.get("report", {}).get("rollouts", [])
+
+
+class Pods:
+    """Everybody's pods, for what they use, and ours, for what they are to their jobs. One watch feeds both."""
+
+    def __init__(self, ours: Store[Pod], usage: Store[Usage]) -> None:
+        self._ours, self._usage = ours, usage
+
+    def put(self, obj: Object) -> set[Key]:
+        return self._usage.put(obj) | (self._ours.put(obj) if is_ours(obj) else self._ours.remove(obj))
+
+    def remove(self, obj: Object) -> set[Key]:
+        return self._usage.remove(obj) | self._ours.remove(obj)
+
+    def lose(self, key: Key) -> set[Key]:
+        return self._usage.lose(key) | self._ours.lose(key)
+
+    def replace(self, listing: Listing, namespace: str | None) -> set[Key]:
+        ours = Listing(listing.version, [obj for obj in listing.objects if is_ours(obj)])
+        return self._usage.replace(listing, namespace) | self._ours.replace(ours, namespace)
+
 
 class Stores:
     """`clock`: seconds since the epoch."""
@@ -72,22 +100,22 @@ class Stores:
         self.jobs: Store[SeenJob] = Store(_job, _job_matters, group=key_of)
         self.pods: Store[Pod] = Store(lambda obj, _: parse_pod(obj))
         self.nodes: Store[Node] = Store(lambda obj, _: parse_node(obj), group=key_of)
-        self.usage: Store[Usage] = Store(lambda obj, _: parse_usage(obj), lambda a, b: False, group=lambda obj: None)
+        self.usage: Store[Usage] = Store(lambda obj, _: parse_usage(obj), Usage.shrinks, group=lambda obj: ROOM)
         self.config_maps: Store[Note] = Store(reports.keeper(clock), reports.matters)
         self.children: dict[str, Store[Object]] = {
             kind: Store(lambda obj, _: bare(obj, "status"), lambda a, b: not same_but_version(a, b))
             for kind in (*CHILD_KINDS, *UNWATCHED)
         }
 
-        self._by_kind: dict[str, Store[Any]] = {
+        self._by_kind: dict[str, Store[Any] | Pods] = {
             "RLJob": self.jobs,
-            "Pod": self.pods,
+            "Pod": Pods(self.pods, self.usage),
             "Node": self.nodes,
             "ConfigMap": self.config_maps,
             **self.children,
         }
 
-    def of_kind(self, kind: str) -> Store[Any]:
+    def of_kind(self, kind: str) -> Store[Any] | Pods:
         return self._by_kind[kind]
 
     def put(self, obj: Object) -> None:
@@ -97,9 +125,13 @@ class Stores:
     def jobs_of(self, kind: str, groups: set[Key]) -> set[Key]:
         """Whose jobs a change of these groups concerns."""
         if kind != "Node":
-            return groups
+            return groups - {ROOM}
         nodes = {name for _, name in groups}
         return self.pods.groups_of(lambda pod: pod.node in nodes)
+
+    def waiting(self) -> set[Key]:
+        """Jobs that have no room, or not for all their rollouts."""
+        return self.jobs.groups_of(lambda job: job.lacks_room)
 
     def children_of(self, job: Key) -> dict[tuple[str, str], Object]:
         """By kind and name."""

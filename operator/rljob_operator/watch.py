@@ -8,8 +8,8 @@ from typing import Any
 
 from rljob_api import names
 from rljob_operator.api import Api, ApiError, Gone, Key, Object
-from rljob_operator.store import Store
-from rljob_operator.stores import CHILD_KINDS, Stores
+from rljob_operator.store import Store, job_of
+from rljob_operator.stores import CHILD_KINDS, ROOM, Pods, Stores
 
 log = logging.getLogger(__name__)
 
@@ -17,25 +17,29 @@ RELIST = 600.0
 """Seconds after which everything is listed again, in case events were lost."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
 """Seconds after a list or watch that failed; doubles."""
+ROOM_DELAY = 5.0
+"""Seconds from when a pod gives its place back to when those who wait look again: in a busy cluster places become free all the time."""
 OURS = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
-SELECTORS = {"RLJob": "", "Node": ""} | dict.fromkeys(("Pod", "ConfigMap", *CHILD_KINDS), OURS)
+SELECTORS = {"RLJob": "", "Node": "", "Pod": ""} | dict.fromkeys(("ConfigMap", *CHILD_KINDS), OURS)
 
 
 class Reflector:
-    """One kind in one namespace (None: all, or none for nodes). `changed` gets the groups of the store for which something is new."""
+    """One kind in one namespace (None: all, or none for nodes). `changed` gets the groups of the store for which something is new, `heard` every
+    object that a watch brings."""
 
     def __init__(
         self,
         api: Api,
-        store: Store[Any],
+        store: Store[Any] | Pods,
         kind: str,
         namespace: str | None,
         selector: str,
         changed: Callable[[set[Key]], None],
+        heard: Callable[[Object], None] | None = None,
     ) -> None:
         self._api, self._store = api, store
         self._what = (kind, namespace, selector)
-        self._changed = changed
+        self._changed, self._each = changed, heard
         self._version = ""
         self._heard: float | None = None
         self.synced = asyncio.Event()
@@ -83,30 +87,47 @@ class Reflector:
             news = self._store.remove(obj) if type_ == "DELETED" else self._store.put(obj)
             if news:
                 self._changed(news)
+            if self._each:
+                self._each(obj)
 
 
 class Watches:
-    """All that the operator needs to see. `enqueue` gets the key of every job for which something is new."""
+    """All that the operator needs to see. `enqueue` gets the key of every job for which something is new, and the seconds that this may wait.
 
-    def __init__(self, api: Api, stores: Stores, namespaces: Sequence[str], enqueue: Callable[[Key], None]) -> None:
-        self._api, self._stores, self._enqueue = api, stores, enqueue
+    `progress_interval`: for how long numbers that rank 0 reports may.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        stores: Stores,
+        namespaces: Sequence[str],
+        enqueue: Callable[[Key, float], None],
+        progress_interval: float,
+    ) -> None:
+        self._api, self._stores, self._enqueue, self._interval = api, stores, enqueue, progress_interval
         self._reflectors = list(self._all([*namespaces] or [None]))
 
     def _all(self, scopes: Sequence[str | None]) -> Iterator[Reflector]:
         for kind, selector in SELECTORS.items():
-            for namespace in (None,) if kind == "Node" else scopes:
-                store = self._stores.of_kind(kind)
-                yield Reflector(self._api, store, kind, namespace, selector, self._on(kind))
-        yield Reflector(
-            self._api, self._stores.usage, "Pod", None, "", lambda _: None
-        )  # everybody's, for what they use
+            for namespace in (None,) if kind in ("Node", "Pod") else scopes:
+                heard = self._heard if kind == "ConfigMap" else None
+                yield Reflector(self._api, self._stores.of_kind(kind), kind, namespace, selector, self._on(kind), heard)
 
     def _on(self, kind: str) -> Callable[[set[Key]], None]:
         def changed(groups: set[Key]) -> None:
             for job in self._stores.jobs_of(kind, groups):
-                self._enqueue(job)
+                self._enqueue(job, 0.0)
+            if groups and (kind == "Node" or ROOM in groups):
+                for job in self._stores.waiting():
+                    self._enqueue(job, ROOM_DELAY)
 
         return changed
+
+    def _heard(self, obj: Object) -> None:
+        """A report, perhaps of nothing but a heartbeat and numbers."""
+        if job := job_of(obj):
+            self._enqueue(job, self._interval)
 
     def silence(self) -> float:
         return max(r.silence() for r in self._reflectors)

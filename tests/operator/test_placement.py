@@ -5,7 +5,11 @@ from random import Random
 import pytest
 
 from rljob_api import names, reasons
+from rljob_api.placement.cluster import Cluster
 from rljob_operator.decide.place import EXCLUDED_SECONDS, UNBOUND_SECONDS
+from rljob_operator.placement import placer
+from rljob_operator.placement.asked import Asked
+from rljob_operator.placement.turn import Verdict, take_turns
 from simulator.cluster import node_object
 from simulator.crowd import NAMESPACE, Crowd
 from simulator.feed import HOSTILE
@@ -80,6 +84,40 @@ async def test_a_crowd_is_served_whatever_the_watches_lose_and_whenever_the_oper
             waiting.remove(job)
     assert waiting == []
     assert crowd.crashes
+
+
+async def test_a_crowd_is_planned_once_and_not_once_for_each_of_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those who find no room, until some becomes free."""
+    planned: list[int] = []
+
+    def counted(cluster: Cluster, waiting: list[Asked]) -> tuple[list[Verdict], Cluster]:
+        planned.append(len(waiting))
+        return take_turns(cluster, waiting)
+
+    monkeypatch.setattr(placer, "take_turns", counted)
+    crowd = Crowd({f"n{i}": 6 for i in range(10)})
+    for i in range(30):
+        crowd.apply(f"job-{i}", trainers=2)
+    await crowd.turns(4)
+    assert sum(len(crowd.on_nodes(f"job-{i}")) == 3 for i in range(30)) == 20
+    assert planned == [30]
+    crowd.delete("job-0")
+    await crowd.turns(3)
+    assert len(crowd.on_nodes("job-20")) == 3
+    assert planned == [30, 10]
+
+
+async def test_seats_that_nobody_fetches_are_given_to_others() -> None:
+    crowd = Crowd({"a": 3})
+    crowd.apply("first", trainers=2)
+    crowd.apply("second", trainers=2)
+    await crowd.turn(order=["second"])
+    assert crowd.status("second").message.startswith("waiting for room")
+    crowd.delete("first")
+    crowd.feed.deliver()
+    await crowd.operator((NAMESPACE, "first"))
+    await crowd.turns(3)
+    assert len(crowd.on_nodes("second")) == 3
 
 
 async def test_a_node_that_does_not_take_its_pod_is_left_alone_and_the_others_stay() -> None:

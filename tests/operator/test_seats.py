@@ -25,7 +25,7 @@ def placed(**scheduling: Any) -> Job:
 
 def wish(job: Job, uid: str = "job-uid", **changes: Any) -> Asked:
     meta = META.model_copy(update={"uid": uid, "name": uid, "creation_timestamp": changes.pop("created", "")})
-    found = asked(View(job=meta, spec=job.spec, status=job.status, pods=(), now=NOW), NODES)
+    found = asked(View(job=meta, spec=job.spec, status=job.status, pods=(), now=NOW), NODES.get)
     assert found
     return replace(found, **changes)
 
@@ -80,22 +80,27 @@ def test_turns_are_by_urgency_then_priority_then_age() -> None:
     young = wish(placed(), "young", created="2026-01-02T00:00:00Z")
     high = wish(placed(priority=9), "high", created="2026-01-03T00:00:00Z")
     calm = wish(placed(priority=99), "calm", urgent=False)
-    verdicts = take_turns(cluster, [young, calm, high], old)
-    assert [(v.asked.job.uid, bool(v.plan.problem)) for v in verdicts] == [("high", False), ("old", True)]
-    assert take_turns(cluster, [old, young], high)[0].asked is high, "whose turn comes later is not looked at"
+    verdicts, left = take_turns(cluster, [young, calm, old, high])
+    assert [(v.asked.uid, bool(v.plan.problem)) for v in verdicts] == [
+        ("high", False),
+        ("old", True),
+        ("young", True),
+        ("calm", True),
+    ]
+    assert left.nodes[0].free == {"pods": 0}
 
 
 def test_a_job_asks_for_nothing_when_it_does_not_place_itself() -> None:
     for job in (placed(backend="none"), placed().with_status(suspended=True), placed().with_status(outcome="Failed")):
-        assert asked(View(job=META, spec=job.spec, status=job.status, pods=(), now=NOW), NODES) is None
+        assert asked(View(job=META, spec=job.spec, status=job.status, pods=(), now=NOW), NODES.get) is None
 
 
 def test_a_seat_on_a_node_that_takes_nobody_any_more_is_asked_for_again() -> None:
     seats = [Seat(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
     job = placed().with_status(placement=PlacementStatus(seats=[*seats, Seat(pod="demo-rollout-0", node="b")]))
     view = View(job=META, spec=job.spec, status=job.status, pods=(), now=NOW)
-    assert asked(view, NODES) is None
-    found = asked(view, NODES | {"b": replace(NODES["b"], closed="cordoned")})
+    assert asked(view, NODES.get) is None
+    found = asked(view, (NODES | {"b": replace(NODES["b"], closed="cordoned")}).get)
     assert found and found.homes == {"demo-trainer-0": "a", "demo-trainer-1": "a"}
     assert found.stay.ranks == {0: "a", 1: "a"}, "ranks are planned again only when a trainer moves"
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from rljob_operator.api import Change, Gone, Listing, Object
+from rljob_operator.api import Change, Gone, Key, Listing, Object
 from rljob_operator.store import Store
-from rljob_operator.watch import Reflector
+from rljob_operator.stores import Stores
+from rljob_operator.watch import ROOM_DELAY, SELECTORS, Reflector, Watches
 from simulator.feed import HOSTILE
 from simulator.world import World
 
@@ -91,6 +92,58 @@ async def test_a_watch_goes_on_where_it_ended_and_begins_again_when_that_is_forg
     assert api.asked == ["list", "watch from 5", "watch from 9", "list", "watch from 20"]
     assert told == [set(), {JOB}, {JOB}]
     assert known.values() == [2]
+
+
+def pod(version: int, node: str = "", job: str = "", phase: str = "Running") -> Object:
+    labels = {"rljob.dev/job": job, "app.kubernetes.io/managed-by": "rljob"} if job else {}
+    meta = {
+        "name": f"pod of {job}",
+        "namespace": "research",
+        "uid": "u",
+        "resourceVersion": str(version),
+        "labels": labels,
+    }
+    return {"kind": "Pod", "metadata": meta, "spec": {"nodeName": node, "containers": []}, "status": {"phase": phase}}
+
+
+async def seen(*events: Change, kind: str = "Pod", stores: Stores | None = None) -> dict[Key, float]:
+    """Who is woken by a watch of one kind, and how soon."""
+    woken: dict[Key, float] = {}
+    api = Script(*[Listing("1", [])] * len(SELECTORS))
+    watches = Watches(api, stores or Stores(lambda: 0.0), [], woken.__setitem__, 30.0)  # type: ignore[arg-type]
+    (reflector,) = (r for r in watches._reflectors if r._what[0] == kind)
+    api.acts[1:] = [list(events)]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(reflector.run(), 0.05)
+    return woken
+
+
+async def test_one_watch_of_pods_tells_what_all_use_and_wakes_whose_they_are() -> None:
+    stores = Stores(lambda: 0.0)
+    assert await seen(Change("ADDED", pod(2, "n1")), Change("ADDED", pod(3, "n2", "demo")), stores=stores) == {JOB: 0.0}
+    assert {use.node for use in stores.usage.values()} == {"n1", "n2"} and len(stores.pods) == 1
+    stripped = pod(4, "n2", "demo")
+    stripped["metadata"]["labels"] = {}
+    assert await seen(Change("MODIFIED", stripped), stores=stores) == {JOB: 0.0}, "it is not ours any more"
+    assert len(stores.pods) == 0 and len(stores.usage) == 2
+
+
+async def test_a_pod_that_goes_wakes_who_waits_for_room() -> None:
+    stores = Stores(lambda: 0.0)
+    for name, problem in (("waits", "no room"), ("runs", "")):
+        meta = {"name": name, "namespace": "research", "uid": name, "resourceVersion": "2"}
+        stores.put({"kind": "RLJob", "metadata": meta, "spec": {}, "status": {"placement": {"problem": problem}}})
+    stores.put(pod(3, "n1"))
+    ended = Change("MODIFIED", pod(4, "n1", phase="Succeeded"))
+    assert await seen(ended, stores=stores) == {("research", "waits"): ROOM_DELAY}
+
+
+async def test_a_heartbeat_wakes_its_job_when_its_progress_is_due() -> None:
+    beat = thing(2) | {"kind": "ConfigMap", "data": {"report.json": "{}"}}
+    beats = [Change("MODIFIED", beat | {"metadata": beat["metadata"] | {"resourceVersion": str(i)}}) for i in (3, 4)]
+    stores = Stores(lambda: 0.0)
+    stores.put(beat)
+    assert await seen(*beats, kind="ConfigMap", stores=stores) == {JOB: 30.0}
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 from rljob_operator.api import Listing, Object
-from rljob_operator.store import Store
 from rljob_operator.stores import Stores
 from rljob_operator.watch import SELECTORS
 from simulator.cluster import FakeCluster, copied
@@ -45,8 +43,8 @@ class Feed:
         due = [event for event in self._queue if event[0] <= self._turn]
         self._queue = [event for event in self._queue if event[0] > self._turn]
         for _, gone, obj in due:
-            for store in self._stores_of(obj["kind"]):
-                store.remove(obj) if gone else store.put(obj)
+            store = self.stores.of_kind(obj["kind"])
+            store.remove(obj) if gone else store.put(obj)
         self._turn += 1
 
     def relist(self) -> None:
@@ -54,13 +52,7 @@ class Feed:
             wanted = dict(pair.split("=") for pair in selector.split(",")) if selector else {}
             objects = [o for (k, _, _), o in self._cluster.objects.items() if k == kind]
             matching = [o for o in objects if wanted.items() <= o["metadata"].get("labels", {}).items()]
-            listing = Listing(str(self._cluster.version), copied(matching))
-            for store in self._stores_of(kind):
-                store.replace(listing, None)
-
-    def _stores_of(self, kind: str) -> list[Store[Any]]:
-        """Pods are watched twice: ours, and everybody's for what they use."""
-        return [self.stores.of_kind(kind)] + ([self.stores.usage] if kind == "Pod" else [])
+            self.stores.of_kind(kind).replace(Listing(str(self._cluster.version), copied(matching)), None)
 
     def _send(self) -> None:
         now = {key: o for key, o in self._cluster.objects.items() if key[0] in SELECTORS}

@@ -12,10 +12,8 @@ from rljob_operator.times import stamp
 
 UNBOUND_SECONDS = 60.0
 """How long a released pod may stay without its node: somebody else was faster, or the scheduler knows better."""
-RETRY = 5.0
-"""Seconds between two looks for room for the gang."""
-RETRY_FURTHER = 30.0
-"""Seconds between two looks for room for further rollouts."""
+RETRY = 60.0
+"""Seconds between two looks for room. A watch that sees a pod go, or a node come, wakes who waits before that."""
 
 
 def place(s: Snapshot, status: JobStatus) -> Change:
@@ -29,7 +27,7 @@ def place(s: Snapshot, status: JobStatus) -> Change:
         return _back_out(s, status, before, refused)
     placement, events = _seated(s, before)
     due = [p.released + UNBOUND_SECONDS for p in unbound if p.released is not None]
-    due += [s.now + (RETRY if placement.problem else RETRY_FURTHER)] if _incomplete(s, placement) else []
+    due += [s.now + RETRY] if _incomplete(s, placement) else []
     bind = tuple(_bindings(s, placement))
     return Change(set_(status, placement=placement), events, tuple(due), bind=bind)
 

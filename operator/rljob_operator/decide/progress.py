@@ -42,13 +42,12 @@ def record(s: Snapshot, status: JobStatus) -> Change:
         lost_steps=status.lost_steps + _lost(old, progress, status),
         first_step=status.first_step or (stamp(s.now) if progress.step > (progress.started_from or 0) else ""),
     )
-    again = s.now + s.progress_interval  # numbers that change wake nobody up: see reports.matters
     if _same(new, old):
-        return Change(status, events, due=(again,))
-    due = seconds(old.updated) + s.progress_interval
-    if _urgent(new) == _urgent(old) and not events and s.now < due <= again + 1.0 and not just_closed(s, status):
+        return Change(status, events)
+    due, latest = seconds(old.updated) + s.progress_interval, s.now + s.progress_interval + 1.0
+    if _urgent(new) == _urgent(old) and not events and s.now < due <= latest and not just_closed(s, status):
         return Change(status, due=(due,))
-    return Change(set_(status, progress=new), events, due=(again,))
+    return Change(set_(status, progress=new), events)
 
 
 def _started(p: Progress) -> bool:

@@ -1,15 +1,17 @@
 """What a job asks of the cluster: which of its pods have no seat, and which stay where they are."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from rljob_api import names
 from rljob_api.placement.cluster import Node
-from rljob_api.placement.gang import Gang
+from rljob_api.placement.gang import Demand, Gang
 from rljob_api.placement.plan import Stay
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
-from rljob_operator.ordinals import ordinals, trainer_ordinals
+from rljob_operator.api import Key
+from rljob_operator.ordinals import is_lost, ordinals, trainer_ordinals
 from rljob_operator.snapshot import Pod
 from rljob_operator.times import seconds
 
@@ -30,9 +32,11 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One job's wish."""
+    """One job's wish. Two are equal if the answer to one is the answer to the other."""
 
-    job: RLJobMeta
+    job: Key
+    uid: str
+    created: str
     urgent: bool
     """Trainers, or rollouts of the minimum, have no place; otherwise further rollouts, or ranks."""
     priority: int
@@ -46,7 +50,7 @@ class Asked:
     @property
     def turn(self) -> tuple[bool, int, str, str]:
         """Sorts: urgent first, then by priority, then by age."""
-        return (not self.urgent, -self.priority, self.job.creation_timestamp, self.job.uid)
+        return (not self.urgent, -self.priority, self.created, self.uid)
 
 
 def places_itself(spec: RLJobSpec | None, status: JobStatus) -> bool:
@@ -56,22 +60,24 @@ def places_itself(spec: RLJobSpec | None, status: JobStatus) -> bool:
     return not (status.override.suspend if status.override else spec.suspend)
 
 
-def asked(view: View, nodes: Mapping[str, Node]) -> Asked | None:
-    """None: every pod has its seat."""
+def asked(view: View, node: Callable[[str], Node | None]) -> Asked | None:
+    """None: every pod has its seat. Every pass of every job asks, so what only a plan needs is made at the end."""
     spec, status = view.spec, view.status
     if not places_itself(spec, status):
         return None
-    gang = Gang.of(spec)
     trainers, rollouts = pod_names(view.job.name, spec, status, view.pods, view.now)
     seats = {seat.pod: seat for seat in status.placement.seats} if status.placement else {}
-    homes = {name: home for name in (*trainers, *rollouts) if (home := _home(view, name, gang, nodes))}
+    homes = _homes(view, {names.ROLE_TRAINER: trainers, names.ROLE_ROLLOUT: rollouts}, node)
     settled = all(name in seats and seats[name].node == homes.get(name) for name in (*trainers, *rollouts))
     ranks = {seats[name].rank: homes.get(name) for name in trainers if name in seats}
-    if settled and set(ranks) == set(range(gang.trainers)):
+    if settled and set(ranks) == set(range(spec.trainer.nodes)):
         return None
+    gang = Gang.of(spec)
     whole = all(ranks.get(rank) for rank in range(gang.trainers))
     return Asked(
-        job=view.job,
+        job=(view.job.namespace, view.job.name),
+        uid=view.job.uid,
+        created=view.job.creation_timestamp,
         urgent=any(name not in homes for name in (*trainers, *rollouts[: gang.minimum])),
         priority=spec.scheduling.priority,
         gang=gang,
@@ -107,14 +113,18 @@ def _lasts(until: float, now: float) -> bool:
     return now < until <= now + EXCLUDED_SECONDS + 1.0
 
 
-def _home(view: View, name: str, gang: Gang, nodes: Mapping[str, Node]) -> str:
-    """The node of a pod that stays, else the seat of one that is on its way, if its node still takes it."""
-    pod = next((p for p in view.pods if p.name == name), None)
-    if pod and pod.node and not pod.deleting:
-        lost = pod.lost_since is not None and view.now - pod.lost_since >= view.spec.lifecycle.node_loss_seconds
-        return "" if lost or pod.node not in nodes else pod.node
-    placement = view.status.placement
-    seat = next((s.node for s in placement.seats if s.pod == name), "") if placement else ""
-    demand = gang.rollout if name.startswith(names.gang(view.job.name, names.ROLE_ROLLOUT) + "-") else gang.trainer
-    fits = seat in nodes and not demand.refuses(nodes[seat])
-    return seat if fits else ""
+def _homes(view: View, wanted: Mapping[str, Sequence[str]], node: Callable[[str], Node | None]) -> dict[str, str]:
+    """By pod: the node of one that stays, else the seat of one that is on its way, if its node still takes it."""
+    pods = {pod.name: pod for pod in view.pods}
+    seats = {seat.pod: seat.node for seat in view.status.placement.seats} if view.status.placement else {}
+    demand = cache(lambda role: Demand.of(view.spec, role))
+
+    def home(role: str, name: str) -> str:
+        pod = pods.get(name)
+        if pod and pod.node and not pod.deleting:
+            lost = is_lost(pod, view.spec.lifecycle.node_loss_seconds, view.now)
+            return "" if lost or node(pod.node) is None else pod.node
+        there = node(seats.get(name, ""))
+        return "" if there is None or demand(role).refuses(there) else there.name
+
+    return {name: found for role, pods_ in wanted.items() for name in pods_ if (found := home(role, name))}

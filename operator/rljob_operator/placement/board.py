@@ -1,6 +1,7 @@
 """The cluster and all jobs, as the stores show them: what is free, and who waits."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from rljob_api import names
 from rljob_api.placement.cluster import Cluster, Node
@@ -17,25 +18,23 @@ class Board:
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
 
-    def nodes(self) -> dict[str, Node]:
-        return {node.name: node.place for node in self._stores.nodes.values()}
+    def node(self, name: str) -> Node | None:
+        kept = self._stores.nodes.get(("", name))
+        return kept.value.place if kept else None
 
-    def cluster(self) -> Cluster:
-        """Free is what neither pods on the node take nor pods on their way to it."""
+    def cluster(self, promised: Iterable[Mapping[str, Resources]] = ()) -> Cluster:
+        """Free is what neither pods on the node take, nor pods on their way to it, nor who has a promise."""
         taken: dict[str, Resources] = {}
-        for use in self._stores.usage.values():
-            if use.requests:
-                taken[use.node] = add(taken.get(use.node, {}), use.requests)
-        for job in self._stores.jobs.values():
-            for node, requests in self._reserved(job):
-                taken[node] = add(taken.get(node, {}), requests)
-        return Cluster(tuple(self.nodes().values())).without(taken)
+        used = ((use.node, use.requests) for use in self._stores.usage.values() if use.requests)
+        seats = (seat for job in self._stores.jobs.values() for seat in self._reserved(job))
+        for node, requests in itertools.chain(used, seats, *(p.items() for p in promised)):
+            taken[node] = add(taken[node], requests) if node in taken else requests
+        return Cluster(tuple(node.place for node in self._stores.nodes.values())).without(taken)
 
-    def waiting(self, now: float, but: Key) -> list[Asked]:
+    def waiting(self, now: float, but: Collection[Key]) -> list[Asked]:
         """Other jobs that ask for something."""
-        nodes = self.nodes()
-        views = (self._view(job, now) for job in self._stores.jobs.values() if _key(job) != but)
-        return [wish for view in views if view and (wish := asked(view, nodes))]
+        views = (self._view(job, now) for job in self._stores.jobs.values() if _key(job) not in but)
+        return [wish for view in views if view and (wish := asked(view, self.node))]
 
     def _view(self, job: SeenJob, now: float) -> View | None:
         spec = job.verdict.spec

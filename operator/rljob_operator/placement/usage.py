@@ -14,6 +14,10 @@ class Usage:
     node: str = ""
     requests: Resources | None = None
 
+    def shrinks(self, after: "Usage") -> bool:
+        """Whether somebody may have room now."""
+        return self.requests is not None and after.requests is None
+
 
 def parse_usage(pod: dict[str, Any]) -> Usage:
     node = occupied(pod)

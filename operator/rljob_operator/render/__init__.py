@@ -28,14 +28,14 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     objects += [network_policy(s.job)] if s.network_policy else []
     objects += [report(s.job, role, name) for name, role in reports.items()]
     objects += [control(s, status, spec), *companions(s.job, spec)]
-    for role, size in sizes.items():
-        live = s.children.get(("StatefulSet", names.gang(s.job.name, role)))
+    sets = {role: s.children.get(("StatefulSet", names.gang(s.job.name, role))) for role in sizes}
+    absent = [role for role, live in sets.items() if live is None and not _in_the_way(s, role)]
+    objects += [token(s.job, s.fresh_token)] if absent else []
+    for role, live in sets.items():
         if live is not None and _in_use(status):
-            objects += [resized(s.job, live, role, size)] if role == names.ROLE_ROLLOUT else []
-        elif live is not None:
-            objects.append(stateful_set(s.job, spec, role, 0 if released else size))
-        elif not _in_the_way(s, role):
-            objects += [token(s.job, s.fresh_token), stateful_set(s.job, spec, role, 0 if released else size)]
+            objects += [resized(s.job, live, role, sizes[role])] if role == names.ROLE_ROLLOUT else []
+        elif live is not None or role in absent:
+            objects.append(stateful_set(s.job, spec, role, 0 if released else sizes[role]))
     return objects
 
 

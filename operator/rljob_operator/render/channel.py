@@ -38,7 +38,7 @@ def word(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
         master_address=next((m.address for m in attempt.members if m.node_rank == 0), ""),
         master_port=names.master_port(attempt.number),
         resume=Resume(policy=spec.checkpoint.resume, step=attempt.resume_step),
-        rollouts=_rollouts(s),
+        rollouts=[] if attempt.closed else _rollouts(s),
         spec=spec,
     )
 
