@@ -25,6 +25,19 @@ def trainer_ordinals(
     return ordinals(pods, names.ROLE_TRAINER, size, node_loss_seconds, now)
 
 
+def rollout_ordinals(
+    status: JobStatus, pods: Iterable[Pod], size: int, node_loss_seconds: float, now: float
+) -> list[int]:
+    """While an attempt is open those that serve stay, then those that run: a node that is back does not cost the replacement of its rollout."""
+    pods = [p for p in pods if p.role == names.ROLE_ROLLOUT]
+    first = ordinals(pods, names.ROLE_ROLLOUT, size, node_loss_seconds, now)
+    if status.attempt is None or status.attempt.closed:
+        return first
+    live = [p for p in pods if p.running and not p.deleting and not is_lost(p, node_loss_seconds, now)]
+    kept = [p.ordinal for p in sorted(live, key=lambda p: (not p.ready, p.ordinal))][:size]
+    return sorted([*kept, *(i for i in first if i not in kept)][:size])
+
+
 def is_held(pod: Pod, node_loss_seconds: float, now: float) -> bool:
     """Its node is lost, and nobody says that nothing runs there."""
     return is_lost(pod, node_loss_seconds, now) and not certainly_dead(pod)

@@ -1,9 +1,11 @@
 """A node that is switched off keeps its pod's name: the gang goes on without that ordinal."""
 
+from dataclasses import replace
 from typing import Any
 
 from rljob_api import names, reasons
-from rljob_operator.ordinals import ordinals
+from rljob_api.status import Attempt, JobStatus
+from rljob_operator.ordinals import ordinals, rollout_ordinals
 from rljob_operator.snapshot import Pod
 from rljob_operator.times import stamp
 from simulator.cluster import node_object
@@ -23,6 +25,25 @@ def test_an_ordinal_that_a_silent_node_holds_is_passed_over() -> None:
     assert wanted(pod(0), pod(1, lost_since=880.0)) == [0, 2]
     assert wanted(pod(0, lost_since=1.0), pod(1, lost_since=1.0), pod(2, lost_since=1.0)) == [3, 4]
     assert wanted(pod(0), pod(1, lost_since=1.0, out_of_service=True)) == [0, 1], "it will be deleted by force"
+
+
+def test_a_rollout_that_serves_is_not_given_up_for_a_lower_ordinal_while_an_attempt_is_open() -> None:
+    def wanted(*pods: Pod, size: int = 1, closed: str = "") -> list[int]:
+        status = JobStatus(attempt=Attempt(number=1, closed=closed))
+        return rollout_ordinals(status, pods, size, 120, now=1000.0)
+
+    def rollout(ordinal: int, running: bool, ready: bool, **fields: Any) -> Pod:
+        return replace(pod(ordinal, running=running, ready=ready, **fields), role=names.ROLE_ROLLOUT)
+
+    serving, starting, gated = rollout(1, True, True), rollout(0, True, False), rollout(0, False, False)
+    lost = rollout(0, True, False, lost_since=880.0)
+    assert wanted() == [0]
+    assert wanted(lost) == wanted(lost, serving) == [1]
+    assert wanted(gated, serving) == wanted(starting, serving) == [1], "its node is back"
+    assert wanted(rollout(0, True, True), serving) == [0], "now it can go without a gap"
+    assert wanted(rollout(0, True, False, deleting=True), serving, size=2) == [0, 1]
+    assert wanted(gated, serving, size=3) == [0, 1, 2]
+    assert wanted(gated, serving, closed="2026-01-01T00:00:00Z") == [0]
 
 
 def power_off(world: World, pod_name: str) -> None:

@@ -11,7 +11,7 @@ from rljob_api.placement.plan import Stay
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.api import Key
-from rljob_operator.ordinals import is_lost, ordinals, trainer_ordinals
+from rljob_operator.ordinals import is_lost, rollout_ordinals, trainer_ordinals
 from rljob_operator.snapshot import Pod
 from rljob_operator.times import seconds
 
@@ -97,7 +97,7 @@ def pod_names(
     """Of trainers and rollouts."""
     patience = spec.lifecycle.node_loss_seconds
     trainers = trainer_ordinals(status, pods, spec.trainer.nodes, patience, now)
-    rollouts = ordinals(pods, names.ROLE_ROLLOUT, spec.rollout.replicas, patience, now)
+    rollouts = rollout_ordinals(status, pods, spec.rollout.replicas, patience, now)
     named = ((names.ROLE_TRAINER, trainers), (names.ROLE_ROLLOUT, rollouts))
     first, second = ([names.pod(job, role, i) for i in found] for role, found in named)
     return first, second

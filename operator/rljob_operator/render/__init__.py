@@ -5,7 +5,7 @@ from typing import Any
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
-from rljob_operator.ordinals import ordinals, trainer_ordinals
+from rljob_operator.ordinals import rollout_ordinals, trainer_ordinals
 from rljob_operator.render.backend import companions
 from rljob_operator.render.channel import control, report
 from rljob_operator.render.gang import resized, service, stateful_set, token
@@ -44,7 +44,7 @@ def _sizes(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, int]:
     patience = s.lifecycle.node_loss_seconds
     wanted = {
         names.ROLE_TRAINER: trainer_ordinals(status, s.pods, spec.trainer.nodes, patience, s.now),
-        names.ROLE_ROLLOUT: ordinals(s.pods, names.ROLE_ROLLOUT, spec.rollout.replicas, patience, s.now),
+        names.ROLE_ROLLOUT: rollout_ordinals(status, s.pods, spec.rollout.replicas, patience, s.now),
     }
     return {role: max(found, default=-1) + 1 for role, found in wanted.items()}
 
