@@ -1,22 +1,38 @@
-"""Time from a deleted trainer pod to the next training step: ours (the other pods stay) beside a recreate of all trainer pods.
+"""Time from deleted pods to the next training step: of one trainer (all others stay), of the trainers, and of every pod, as a recreate does it.
 
     python -m benchmarks.restart [REPEATS]
 
-Needs what `make cluster-up` brings up. Both are measured on one job in one run, in turns; the machine's noise hits both alike.
+Needs what `make cluster-up` brings up. All are measured on one job in one run, in turns; the machine's noise hits all alike.
 """
 
+import re
 import statistics
 import sys
-import time
+from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
 
 from e2e import stack
 from e2e.job import Job, example
-from e2e.kube import Kube, wait_for
+from e2e.kube import CommandFailed, Kube, wait_for
 from e2e.prepare import prepare
 from rljob_api import names
-from rljob_api.protocol import Progress, Report
 
 NAMESPACE = "rljob-bench"
+TRAINERS = (names.pod("restart", names.ROLE_TRAINER, 0), names.pod("restart", names.ROLE_TRAINER, 1))
+ROLLOUTS = (names.pod("restart", names.ROLE_ROLLOUT, 0), names.pod("restart", names.ROLE_ROLLOUT, 1))
+KINDS = {"one trainer": TRAINERS[1:], "all trainers": TRAINERS, "every pod": TRAINERS + ROLLOUTS}
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Seconds from the forced deletion until ..."""
+
+    begun: float
+    """every trainer's launcher has begun the next attempt: Kubernetes and we,"""
+    loaded: float
+    """its ranks have imported torch and megatron, met and loaded the checkpoint,"""
+    trained: float
+    """rollouts have the weights and the first step is done."""
 
 
 def main(repeats: int) -> None:
@@ -31,48 +47,61 @@ def main(repeats: int) -> None:
         example("restart", provider.trainer_image, train={"steps": 100000}, lifecycle=lifecycle, checkpoint=checkpoint)
     )
     job = Job(kube, "restart")
-    wait_for("the first steps", lambda: progress(kube, job).step >= 3, 600, describe=job.describe)
-    one, everything = [], []
+    found: dict[str, list[Restart]] = {kind: [] for kind in KINDS}
+    print("| deleted | attempt begins | loaded | first step |\n| --- | --- | --- | --- |", flush=True)
     for _ in range(repeats):
-        one.append(measure(kube, job, [1]))
-        everything.append(measure(kube, job, [0, 1]))
-        print(f"one pod deleted {one[-1]:6.1f} s   all pods recreated {everything[-1]:6.1f} s", flush=True)
-    ours, theirs = statistics.median(one), statistics.median(everything)
-    print(f"median {ours:.1f} s against {theirs:.1f} s: ratio {ours / theirs:.2f}")
+        for kind, pods in KINDS.items():
+            found[kind].append(measure(kube, job, pods))
+            print(row(kind, found[kind][-1]), flush=True)
+    medians = {
+        kind: Restart(*map(statistics.median, zip(*map(astuple, all_), strict=True))) for kind, all_ in found.items()
+    }
+    for kind, median in medians.items():
+        print(row(f"{kind}, median", median))
+    for kind in ("all trainers", "every pod"):
+        print(f"one trainer to {kind}: {medians['one trainer'].trained / medians[kind].trained:.2f}")
     kube.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
 
-def measure(kube: Kube, job: Job, ordinals: list[int]) -> float:
-    """Seconds from the force-deletion of these trainer pods to the first step of the next attempt."""
-    attempt = report(kube, job).attempt
-    pods = [names.pod(job.name, names.ROLE_TRAINER, i) for i in ordinals]
-    start = time.monotonic()
+def row(kind: str, found: Restart) -> str:
+    return f"| {kind} | " + " | ".join(f"{seconds:.1f} s" for seconds in astuple(found)) + " |"
+
+
+def measure(kube: Kube, job: Job, pods: tuple[str, ...]) -> Restart:
+    wait_for("a job in full swing", lambda: in_full_swing(kube, job), 600, describe=job.describe)
+    attempt = job.status().progress.attempt + 1
+    start = datetime.now(UTC)
     kube.kubectl("delete", "pod", *pods, "--grace-period=0", "--force")
-
-    def trained() -> bool:
-        now = report(kube, job)
-        done = now.progress
-        return (
-            now.attempt > attempt
-            and done is not None
-            and done.started_from is not None
-            and done.step > done.started_from
-        )
-
-    wait_for("a step of the next attempt", trained, 300, interval=0.1, describe=job.describe)
-    return time.monotonic() - start
+    return wait_for("its first step", lambda: moments(kube, start, attempt), 300, describe=job.describe)
 
 
-def report(kube: Kube, job: Job) -> Report:
-    name = names.report(names.pod(job.name, names.ROLE_TRAINER, 0))
-    data = kube.get("configmap", name).get("data", {}) if kube.exists("configmap", name) else {}
-    if names.REPORT_KEY not in data:
-        return Report(pod="", pod_uid="", boot_id="")
-    return Report.model_validate_json(data[names.REPORT_KEY])
+def moments(kube: Kube, start: datetime, attempt: int) -> Restart | None:
+    """By the trainers' logs, which are more exact than their reports; None before the first step."""
+    begins = f"attempt {attempt} begins"
+    lines = sorted(line for pod in TRAINERS for line in lines_of(kube, pod, start))
+    begun = [time for time, text in lines if begins in text]
+    later = [(time, text) for time, text in lines if begun and time > begun[0]]
+    loaded = [time for time, text in later if "COMPUTES WITH" in text]
+    trained = [time for time, text in later if re.search(r"driver step \d+/", text)]
+    if not trained:
+        return None
+    return Restart(*((time - start).total_seconds() for time in (max(begun), loaded[0], trained[0])))
 
 
-def progress(kube: Kube, job: Job) -> Progress:
-    return report(kube, job).progress or Progress()
+def lines_of(kube: Kube, pod: str, since: datetime) -> list[tuple[datetime, str]]:
+    """Empty while the pod has no log."""
+    try:
+        log = kube.kubectl("logs", pod, "--timestamps", f"--since-time={since:%Y-%m-%dT%H:%M:%SZ}")
+    except CommandFailed:
+        return []
+    lines = [line.partition(" ") for line in log.splitlines()]
+    return [(time, text) for stamp, _, text in lines if (time := datetime.fromisoformat(stamp)) > since]
+
+
+def in_full_swing(kube: Kube, job: Job) -> bool:
+    """Some steps after the last restart, with all rollouts."""
+    done = job.status().progress
+    return done.step > (done.started_from or 0) + 3 and job.status().rollout.ready == len(ROLLOUTS)
 
 
 if __name__ == "__main__":

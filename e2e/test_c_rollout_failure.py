@@ -6,6 +6,7 @@ import pytest
 
 from e2e.conftest import Lab
 from e2e.job import Job
+from e2e.kube import Object
 from rljob_api import names
 from rljob_api.protocol import Report
 
@@ -50,7 +51,8 @@ def test_no_sample_was_lost_doubled_or_drawn_from_an_old_policy(lab: Lab, job: J
 import gzip, json, pathlib
 for path in sorted(pathlib.Path("/data/runs/{job.name}/batches").glob("step_*.json.gz")):
     batch = json.loads(gzip.decompress(path.read_bytes()))
-    print(json.dumps([batch["step"], [[s["group"], s["sample"]] for s in batch["samples"]], sorted({{s["policy_step"] for s in batch["samples"]}})]))
+    policies = {{policy for s in batch["samples"] for policy, _ in s["spans"]}}
+    print(json.dumps([batch["step"], [[s["group"], s["sample"]] for s in batch["samples"]], sorted(policies)]))
 """
     lines = [json.loads(line) for line in lab.python(program).splitlines()]
     assert lines
@@ -60,20 +62,24 @@ for path in sorted(pathlib.Path("/data/runs/{job.name}/batches").glob("step_*.js
         assert policies == [step - 1]
 
 
-def test_weights_of_an_old_attempt_are_refused(lab: Lab, job: Job) -> None:
-    address = job.pod(names.ROLE_ROLLOUT, 0)["status"]["podIP"]
-    uid = job.object()["metadata"]["uid"]
+def open_weights(lab: Lab, job: Job, rollout: Object, attempt: int) -> int:
+    """The HTTP status of an attempt that wants to send weights to this pod."""
+    address, uid = rollout["status"]["podIP"], job.object()["metadata"]["uid"]
     token = lab.kube.get("secret", names.token(job.name, uid))["data"][names.TOKEN_KEY]
     program = f"""
 import base64, urllib.error, urllib.request
-headers = {{"Authorization": "Bearer " + base64.b64decode("{token}").decode(), "X-RLJob-Attempt": "0"}}
+headers = {{"Authorization": "Bearer " + base64.b64decode("{token}").decode(), "X-RLJob-Attempt": "{attempt}"}}
 request = urllib.request.Request("http://{address}:{names.ROLLOUT_PORT}/rljob/weights/open", method="POST", headers=headers)
 try:
     print(urllib.request.urlopen(request, timeout=10).status)
 except urllib.error.HTTPError as error:
     print(error.code)
 """
-    assert lab.python(program).strip() == "409"
+    return int(lab.python(program))
+
+
+def test_weights_of_an_old_attempt_are_refused(lab: Lab, job: Job) -> None:
+    assert open_weights(lab, job, job.pod(names.ROLE_ROLLOUT, 0), attempt=0) == 409
 
 
 def test_suspend_drains_to_a_checkpoint_and_frees_the_pods(lab: Lab, job: Job) -> None:

@@ -1,0 +1,136 @@
+"""A job is driven off its node three times: by a power cut, by `kubectl drain`, by a cut cable behind which it lives on. No step counts twice."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.conftest import Lab
+from e2e.job import Job
+from e2e.kube import wait_for
+from e2e.prepare import WORKBENCH, read_file, workbench
+from e2e.test_c_rollout_failure import open_weights
+from rljob_api import names, reasons
+from rljob_api.status import JobStatus
+
+NAME = "nodes"
+LOSS_SECONDS = 5
+
+
+@pytest.fixture(scope="module")
+def nodes(lab: Lab) -> Iterator[tuple[str, str]]:
+    """Where the tests' own pods and the operator are, and the one that is the job's."""
+    if lab.provider.name == "existing":
+        pytest.skip("its nodes are left alone")
+    workers = sorted(n["metadata"]["name"] for n in lab.kube.list("node", "!node-role.kubernetes.io/control-plane"))
+    home, away = workers[:2]
+    drain(lab, away)
+    workbench(lab.kube, lab.provider)
+    lab.system.kubectl("rollout", "status", "deployment/rljob", "--timeout=120s", timeout=150)
+    yield home, away
+    lab.provider.start_node(away)
+    lab.kube.kubectl("uncordon", home, away)
+
+
+@pytest.fixture(scope="module")
+def job(lab: Lab, nodes: tuple[str, str]) -> Iterator[Job]:
+    """On the second node, and free to go to the first from then on."""
+    home, away = nodes
+    lab.kube.kubectl("cordon", home)
+    lab.kube.kubectl("uncordon", away)
+    job = lab.start(
+        NAME,
+        train={"steps": 100_000},
+        rollout={"replicas": 1},
+        evaluation={"everySteps": 0},
+        checkpoint={"path": f"/data/runs/{NAME}", "everySteps": 3},
+        lifecycle={"nodeLossSeconds": LOSS_SECONDS},
+    )
+    job.wait_for_step(4, timeout=400)
+    lab.kube.kubectl("uncordon", home)
+    yield job
+    job.delete()
+
+
+def drain(lab: Lab, node: str, selector: str = "") -> None:
+    """Evict what runs there, or what `selector` means of it, and let nothing new come."""
+    force = ("--ignore-daemonsets", "--force", "--delete-emptydir-data", "--timeout=120s")
+    lab.kube.kubectl("drain", node, *force, f"--pod-selector={selector}", timeout=150)
+
+
+def places(job: Job, status: JobStatus) -> set[str]:
+    """The nodes of the attempt's members."""
+    assert status.attempt
+    return {job.kube.get("pod", m.pod)["spec"]["nodeName"] for m in status.attempt.members}
+
+
+def wait_for_next_attempt(job: Job, before: JobStatus) -> JobStatus:
+    """Until the attempt after `before` has trained for some steps. It cost a restart that does not count."""
+    assert before.attempt
+    number = before.attempt.number + 1
+
+    def trains(s: JobStatus) -> bool:
+        return s.progress.attempt == number and s.progress.step > (s.progress.started_from or 0) + 3
+
+    status = job.wait(f"steps of attempt {number}", trains, 300)
+    assert (status.restarts.total, status.restarts.counted) == (before.restarts.total + 1, 0)
+    assert status.progress.started_from, "it began from a checkpoint"
+    return status
+
+
+def uids(job: Job) -> set[str]:
+    return {p["metadata"]["uid"] for p in job.pods()}
+
+
+def test_a_job_goes_on_without_the_node_that_lost_its_power(lab: Lab, job: Job, nodes: tuple[str, str]) -> None:
+    home, away = nodes
+    old, before = uids(job), job.status()
+    assert places(job, before) == {away}
+    lab.provider.stop_node(away, "power")
+    status = wait_for_next_attempt(job, before)
+    assert places(job, status) == {home}
+    assert status.last_failure and status.last_failure.reason == reasons.NODE_LOST
+
+    lab.provider.start_node(away)
+    wait_for("the old pods' end", lambda: not uids(job) & old, 120, describe=job.describe)
+    assert job.wait_for_step(job.status().progress.step + 3).attempt == status.attempt
+
+
+def test_a_drained_node_costs_no_step(lab: Lab, job: Job, nodes: tuple[str, str]) -> None:
+    home, away = nodes
+    before = job.status()
+    drain(lab, home, names.selector(job.name))
+    status = wait_for_next_attempt(job, before)
+    lab.kube.kubectl("uncordon", home)
+    assert places(job, status) == {away}
+    assert status.lost_steps == before.lost_steps
+
+
+def test_an_attempt_that_lives_on_behind_a_cut_cable_is_fenced_out(lab: Lab, job: Job, nodes: tuple[str, str]) -> None:
+    """It reaches its own rollout and the volume, not the API server, and does not know that another attempt has begun."""
+    home, away = nodes
+    old, before = uids(job), job.status()
+    assert before.attempt and places(job, before) == {away}
+    lab.provider.stop_node(away, "unplug")
+    status = wait_for_next_attempt(job, before)
+    assert status.attempt and places(job, status) == {home}
+    last, now = before.attempt.number, status.attempt.number
+    refused = f"now belongs to attempt {now} of job {job.object()['metadata']['uid']}; this is attempt {last}"
+    wait_for("its end at a checkpoint", lambda: refused in logs_of_attempt(lab, last), 60, describe=job.describe)
+    (rollout,) = [p for p in job.pods(names.ROLE_ROLLOUT) if p["spec"].get("nodeName") == home]
+    assert open_weights(lab, job, rollout, attempt=last) == 409
+
+    lab.provider.start_node(away)
+    wait_for("the old pods' end", lambda: not uids(job) & old, 120, describe=job.describe)
+    status = job.wait_for_step(job.status().progress.step + 3)
+    assert status.attempt and status.attempt.number == now
+    assert {c.attempt for c in status.checkpoint.kept if c.step > (status.progress.started_from or 0)} == {now}
+    lines = read_file(lab.kube, f"/data/runs/{NAME}/metrics.jsonl").splitlines()
+    steps = [line["step"] for line in map(json.loads, lines) if "train/loss" in line]
+    assert steps == list(range(1, len(steps) + 1)), "the old attempt wrote into the new one's metrics"
+
+
+def logs_of_attempt(lab: Lab, number: int) -> str:
+    """Of its ranks and driver, from the volume."""
+    return lab.kube.execute(WORKBENCH, "sh", "-c", f"cat {names.log_dir(Path(f'/data/runs/{NAME}'), number)}/*")
