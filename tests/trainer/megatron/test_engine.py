@@ -71,6 +71,37 @@ def test_samples_of_an_older_policy_may_differ_and_are_measured_with_their_age(m
     assert metrics["train_rollout/weight_mean"] == pytest.approx(math.exp(0.5), rel=1e-3)
 
 
+def half(own: int) -> Callable[[Sample], Sample]:
+    """The first half of each response is of policy 0, the second of policy 1, and the log-probabilities of policy `own` are wrong."""
+
+    def change(s: Sample) -> Sample:
+        spans = (Span(0, len(s.log_probs) // 2), Span(1, -(-len(s.log_probs) // 2)))
+        owners = [span.policy_step for span in spans for _ in range(span.tokens)]
+        log_probs = tuple(x - 0.5 * (owner == own) for x, owner in zip(s.log_probs, owners, strict=True))
+        return replace(s, log_probs=log_probs, spans=spans)
+
+    return change
+
+
+def test_of_a_continued_response_only_what_the_policy_drew_itself_has_to_match(model: Path) -> None:
+    partial = {
+        "overSampling": 2,
+        "partialRollouts": {},
+        "algorithm": {"rolloutCorrection": {"importanceSampling": "token"}},
+    }
+
+    def on_a_rank() -> dict[str, float]:
+        from rljob_trainer.megatron.engine import Engine
+
+        return Engine(job(model, **partial), lambda: None).train_step(change(make_batch(model, step=2), half(own=0)))
+
+    metrics = run_ranks(1, on_a_rank)[0]
+    assert 0 < metrics["train_rollout/policy_age"] < 1 == metrics["train_rollout/policy_age_max"]
+    assert metrics["train_rollout/weight_mean"] > 1
+    message, unchanged = attempt(model, change(make_batch(model, step=2), half(own=1)), "MismatchError", **partial)
+    assert unchanged and "differ by 0.5 per token" in message
+
+
 def test_a_reward_that_is_not_finite_stops_the_step_before_the_optimizer(model: Path) -> None:
     batch = change(make_batch(model), lambda s: replace(s, reward=math.inf if s.sample == 0 else 0.0))
     message, unchanged = attempt(model, batch, "NonFiniteError")
@@ -89,7 +120,9 @@ def test_the_learning_rate_rises_from_zero_and_stays(model: Path) -> None:
 
 
 def test_learning_makes_rewarded_responses_likelier(model: Path) -> None:
-    batch = change(make_batch(model), lambda s: replace(s, reward=float(s.sample % 2), spans=(Span(-1, len(s.log_probs)),)))
+    batch = change(
+        make_batch(model), lambda s: replace(s, reward=float(s.sample % 2), spans=(Span(-1, len(s.log_probs)),))
+    )
 
     def on_a_rank() -> float:
         from rljob_trainer.megatron.batching import micro_batch

@@ -60,27 +60,26 @@ class Actor:
         counts = [len(s.response_tokens) for s in samples]
         return gather(list(zip(micro_batches, measured, strict=False)), counts, self._place)
 
-    def learn(self, step: Step, kl_coefficient: float, fresh: bool) -> list[Update]:
-        """An optimizer step per epoch and mini-batch. `fresh`: the policy as it was before the first one drew the samples.
+    def learn(self, step: Step, kl_coefficient: float) -> list[Update]:
+        """An optimizer step per epoch and mini-batch.
 
-        Raises MismatchError, before the optimizer step, when it obviously did not; NonFiniteError.
+        Raises MismatchError, before the optimizer step, when the policy obviously did not draw what is `fresh`; NonFiniteError.
         """
         updates: list[Update] = []
         with self.residence.using("parameters", "gradients"):
             for _ in range(self._spec.train.epochs_per_step):
                 for batch in step.batches:
-                    compared = fresh and not (
-                        self._bypass and updates
-                    )  # old log-probabilities are the first policy's but for bypass
+                    # old log-probabilities are the first policy's but for bypass
+                    compared = not (self._bypass and updates)
                     gradients = partial(self._passes.gradients, batch, kl_coefficient)
                     updates.append(self.learner.step(partial(self._total, gradients, compared)))
             self._policy.settle()
         return updates
 
-    def look(self, step: Step, kl_coefficient: float, fresh: bool) -> list[Update]:
+    def look(self, step: Step, kl_coefficient: float) -> list[Update]:
         """Like `learn`, but nothing is learnt."""
         with self.residence.using("parameters"):
-            sums = [self._total(partial(self._passes.sums, b, kl_coefficient), fresh) for b in step.batches]
+            sums = [self._total(partial(self._passes.sums, b, kl_coefficient), compared=True) for b in step.batches]
         return [Update(s, norm=0.0, rate=0.0, skipped=False) for s in sums]
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -100,8 +99,9 @@ class Actor:
 
     def _total(self, measured: Callable[[], Sums], compared: bool) -> Sums:
         sums = measured().over_world(counts=self._place.speaks)
-        if compared and math.isfinite(sums[LOSS]):
-            require_match(self._spec.model.dtype, sums.mean("difference"), sums.worst("difference"))
+        fresh = sums["fresh"]
+        if compared and fresh and math.isfinite(sums[LOSS]):
+            require_match(self._spec.model.dtype, sums["fresh_difference"] / fresh, sums.worst("fresh_difference"))
         return sums
 
 

@@ -18,7 +18,7 @@ from rljob_trainer.megatron.estimate import estimate
 from rljob_trainer.megatron.figures import policy_figures
 from rljob_trainer.megatron.learner import NonFiniteError
 from rljob_trainer.megatron.reward_models import RewardModels
-from rljob_trainer.megatron.step import Step
+from rljob_trainer.megatron.step import Step, drawn_by
 from rljob_trainer.megatron.writing import Writing
 from rljob_trainer.memory import Meter
 from rljob_trainer.parity import MismatchError
@@ -55,10 +55,11 @@ class Engine:
         if self._critic:
             step.keep("values", self._critic.values(step))
         age, oldest = token_ages(batch.step, step.samples)
-        fresh = age == 0 and self._spec.train.batches.replay is None
+        own = batch.step - 1 if self._spec.train.batches.replay is None else None
+        step.put("fresh", [drawn_by(own, s) for s in step.samples])
         self.memory.enter("train")
         metrics = (
-            self._learn(step, batch.step, fresh)
+            self._learn(step, batch.step)
             | self._reward_models.figures(step)
             | {
                 "train/kl_coefficient": self._kl_coefficient,
@@ -95,7 +96,7 @@ class Engine:
         if self._spec.algorithm.kl.adaptive:
             self._kl_coefficient = held
 
-    def _learn(self, step: Step, number: int, fresh: bool) -> dict[str, float]:
+    def _learn(self, step: Step, number: int) -> dict[str, float]:
         """The critic first: its networks and the policy's change places once per step."""
         advantages, episodes = estimate(step, self._spec, self._kl_coefficient)
         step.put("advantages", step.rows(advantages.advantages))
@@ -105,7 +106,7 @@ class Engine:
             figures = critic_figures(self._critic.learn(step), advantages, episodes)
         waits = self._spec.critic is not None and number <= self._spec.critic.warmup_steps
         teach = self._actor.look if waits else self._actor.learn
-        return figures | policy_figures(teach(step, self._kl_coefficient, fresh))
+        return figures | policy_figures(teach(step, self._kl_coefficient))
 
     def _adapt(self, kl: float, samples: int) -> None:
         """The controller sees the mean divergence of the step."""

@@ -68,6 +68,10 @@ def _triple(loss: Measure, micro: MicroBatch, output: torch.Tensor) -> tuple[tor
     return value, torch.zeros((), dtype=torch.int, device=value.device), measured
 
 
+MEASURED = (*Terms._fields[1:], "fresh", "fresh_difference")
+"""Of the policy, per response token. The last two: drawn by the policy that is trained, and `difference` of these tokens."""
+
+
 class PolicyPasses:
     """Log-probabilities of the policy, and the gradient of its objective."""
 
@@ -93,7 +97,7 @@ class PolicyPasses:
         return self._sum(self._passes.forward(batch.micro_batches, loss))
 
     def _sum(self, parts: list[Sums]) -> Sums:
-        return sum(parts, Sums.zero(Terms._fields[1:], self._place.device))
+        return sum(parts, Sums.zero(MEASURED, self._place.device))
 
     def _log_probs_and_entropy(
         self, micro: MicroBatch, logits: torch.Tensor, temperature: float
@@ -116,4 +120,6 @@ class PolicyPasses:
         sequences = Sequences(micro.index, len(micro.row.samples), self._place.over_context)
         terms = objective(self._algorithm, kl_coefficient, tokens, sequences)
         loss = (columns["weights"] * terms.loss).sum()
-        return loss, Sums.of(loss, columns["mask"], {k: v for k, v in terms._asdict().items() if k != "loss"})
+        fresh = columns["fresh"] * columns["mask"]
+        measured = dict(zip(MEASURED, (*terms[1:], fresh, fresh * terms.difference), strict=True))
+        return loss, Sums.of(loss, columns["mask"], measured)

@@ -72,6 +72,11 @@ class Step:
         return [row[:n] for row, n in zip(padded, self.counts, strict=True)]
 
 
+def drawn_by(policy_step: int | None, sample: Sample) -> torch.Tensor:
+    """[count], 1.0 for response tokens that the policy of this step drew."""
+    return torch.cat([torch.full((span.tokens,), float(span.policy_step == policy_step)) for span in sample.spans])
+
+
 def gather(
     measured: Sequence[tuple[MicroBatch, torch.Tensor]], counts: Sequence[int], place: Place
 ) -> list[torch.Tensor]:
