@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from rljob_api import names, reasons
 from rljob_api.protocol import Control
@@ -52,9 +52,10 @@ class Histories(RuleBasedStateMachine):
         self.world.apply(lifecycle={"backoffSeconds": 1, "maxRestarts": 5}, scheduling={"backend": backend})
 
     def teardown(self) -> None:
-        """Nothing happens any more: it converges."""
+        """Nothing happens any more: it converges, and an hour later it is as it was."""
         if hasattr(self, "world"):
             self.world.cluster.crash_after = None
+            self.world.cluster.full.clear()
             self.ask("resume")
             for _ in range(150):
                 self.turn()
@@ -64,6 +65,11 @@ class Histories(RuleBasedStateMachine):
                     if launcher.state == "running" and self.world.status.state == "Running":
                         launcher.stop("succeeded")
             assert self.world.status.outcome_reason in ENDS, self.world.status
+            self.world.now += 3600
+            self.world.restart_operator()
+            for _ in range(5):
+                self.turn()
+            assert not self.world.cluster.pods(NAMESPACE)
         self.loop.close()
 
     # What must hold
@@ -86,14 +92,9 @@ class Histories(RuleBasedStateMachine):
         if control.command == "run" and others:
             self.broken.append(f"after {what}: attempt {control.attempt} may run beside {others}")
 
-    @invariant()
-    def nothing_is_broken(self) -> None:
+    def after_turn(self) -> None:
+        """Attempts only grow, and an end is an end."""
         assert not self.broken, self.broken
-
-    @invariant()
-    def attempts_only_grow_and_an_end_is_an_end(self) -> None:
-        if not hasattr(self, "world"):
-            return
         status: JobStatus = self.world.status
         number = status.attempt.number if status.attempt else 0
         assert number >= self.highest
@@ -107,6 +108,7 @@ class Histories(RuleBasedStateMachine):
             self.loop.run_until_complete(self.world.turn())
         except (Crash, ApiError):
             self.world.restart_operator()
+        self.after_turn()
 
     @rule(turns=st.integers(1, 8))
     def time_goes_by(self, turns: int) -> None:
@@ -150,6 +152,10 @@ class Histories(RuleBasedStateMachine):
         found = self.world.cluster.objects.get((kind, NAMESPACE, name))
         if found:
             self.world.cluster.remove(found)
+
+    @rule()
+    def the_node_fills_up_or_has_room_again(self) -> None:
+        self.world.cluster.full ^= {"node-1"}
 
     @rule()
     def the_word_is_forged(self) -> None:
