@@ -6,6 +6,10 @@ PYTHON312 ?= $(shell for p in python3.12 $(HOME)/.pyenv/versions/3.12.*/bin/pyth
 VENV := .venv
 PY := $(VENV)/bin/python
 LOCK := $(VENV)/bin/uv pip compile -q --python-version 3.12 --generate-hashes --custom-compile-command 'make lock'
+# Two targets at once; what each says comes in one piece, when it has ended
+BOTH := $(MAKE) --no-print-directory -j2 --output-sync=target
+# Directories whose slow tests take about as long as all others'
+HALF := tests/trainer/megatron tests/apiserver
 export OMP_NUM_THREADS ?= 1
 
 ##@ For users
@@ -36,19 +40,34 @@ $(VENV)/.installed: tests/requirements.txt pyproject.toml
 
 .PHONY: check
 check: setup ## Format, lint, layers, types, generated files, fast tests (under 3 minutes)
+	$(BOTH) lint fast
+
+.PHONY: lint
+lint: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/mypy
 	$(MAKE) --no-print-directory generate-check
+
+.PHONY: fast
+fast: setup
 	$(PY) -m pytest -q -m "not slow" tests
 
 .PHONY: test
 test: check ## Everything: check, the trainer on real megatron-core and vLLM, end to end on the cluster
 	$(PY) -m e2e.providers up # builds helm, etcd and kube-apiserver, without which some tests skip
 	$(PY) -m pytest -q tests/chart
-	$(PY) -m pytest -q -m slow tests
+	$(BOTH) slow-half slow-rest
 	$(PY) -m pytest -q e2e --durations=0 --durations-min=1
+
+.PHONY: slow-half
+slow-half: setup
+	$(PY) -m pytest -q -m slow $(HALF) --durations=10
+
+.PHONY: slow-rest
+slow-rest: setup
+	$(PY) -m pytest -q -m slow tests $(HALF:%=--ignore=%) --durations=10
 
 .PHONY: e2e
 e2e: setup ## The end-to-end tests alone
