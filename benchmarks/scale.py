@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -25,7 +26,7 @@ from benchmarks.load import Object, Reports, job, stateful_set
 from e2e.cluster.binaries import KWOK, build, is_built
 from e2e.cluster.steps import BIN
 from e2e.control_plane import TOKEN, ControlPlane, free_ports
-from rljob_operator.api import path
+from rljob_operator.api import NotFound
 from rljob_operator.client import KubernetesApi
 from rljob_operator.throttle import Throttle
 
@@ -74,9 +75,9 @@ class Bench:
         await self.nodes()
         config = f"--kubeconfig={self.plane.kubeconfig}"
         self.plane.spawn("kwok", BIN / "kwok", config, "--manage-all-nodes=true")
-        command = [sys.executable, "-m", "rljob_operator", "--health-port", str(self.port)]
+        command = [sys.executable, "-m", "rljob_operator", "--qps", "500", "--burst", "500"]
         os.environ["KUBECONFIG"] = str(self.plane.kubeconfig)
-        self.operator = self.plane.spawn("operator", *command)
+        self.operator = self.plane.spawn("operator", *command, "--health-port", str(self.port))
         while "all kinds are listed" not in (self.plane.directory / "operator.log").read_text():  # noqa: ASYNC110
             await asyncio.sleep(0.2)
 
@@ -151,7 +152,9 @@ class Bench:
 
     async def empty(self, namespace: str) -> None:
         for kind in ("RLJob", "StatefulSet"):
-            await self.api._request("DELETE", kind, path(kind, namespace), {"propagationPolicy": "Background"})
+            for obj in (await self.api.listing(kind, namespace)).objects:
+                with suppress(NotFound):  # the garbage collector was faster
+                    await self.api.delete(kind, namespace, obj["metadata"]["name"], obj["metadata"]["uid"])
         while (await self.api.listing("Pod", namespace)).objects:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
 
@@ -168,7 +171,7 @@ class Bench:
         made = Counter(self.requests())
         made.subtract(before)
         self.tell_requests(made, count)
-        await asyncio.sleep(15)
+        await asyncio.sleep(45)  # the last numbers that were reported are looked at after the progress interval
         idle = await self.cpu(asyncio.sleep(self.args.window))
         busy = await self.cpu(reports.beat_for(self.args.window))
         print(f"| CPU, {count} jobs, nothing moves | | {idle:.1%} of a core | |")

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 Work = Callable[[Key], Awaitable[float | None]]
 """Returns the seconds after which the key is due again, or None."""
 
-SPACING, LONGEST_SPACING = 0.25, 2.0
+SPACING, LONGEST_SPACING = 0.25, 0.5
 """Seconds between two passes over one key: as long as the last one took. So bursts of watch events become one pass, the more the busier we are."""
 FIRST_RETRY, LONGEST_RETRY = 0.5, 60.0
 """Seconds after a failed pass; doubles."""
@@ -24,7 +24,7 @@ FIRST_RETRY, LONGEST_RETRY = 0.5, 60.0
 class Queue:
     """Everything runs in one event loop."""
 
-    def __init__(self, work: Work, workers: int = 8) -> None:
+    def __init__(self, work: Work, workers: int = 16) -> None:
         self._work = work
         self._due: dict[Key, float] = {}
         self._running: set[Key] = set()
