@@ -103,7 +103,9 @@ class Steps:
         """Train once; seconds."""
         began, self.done = time.monotonic(), self.done + 1
         samples = (
-            Sample(g, g, s, (1, 2, 3, 4), tuple(range(5, 37)), (-9.7,) * 32, (Span(-1, 32),), "stop", float(s % 2), "bench")
+            Sample(
+                g, g, s, (1, 2, 3, 4), tuple(range(5, 37)), (-9.7,) * 32, (Span(-1, 32),), "stop", float(s % 2), "bench"
+            )
             for g in range(4)
             for s in range(4)
         )

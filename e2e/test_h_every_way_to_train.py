@@ -1,4 +1,7 @@
-"""PPO with critic and reference, DAPO with dynamic sampling, and a mixture of experts over two ranks: each learns, from its example's manifest."""
+"""PPO with critic and reference, DAPO with dynamic sampling, and a mixture of experts over two ranks: each learns, from its example's manifest.
+
+DAPO does so with its servers in the trainers' pods.
+"""
 
 import pytest
 
@@ -6,12 +9,18 @@ from e2e.conftest import Lab
 from e2e.job import Job
 from e2e.prepare import run_preparation
 
+COLOCATED = {
+    "rollout": {"placement": "colocated", "replicas": 0, "minReplicas": 0},
+    "trainer": {"template": {"resources": {"limits": {"memory": "7Gi"}}}},
+}
+WAYS: dict[str, dict[str, object]] = {"ppo": {}, "dapo": COLOCATED, "moe": {}}
 
-@pytest.fixture(scope="module", params=["ppo", "dapo", "moe"])
+
+@pytest.fixture(scope="module", params=WAYS)
 def finished(lab: Lab, request: pytest.FixtureRequest) -> Job:
     if request.param == "moe":
         run_preparation(lab.kube, lab.provider, "moe")
-    job = lab.start(request.param, of=request.param)
+    job = lab.start(request.param, of=request.param, **WAYS[request.param])
     job.wait_for_state("Succeeded", timeout=900)
     return job
 

@@ -64,7 +64,9 @@ def test_shared_attention_is_the_attention_of_each_sequence_alone(megatron: None
 def sample(number: int, prompt: int, response: int) -> Sample:
     tokens = tuple(100 * number + i for i in range(prompt + response))
     log_probs = tuple(-0.1 * i for i in range(response))
-    return Sample(number, number, 0, tokens[:prompt], tokens[prompt:], log_probs, (Span(0, len(log_probs)),), "stop", 1.0, "test")
+    return Sample(
+        number, number, 0, tokens[:prompt], tokens[prompt:], log_probs, (Span(0, len(log_probs)),), "stop", 1.0, "test"
+    )
 
 
 def place(ranks: int, rank: int, tensor: int = 1) -> Any:

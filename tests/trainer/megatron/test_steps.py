@@ -72,7 +72,9 @@ def test_a_policy_that_does_not_learn_measures_the_same_again(model: Path) -> No
             assert step["train_rollout/log_prob_diff_max"] < 1e-5
             assert step["train_rollout/effective_sample_size"] == pytest.approx(1.0, abs=1e-6)
         first, second = ({n: x for n, x in step.items() if n.startswith("train_rollout/")} for step in metrics)
-        assert first == second | {"train_rollout/policy_age": 0.0, "train_rollout/policy_age_max": 0.0}, "the same samples are only one step older"
+        assert first == second | {"train_rollout/policy_age": 0.0, "train_rollout/policy_age_max": 0.0}, (
+            "the same samples are only one step older"
+        )
 
 
 def test_the_coefficient_of_the_divergence_follows_its_target(model: Path) -> None:
