@@ -28,7 +28,7 @@ _CEL = {
          "spec.train.miniBatches must divide promptsPerStep: a group of samples is never cut; choose a divisor"),
         ("self.data.maxPromptTokens + self.rollout.sampling.maxTokens <= self.train.tokensPerMicroBatch",
          "spec.train.tokensPerMicroBatch must hold the longest sample, data.maxPromptTokens + rollout.sampling.maxTokens; raise it"),
-        ("self.rollout.replicas > 0 || has(self.train.batches.replay)",
+        ("self.rollout.replicas > 0 || has(self.train.batches.replay) || self.rollout.placement == 'colocated'",
          "spec.rollout.replicas: nothing would generate; set at least 1, or train.batches.replay"),
         ("self.train.samplesPerPrompt > 1 || !(self.algorithm.advantage in ['grpo', 'rloo', 'reinforce++-baseline', 'opo'])",
          "spec.train.samplesPerPrompt: this algorithm.advantage compares the samples of one prompt; set at least 2"),

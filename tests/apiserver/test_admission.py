@@ -77,9 +77,19 @@ def test_every_broken_spec_is_refused_by_the_api_server_or_named_by_the_operator
         assert all(v.field.startswith(("spec", "metadata")) and v.rule for v in found)
         if refusal:
             assert "spec" in refusal or "surprise" in refusal, refusal
+            assert found or "must be of type" in refusal, f"no rule of ours refuses it: {refusal}"
         else:
             accepted += 1
     assert accepted > 5, "some mutations are harmless, or only the operator can tell"
+
+
+def test_rollouts_may_be_separate_colocated_or_none_at_all(plane: ControlPlane) -> None:
+    colocated = {"placement": "colocated", "replicas": 0, "minReplicas": 0}
+    replay = {"train": {"steps": 1, "batches": {"replay": "/data/batches"}}, "rollout": {"replicas": 0}}
+    for changes in ({}, {"rollout": colocated}, {"rollout": colocated, "trainer": {"nodes": 2}}, replay):
+        assert violations(raw_spec(**changes), "demo") == []
+        assert submit(plane, raw_spec(**changes)) == ""
+    assert "nothing would generate" in submit(plane, raw_spec(rollout={"replicas": 0, "minReplicas": 0}))
 
 
 async def test_what_a_run_stands_on_is_immutable_and_the_rest_is_not(plane: ControlPlane) -> None:
