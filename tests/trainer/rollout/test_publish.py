@@ -3,12 +3,14 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -231,3 +233,14 @@ def test_every_worker_of_a_tensor_parallel_server_gets_its_part(
     for step, name in enumerate(("new", "old")):
         assert publish(two, checkpoints[name], step).ok
         assert difference(checkpoints[name], generate(two)) < 1e-4
+
+
+def test_a_killed_server_takes_its_engine_and_workers_along(
+    start: Callable[..., Server], checkpoints: dict[str, Path]
+) -> None:
+    """Nobody else might: whoever would sweep them up may have been killed with it."""
+    server = start(checkpoints["old"], tensor_parallel=2)
+    family = psutil.Process(server.pid).children(recursive=True)
+    assert len(family) >= 3, "an engine and two workers"
+    os.kill(server.pid, signal.SIGKILL)
+    assert psutil.wait_procs(family, timeout=20)[1] == []
