@@ -57,7 +57,7 @@ def places_itself(spec: RLJobSpec | None, status: JobStatus) -> bool:
     """Whether this backend has something to do with the job now."""
     if spec is None or spec.scheduling.backend != "builtin" or status.outcome or status.suspended:
         return False
-    return not (status.override.suspend if status.override else spec.suspend)
+    return not status.wants_suspend(spec.suspend)
 
 
 def asked(view: View, node: Callable[[str], Node | None]) -> Asked | None:
