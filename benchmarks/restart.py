@@ -69,7 +69,9 @@ def row(kind: str, found: Restart) -> str:
 
 def measure(kube: Kube, job: Job, pods: tuple[str, ...]) -> Restart:
     wait_for("a job in full swing", lambda: in_full_swing(kube, job), 600, describe=job.describe)
-    attempt = job.status().progress.attempt + 1
+    status = job.status()
+    assert status.attempt, "it is in full swing"
+    attempt = status.attempt.number + 1
     start = datetime.now(UTC)
     kube.kubectl("delete", "pod", *pods, "--grace-period=0", "--force")
     return wait_for("its first step", lambda: moments(kube, start, attempt), 300, describe=job.describe)
@@ -100,8 +102,10 @@ def lines_of(kube: Kube, pod: str, since: datetime) -> list[tuple[datetime, str]
 
 def in_full_swing(kube: Kube, job: Job) -> bool:
     """Some steps after the last restart, with all rollouts."""
-    done = job.status().progress
-    return done.step > (done.started_from or 0) + 3 and job.status().rollout.ready == len(ROLLOUTS)
+    status = job.status()
+    done, attempt = status.progress, status.attempt
+    newest = attempt is not None and done.attempt == attempt.number
+    return newest and done.step > (done.started_from or 0) + 3 and status.rollout.ready == len(ROLLOUTS)
 
 
 if __name__ == "__main__":
