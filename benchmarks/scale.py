@@ -74,7 +74,8 @@ class Bench:
     async def start(self) -> None:
         await self.nodes()
         config = f"--kubeconfig={self.plane.kubeconfig}"
-        self.plane.spawn("kwok", BIN / "kwok", config, "--manage-all-nodes=true")
+        leases = "--node-lease-duration-seconds=40"  # without them the controller manager takes the nodes for lost, again and again
+        self.plane.spawn("kwok", BIN / "kwok", config, "--manage-all-nodes=true", leases)
         command = [sys.executable, "-m", "rljob_operator", "--qps", "500", "--burst", "500"]
         os.environ["KUBECONFIG"] = str(self.plane.kubeconfig)
         self.operator = self.plane.spawn("operator", *command, "--health-port", str(self.port))
