@@ -46,12 +46,9 @@ class Writer:
         """
         missing = [child for child in wanted if not self._settled(s, child)]
         for wave in waves(missing):
-            if conflicts := await self._children(s, wave):
+            if conflicts := tuple(filter(None, await together([self._child(s, child) for child in wave]))):
                 return conflicts
         return ()
-
-    async def _children(self, s: Snapshot, missing: list[Object]) -> tuple[str, ...]:
-        return tuple(filter(None, await together([self._child(s, child) for child in missing])))
 
     def _settled(self, s: Snapshot, child: Object) -> bool:
         live = _seen(s, child)

@@ -119,7 +119,7 @@ class Attempt:
         probe = self._probe() if replicas else None
         self._rest()
         targets = [RolloutEndpoint.model_validate(r) for r in replicas]
-        published = self._senders.publish(step, self._exported(), targets, self._beat, probe)
+        published = self._senders.publish(step, self._exported(), targets, probe)
         if not (self._first and published):
             return
         self._digest = published.version.digest
@@ -151,11 +151,6 @@ class Attempt:
         if self._senders.colocated:
             self._engine.rest()
             self._ranks.barrier()
-
-    def _beat(self) -> None:
-        """Rank 0 speaks for all: what another does shows in what rank 0 can do."""
-        if self._first:
-            self._first.driver.beat()
 
     def save_due(self, step: int) -> bool:
         """A periodic checkpoint of `step`, which this attempt trained, has not been made."""

@@ -90,20 +90,22 @@ def _attempt(directory: Path, control: Control) -> "loop.Attempt":
     if ranks.is_first:
         log.info("%s", plan.table({}))
     beat = driver.beat if driver else _silence
-    senders = _senders(directory, control, ranks, driver)
+    senders = _senders(directory, control, ranks, driver, beat)
     engine = Engine(spec, beat)
     return Attempt(control, ranks, engine, senders, First(driver, store, plan) if driver and store else None)
 
 
-def _senders(directory: Path, control: Control, ranks: Ranks, driver: DriverClient | None) -> Senders:
+def _senders(
+    directory: Path, control: Control, ranks: Ranks, driver: DriverClient | None, beat: Callable[[], None]
+) -> Senders:
     """Colocated servers sleep when this returns, and the driver knows all of them."""
     spec, token = control.spec, os.environ[names.ENV_ROLLOUT_TOKEN]
     publisher = Publisher(control.attempt, token, os.environ[names.ENV_POD_IP], backend(spec))
     if spec.rollout.placement != "colocated":
-        return Senders(ranks, publisher if ranks.is_first else None)
+        return Senders(ranks, publisher if ranks.is_first else None, beat)
     leads = os.environ["LOCAL_RANK"] == "0"
-    own = wait_for_servers(directory, spec, driver.beat if driver else _silence) if leads else []
-    senders = Senders(ranks, publisher if leads else None, own)
+    own = wait_for_servers(directory, spec, beat) if leads else []
+    senders = Senders(ranks, publisher if leads else None, beat, own)
     senders.rest()
     found = ranks.gather([server.dump() for server in own])
     if driver:

@@ -16,9 +16,15 @@ from rljob_trainer.weights.version import PolicyVersion
 class Senders:
     """Every method is collective."""
 
-    def __init__(self, ranks: Ranks, publisher: Publisher | None, own: Iterable[RolloutEndpoint] | None = None) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        publisher: Publisher | None,
+        beat: Callable[[], None],
+        own: Iterable[RolloutEndpoint] | None = None,
+    ) -> None:
         """`publisher`: of a rank that sends. `own`: the colocated servers of this rank's pod; None, on all ranks: they are in pods of their own."""
-        self._ranks, self._publisher = ranks, publisher
+        self._ranks, self._publisher, self._beat = ranks, publisher, beat
         self.colocated = own is not None
         self._own = {server.pod_uid: server for server in own or ()}
         self._awake = dict(self._own)
@@ -28,14 +34,13 @@ class Senders:
         step: int,
         tensors: Iterator[tuple[str, Tensor]],
         replicas: list[RolloutEndpoint],
-        beat: Callable[[], None],
         probe: Probe | None,
     ) -> Published | None:
         """What came of it, where it is known: on the first rank at least. Raises as Publisher.publish does."""
         mine = None
         if self._publisher:
             targets = [r for r in replicas if not self.colocated or r.pod_uid in self._own]
-            mine = self._publisher.publish(step, tensors, targets, beat, probe)
+            mine = self._publisher.publish(step, tensors, targets, self._beat, probe)
             self._awake |= {r.pod_uid: r for r in targets if r.pod in mine.ok}
         for _ in tensors:
             pass  # exporting is collective, also for those who send nothing
