@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pyarrow.parquet as pq
 
 from rljob_api import names
 from rljob_api.protocol import Control, Progress, Resume, RolloutEndpoint
+from rljob_trainer.batch import StepBatch
 from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.driver.frame import listen
@@ -112,3 +115,23 @@ async def publish(rank: DriverClient, step: int, servers: list[Server], failed: 
     for server in servers:
         server.policy_step = step
     await call(rank.published, step, f"digest{step}", failed or {}, 0.1)
+
+
+@asynccontextmanager
+async def begun(
+    bench: Bench, servers: list[Server], step: int = 0, data: dict | None = None
+) -> AsyncIterator[DriverClient]:
+    """Rank 0's end, with the first policy published."""
+    bench.control(rollouts=tuple(s.endpoint for s in servers))
+    rank = await bench.connect()
+    await call(rank.start, step, data, [], "")
+    await until(rank, "publish")
+    await publish(rank, step, servers)
+    try:
+        yield rank
+    finally:
+        bench.driver.cancel()
+
+
+async def batch(rank: DriverClient) -> StepBatch:
+    return StepBatch.from_json((await until(rank, "train"))["batch"])

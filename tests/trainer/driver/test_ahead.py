@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -12,7 +10,7 @@ from rljob_trainer.data.order import permutation
 from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverClient, DriverLost
 from rljob_trainer.failure import ConfigurationError
-from trainer.driver.bench import METRICS, Bench, Characters, call, publish, trained, until
+from trainer.driver.bench import METRICS, Bench, Characters, batch, begun, call, publish, trained, until
 from trainer.driver.servers import Server
 
 
@@ -23,26 +21,6 @@ def bench(tmp_path, monkeypatch):
     bench.spec["algorithm"] = {"rolloutCorrection": {"importanceSampling": "token"}}
     bench.spec["train"] |= {"steps": 4, "staleness": 1}
     return bench
-
-
-@asynccontextmanager
-async def begun(
-    bench: Bench, servers: list[Server], step: int = 0, data: dict[str, int] | None = None
-) -> AsyncIterator[DriverClient]:
-    """Rank 0's end, with the first policy published."""
-    bench.control(rollouts=tuple(s.endpoint for s in servers))
-    rank = await bench.connect()
-    await call(rank.start, step, data, [], "")
-    await until(rank, "publish")
-    await publish(rank, step, servers)
-    try:
-        yield rank
-    finally:
-        bench.driver.cancel()
-
-
-async def batch(rank: DriverClient) -> StepBatch:
-    return StepBatch.from_json((await until(rank, "train"))["batch"])
 
 
 def ages(found: StepBatch) -> set[int]:

@@ -14,7 +14,7 @@ from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.driver.groups import chosen
 from rljob_trainer.driver.response import Response
 from rljob_trainer.rollout.client import Generation
-from trainer.driver.bench import Bench, Characters, call, publish, trained, until
+from trainer.driver.bench import Bench, Characters, batch, begun, call, publish, trained, until
 from trainer.driver.servers import Thinker
 
 ORDER = [divmod(row, 3) for row in permutation(12, 0, 0)]
@@ -63,20 +63,8 @@ def slow(*positions: int, thoughts: int = 60) -> Thinker:
 async def attempt(
     bench: Bench, server: Thinker, step: int = 0, data: dict | None = None
 ) -> AsyncIterator[DriverClient]:
-    async with server:
-        bench.control(rollouts=(server.endpoint,))
-        rank = await bench.connect()
-        await call(rank.start, step, data, [], "")
-        await until(rank, "publish")
-        await publish(rank, step, [server])
-        try:
-            yield rank
-        finally:
-            bench.driver.cancel()
-
-
-async def batch(rank: DriverClient) -> StepBatch:
-    return StepBatch.from_json((await until(rank, "train"))["batch"])
+    async with server, begun(bench, [server], step, data) as rank:
+        yield rank
 
 
 async def train(rank: DriverClient, server: Thinker, step: int) -> dict:
