@@ -1,12 +1,13 @@
 """What a save costs the loop, and how long it takes: both formats, waited for and beside training, in one run on this machine.
 
-    python -m benchmarks.checkpoint [RANKS]
+    python -m benchmarks.checkpoint [--ranks N] [--device cpu|gpu] [--repeats N] [--scratch DIR]
 
-A Qwen2 of 30 M parameters, fp32, on RANKS (2) data-parallel ranks of gloo. Each save is made after a training step and while further steps run; the
-stall is the time that the loop did not train, the total the time until the checkpoint was committed. Medians of REPEATS, after one that is
-not counted. The last column is the length of a training step beside the writer, over that without.
+On CPU a Qwen2 of 30 M parameters, fp32, on N (2) data-parallel ranks of gloo; on a GPU the 1.5 B shape, bf16, on one rank. Each save is made after
+a training step and while further steps run; the stall is the time that the loop did not train, the total the time until the checkpoint was
+committed. Medians, after one that is not counted. The last column is the length of a training step beside the writer, over that without.
 """
 
+import argparse
 import json
 import statistics
 import sys
@@ -31,37 +32,66 @@ SHAPE = {
     "vocab_size": 16384,
     "tie_word_embeddings": False,
 }
-REPEATS = 5
 
 
-def main(ranks: int) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.checkpoint")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--scratch", type=Path, help="where checkpoints go; a temporary directory otherwise")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     runtime.install()
-    from trainer.ranks import run_ranks
-
-    with tempfile.TemporaryDirectory() as scratch:
-        spec = prepare(Path(scratch), ranks)
-        rows = run_ranks(ranks, lambda: measure(spec))[0]
+    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
+        run = on_cpu if options.device == "cpu" else on_gpu
+        rows = run(options, Path(scratch))
     print("format              waited for    stall s    total s    step beside / alone")
     for row in rows:
         print(row)
 
 
-def prepare(root: Path, ranks: int) -> RLJobSpec:
-    """A random model, and the spec of a job that trains it."""
+def on_cpu(options: argparse.Namespace, scratch: Path) -> list[str]:
+    sys.path.append(str(Path(__file__).parents[1] / "tests"))
+    from trainer.ranks import run_ranks
+
+    model = random_model(scratch / "model")
+    made = spec(scratch, model, "cpu", options.ranks)
+    rows: list[str] = run_ranks(options.ranks, lambda: measure(made, options.repeats))[0]
+    return rows
+
+
+def on_gpu(options: argparse.Namespace, scratch: Path) -> list[str]:
+    import torch.distributed as dist
+
+    from benchmarks.shapes import write_model
+
+    model = write_model(Path(tempfile.gettempdir()) / "rljob-bench-1.5b")
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    rows = measure(spec(scratch, model, "gpu", 1), options.repeats)
+    dist.destroy_process_group()
+    return rows
+
+
+def random_model(directory: Path) -> Path:
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     model = AutoModelForCausalLM.from_config(Qwen2Config(**SHAPE))
-    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, {ranks} ranks")
-    model.save_pretrained(root / "model")
-    (root / "model" / "tokenizer.json").write_text(json.dumps({}))
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters")
+    model.save_pretrained(directory)
+    (directory / "tokenizer.json").write_text(json.dumps({}))
+    return directory
+
+
+def spec(root: Path, model: Path, device: str, ranks: int) -> RLJobSpec:
     return RLJobSpec.model_validate(
         {
-            "model": {"path": str(root / "model"), "dtype": "float32"},
+            "model": {"path": str(model), "dtype": "float32" if device == "cpu" else "bfloat16"},
             "data": {"train": ["/none"]},
             "rewards": [{"rule": "exactMatch"}],
             "train": {"steps": 1000, "promptsPerStep": 4, "samplesPerPrompt": 4, "tokensPerMicroBatch": 256},
-            "trainer": {"device": "cpu", "nodes": ranks},
+            "trainer": {"device": device, "nodes": ranks},
             "rollout": {"sampling": {"maxTokens": 32}},
             "checkpoint": {"path": str(root / "run"), "keepLast": 1},
             "image": "none",
@@ -69,7 +99,7 @@ def prepare(root: Path, ranks: int) -> RLJobSpec:
     )
 
 
-def measure(spec: RLJobSpec) -> list[str]:
+def measure(spec: RLJobSpec, repeats: int) -> list[str]:
     """On every rank; the rows of the table."""
     from rljob_trainer.checkpoint.lineage import Run
     from rljob_trainer.checkpoint.store import Store
@@ -89,7 +119,8 @@ def measure(spec: RLJobSpec) -> list[str]:
     )
     saver = Saver(engine, ranks, Store(Path(spec.checkpoint.path), run) if ranks.is_first else None)
     steps = Steps(engine)
-    return [row(saver, steps, reshardable, waited) for reshardable in (True, False) for waited in (True, False)]
+    cases = [(reshardable, waited) for reshardable in (True, False) for waited in (True, False)]
+    return [row(saver, steps, *case, repeats) for case in cases]
 
 
 class Steps:
@@ -113,8 +144,8 @@ class Steps:
         return time.monotonic() - began
 
 
-def row(saver: Any, steps: Steps, reshardable: bool, waited: bool) -> str:
-    found = [save(saver, steps, reshardable, waited) for _ in range(REPEATS + 1)][1:]
+def row(saver: Any, steps: Steps, reshardable: bool, waited: bool, repeats: int) -> str:
+    found = [save(saver, steps, reshardable, waited) for _ in range(repeats + 1)][1:]
     stall, total, beside, alone = (statistics.median(column) for column in zip(*found, strict=True))
     name = "fully_reshardable" if reshardable else "dp_reshardable"
     ratio = "-" if waited else f"{beside / alone:.2f}"
@@ -131,4 +162,4 @@ def save(saver: Any, steps: Steps, reshardable: bool, waited: bool) -> tuple[flo
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 2)
+    main()
