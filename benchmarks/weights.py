@@ -25,6 +25,7 @@ from benchmarks.shapes import write_model
 from rljob_api import names
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.local import gpus
 from rljob_trainer.rollout.arguments import server_arguments, server_environment
 
 TOKEN = "benchmark"
@@ -45,7 +46,7 @@ def main() -> int:
         return 0
     write_model(options.model)
     job = spec(options.model, options.device)
-    with server(job, "1" if options.device == "gpu" else ""):
+    with server(job, gpus.present()[1] if options.device == "gpu" else ""):
         size = update(job, options.repeats)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29613"]
     plain = ["-m", "benchmarks.weights", "--plain", str(size), "--device", options.device]
