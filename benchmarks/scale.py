@@ -28,7 +28,9 @@ from e2e.cluster.steps import BIN
 from e2e.control_plane import TOKEN, ControlPlane, free_ports
 from rljob_operator.api import NotFound
 from rljob_operator.client import KubernetesApi
+from rljob_operator.stores import CHILD_KINDS
 from rljob_operator.throttle import Throttle
+from rljob_operator.watch import OURS
 
 Phase = Callable[["Bench"], Awaitable[None]]
 ROLES = (("trainer", 3), ("rollout", 1))
@@ -102,7 +104,7 @@ class Bench:
             await self.api._request("POST", "Node", "/api/v1/nodes", body | {"status": status})
 
     async def beside(self, what: str, count: int, pods: int, roles: dict[str, int]) -> None:
-        """In turn, each time in namespaces of its own: the medians, and the range of the ratio of neighbours."""
+        """In turn, each time in a namespace of its own: the medians, and the range of the ratio of neighbours."""
         floors, ours, total = list[float](), list[float](), count * pods
         before, cpu = self.requests(), spent(self.operator.pid)
         for i in range(self.args.repeats):
@@ -156,8 +158,14 @@ class Bench:
             for obj in (await self.api.listing(kind, namespace)).objects:
                 with suppress(NotFound):  # the garbage collector was faster
                     await self.api.delete(kind, namespace, obj["metadata"]["name"], obj["metadata"]["uid"])
-        while (await self.api.listing("Pod", namespace)).objects:  # noqa: ASYNC110
-            await asyncio.sleep(0.2)
+        for kind in (
+            "Pod",
+            "ConfigMap",
+            *CHILD_KINDS,
+        ):  # otherwise the garbage collector would go on beside the next run
+            selector = "" if kind == "Pod" else OURS
+            while (await self.api.listing(kind, namespace, selector)).objects:  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
 
     async def live(self) -> None:
         """Jobs whose attempts are open: first nothing moves, then every rank 0 sends a heartbeat every 15 s."""

@@ -85,7 +85,7 @@ def gang(job: str, role: str) -> str:
 
 
 def pods(job: str) -> str:
-    """ServiceAccount, Role, RoleBinding, NetworkPolicy and headless Service of all the job's pods."""
+    """ServiceAccount, Role, RoleBinding and NetworkPolicy of all the job's pods."""
     return f"{job}-pods"
 
 

@@ -19,7 +19,7 @@ from rljob_operator.store import Store, bare, is_ours, key_of, same_but_version
 
 ROOM: Key = ("", "room")
 """The group of a pod that has given its place back."""
-CHILD_KINDS = ("NetworkPolicy", "Service", "ServiceAccount", "Role", "RoleBinding", "StatefulSet")
+CHILD_KINDS = ("NetworkPolicy", "ServiceAccount", "Role", "RoleBinding", "StatefulSet")
 """Besides ConfigMaps, which have a store of their own."""
 UNWATCHED = ("PodGroup",)
 """Of which only our own writes and reads are known: not every cluster has the kind."""

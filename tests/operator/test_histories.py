@@ -19,7 +19,7 @@ from simulator.feed import HOSTILE, PROMPT
 from simulator.world import NAMESPACE, World
 
 CHILDREN = [
-    ("Service", "demo-pods"),
+    ("NetworkPolicy", "demo-pods"),
     ("ConfigMap", "demo-control"),
     ("Role", "demo-pods"),
     ("ConfigMap", "demo-trainer-0-report"),

@@ -38,7 +38,6 @@ def test_a_job_has_these_children_and_pods_come_last() -> None:
         "ServiceAccount demo-pods",
         "Role demo-pods",
         "RoleBinding demo-pods",
-        "Service demo-pods",
         "NetworkPolicy demo-pods",
         "ConfigMap demo-trainer-0-report",
         "ConfigMap demo-trainer-1-report",
@@ -76,14 +75,6 @@ def test_a_pod_may_read_the_control_and_write_its_jobs_reports_and_nothing_else(
 
 def test_reports_are_made_without_data() -> None:
     assert "data" not in children(make_job())[("ConfigMap", "demo-trainer-0-report")]
-
-
-def test_a_service_names_pods_before_they_are_ready() -> None:
-    assert children(make_job())[("Service", "demo-pods")]["spec"] == {
-        "clusterIP": "None",
-        "publishNotReadyAddresses": True,
-        "selector": {names.LABEL_JOB: "demo", names.LABEL_MANAGED_BY: "rljob"},
-    }
 
 
 def test_pods_of_a_job_reach_each_other_and_from_outside_only_the_rollout_server_is_reached() -> None:

@@ -62,21 +62,21 @@ async def test_an_edited_child_is_corrected() -> None:
     world = World()
     world.apply()
     await world.until(state="Running")
-    service = world.cluster.edit("Service", NAMESPACE, "demo-pods")
-    service["spec"]["publishNotReadyAddresses"] = False
+    policy = world.cluster.edit("NetworkPolicy", NAMESPACE, "demo-pods")
+    policy["spec"]["ingress"] = []
     await world.turn()
-    assert world.cluster.edit("Service", NAMESPACE, "demo-pods")["spec"]["publishNotReadyAddresses"] is True
+    assert len(world.cluster.edit("NetworkPolicy", NAMESPACE, "demo-pods")["spec"]["ingress"]) == 2
 
 
 async def test_a_child_of_a_namesake_is_not_taken_over() -> None:
     world = World()
     world.apply()
     await world.until(state="Running")
-    service = world.cluster.edit("Service", NAMESPACE, "demo-pods")
-    service["metadata"]["ownerReferences"][0]["uid"] = "another"
-    service["spec"]["publishNotReadyAddresses"] = False
+    policy = world.cluster.edit("NetworkPolicy", NAMESPACE, "demo-pods")
+    policy["metadata"]["ownerReferences"][0]["uid"] = "another"
+    policy["spec"]["ingress"] = []
     await world.turn()
-    assert world.cluster.edit("Service", NAMESPACE, "demo-pods")["spec"]["publishNotReadyAddresses"] is False
+    assert world.cluster.edit("NetworkPolicy", NAMESPACE, "demo-pods")["spec"]["ingress"] == []
 
 
 async def test_a_job_that_is_being_deleted_is_left_to_its_owner_references() -> None:

@@ -8,7 +8,7 @@ from rljob_api.status import JobStatus
 from rljob_operator.ordinals import rollout_ordinals, trainer_ordinals
 from rljob_operator.render.backend import companions
 from rljob_operator.render.channel import control, report
-from rljob_operator.render.gang import resized, service, stateful_set, token
+from rljob_operator.render.gang import resized, stateful_set, token
 from rljob_operator.render.network import network_policy
 from rljob_operator.render.rbac import access
 from rljob_operator.snapshot import Snapshot
@@ -24,7 +24,7 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     released = status.suspended or bool(status.outcome)
     sizes = _sizes(s, status, spec)
     reports = {names.report(names.pod(s.job.name, role, i)): role for role, size in sizes.items() for i in range(size)}
-    objects = [*access(s.job, list(reports)), service(s.job)]
+    objects = access(s.job, list(reports))
     objects += [network_policy(s.job)] if s.network_policy else []
     objects += [report(s.job, role, name) for name, role in reports.items()]
     objects += [control(s, status, spec), *companions(s.job, spec)]
