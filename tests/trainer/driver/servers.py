@@ -7,7 +7,8 @@ from collections.abc import Callable
 from aiohttp import web
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.weights.wire import INTERRUPT, STATE, STEP_HEADER
+from rljob_trainer.rollout.answer import Drawn, encode
+from rljob_trainer.weights.wire import GENERATE, INTERRUPT, STATE, STEP_HEADER
 
 EOS = ord(".")
 PACE = 0.01
@@ -24,7 +25,7 @@ class Server:
 
     async def __aenter__(self) -> "Server":
         app = web.Application()
-        routes = [web.post("/v1/completions", self._complete), web.post(INTERRUPT, self._interrupt)]
+        routes = [web.post(GENERATE, self._generate), web.post(INTERRUPT, self._interrupt)]
         app.add_routes([web.get(STATE, self._state), *routes])
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -40,7 +41,7 @@ class Server:
     async def _state(self, _: web.Request) -> web.Response:
         return web.json_response({"attempt": 1, "policy_step": self.policy_step, "digest": ""})
 
-    async def _complete(self, request: web.Request) -> web.Response:
+    async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.requests.append(body)
         await asyncio.sleep(self.delay)
@@ -48,10 +49,8 @@ class Server:
             request.transport.close()
             return web.Response(status=500)
         left, right = "".join(map(chr, body["prompt"])).rstrip("=").split("+")
-        choices = [
-            _choice(i, int(left) + int(right) + self.wrong(int(left), i, body)) for i in reversed(range(body["n"]))
-        ]
-        return web.json_response({"choices": choices}, headers={STEP_HEADER: str(self.policy_step)})
+        drawn = [_drawn(int(left) + int(right) + self.wrong(int(left), i, body)) for i in range(body["n"])]
+        return web.json_response(encode(drawn), headers={STEP_HEADER: str(self.policy_step)})
 
     async def _interrupt(self, _: web.Request) -> web.Response:
         return web.json_response({})
@@ -67,7 +66,7 @@ class Thinker(Server):
         super().__init__(pod)
         self.thoughts, self._writing = thoughts, asyncio.Event()
 
-    async def _complete(self, request: web.Request) -> web.Response:
+    async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.requests.append(body)
         policy, stop = self.policy_step, self._writing
@@ -80,10 +79,8 @@ class Thinker(Server):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), PACE)
         ended = "stop" if written + text == whole else "abort" if stop.is_set() else "length"
-        log_probs = {"token_logprobs": [-1.0 - policy] * len(text)}
-        choice = {"finish_reason": ended, "token_ids": [*map(ord, text)], "logprobs": log_probs}
-        choices = [{"index": i} | choice for i in range(body["n"])]
-        return web.json_response({"choices": choices}, headers={STEP_HEADER: str(policy)})
+        drawn = Drawn([*map(ord, text)], [-1.0 - policy] * len(text), ended)
+        return web.json_response(encode([drawn] * body["n"]), headers={STEP_HEADER: str(policy)})
 
     async def _interrupt(self, _: web.Request) -> web.Response:
         self._writing.set()
@@ -91,7 +88,6 @@ class Thinker(Server):
         return web.json_response({})
 
 
-def _choice(index: int, answer: int) -> dict:
+def _drawn(answer: int) -> Drawn:
     tokens = [*map(ord, str(answer)), EOS]
-    log_probs = {"token_logprobs": [-0.5 - i for i in range(len(tokens))]}
-    return {"index": index, "finish_reason": "stop", "token_ids": tokens, "logprobs": log_probs}
+    return Drawn(tokens, [-0.5 - i for i in range(len(tokens))], "stop")

@@ -1,5 +1,6 @@
 """The front alone: who gets in. Calls as an ASGI server makes them; behind the front is an application that says OK."""
 
+import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from rljob_trainer.weights import wire
 
 CLOSED = [
     ("POST", "/v1/completions"),
+    ("POST", wire.GENERATE),
     ("GET", "/v1/models"),
     ("GET", "/docs"),
     ("POST", "/health"),
@@ -58,9 +60,10 @@ class Caller:
         self, method: str, path: str, headers: dict[str, str] | None = None, **body: Any
     ) -> tuple[int, Any]:
         sent: list[dict] = []
+        messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
 
         async def receive() -> dict:
-            return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+            return messages.pop() if messages else await asyncio.Future()
 
         async def send(message: Any) -> None:
             sent.append(message)
@@ -136,9 +139,21 @@ async def test_nothing_generates_before_weights_of_the_current_attempt_came(call
     assert await call("GET", wire.STATE, TOKEN) == (200, {"attempt": 2, "policy_step": None, "digest": ""})
 
 
+async def test_our_own_generation_waits_for_weights_as_well_and_says_whose_it_is(call: Caller) -> None:
+    assert (await call("POST", wire.GENERATE, of(1)))[0] == 503
+    await call.update(1, step=4)
+    assert (await call("POST", wire.GENERATE, of(1)))[0] == 400, "of the route itself: there is no prompt"
+    assert call.headers[wire.STEP_HEADER.lower()] == "4"
+
+
 async def test_a_lower_attempt_is_refused_on_every_route_once_a_higher_one_was_seen(call: Caller) -> None:
     await call.update(2)
-    for method, path in [("GET", wire.STATE), ("POST", wire.OPEN), ("POST", "/v1/completions")]:
+    for method, path in [
+        ("GET", wire.STATE),
+        ("POST", wire.OPEN),
+        ("POST", wire.GENERATE),
+        ("POST", "/v1/completions"),
+    ]:
         status, body = await call(method, path, of(1))
         assert (status, body["attempt"]) == (409, 2)
 

@@ -13,9 +13,10 @@ from aiohttp import web
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout import pool as pool_module
+from rljob_trainer.rollout.answer import Drawn, encode
 from rljob_trainer.rollout.client import RequestRefusedError
 from rljob_trainer.rollout.pool import Pool
-from rljob_trainer.weights.wire import INTERRUPT, STEP_HEADER, FencedOut
+from rljob_trainer.weights.wire import GENERATE, INTERRUPT, STEP_HEADER, FencedOut
 
 SAMPLING = Sampling(temperature=1.0, max_tokens=8)
 
@@ -39,7 +40,7 @@ class Server:
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Server"]:
         application = web.Application()
-        application.add_routes([web.post("/v1/completions", self.complete), web.get("/rljob/state", self.state)])
+        application.add_routes([web.post(GENERATE, self.generate), web.get("/rljob/state", self.state)])
         application.add_routes([web.post(INTERRUPT, self.interrupt)])
         runner = web.AppRunner(application, shutdown_timeout=0.1)
         await runner.setup()
@@ -67,7 +68,7 @@ class Server:
         self.finish, self.frozen = "abort", False
         return web.json_response({})
 
-    async def complete(self, request: web.Request) -> web.Response:
+    async def generate(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.seen.append(body["prompt"][0])
         self.now += body["n"]
@@ -80,9 +81,8 @@ class Server:
                 request.transport.abort()
             if self.status != 200:
                 return web.json_response({"error": "no", "attempt": 7}, status=self.status)
-            choice = {"token_ids": body["prompt"], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": self.finish}
-            choices = [choice | {"index": i} for i in reversed(range(body["n"]))]
-            return web.json_response({"choices": choices}, headers={STEP_HEADER: "3"})
+            drawn = Drawn(body["prompt"], [-1.0], self.finish)
+            return web.json_response(encode([drawn] * body["n"]), headers={STEP_HEADER: "3"})
         finally:
             self.now -= body["n"]
 

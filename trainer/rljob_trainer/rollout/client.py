@@ -7,22 +7,12 @@ import aiohttp
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
-from rljob_trainer.rollout.arguments import SERVED_MODEL
-from rljob_trainer.weights.wire import ATTEMPT_HEADER, INTERRUPT, STATE, STEP_HEADER, FencedOut
+from rljob_trainer.rollout.answer import decode
+from rljob_trainer.weights.wire import ATTEMPT_HEADER, GENERATE, INTERRUPT, STATE, STEP_HEADER, FencedOut
 
 CONNECT_SECONDS = 30.0
 PROBE_SECONDS = 10.0
 """Longest wait for an answer to a question that costs the server nothing."""
-
-NEUTRAL = {
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-}
-"""What would change the distribution beyond temperature, switched off explicitly."""
 
 
 class ReplicaLost(RuntimeError):
@@ -73,18 +63,14 @@ class RolloutClient:
 
         Raises ReplicaLost (connection, 5xx), RequestRefusedError (other 4xx), FencedOut (409).
         """
-        request = NEUTRAL | {
-            "model": SERVED_MODEL,
-            "prompt": list(prompt_tokens),
+        request = {
+            "prompt": prompt_tokens,
             "n": n,
             "seed": seed,
             "temperature": sampling.temperature,
             "max_tokens": sampling.max_tokens,
-            "logprobs": 0,
-            "return_token_ids": True,
-            "skip_special_tokens": False,
         }
-        body, headers = await self._call("POST", "/v1/completions", request)
+        body, headers = await self._call("POST", GENERATE, request)
         return _generations(body, n, int(headers[STEP_HEADER]))
 
     async def interrupt(self) -> None:
@@ -125,10 +111,7 @@ async def answers(endpoint: RolloutEndpoint, token: str, attempt: int) -> bool:
 
 
 def _generations(body: Any, n: int, policy_step: int) -> list[Generation]:
-    choices = sorted(body["choices"], key=lambda c: c["index"])
-    if len(choices) != n or any(c["finish_reason"] not in ("stop", "length", "abort") for c in choices):
-        raise ReplicaLost(f"{len(choices)} of {n} responses, finished by {[c['finish_reason'] for c in choices]}")
-    return [
-        Generation(tuple(c["token_ids"]), tuple(c["logprobs"]["token_logprobs"]), c["finish_reason"], policy_step)
-        for c in choices
-    ]
+    found = decode(body)
+    if len(found) != n or any(drawn.finish_reason not in ("stop", "length", "abort") for drawn in found):
+        raise ReplicaLost(f"{len(found)} of {n} responses, finished by {[drawn.finish_reason for drawn in found]}")
+    return [Generation(*drawn, policy_step) for drawn in found]  # type: ignore[arg-type]

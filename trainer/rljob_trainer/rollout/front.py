@@ -1,8 +1,8 @@
-"""The ASGI middleware in front of vLLM's server: token, attempt fence, weight updates, and no generation before the weights are current.
+"""The ASGI middleware in front of vLLM's server: token, attempt fence, weight updates, generation, and none before the weights are current.
 
-Open routes are GET /health (kubelet) and GET /metrics (Prometheus). Everything else needs the job's token; everything that is not ours is
-vLLM's and is let through only while a policy of the current attempt is served. Statuses: 400 bad header or body, 401 no token,
-409 a higher attempt holds the server (body: `attempt`), 503 no weights yet, 500 an update failed (body: `error`).
+Open routes are GET /health (kubelet) and GET /metrics (Prometheus). Everything else needs the job's token; what generates, ours and vLLM's
+own routes, is let through only while a policy of the current attempt is served. Statuses: 400 bad header or body, 401 no token, 409 a higher
+attempt holds the server (body: `attempt`), 503 no weights yet, 500 an update failed (body: `error`).
 """
 
 import os
@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rljob_api import names
 from rljob_trainer.rollout.gate import Gate
+from rljob_trainer.rollout.generate import generate
 from rljob_trainer.rollout.updates import UpdateError, WeightUpdates
 from rljob_trainer.weights import wire
 from rljob_trainer.weights.version import PolicyVersion
@@ -54,7 +55,9 @@ class Front:
             elif (policy := self._gate.served()) is None:
                 await self._not_ready()(scope, receive, send)
             else:
-                await self._app(scope, receive, _tagged(send, policy))
+                route = scope["method"], scope["path"]
+                app = generate if route == ("POST", wire.GENERATE) else self._app
+                await app(scope, receive, _tagged(send, policy))
 
     def _refusal(self, request: Request) -> JSONResponse | None:
         """Of a request without the token or of a lower attempt. A higher attempt becomes the highest."""
@@ -70,7 +73,7 @@ class Front:
         return None
 
     async def _own_route(self, request: Request) -> JSONResponse | None:
-        """The answer of a route of ours; None when the path is vLLM's."""
+        """The answer of a route of ours; None when it needs a policy: those of vLLM, and generate."""
         route = request.method, request.url.path
         if route == ("GET", wire.STATE):
             return JSONResponse(self._gate.state())

@@ -6,6 +6,7 @@ STEP_HEADER = "X-RLJob-Policy-Step"
 """On every answer of a generate route: the step of the policy that generated it."""
 
 STATE = "/rljob/state"
+GENERATE = "/rljob/generate"
 OPEN = "/rljob/weights/open"
 BUCKET = "/rljob/weights/bucket"
 COMMIT = "/rljob/weights/commit"

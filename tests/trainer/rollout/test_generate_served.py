@@ -1,0 +1,133 @@
+"""The generate route before vLLM's engine: what it answers is what vLLM's own route answers."""
+
+import asyncio
+import contextlib
+import json
+import re
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rljob_api.spec.common import Sampling
+from rljob_trainer.rollout.arguments import SERVED_MODEL
+from rljob_trainer.rollout.client import Generation, RequestRefusedError, RolloutClient
+from rljob_trainer.rollout.generate import NEUTRAL
+from rljob_trainer.weights import wire
+from rljob_trainer.weights.publisher import Publisher
+from trainer.rollout import models
+from trainer.rollout.servers import TOKEN, Server
+
+pytestmark = pytest.mark.slow
+
+PROMPT = (2, 30, 4, 50)
+LONGEST = Sampling(temperature=2.0, max_tokens=100)
+
+
+@pytest.fixture(scope="module")
+def server(start: Callable[..., Server], checkpoints: dict[str, Path]) -> Server:
+    """It serves the policy of step 3."""
+    server = start(checkpoints["old"])
+    publisher = Publisher(1, TOKEN, "127.0.0.1", "gloo")
+    assert publisher.publish(3, iter(models.tensors(checkpoints["old"])), [server.endpoint], lambda: None).ok
+    return server
+
+
+def client(server: Server) -> RolloutClient:
+    return RolloutClient(server.endpoint, TOKEN, 1)
+
+
+async def generate(server: Server, n: int, sampling: Sampling, prompt: tuple[int, ...] = PROMPT) -> list[Generation]:
+    async with client(server) as asking:
+        return await asking.generate(prompt, n, sampling, seed=11)
+
+
+def complete(server: Server, n: int, sampling: Sampling) -> list[Generation]:
+    """The same by vLLM's own route."""
+    body: dict[str, Any] = {"model": SERVED_MODEL, "prompt": PROMPT, "n": n, "seed": 11, "logprobs": 0}
+    body |= {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "return_token_ids": True}
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    data = json.dumps(NEUTRAL | body).encode()
+    request = urllib.request.Request(server.endpoint.url + wire.COMPLETIONS, data, headers)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        choices = sorted(json.load(response)["choices"], key=lambda c: c["index"])
+        step = int(response.headers[wire.STEP_HEADER])
+    return [
+        Generation(tuple(c["token_ids"]), tuple(c["logprobs"]["token_logprobs"]), c["finish_reason"], step)
+        for c in choices
+    ]
+
+
+@pytest.mark.parametrize(("n", "temperature"), [(4, 1.0), (4, 2.0), (1, 0.0)])
+async def test_it_answers_what_vllm_s_route_answers(server: Server, n: int, temperature: float) -> None:
+    sampling = Sampling(temperature=temperature, max_tokens=60)
+    ours = await generate(server, n, sampling)
+    assert ours == await asyncio.to_thread(complete, server, n, sampling)
+    assert len({g.tokens for g in ours}) == n and {g.policy_step for g in ours} == {3}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "n", "says"),
+    [
+        ((2,) * 201, 1, "do not fit into max-model-len 300"),
+        ((), 1, "prompt cannot be empty"),
+        ((models.VOCABULARY + 1000,), 1, "out of vocabulary"),
+        (PROMPT, 0, "n must be at least 1"),
+    ],
+)
+async def test_a_wrong_request_is_refused_with_the_reason(
+    server: Server, prompt: tuple[int, ...], n: int, says: str
+) -> None:
+    with pytest.raises(RequestRefusedError, match=says):
+        await generate(server, n, LONGEST, prompt)
+
+
+async def test_an_interruption_answers_what_there_is_of_every_response(server: Server) -> None:
+    whole = await generate(server, 8, LONGEST)
+    asked = asyncio.create_task(generate(server, 8, LONGEST))
+    async with client(server) as interrupting:
+        await asyncio.to_thread(until, lambda: running(server) > 0 or asked.done())
+        await interrupting.interrupt()
+    found = await asyncio.wait_for(asked, 10)
+    assert "abort" in {g.finish_reason for g in found}
+    for part, response in zip(found, whole, strict=True):
+        assert len(part.tokens) == len(part.log_probs) and part.tokens == response.tokens[: len(part.tokens)]
+        assert part.finish_reason == "abort" or part.tokens == response.tokens
+
+
+async def test_a_client_that_leaves_ends_its_generation(server: Server) -> None:
+    before = generated(server)
+    began = time.monotonic()
+    whole = sum(len(g.tokens) for g in await generate(server, 16, LONGEST))
+    seconds = time.monotonic() - began
+    assert generated(server) - before == whole
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(generate(server, 16, LONGEST), seconds / 4)
+    await asyncio.to_thread(until, lambda: not running(server))
+    assert generated(server) - before < 2 * whole
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def running(server: Server) -> int:
+    return _metric(server, "vllm:num_requests_running")
+
+
+def generated(server: Server) -> int:
+    """Tokens so far. The engine's loop counts a token after it has been answered."""
+    time.sleep(0.2)
+    return _metric(server, "vllm:generation_tokens_total")
+
+
+def _metric(server: Server, name: str) -> int:
+    found = re.search(rf"^{name}{{.*}} (.*)$", server.get("/metrics")[1], re.MULTILINE)
+    assert found, name
+    return int(float(found[1]))

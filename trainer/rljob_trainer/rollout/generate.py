@@ -1,0 +1,87 @@
+"""The generate route: token ids in, token ids and log-probabilities out (answer.py), straight from vLLM's engine.
+
+vLLM's own routes make text of every token, an object of every log-probability, and OpenAI's models of the answer. Request: `prompt` (token
+ids), `n`, `seed` (of the first response, the others' follow it), `temperature`, `max_tokens`. Statuses: 400 the request is wrong, 500 the
+engine failed. A client that leaves ends its generation.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from rljob_trainer.rollout.answer import Drawn, encode
+
+NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""What would change the distribution beyond temperature, switched off explicitly."""
+CLIENT_LEFT = 499
+"""For the access log: nobody reads it."""
+
+
+async def generate(scope: Scope, receive: Receive, send: Send) -> None:
+    """An ASGI application."""
+    request = Request(scope, receive)
+    await (await _answer(request))(scope, receive, send)
+
+
+async def _answer(request: Request) -> Response:
+    try:
+        body = await request.json()
+        drawn = await _unless_gone(request, _draw(request.app.state.engine_client, body))
+    except (KeyError, TypeError, ValueError) as error:
+        return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 400)
+    except Exception as error:  # vLLM says why in its log; a dead engine ends the server by itself
+        return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)
+    return Response(status_code=CLIENT_LEFT) if drawn is None else JSONResponse(encode(drawn))
+
+
+async def _draw(engine: Any, body: dict[str, Any]) -> list[Drawn]:
+    """The `n` responses in order of their index. `engine` is vLLM's AsyncLLM."""
+    tokens, longest = body["prompt"], engine.model_config.max_model_len
+    if len(tokens) + body["max_tokens"] > longest:  # the engine would cut the response short and say nothing
+        raise ValueError(f"{len(tokens)} and {body['max_tokens']} more tokens do not fit into max-model-len {longest}")
+    prompt = {"type": "token", "prompt_token_ids": tokens}
+    async for found in engine.generate(prompt, sampling_parameters(body), secrets.token_hex(8)):
+        final = found
+    return [Drawn(o.token_ids, o.logprobs.logprobs, o.finish_reason) for o in final.outputs]
+
+
+def sampling_parameters(body: dict[str, Any]) -> Any:
+    """vLLM's. Raises KeyError, TypeError or ValueError."""
+    from vllm.sampling_params import (
+        RequestOutputKind,
+        SamplingParams,
+    )  # seconds to import: not whoever only wants the front
+
+    own = {name: body[name] for name in ("n", "seed", "temperature", "max_tokens")}
+    form = {"logprobs": 0, "flat_logprobs": True, "detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY}
+    return SamplingParams(**NEUTRAL | own | form)
+
+
+async def _unless_gone[T](request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result; None when the client left first: the work is cancelled then."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    """The body has been read: the next message that says something is the end."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
