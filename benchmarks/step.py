@@ -3,7 +3,8 @@
     python -m benchmarks.step [--placement separate|colocated] [--lengths fixed|mixed] [--steps N] [--out FILE]
 
 64 prompts x 8 samples, 256 tokens of prompt and 1,024 of response (`mixed`: prompts of 128 to 256, responses of up to 2,048), GRPO without KL,
-one mini-batch. Random weights hardly ever end a response, so its length is maxTokens. Prints the split of the last steps and writes it as JSON.
+one mini-batch. Random weights hardly ever end a response, so its length is maxTokens, and rewards are as good as random: gradients must not be
+zero, on which a GPU multiplies faster. Prints the split of the last steps and writes it as JSON.
 """
 
 import argparse
@@ -24,6 +25,10 @@ PROMPTS, SAMPLES = 64, 8
 SPLIT = ("time/step", "time/generate", "time/train", "time/sync", "time/save", "perf/tokens_per_s")
 AGREEMENT = ("train_rollout/log_prob_diff_mean", "train_rollout/log_prob_diff_max")
 LIMIT_SECONDS = 560
+REWARD = """
+def reward(prompt: str, response: str, answer: str) -> float:
+    return float(len(response) % 2)
+"""
 
 
 def main() -> int:
@@ -38,6 +43,7 @@ def main() -> int:
     model = write_model(options.work.parent / "rljob-bench-1.5b")
     tokenizer(model)
     prompts(data / "train.parquet", options.lengths)
+    (data / "reward.py").write_text(REWARD)
     manifest = options.work / "rljob.yaml"
     manifest.write_text(yaml.safe_dump(job(options, model, data)))
     began = time.monotonic()
@@ -107,7 +113,7 @@ def job(options: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
         "image": "none",
         "model": {"path": str(model), "dtype": "bfloat16"},
         "data": {"train": [str(data / "train.parquet")], "maxPromptTokens": 256},
-        "rewards": [{"rule": "exactMatch"}],
+        "rewards": [{"python": {"path": str(data / "reward.py")}}],
         "algorithm": {"advantage": "grpo"},
         "train": {
             "steps": options.steps,

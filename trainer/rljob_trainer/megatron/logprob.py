@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from rljob_trainer.megatron.runtime import has_compiler
+from rljob_trainer.kernels import has_triton
 
 CHUNK = 2048
 """Rows per piece: bounds the float32 copies at CHUNK x local vocabulary, whatever the length of the micro-batch."""
@@ -111,7 +110,7 @@ def _gradient_in_place(
 @cache
 def _kernels(gpu: bool) -> ModuleType | None:
     """Fused kernels for GPUs, where Triton and the C compiler that it needs are there."""
-    if not gpu or find_spec("triton") is None or not has_compiler():
+    if not has_triton(gpu):
         return None
     from rljob_trainer.megatron import logprob_kernels
 

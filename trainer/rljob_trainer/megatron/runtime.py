@@ -8,7 +8,6 @@ import importlib
 import importlib.machinery
 import logging
 import os
-import shutil
 import sys
 import types
 import warnings
@@ -18,6 +17,8 @@ from typing import Any
 
 import torch
 import torch.utils._device
+
+from rljob_trainer.kernels import has_compiler
 
 
 @functools.cache
@@ -54,11 +55,6 @@ def _choose_compiler() -> None:
     os.environ.setdefault(
         "TORCHINDUCTOR_COMPILE_THREADS", "1"
     )  # else a pool of processes as large as the machine, for a few kernels
-
-
-def has_compiler() -> bool:
-    """Whether Triton, and so torch.compile on a GPU, finds the C compiler that it calls for every kernel (triton/runtime/build.py)."""
-    return any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang"))))
 
 
 class _Stream:

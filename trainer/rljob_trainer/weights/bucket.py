@@ -51,18 +51,46 @@ class Bucket:
 
 
 def pack(tensors: Iterable[tuple[str, Tensor]], limit: int, device: torch.device) -> Iterator[Bucket]:
-    """Buckets on `device` of at least `limit` bytes, except the last. The iterable is consumed once, in order; a tensor may live anywhere.
+    """Buckets on `device` of at most `limit` bytes; a larger tensor has one for itself. The iterable is consumed once, in order; a tensor may live
+    anywhere, and only until the next one is asked for: it is copied before.
 
     A payload is complete when it is yielded, also for other streams.
     """
-    parts: list[tuple[str, Tensor]] = []
+    filling: _Filling | None = None
     for name, tensor in tensors:
-        parts.append((name, tensor.detach()))
-        if payload_size(t.nbytes for _, t in parts) >= limit:
-            yield _bucket(parts, device)
-            parts = []
-    if parts:
-        yield _bucket(parts, device)
+        if filling and not filling.has_room(tensor.nbytes):
+            yield filling.bucket()
+            filling = None
+        filling = filling or _Filling(max(limit, padded(tensor.nbytes)), device)
+        filling.add(name, tensor.detach())
+    if filling:
+        yield filling.bucket()
+
+
+class _Filling:
+    """A bucket in the making."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self._used = 0
+        self._payload = torch.zeros(capacity, dtype=torch.uint8, device=device)
+        self._parts: list[tuple[str, Tensor]] = []
+
+    def has_room(self, size: int) -> bool:
+        return self._used + padded(size) <= self._payload.numel()
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        room = self._payload[self._used : self._used + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        self._parts.append((name, room.copy_(tensor)))
+        self._used += padded(tensor.nbytes)
+
+    def bucket(self) -> Bucket:
+        payload = self._payload[: self._used]
+        marks = fingerprints(payload, [room.nbytes for _, room in self._parts])  # waits for the device
+        entries = (
+            Entry(name, str(room.dtype).removeprefix("torch."), tuple(room.shape), mark)
+            for (name, room), mark in zip(self._parts, marks, strict=True)
+        )
+        return Bucket(tuple(entries), payload)
 
 
 def payload_size(sizes: Iterable[int]) -> int:
@@ -95,19 +123,6 @@ def torch_dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise CorruptBucketError(f"{name!r} is not a tensor type")
     return dtype
-
-
-def _bucket(parts: list[tuple[str, Tensor]], device: torch.device) -> Bucket:
-    sizes = [t.nbytes for _, t in parts]
-    payload = torch.zeros(payload_size(sizes), dtype=torch.uint8, device=device)
-    for (_, tensor), part in zip(parts, _parts(payload, sizes), strict=True):
-        part.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-    marks = fingerprints(payload, sizes)  # waits for the device
-    entries = (
-        Entry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), mark)
-        for (name, tensor), mark in zip(parts, marks, strict=True)
-    )
-    return Bucket(tuple(entries), payload)
 
 
 def _parts(payload: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:

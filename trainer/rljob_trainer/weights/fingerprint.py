@@ -9,16 +9,19 @@ always shows, any other change not made on purpose but with a probability of abo
 so every device gives the same number. It guards against mistakes and faults, not against an adversary, whom the job's token keeps out.
 """
 
-from functools import lru_cache
+from functools import cache, lru_cache
+from types import ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rljob_trainer.kernels import has_triton
+
 ROW_WORDS = 4096
 ROW_BYTES = 4 * ROW_WORDS
 PIECE_ROWS = {"cpu": 64, "cuda": 2048}
-"""Rows that are widened to 64 bits at a time: few enough for a CPU's caches, and on a GPU enough to be worth a kernel; 32 MiB take 64 MiB more."""
+"""Rows that torch widens to 64 bits at a time: few enough for a CPU's caches, and on a GPU enough to be worth a kernel; 32 MiB take 64 MiB more."""
 _WORDS_SEED, _ROWS_SEED = 1, 2
 
 
@@ -32,19 +35,27 @@ def fingerprints(payload: Tensor, sizes: list[int]) -> list[str]:
     counts = [padded(size) // ROW_BYTES for size in sizes]
     rows = payload.view(torch.int32).view(-1, ROW_WORDS)
     owners = torch.repeat_interleave(torch.tensor(counts), output_size=len(rows)).to(payload.device)
-    sums = (
-        torch.cat([_row_sums(piece) for piece in rows.split(PIECE_ROWS[rows.device.type])])
-        if len(rows)
-        else rows.sum(1)
-    )
+    sums = _row_sums(rows, _coefficients(_WORDS_SEED, ROW_WORDS, rows.device))
     weights = torch.cat([_coefficients(_ROWS_SEED, n, payload.device)[:n] for n in counts])
     totals = torch.zeros(len(sizes), dtype=torch.int64, device=payload.device)
     totals.index_add_(0, owners, sums * weights)
     return [f"{total % 2**64:016x}" for total in totals.tolist()]
 
 
-def _row_sums(rows: Tensor) -> Tensor:
-    return (rows * _coefficients(_WORDS_SEED, ROW_WORDS, rows.device)).sum(1)
+def _row_sums(rows: Tensor, coefficients: Tensor) -> Tensor:
+    if kernel := _kernel(rows.is_cuda):
+        return kernel.row_sums(rows, coefficients)
+    pieces = rows.split(PIECE_ROWS[rows.device.type]) if len(rows) else [rows]
+    return torch.cat([(piece * coefficients).sum(1) for piece in pieces])
+
+
+@cache
+def _kernel(gpu: bool) -> ModuleType | None:
+    if not has_triton(gpu):
+        return None
+    from rljob_trainer.weights import fingerprint_kernel
+
+    return fingerprint_kernel
 
 
 def _coefficients(seed: int, count: int, device: torch.device) -> Tensor:

@@ -21,7 +21,7 @@ from rljob_trainer.weights.session import ENDS, End, ReplicaError, Session
 from rljob_trainer.weights.version import PolicyVersion
 
 BUCKET_BYTES = {GLOO: 64 * 2**20, NCCL: 512 * 2**20, IPC: 512 * 2**20}
-"""A bucket is closed once it holds so much; a larger tensor has one for itself. On a GPU a bucket takes less time than the message about it."""
+"""Most that a bucket holds; a larger tensor has one for itself. On a GPU a bucket takes less time than the message about it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,15 @@
+"""Whether kernels of our own can run here. No torch here."""
+
+import os
+import shutil
+from importlib.util import find_spec
+
+
+def has_compiler() -> bool:
+    """Whether Triton, and so torch.compile on a GPU, finds the C compiler that it calls for every kernel (triton/runtime/build.py)."""
+    return any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang"))))
+
+
+def has_triton(gpu: bool) -> bool:
+    """Whether Triton's kernels can be used on tensors of this device."""
+    return gpu and find_spec("triton") is not None and has_compiler()
