@@ -94,6 +94,7 @@ OWNED_VLLM_ARGUMENTS = {
     "override-generation-config": "rljob: every sampling parameter is explicit",
     "logprobs-mode": "rljob: the trainer needs processed log-probabilities",
     "distributed-executor-backend": "rljob, from spec.rollout.tensorParallel",
+    "scheduler-cls": "rljob, whose scheduler hands responses over in pieces",
 } | dict.fromkeys(
     (
         "host",

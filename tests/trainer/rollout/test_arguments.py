@@ -26,6 +26,7 @@ def test_what_we_own_is_always_said() -> None:
         "weight-transfer-config": '{"backend": "gloo"}',
         "middleware": "rljob_trainer.rollout.front.Front",
         "worker-extension-cls": "rljob_trainer.rollout.worker.WorkerExtension",
+        "scheduler-cls": "rljob_trainer.rollout.scheduler.scheduler",
     }
     assert {name: option(arguments, name) for name in expected} == expected
     assert "--no-trust-remote-code" in arguments

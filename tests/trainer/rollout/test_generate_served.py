@@ -24,6 +24,8 @@ from trainer.rollout.servers import TOKEN, Server
 pytestmark = pytest.mark.slow
 
 PROMPT = (2, 30, 4, 50)
+LATENCIES = "vllm:inter_token_latency_seconds_count"
+"""Of it: outputs of the engine's after the first of their request."""
 LONGEST = Sampling(temperature=2.0, max_tokens=100)
 
 
@@ -67,6 +69,13 @@ async def test_it_answers_what_vllm_s_route_answers(server: Server, n: int, temp
     ours = await generate(server, n, sampling)
     assert ours == await asyncio.to_thread(complete, server, n, sampling)
     assert len({g.tokens for g in ours}) == n and {g.policy_step for g in ours} == {3}
+
+
+async def test_tokens_leave_the_engine_in_pieces(server: Server) -> None:
+    tokens, pieces = generated(server), _metric(server, LATENCIES)
+    drawn = sum(len(g.tokens) for g in await generate(server, 8, LONGEST))
+    assert generated(server) - tokens == drawn
+    assert 8 <= _metric(server, LATENCIES) - pieces < drawn / 8
 
 
 @pytest.mark.parametrize(

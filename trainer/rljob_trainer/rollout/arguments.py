@@ -41,6 +41,7 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
         "logprobs-mode": "processed_logprobs",
         "middleware": "rljob_trainer.rollout.front.Front",
         "worker-extension-cls": "rljob_trainer.rollout.worker.WorkerExtension",
+        "scheduler-cls": "rljob_trainer.rollout.scheduler.scheduler",
         "weight-transfer-config": {"backend": backend(spec)},
         "trust-remote-code": spec.model.trust_remote_code,
     }

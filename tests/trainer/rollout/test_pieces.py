@@ -1,0 +1,108 @@
+"""What leaves the engine when. The scheduler below is a stand-in; with vLLM's: test_generate_served.py."""
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from rljob_trainer.rollout.pieces import PIECE, InPieces, Pieces
+
+SPECIAL = [
+    "finish_reason",
+    "prefill_stats",
+    "events",
+    "new_prompt_logprobs_tensors",
+    "pooling_output",
+    "routed_experts",
+    "kv_transfer_params",
+    "ec_transfer_params",
+]
+
+
+class Rows(NamedTuple):
+    """As vLLM's LogprobsLists."""
+
+    logprob_token_ids: np.ndarray
+    logprobs: np.ndarray
+    sampled_token_ranks: np.ndarray
+    cu_num_generated_tokens: list[int] | None = None
+
+
+def output(request: str, *tokens: int, **special: Any) -> Any:
+    """With a log-probability of -token for every token."""
+    ids = np.array(tokens, dtype=np.int32).reshape(-1, 1)
+    rows = Rows(ids, -ids.astype(np.float32), ids[:, 0] * 0 + 1)
+    fields = dict.fromkeys(SPECIAL) | special
+    return SimpleNamespace(request_id=request, new_token_ids=list(tokens), new_logprobs=rows, **fields)
+
+
+def said(outputs: list[Any]) -> list[tuple[str, list[int]]]:
+    """Requests and tokens, whose log-probabilities have to be theirs."""
+    for o in outputs:
+        ids, log_probs, ranks, _ = o.new_logprobs
+        assert ids[:, 0].tolist() == o.new_token_ids == (-log_probs[:, 0]).tolist() and len(ranks) == len(ids)
+        assert (ids.dtype, log_probs.dtype) == (np.int32, np.float32)
+    return [(o.request_id, o.new_token_ids) for o in outputs]
+
+
+def test_a_requests_outputs_leave_in_pieces_and_its_last_at_once() -> None:
+    pieces = Pieces()
+    steps = [pieces.due([output("a", i), output("b", 100 + i)]) for i in range(2 * PIECE)]
+    assert [bool(s) for s in steps] == ([False] * (PIECE - 1) + [True]) * 2
+    assert said(steps[PIECE - 1]) == [("a", [*range(PIECE)]), ("b", [*range(100, 100 + PIECE)])]
+    assert pieces.due([output("a", 70), output("b", 80)]) == []
+    (last,) = pieces.due([output("a", 71, finish_reason=0)])
+    assert said([last]) == [("a", [70, 71])] and last.finish_reason == 0
+
+
+def test_several_tokens_of_a_step_and_none_keep_their_order() -> None:
+    pieces = Pieces()
+    pieces.due([output("a", 1, 2, 3)])
+    pieces.due([output("a", 4)])
+    assert said(pieces.due([output("a", finish_reason=3)])) == [("a", [1, 2, 3, 4])]
+
+
+@pytest.mark.parametrize("special", SPECIAL)
+def test_what_is_not_only_tokens_is_never_held_back(special: str) -> None:
+    pieces = Pieces()
+    pieces.due([output("a", 1)])
+    (found,) = pieces.due([output("a", 2, **{special: "something"})])
+    assert said([found]) == [("a", [1, 2])] and getattr(found, special) == "something"
+    assert pieces.due([output("a", 3)]) == []
+
+
+def test_a_request_without_log_probabilities_has_none() -> None:
+    pieces = Pieces()
+    plain = [output("a", i) for i in range(PIECE)]
+    for o in plain:
+        o.new_logprobs = None
+    (found,) = [whole for o in plain for whole in pieces.due([o])]
+    assert found.new_token_ids == [*range(PIECE)] and found.new_logprobs is None
+
+
+class Scheduler:
+    """Returns what it is given, as vLLM's."""
+
+    def update_from_output(self, outputs: list[Any], _: None) -> dict[int, Any]:
+        return {0: SimpleNamespace(outputs=outputs, finished_requests={"x"}, scheduler_stats="statistics")}
+
+    def finish_requests(self, requests: list[str], _: str) -> list[Any]:
+        return [SimpleNamespace(request_id=request) for request in requests]
+
+
+class UnderTest(InPieces, Scheduler):
+    pass
+
+
+def test_the_scheduler_holds_back_outputs_and_nothing_else() -> None:
+    found = UnderTest().update_from_output([output("a", 1)], None)[0]
+    assert (found.outputs, found.finished_requests, found.scheduler_stats) == ([], {"x"}, "statistics")
+
+
+def test_what_is_held_back_of_an_aborted_request_is_forgotten() -> None:
+    scheduler = UnderTest()
+    scheduler.update_from_output([output("a", 1), output("b", 2)], None)
+    assert [r.request_id for r in scheduler.finish_requests(["a"], "aborted")] == ["a"]
+    found = scheduler.update_from_output([output("a", finish_reason=2), output("b", 3, finish_reason=0)], None)[0]
+    assert said(found.outputs) == [("a", []), ("b", [2, 3])]
