@@ -14,8 +14,8 @@ class Memory:
 
     conflicts: dict[Key, tuple[str, ...]] = field(default_factory=dict)
     """Children that could not be written, each as a sentence."""
-    written: dict[Key, float] = field(default_factory=dict)
-    """When the status was written last."""
+    display: dict[Key, float] = field(default_factory=dict)
+    """When a status in which only counts and sentences changed may be written."""
     attempts: dict[Key, tuple[AttemptId, float]] = field(default_factory=dict)
     """The open attempt, and since when we have seen it: no heartbeat is older for us."""
     gone: dict[Key, set[str]] = field(default_factory=dict)
@@ -28,5 +28,5 @@ class Memory:
         return known[1]
 
     def forget(self, key: Key) -> None:
-        for by_job in (self.conflicts, self.written, self.attempts, self.gone):
+        for by_job in (self.conflicts, self.display, self.attempts, self.gone):
             by_job.pop(key, None)

@@ -20,8 +20,9 @@ log = logging.getLogger(__name__)
 
 CONFLICT_RETRY = 10.0
 """Seconds until the next look at a name that belongs to somebody else."""
-DISPLAY_SPACING = 5.0
-"""Seconds between writes of a status in which only counts and sentences changed: pods become ready one by one."""
+DISPLAY_SPACING, DISPLAY_SHARE = 5.0, 0.01
+"""Seconds between writes of a status in which only counts and sentences changed, since pods become ready one by one; and the share of the time
+that such writes may take: the longer the API server takes for one, the rarer they are."""
 
 
 class Reconciler:
@@ -43,7 +44,7 @@ class Reconciler:
         self._observer = Observer(api, stores, self._memory, progress_interval, network_policies)
         self._writer = Writer(api, stores)
         self._placer = Placer(stores)
-        self._spacing = min(DISPLAY_SPACING, progress_interval)
+        self._longest = progress_interval
         self._clock = clock
 
     async def __call__(self, key: Key) -> float | None:
@@ -86,9 +87,11 @@ class Reconciler:
         """Seconds by which the write is put off, if it is."""
         if decision.status == s.status and "status" in job:
             return None
-        wait = self._memory.written.get(key, 0.0) + self._spacing - s.now
+        wait = self._memory.display.get(key, 0.0) - s.now
         if wait > 0 and is_display(s.status, decision.status):
             return wait
+        began = self._clock()
         await self._writer.status(job, decision.status)
-        self._memory.written[key] = s.now
+        spacing = max(DISPLAY_SPACING, (self._clock() - began) / DISPLAY_SHARE)
+        self._memory.display[key] = s.now + min(spacing, self._longest)
         return None

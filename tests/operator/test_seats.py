@@ -54,6 +54,7 @@ def test_the_release_is_one_patch_of_exactly_this_pod() -> None:
         {"op": "test", "path": "/spec/schedulingGates/1/name", "value": names.GATE},
         {"op": "add", "path": "/spec/affinity", "value": pinned({}, "a")},
         {"op": "add", "path": "/metadata/annotations/rljob.dev~1released", "value": stamp(NOW)},
+        {"op": "add", "path": "/metadata/managedFields", "value": [{}]},
         {"op": "remove", "path": "/spec/schedulingGates/1"},
     ]
 

@@ -1,7 +1,7 @@
 """The plan: a node for every pod of the gang, all or nothing, and for as many of the further rollouts as there is room."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rljob_api.placement.cluster import Cluster
@@ -58,18 +58,25 @@ def plan(cluster: Cluster, gang: Gang, stay: Stay | None = None) -> Plan:
     fixed = {gang.trainers + i: number[name] for i, name in rollouts.items()}
     fixed |= {rank: number[name] for rank, name in stay.ranks.items()}
     problem = Problem.of(s, gang, fixed)
-    options = sorted(
-        ((problem.cost(p.of), i, p) for i, p in enumerate(starts(problem, gang.stages))), key=lambda o: o[:2]
-    )
+    options = sorted(_valued(problem, starts(problem, gang.stages)), key=lambda o: o[0])
     if not options:
         return Plan(problem=why(cluster, gang, len(stay.ranks) or kept.total(), len(rollouts)), looked=problem.looked)
-    best = _search(problem, [p for _, _, p in options[:BEST]])
+    best = _search(problem, [p for _, p in options[:BEST]])
     return Plan(
         trainers=tuple(s.nodes[n].name for n in best.of[: gang.trainers]),
         rollouts=tuple(_further(best, gang, s, rollouts)),
         cost=problem.cost(best.of),
         looked=problem.looked,
     )
+
+
+def _valued(problem: Problem, found: Iterable[Places]) -> Iterator[tuple[float, Places]]:
+    """With their costs; nothing is better than one that costs nothing, as on a single node."""
+    for places in found:
+        cost = problem.cost(places.of)
+        yield cost, places
+        if not cost:
+            return
 
 
 def _search(problem: Problem, candidates: list[Places]) -> Places:
