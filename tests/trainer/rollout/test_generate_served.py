@@ -16,6 +16,7 @@ from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout.arguments import SERVED_MODEL
 from rljob_trainer.rollout.client import Generation, RequestRefusedError, RolloutClient
 from rljob_trainer.rollout.generate import NEUTRAL
+from rljob_trainer.rollout.pieces import PIECE
 from rljob_trainer.weights import wire
 from rljob_trainer.weights.publisher import Publisher
 from trainer.rollout import models
@@ -94,17 +95,24 @@ async def test_a_wrong_request_is_refused_with_the_reason(
         await generate(server, n, LONGEST, prompt)
 
 
-async def test_an_interruption_answers_what_there_is_of_every_response(server: Server) -> None:
-    whole = await generate(server, 8, LONGEST)
+async def interrupted(server: Server) -> list[Generation]:
+    """Responses that an interruption ends while they are drawn."""
     asked = asyncio.create_task(generate(server, 8, LONGEST))
     async with client(server) as interrupting:
         await asyncio.to_thread(until, lambda: running(server) > 0 or asked.done())
         await interrupting.interrupt()
-    found = await asyncio.wait_for(asked, 10)
-    assert "abort" in {g.finish_reason for g in found}
-    for part, response in zip(found, whole, strict=True):
+    return await asyncio.wait_for(asked, 10)
+
+
+async def test_an_interruption_answers_all_that_there_is_of_every_response(server: Server) -> None:
+    whole = await generate(server, 8, LONGEST)
+    pairs = [pair for _ in range(4) for pair in zip(await interrupted(server), whole, strict=True)]
+    for part, response in pairs:
         assert len(part.tokens) == len(part.log_probs) and part.tokens == response.tokens[: len(part.tokens)]
         assert part.finish_reason == "abort" or part.tokens == response.tokens
+    cut = {len(part.tokens) for part, _ in pairs if part.finish_reason == "abort"}
+    print(f"\ncut off after {sorted(cut)} tokens")
+    assert any(length % PIECE != 1 for length in cut), "what the engine holds back is there as well"
 
 
 async def test_a_client_that_leaves_ends_its_generation(server: Server) -> None:

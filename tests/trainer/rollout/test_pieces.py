@@ -82,17 +82,23 @@ def test_a_request_without_log_probabilities_has_none() -> None:
 
 
 class Scheduler:
-    """Returns what it is given, as vLLM's."""
+    """Returns what it is given, as vLLM's; nothing when there is nothing."""
 
     def update_from_output(self, outputs: list[Any], _: None) -> dict[int, Any]:
-        return {0: SimpleNamespace(outputs=outputs, finished_requests={"x"}, scheduler_stats="statistics")}
+        said = SimpleNamespace(outputs=outputs, finished_requests={"x"}, scheduler_stats="statistics")
+        return {0: said} if outputs else {}
 
-    def finish_requests(self, requests: list[str], _: str) -> list[Any]:
-        return [SimpleNamespace(request_id=request) for request in requests]
+    def finish_requests(self, requests: list[str], status: str) -> list[Any]:
+        return [
+            SimpleNamespace(request_id=request, client_index=0, get_finished_reason=lambda: status)
+            for request in requests
+        ]
 
 
 class UnderTest(InPieces, Scheduler):
-    pass
+    @staticmethod
+    def new_outputs() -> Any:
+        return SimpleNamespace(outputs=[])
 
 
 def test_the_scheduler_holds_back_outputs_and_nothing_else() -> None:
@@ -100,9 +106,15 @@ def test_the_scheduler_holds_back_outputs_and_nothing_else() -> None:
     assert (found.outputs, found.finished_requests, found.scheduler_stats) == ([], {"x"}, "statistics")
 
 
-def test_what_is_held_back_of_an_aborted_request_is_forgotten() -> None:
+@pytest.mark.parametrize("busy", [True, False])
+def test_what_is_held_back_of_an_aborted_request_goes_out_with_its_end(busy: bool) -> None:
+    """In the next step, whether or not that has something else to say."""
     scheduler = UnderTest()
     scheduler.update_from_output([output("a", 1), output("b", 2)], None)
-    assert [r.request_id for r in scheduler.finish_requests(["a"], "aborted")] == ["a"]
-    found = scheduler.update_from_output([output("a", finish_reason=2), output("b", 3, finish_reason=0)], None)[0]
-    assert said(found.outputs) == [("a", []), ("b", [2, 3])]
+    scheduler.update_from_output([output("a", 3)], None)
+    others = scheduler.finish_requests(["a", "c"], "aborted")
+    assert [r.request_id for r in others] == ["c"], "nothing is held back of c: who aborts it tells its client"
+    found = scheduler.update_from_output([output("b", 4, finish_reason=0)] if busy else [], None)[0]
+    assert said(found.outputs) == [("b", [2, 4])] * busy + [("a", [1, 3])]
+    assert found.outputs[-1].finish_reason == "aborted"
+    assert scheduler.update_from_output([], None) == {}

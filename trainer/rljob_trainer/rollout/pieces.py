@@ -1,11 +1,11 @@
 """A request's outputs leave vLLM's engine in pieces of PIECE steps: a token's log-probability costs the API server as much to receive as 16 do.
 
-What is held back when a request is aborted is lost, tokens and log-probabilities together: an interrupted response lacks its last steps, and
-whoever goes on with it draws them again. No vLLM and no torch here.
+What is held back of a request that is aborted goes out with its end. Nothing may be lost there: of what is held back all that ends a response
+has gone out already, so drawing the rest again would end responses more often than the policy does. No vLLM and no torch here.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,39 +23,55 @@ class Pieces:
         """What goes out after a step that made `outputs`: a request's first, its last, and every PIECE-th, with those before it."""
         return [whole for output in outputs if (whole := self._add(output)) is not None]
 
-    def drop(self, request_id: str) -> None:
-        """The request is aborted."""
-        self._held.pop(request_id, None)
+    def take(self, request_id: str) -> Any | None:
+        """What is held back of a request that makes no more outputs."""
+        held = self._held.pop(request_id, None)
+        return held and joined(held)
 
     def _add(self, output: Any) -> Any | None:
         held = self._held.setdefault(output.request_id, [])
         held.append(output)
         if len(held) < PIECE and _is_only_tokens(output):
             return None
-        del self._held[output.request_id]
-        return joined(held)
+        return self.take(output.request_id)
 
 
 class InPieces:
     """Mixed into one of vLLM's schedulers."""
 
+    new_outputs: ClassVar[Callable[[], Any]]
+    """An empty EngineCoreOutputs."""
+
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self._pieces = Pieces()
+        self._ends: list[tuple[int, Any]] = []
 
     def update_from_output(self, *step: Any) -> dict[int, Any]:
         """By client. What a step has to say besides its requests' outputs is not held back."""
         found: dict[int, Any] = super().update_from_output(*step)  # type: ignore[misc]
         for of_client in found.values():
             of_client.outputs = self._pieces.due(of_client.outputs)
+        for client, end in self._ends:
+            found.setdefault(client, type(self).new_outputs()).outputs.append(end)
+        self._ends.clear()
         return found
 
     def finish_requests(self, *which: Any) -> list[Any]:
-        """For a reason outside of the scheduler, such as an abort."""
-        finished: list[Any] = super().finish_requests(*which)  # type: ignore[misc]
-        for request in finished:
-            self._pieces.drop(request.request_id)
-        return finished
+        """Those that end here for a reason outside of the scheduler, such as an abort: the caller tells their clients so.
+
+        Of whom something is held back, we tell it, with that, after the step in which the workers hear of it: vLLM always makes one
+        (v1/core/sched/scheduler.py:2301), and a pause is complete after it.
+        """
+        return [request for request in super().finish_requests(*which) if not self._ended(request)]  # type: ignore[misc]
+
+    def _ended(self, request: Any) -> bool:
+        """Whether its end goes out with what is held back of it."""
+        if (end := self._pieces.take(request.request_id)) is None:
+            return False
+        end.finish_reason = request.get_finished_reason()
+        self._ends.append((request.client_index, end))
+        return True
 
 
 def joined(outputs: Sequence[Any]) -> Any:

@@ -4,6 +4,7 @@ from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
 
 from rljob_trainer.rollout.pieces import InPieces
 
@@ -11,9 +12,13 @@ from rljob_trainer.rollout.pieces import InPieces
 class SchedulerInPieces(InPieces, Scheduler):
     """For an engine that schedules a step when the one before has ended, as on CPU."""
 
+    new_outputs = EngineCoreOutputs
+
 
 class AsyncSchedulerInPieces(InPieces, AsyncScheduler):
     """For an engine that schedules a step while the one before runs, as on a GPU."""
+
+    new_outputs = EngineCoreOutputs
 
 
 def scheduler(vllm_config: Any, **more: Any) -> Scheduler:
