@@ -2,8 +2,13 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
+
+from rljob_trainer.packed import Kind, pack, unpack
+
+ROWS: dict[str, Kind] = {"prompt_tokens": "i", "response_tokens": "i", "log_probs": "d"}
+"""Fields of a sample that hold a number per token."""
 
 
 class Span(NamedTuple):
@@ -52,7 +57,9 @@ class StepBatch:
     metrics: dict[str, float]
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+        """Rows of tokens and log-probabilities are packed (packed.py)."""
+        found = {"step": self.step, "samples": [_packed(s) for s in self.samples], "metrics": self.metrics}
+        return json.dumps(found, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> "StepBatch":
@@ -68,6 +75,11 @@ def token_ages(step: int, samples: Iterable[Sample]) -> tuple[float, int]:
     return sum(age * span.tokens for age, span in zip(ages, spans, strict=True)) / count, max(ages)
 
 
+def _packed(sample: Sample) -> dict[str, Any]:
+    rows = {name: pack(kind, getattr(sample, name)) for name, kind in ROWS.items()}
+    return {field.name: getattr(sample, field.name) for field in fields(sample)} | rows
+
+
 def _sample(data: dict[str, Any]) -> Sample:
-    sequences = {k: tuple(data[k]) for k in ("prompt_tokens", "response_tokens", "log_probs")}
-    return Sample(**data | sequences | {"spans": tuple(Span(*span) for span in data["spans"])})
+    rows = {name: unpack(kind, data[name]) for name, kind in ROWS.items()}
+    return Sample(**data | rows | {"spans": tuple(Span(*span) for span in data["spans"])})
