@@ -80,7 +80,10 @@ class Pods:
         self._ours, self._usage = ours, usage
 
     def put(self, obj: Object) -> set[Key]:
-        return self._usage.put(obj) | (self._ours.put(obj) if is_ours(obj) else self._ours.remove(obj))
+        """A pod that is new gives no place back."""
+        new = self._usage.get(key_of(obj)) is None
+        room = self._usage.put(obj)
+        return (set() if new else room) | (self._ours.put(obj) if is_ours(obj) else self._ours.remove(obj))
 
     def remove(self, obj: Object) -> set[Key]:
         return self._usage.remove(obj) | self._ours.remove(obj)

@@ -133,7 +133,7 @@ async def test_a_pod_that_goes_wakes_who_waits_for_room() -> None:
     for name, problem in (("waits", "no room"), ("runs", "")):
         meta = {"name": name, "namespace": "research", "uid": name, "resourceVersion": "2"}
         stores.put({"kind": "RLJob", "metadata": meta, "spec": {}, "status": {"placement": {"problem": problem}}})
-    stores.put(pod(3, "n1"))
+    assert await seen(Change("ADDED", pod(3, "n1")), stores=stores) == {}, "one that comes gives nobody room"
     ended = Change("MODIFIED", pod(4, "n1", phase="Succeeded"))
     assert await seen(ended, stores=stores) == {("research", "waits"): ROOM_DELAY}
 

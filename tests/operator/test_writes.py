@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from api.specs import raw_spec
-from rljob_operator.api import ApiError
+from rljob_operator.api import ApiError, Object
 from rljob_operator.apply import covers, together
 from rljob_operator.client import owned_by_creation
 from rljob_operator.reconcile import Reconciler
@@ -33,6 +33,36 @@ async def test_a_pass_over_an_unchanged_job_writes_nothing() -> None:
     for _ in range(3):
         await operator((NAMESPACE, "demo"))
     assert cluster.writes[len(written) :] in ([], ["replace RLJob demo"]), cluster.writes
+
+
+class SlowCluster(FakeCluster):
+    """A status takes so many seconds to write, by the cluster's own clock."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.now, self._seconds = 1000.0, seconds
+
+    async def replace(self, obj: Object, subresource: str = "") -> Object:
+        self.now += self._seconds
+        return await super().replace(obj, subresource)
+
+
+@pytest.mark.parametrize(("takes", "spacing"), [(0.0, 5.0), (0.125, 12.5), (1.0, 30.0)])
+async def test_counts_are_told_the_less_often_the_longer_a_write_takes(takes: float, spacing: float) -> None:
+    cluster = SlowCluster(takes)
+    cluster.put(job_object("demo", raw_spec()))
+    stores = Stores(lambda: cluster.now)
+    feed = Feed(cluster, stores, PROMPT, Random())
+    feed.deliver()
+    operator = Reconciler(cluster, stores, progress_interval=30, clock=lambda: cluster.now)
+    await operator((NAMESPACE, "demo"))
+    cluster.sync_stateful_sets()
+    feed.deliver()
+    assert await operator((NAMESPACE, "demo")) == spacing - takes
+    assert cluster.writes.count("replace RLJob demo") == 1
+    cluster.now = 1000.0 + spacing
+    await operator((NAMESPACE, "demo"))
+    assert cluster.writes.count("replace RLJob demo") == 2
 
 
 async def test_a_slow_role_delays_its_binding() -> None:
