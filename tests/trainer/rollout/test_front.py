@@ -31,6 +31,7 @@ class Engine:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.fails = ""
+        self.engine_core = self
         self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=True))
 
     def __getattr__(self, name: str) -> Any:
@@ -177,7 +178,7 @@ async def test_a_header_or_body_that_makes_no_sense_is_a_client_error(call: Call
 async def test_an_update_empties_the_caches_and_resumes(call: Caller) -> None:
     await call.update(1)
     assert call.engine.calls == [
-        "pause_generation", "init_weight_transfer_engine", "start_weight_update", "update_weights",
+        "pause_scheduler_async", "init_weight_transfer_engine", "start_weight_update", "update_weights",
         "rljob_seal", "finish_weight_update", "reset_prefix_cache", "resume_generation",
     ]  # fmt: skip
 
@@ -209,7 +210,7 @@ async def test_an_interruption_ends_what_is_in_flight_and_keeps_policy_and_cache
     await call.update(1, step=4)
     call.engine.calls.clear()
     assert (await call("POST", wire.INTERRUPT, of(1)))[0] == 200
-    assert call.engine.calls == ["pause_generation", "resume_generation"]
+    assert call.engine.calls == ["pause_scheduler_async", "resume_generation"]
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
     assert call.headers[wire.STEP_HEADER.lower()] == "4"
     assert (await call("POST", wire.INTERRUPT, of(0)))[0] == 409
@@ -241,7 +242,7 @@ async def test_a_sleeping_server_serves_nothing_and_wakes_its_cache_only_after_t
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
     assert await call.update(1, step=2) == [200, 200, 200]
     calls = call.engine.calls
-    assert calls[:2] == ["pause_generation", "sleep"] and calls.count("wake_up") == 2
+    assert calls[:2] == ["pause_scheduler_async", "sleep"] and calls.count("wake_up") == 2
     first, second = (i for i, c in enumerate(calls) if c == "wake_up")
     assert first < calls.index("init_weight_transfer_engine") < calls.index("finish_weight_update") < second
     assert second < calls.index("reset_prefix_cache") < calls.index("resume_generation")

@@ -5,6 +5,7 @@ is touched before `finish_weight_update`, and that only after `seal` has compare
 Registered with vLLM's weight-transfer API (0.26, vllm/distributed/weight_transfer) under the name of its transport.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from rljob_trainer.weights import gloo, ipc, nccl
 from rljob_trainer.weights.backends import GLOO, IPC, NCCL
 from rljob_trainer.weights.bucket import Entry, digest, payload_size, unpack
 from rljob_trainer.weights.fence import Fence
+from rljob_trainer.weights.in_place import computes_with_what_it_loads
 from rljob_trainer.weights.manifest import Manifest, RefusedUpdateError
 
 ROOM_BYTES = 2**30
@@ -118,14 +120,24 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if not self._sealed:
             raise RefusedUpdateError("the update was not sealed")
         with torch.no_grad():
-            initialize_layerwise_reload(self.model)
-            self.model.load_weights(iter(self._staged.items()))
-            finalize_layerwise_reload(self.model, self.model_config)
-        if current_platform.is_cpu():
-            _repack_embeddings(self.model)
+            self._load(iter(self._staged.items()))
         self.start_weight_update()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # `_has_room` asks the driver what is free
+
+    def _load(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
+        if self._in_place:
+            self.model.load_weights(tensors)
+            return
+        initialize_layerwise_reload(self.model)
+        self.model.load_weights(tensors)
+        finalize_layerwise_reload(self.model, self.model_config)
+        if current_platform.is_cpu():
+            _repack_embeddings(self.model)
+
+    @cached_property
+    def _in_place(self) -> bool:
+        return computes_with_what_it_loads(self.model)
 
     def discard(self) -> None:
         """Forget what is staged and leave the group, which may be broken."""

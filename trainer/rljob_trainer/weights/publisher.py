@@ -20,7 +20,7 @@ from rljob_trainer.weights.bucket import Entry, digest, pack
 from rljob_trainer.weights.session import ENDS, End, ReplicaError, Session
 from rljob_trainer.weights.version import PolicyVersion
 
-BUCKET_BYTES = {GLOO: 64 * 2**20, NCCL: 512 * 2**20, IPC: 512 * 2**20}
+BUCKET_BYTES = {GLOO: 64 * 2**20, NCCL: 2**30, IPC: 512 * 2**20}
 """Most that a bucket holds; a larger tensor has one for itself. On a GPU a bucket takes less time than the message about it."""
 
 
