@@ -13,6 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,23 +46,19 @@ def main() -> None:
     runtime.install()
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
         run = on_cpu if options.device == "cpu" else on_gpu
-        rows = run(options, Path(scratch))
-    print("format              waited for    stall s    total s    step beside / alone")
-    for row in rows:
-        print(row)
+        run(options, Path(scratch))
 
 
-def on_cpu(options: argparse.Namespace, scratch: Path) -> list[str]:
+def on_cpu(options: argparse.Namespace, scratch: Path) -> None:
     sys.path.append(str(Path(__file__).parents[1] / "tests"))
     from trainer.ranks import run_ranks
 
     model = random_model(scratch / "model")
     made = spec(scratch, model, "cpu", options.ranks)
-    rows: list[str] = run_ranks(options.ranks, lambda: measure(made, options.repeats))[0]
-    return rows
+    run_ranks(options.ranks, lambda: measure(made, options.repeats))
 
 
-def on_gpu(options: argparse.Namespace, scratch: Path) -> list[str]:
+def on_gpu(options: argparse.Namespace, scratch: Path) -> None:
     import torch.distributed as dist
 
     from benchmarks.shapes import write_model
@@ -69,9 +66,8 @@ def on_gpu(options: argparse.Namespace, scratch: Path) -> list[str]:
     model = write_model(Path(tempfile.gettempdir()) / "rljob-bench-1.5b")
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    rows = measure(spec(scratch, model, "gpu", 1), options.repeats)
+    measure(spec(scratch, model, "gpu", 1), options.repeats)
     dist.destroy_process_group()
-    return rows
 
 
 def random_model(directory: Path) -> Path:
@@ -99,8 +95,8 @@ def spec(root: Path, model: Path, device: str, ranks: int) -> RLJobSpec:
     )
 
 
-def measure(spec: RLJobSpec, repeats: int) -> list[str]:
-    """On every rank; the rows of the table."""
+def measure(spec: RLJobSpec, repeats: int) -> None:
+    """On every rank; the first prints a row as soon as it has it."""
     from rljob_trainer.checkpoint.lineage import Run
     from rljob_trainer.checkpoint.store import Store
     from rljob_trainer.collective import Ranks
@@ -119,8 +115,10 @@ def measure(spec: RLJobSpec, repeats: int) -> list[str]:
     )
     saver = Saver(engine, ranks, Store(Path(spec.checkpoint.path), run) if ranks.is_first else None)
     steps = Steps(engine)
-    cases = [(reshardable, waited) for reshardable in (True, False) for waited in (True, False)]
-    return [row(saver, steps, *case, repeats) for case in cases]
+    say = partial(print, flush=True) if ranks.is_first else lambda _: None
+    say("format              waited for    stall s    total s    step beside / alone")
+    for reshardable, waited in ((False, False), (False, True), (True, False), (True, True)):
+        say(row(saver, steps, reshardable, waited, repeats))
 
 
 class Steps:
