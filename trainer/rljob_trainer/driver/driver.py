@@ -150,12 +150,11 @@ class Driver:
             return MOVE_ON if drain or not self._rollouts.is_enough or self._supply.done else None
         if drain:
             return {"do": "drain"}
-        done = self._supply.done
-        if found := self._supply.take():
+        if found := self._supply.take():  # before what the next one may have failed at
             self._handed = found
             self._enter("training")
             return {"do": "train", "batch": found.batch.to_json()}
-        if done:
+        if self._supply.done:
             return {"do": "finish"}
         return self._publication(self._rollouts.to_publish())
 
