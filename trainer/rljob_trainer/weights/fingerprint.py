@@ -34,12 +34,19 @@ def fingerprints(payload: Tensor, sizes: list[int]) -> list[str]:
     """Of tensors of `sizes` bytes that lie in `payload` [bytes, uint8], each filled up with zeros to `padded(size)`: 16 hexadecimal digits each."""
     counts = [padded(size) // ROW_BYTES for size in sizes]
     rows = payload.view(torch.int32).view(-1, ROW_WORDS)
-    owners = torch.repeat_interleave(torch.tensor(counts), output_size=len(rows)).to(payload.device)
     sums = _row_sums(rows, _coefficients(_WORDS_SEED, ROW_WORDS, rows.device))
-    weights = torch.cat([_coefficients(_ROWS_SEED, n, payload.device)[:n] for n in counts])
-    totals = torch.zeros(len(sizes), dtype=torch.int64, device=payload.device)
-    totals.index_add_(0, owners, sums * weights)
+    owners, positions = torch.from_numpy(_places(counts)).to(rows.device)
+    totals = torch.zeros(len(sizes), dtype=torch.int64, device=rows.device)
+    totals.index_add_(0, owners, sums * _coefficients(_ROWS_SEED, max(counts, default=0), rows.device)[positions])
     return [f"{total % 2**64:016x}" for total in totals.tolist()]
+
+
+def _places(counts: list[int]) -> np.ndarray:
+    """[2, rows]: which tensor each row belongs to, and its place in it. In one array: what goes to a GPU goes at once."""
+    rows = np.array(counts, dtype=np.int64)
+    owners = np.repeat(np.arange(len(rows)), rows)
+    starts = rows.cumsum() - rows
+    return np.stack([owners, np.arange(len(owners)) - starts[owners]])
 
 
 def _row_sums(rows: Tensor, coefficients: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ It does unless something makes others of them after loading (vLLM 0.26, model_ex
 five times as long (H200, 338 tensors of 3.1 GB: 73 ms, 13 ms in place).
 """
 
+from typing import Any
+
 from torch.nn import Module
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
@@ -27,6 +29,7 @@ def _keeps_its_weights(module: Module) -> bool:
     if isinstance(method, QuantizeMethodBase) and type(method) not in KEEPING:
         return False
     if type(module) is Attention:  # has scales of its own, no weights; its implementation may
-        own = type(module.impl).process_weights_after_loading
-        return own is AttentionImplBase.process_weights_after_loading
+        implementation: Any = type(module.impl)
+        own = implementation.process_weights_after_loading
+        return bool(own is AttentionImplBase.process_weights_after_loading)
     return not hasattr(module, "process_weights_after_loading")
