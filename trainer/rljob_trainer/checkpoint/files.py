@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-CHUNK = 2**22
-
 
 def write_json(file: Path, content: Any) -> None:
     """Whole or not at all, and on the disk when this returns."""
@@ -31,13 +29,10 @@ def sync_directory(directory: Path) -> None:
 
 def fingerprint(file: Path) -> tuple[int, str]:
     """Size in bytes and sha256 of a file, which is on the disk when this returns."""
-    digest, size = hashlib.sha256(), 0
     with file.open("rb") as stream:
         os.fsync(stream.fileno())
-        while chunk := stream.read(CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return size, digest.hexdigest()
+        digest = hashlib.file_digest(stream, "sha256")
+        return stream.tell(), digest.hexdigest()
 
 
 def tree(directory: Path) -> list[Path]:

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from rljob_trainer.failure import ConfigurationError
 PATH = "spec.checkpoint.path"
 FIX = "restore it from where it was copied, or move the directory away"
 STEP_DIRECTORY = re.compile(r"global_step_(\d+)")
+READERS = 4
+"""Files that are read at a time."""
 
 Files = dict[str, tuple[int, str]]
 """Path below the checkpoint's directory -> size in bytes, sha256."""
@@ -90,8 +93,9 @@ class Manifest(Contents):
 
     def corruption(self, directory: Path, part: int, parts: int) -> str:
         """What is wrong with the content of every `parts`-th file, from number `part` on; empty when nothing is."""
-        for name in sorted(self.files)[part::parts]:
-            if fingerprint(directory / name) != tuple(self.files[name]):
+        mine = sorted(self.files)[part::parts]
+        for name, found in zip(mine, _fingerprints([directory / name for name in mine]), strict=True):
+            if found != tuple(self.files[name]):
                 return f"the content of {name} is not what its manifest says"
         return ""
 
@@ -103,8 +107,14 @@ def engine_directory(reshardable: bool) -> str:
 
 def fingerprints(directory: Path, known: Container[str] = ()) -> Files:
     """Of every file below `directory` whose path is not in `known`."""
-    paths = {str(f.relative_to(directory)): f for f in tree(directory)}
-    return {name: fingerprint(file) for name, file in paths.items() if name not in known}
+    paths = {name: f for f in tree(directory) if (name := str(f.relative_to(directory))) not in known}
+    return dict(zip(paths, _fingerprints(paths.values()), strict=True))
+
+
+def _fingerprints(files: Iterable[Path]) -> list[tuple[int, str]]:
+    """Several at a time: hashing lets other threads run."""
+    with ThreadPoolExecutor(READERS) as pool:
+        return list(pool.map(fingerprint, files))
 
 
 def read_manifests(root: Path) -> list[Manifest]:

@@ -91,7 +91,7 @@ class Actor:
 
     def network(self) -> checkpoint.Network:
         """What a checkpoint needs of it; inside `residence.using("parameters", "optimizer")`."""
-        return checkpoint.Network(self._policy.modules, self.learner.optimizer, self.learner.scheduler)
+        return checkpoint.Network(self._policy.modules, self.learner.optimizer, self.learner.scheduler, self.residence)
 
     @property
     def _bypass(self) -> bool:

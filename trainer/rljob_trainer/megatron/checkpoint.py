@@ -1,12 +1,13 @@
 """Networks, optimizers, schedules and random states as a torch_dist directory.
 
 Two formats. `fully_reshardable`: any layout can load it; the optimizer's shards are first gathered on every data-parallel rank
-(distrib_optimizer.py:1262). `dp_reshardable`: every rank writes its own shards as they lie, at once; only the number of data-parallel ranks
+(gathering.py). `dp_reshardable`: every rank writes its own shards as they lie, at once; only the number of data-parallel ranks
 may differ when it is loaded.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,12 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer.module import MegatronModule
 
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.megatron.writing import Writing, storages
+from rljob_trainer.megatron import gathering
+from rljob_trainer.megatron.offload import Residence, states
+from rljob_trainer.megatron.writing import Writing
+
+THREADS = 8
+"""That write, each a file of its own, where the loop waits for them. Beside training one thread writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,13 @@ class Network:
     """Its pieces on this rank, without their wrappers, whose names would get into the file."""
     optimizer: Any
     scheduler: OptimizerParamScheduler
+    residence: Residence
+    """Parameters and optimizer must be on the device."""
+
+    def storages(self) -> set[int]:
+        """Addresses of the memory that training goes on changing."""
+        tensors = [t for m in self.modules for t in (*m.parameters(), *m.buffers())]
+        return {t.untyped_storage().data_ptr() for t in (*tensors, *states(self.optimizer, set()))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +68,9 @@ def save(directory: Path, state: State, reshardable: bool) -> Writing:
     dist.barrier()
     sharded = _sharded(state, _formatted(reshardable), loading=False)
     common = {"layout": state.layout, "reshardable": reshardable, "kl_coefficient": state.kl_coefficient}
-    return Writing(directory, sharded | common | {"names": sorted(state.networks)}, storages(sharded))
+    live = set().union(*(network.storages() for network in state.networks.values()))
+    threads = THREADS if reshardable else 1
+    return Writing(directory, sharded | common | {"names": sorted(state.networks)}, live, threads)
 
 
 def load(directory: Path, state: State) -> float:
@@ -122,9 +137,19 @@ def _sharded_network(network: Network, metadata: dict[str, Any], loading: bool) 
     model = {i: module.sharded_state_dict(metadata=metadata) for i, module in enumerate(network.modules)}
     return {
         "model": model,
-        "optimizer": network.optimizer.sharded_state_dict(dict(model), is_loading=loading, metadata=metadata),
+        "optimizer": _sharded_optimizer(network, dict(model), metadata, loading),
         "scheduler": network.scheduler.state_dict(),
     }
+
+
+def _sharded_optimizer(network: Network, model: dict[Any, Any], metadata: dict[str, Any], loading: bool) -> Any:
+    make = partial(network.optimizer.sharded_state_dict, model, is_loading=loading, metadata=metadata)
+    if loading or metadata["distrib_optim_sharding_type"] != "fully_reshardable":
+        return make()
+    with network.residence.using("gradients"):
+        sharded = make()
+    gathering.separate(sharded)
+    return sharded
 
 
 def _random_states() -> ShardedObject:

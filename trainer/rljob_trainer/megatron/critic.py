@@ -56,7 +56,7 @@ class Critic:
 
     def network(self) -> checkpoint.Network:
         """What a checkpoint needs of it; inside `residence.using("parameters", "optimizer")`."""
-        return checkpoint.Network(self._modules, self._learner.optimizer, self._learner.scheduler)
+        return checkpoint.Network(self._modules, self._learner.optimizer, self._learner.scheduler, self.residence)
 
     def _gradients(self, batch: MiniBatch) -> Sums:
         parts = self._passes.backward(batch, partial(self._loss, denominator=batch.response_tokens))

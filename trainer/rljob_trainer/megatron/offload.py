@@ -28,7 +28,7 @@ class Residence:
         parts: dict[Part, Tensors] = {
             "parameters": parameters,
             "gradients": lambda: (b.grad_data for d in ddp for b in d.buffers + d.expert_parallel_buffers),
-            "optimizer": lambda: _states(optimizer, {p.untyped_storage().data_ptr() for p in parameters()}),
+            "optimizer": lambda: states(optimizer, {p.untyped_storage().data_ptr() for p in parameters()}),
         }
         self._parked = {
             name: Parked(tensors, keep=name != "gradients") for name, tensors in parts.items() if getattr(offload, name)
@@ -91,8 +91,9 @@ def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _states(optimizer: Any, parameters: set[int]) -> Iterator[torch.Tensor]:
-    """Moments and float32 copies of the parameters; not float32 parameters themselves, whose shards are views of the model's."""
+def states(optimizer: Any, parameters: set[int]) -> Iterator[torch.Tensor]:
+    """Moments and float32 copies of the parameters; not what lies in the storages `parameters`, as the shards of float32
+    parameters do."""
     for inner in (o.optimizer for o in getattr(optimizer, "chained_optimizers", [optimizer]) if o.optimizer):
         tensors = [t for state in inner.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
         tensors += [p for group in inner.param_groups for p in group["params"]]

@@ -40,9 +40,10 @@ def install() -> None:
     from rljob_trainer.megatron import wgrad
 
     wgrad.install()
-    from rljob_trainer.megatron import adam, layers
+    from rljob_trainer.megatron import adam, gathering, layers
 
     adam.install()
+    gathering.install()
     layers.install()
     _import_bridge()
     _clean_configurations_once()

@@ -1,6 +1,6 @@
 """A torch_dist save whose files are written beside training.
 
-The writer is a thread of the rank. megatron's own asynchronous writers are processes: forked ones outlive a killed rank and hold its connections
+Its writers are threads of the rank. megatron's own asynchronous writers are processes: forked ones outlive a killed rank and hold its connections
 open, so that peers wait in place of failing; spawned ones take 6 to 29 s, and read tensors through handles that need ptrace in a container.
 Threads take no part in collectives: the process group is used by the loop alone.
 """
@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
 from rljob_trainer.checkpoint.files import fingerprint
 from rljob_trainer.checkpoint.manifest import Files
@@ -24,13 +24,18 @@ from rljob_trainer.checkpoint.manifest import Files
 class Writing:
     """Made by all ranks together. Each then waits until it is `done`; `finish` again belongs to all."""
 
-    def __init__(self, directory: Path, sharded: dict[str, Any], live: set[int]) -> None:
-        """Copy what this rank writes of a megatron sharded state dict, and begin. `live`: the storages that training goes on changing."""
+    def __init__(self, directory: Path, sharded: dict[str, Any], live: set[int], threads: int) -> None:
+        """Copy what this rank writes of a megatron sharded state dict, and begin, with a file for each of `threads`. `live`: addresses of the
+        storages that training goes on changing."""
         # The writer and its reader are threads of this process. The default queue is served by a process of its own.
         self._results: queue.Queue[Any] = queue.Queue()
         filesystem_async._results_queue = self._results
         self._request = dist_checkpointing.save(
-            sharded, str(directory), async_sharded_save=True, async_strategy="mcore"
+            sharded,
+            str(directory),
+            TorchDistSaveShardedStrategy(thread_count=threads),
+            async_sharded_save=True,
+            async_strategy="mcore",
         )
         # A rank without a part of its own has no function, else (function, [rank, buckets, queue])
         self._transforms = self._request.async_fn.args[0] if self._request.async_fn else []
@@ -43,47 +48,45 @@ class Writing:
         """What this rank has written, by path below the directory's parent; complete when it is done."""
         self.error: Exception | None = None
         """Why this rank could not write."""
-        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
-        self._thread.start()
+        self._written: dict[int, Any] = {}
+        self._threads = [
+            threading.Thread(target=self._run, args=(i,), name=f"checkpoint-{i}", daemon=True)
+            for i in range(len(self._buckets))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def done(self) -> bool:
         """This rank's part is on the disk, or has failed."""
-        return not self._thread.is_alive()
+        return not any(thread.is_alive() for thread in self._threads)
 
     def wait(self) -> None:
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def finish(self) -> None:
         """Write what joins the parts. All ranks must be done, none with an error. Collective."""
+        if self._written:
+            self._results.put(self._written)
         for function in self._request.finalize_fns:
             function()
 
-    def _run(self) -> None:
+    def _run(self, i: int) -> None:
         try:
-            self._write()
+            self._write(i)
         except Exception as error:
             self.error = error
-        self.seconds = time.monotonic() - self._began
+        self.seconds = max(self.seconds, time.monotonic() - self._began)
 
-    def _write(self) -> None:
-        written = {}
-        for i, bucket in enumerate(self._buckets):
-            write = filesystem_async.FileSystemWriterAsync.write_preloaded_data
-            _, result = write(self._transforms, i, bucket, None, None, use_fsync=True)
-            if isinstance(result, Exception):
-                raise result
-            written[i] = result
-            file = Path(bucket[0])
-            self.files[f"{file.parent.name}/{file.name}"] = fingerprint(file)
-        if written:
-            self._results.put(written)
-
-
-def storages(sharded: dict[str, Any]) -> set[int]:
-    """Addresses of the memory that the tensors of a megatron sharded state dict share with the live objects."""
-    values = (getattr(value, "data", None) for value in nested_values(sharded))
-    return {v.untyped_storage().data_ptr() for v in values if isinstance(v, torch.Tensor)}
+    def _write(self, i: int) -> None:
+        file = Path(self._buckets[i][0])
+        write = filesystem_async.FileSystemWriterAsync.write_preloaded_data
+        _, result = write(self._transforms, i, self._buckets[i], None, None, use_fsync=True)
+        if isinstance(result, Exception):
+            raise result
+        self._written[i] = result
+        self.files[f"{file.parent.name}/{file.name}"] = fingerprint(file)
 
 
 def _held(tensors: Iterable[tuple[Any, torch.Tensor]], live: set[int]) -> list[tuple[Any, torch.Tensor]]:
