@@ -16,7 +16,6 @@ from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout.arguments import SERVED_MODEL
 from rljob_trainer.rollout.client import Generation, RequestRefusedError, RolloutClient
 from rljob_trainer.rollout.generate import NEUTRAL
-from rljob_trainer.rollout.pieces import PIECE
 from rljob_trainer.weights import wire
 from rljob_trainer.weights.publisher import Publisher
 from trainer.rollout import models
@@ -106,13 +105,14 @@ async def interrupted(server: Server) -> list[Generation]:
 
 async def test_an_interruption_answers_all_that_there_is_of_every_response(server: Server) -> None:
     whole = await generate(server, 8, LONGEST)
-    pairs = [pair for _ in range(4) for pair in zip(await interrupted(server), whole, strict=True)]
-    for part, response in pairs:
+    answers = [await interrupted(server) for _ in range(4)]
+    for part, response in (pair for found in answers for pair in zip(found, whole, strict=True)):
         assert len(part.tokens) == len(part.log_probs) and part.tokens == response.tokens[: len(part.tokens)]
         assert part.finish_reason == "abort" or part.tokens == response.tokens
-    cut = {len(part.tokens) for part, _ in pairs if part.finish_reason == "abort"}
-    print(f"\ncut off after {sorted(cut)} tokens")
-    assert any(length % PIECE != 1 for length in cut), "what the engine holds back is there as well"
+    cut = [[len(part.tokens) for part in found if part.finish_reason == "abort"] for found in answers]
+    print(f"\ncut off after {cut} tokens")
+    spread = min(max(lengths) - min(lengths) for lengths in cut if len(lengths) > 4)
+    assert spread <= 3, "they were begun together: what the engine held back of some is there as well"
 
 
 async def test_a_client_that_leaves_ends_its_generation(server: Server) -> None:

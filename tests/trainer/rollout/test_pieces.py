@@ -8,6 +8,8 @@ import pytest
 
 from rljob_trainer.rollout.pieces import PIECE, InPieces, Pieces
 
+A, B = [name for name in map(str, range(1000)) if hash(name) % PIECE == 0][:2]
+"""Requests whose first PIECE-th output is that of the PIECE-th step."""
 SPECIAL = [
     "finish_reason",
     "prefill_stats",
@@ -46,35 +48,38 @@ def said(outputs: list[Any]) -> list[tuple[str, list[int]]]:
     return [(o.request_id, o.new_token_ids) for o in outputs]
 
 
-def test_a_requests_outputs_leave_in_pieces_and_its_last_at_once() -> None:
-    pieces = Pieces()
-    steps = [pieces.due([output("a", i), output("b", 100 + i)]) for i in range(2 * PIECE)]
-    assert [bool(s) for s in steps] == ([False] * (PIECE - 1) + [True]) * 2
-    assert said(steps[PIECE - 1]) == [("a", [*range(PIECE)]), ("b", [*range(100, 100 + PIECE)])]
-    assert pieces.due([output("a", 70), output("b", 80)]) == []
-    (last,) = pieces.due([output("a", 71, finish_reason=0)])
-    assert said([last]) == [("a", [70, 71])] and last.finish_reason == 0
+def test_a_requests_outputs_leave_in_pieces_that_are_spread_over_the_steps_and_its_last_at_once() -> None:
+    pieces, requests = Pieces(), [f"r{i}" for i in range(64)]
+    steps = [pieces.due([output(r, i) for r in requests]) for i in range(3 * PIECE)]
+    assert max(map(len, steps)) < 32
+    for request in requests:
+        found = [(i, o.new_token_ids) for i, step in enumerate(steps) for o in step if o.request_id == request]
+        assert [i for i, _ in found] == [found[0][0] + PIECE * k for k in range(3)]
+        assert [t for _, tokens in found for t in tokens] == [*range(found[-1][0] + 1)]
+    last = [o for step in steps for o in step if o.request_id == "r0"][-1].new_token_ids[-1]
+    (end,) = pieces.due([output("r0", 70, finish_reason=0)])
+    assert said([end]) == [("r0", [*range(last + 1, 3 * PIECE), 70])] and end.finish_reason == 0
 
 
 def test_several_tokens_of_a_step_and_none_keep_their_order() -> None:
     pieces = Pieces()
-    pieces.due([output("a", 1, 2, 3)])
-    pieces.due([output("a", 4)])
-    assert said(pieces.due([output("a", finish_reason=3)])) == [("a", [1, 2, 3, 4])]
+    pieces.due([output(A, 1, 2, 3)])
+    pieces.due([output(A, 4)])
+    assert said(pieces.due([output(A, finish_reason=3)])) == [(A, [1, 2, 3, 4])]
 
 
 @pytest.mark.parametrize("special", SPECIAL)
 def test_what_is_not_only_tokens_is_never_held_back(special: str) -> None:
     pieces = Pieces()
-    pieces.due([output("a", 1)])
-    (found,) = pieces.due([output("a", 2, **{special: "something"})])
-    assert said([found]) == [("a", [1, 2])] and getattr(found, special) == "something"
-    assert pieces.due([output("a", 3)]) == []
+    pieces.due([output(A, 1)])
+    (found,) = pieces.due([output(A, 2, **{special: "something"})])
+    assert said([found]) == [(A, [1, 2])] and getattr(found, special) == "something"
+    assert pieces.due([output(A, 3)]) == []
 
 
 def test_a_request_without_log_probabilities_has_none() -> None:
     pieces = Pieces()
-    plain = [output("a", i) for i in range(PIECE)]
+    plain = [output(A, i) for i in range(PIECE)]
     for o in plain:
         o.new_logprobs = None
     (found,) = [whole for o in plain for whole in pieces.due([o])]
@@ -102,7 +107,7 @@ class UnderTest(InPieces, Scheduler):
 
 
 def test_the_scheduler_holds_back_outputs_and_nothing_else() -> None:
-    found = UnderTest().update_from_output([output("a", 1)], None)[0]
+    found = UnderTest().update_from_output([output(A, 1)], None)[0]
     assert (found.outputs, found.finished_requests, found.scheduler_stats) == ([], {"x"}, "statistics")
 
 
@@ -110,11 +115,11 @@ def test_the_scheduler_holds_back_outputs_and_nothing_else() -> None:
 def test_what_is_held_back_of_an_aborted_request_goes_out_with_its_end(busy: bool) -> None:
     """In the next step, whether or not that has something else to say."""
     scheduler = UnderTest()
-    scheduler.update_from_output([output("a", 1), output("b", 2)], None)
-    scheduler.update_from_output([output("a", 3)], None)
-    others = scheduler.finish_requests(["a", "c"], "aborted")
+    scheduler.update_from_output([output(A, 1), output(B, 2)], None)
+    scheduler.update_from_output([output(A, 3)], None)
+    others = scheduler.finish_requests([A, "c"], "aborted")
     assert [r.request_id for r in others] == ["c"], "nothing is held back of c: who aborts it tells its client"
-    found = scheduler.update_from_output([output("b", 4, finish_reason=0)] if busy else [], None)[0]
-    assert said(found.outputs) == [("b", [2, 4])] * busy + [("a", [1, 3])]
+    found = scheduler.update_from_output([output(B, 4, finish_reason=0)] if busy else [], None)[0]
+    assert said(found.outputs) == [(B, [2, 4])] * busy + [(A, [1, 3])]
     assert found.outputs[-1].finish_reason == "aborted"
     assert scheduler.update_from_output([], None) == {}
