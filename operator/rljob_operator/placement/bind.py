@@ -12,7 +12,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 def operations(pod: Pod, node: str, now: float) -> list[dict[str, Any]]:
     """A JSON patch of exactly this pod (by uid), which fails if it is not gated any more. It also notes when the pod was released, and ends the
     bookkeeping of who owns which field of it (Kubernetes documentation, Server-Side Apply, Clearing managedFields): nobody applies a pod, and the
-    book, half of the object, makes each later write of scheduler and kubelet cost the API server twice as much.
+    book, half of the object, makes later writes of scheduler and kubelet cost the API server half as much again.
     """
     gate = f"/spec/schedulingGates/{pod.gates.index(names.GATE)}"
     note = "/metadata/annotations/" + names.ANNOTATION_RELEASED.replace("~", "~0").replace("/", "~1")
