@@ -18,11 +18,12 @@ ranks that share the optimizer's states: data x context parallel):
 Rollout, per GPU of a server: weights b P / tensorParallel; keys and values 2 b layers groups head tokens / tensorParallel for the samples that one
 server has in flight at their longest, at most vLLM's max-num-seqs. A colocated server takes the whole share that it was given.
 
-Not counted: CUDA contexts, captured graphs and buffers of NCCL, about 1 GiB for each process on a GPU, and what the allocator cannot use.
+Beside tensors, by phase: CUDA's contexts, loaded kernels, workspaces of libraries, buffers of NCCL and captured graphs, as measured.
+Not counted: what the allocator cannot use.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from rljob_api.layout import Amounts, Layout
@@ -32,6 +33,9 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import Offload
 
 FLOAT = 4
+GIB = 2**30
+TRAINER_OVERHEAD, SERVER_OVERHEAD = 4 * GIB, 2 * GIB
+"""Bytes of a GPU that a rank and a colocated server hold beside tensors and the server's share: one H200 each, 1.5 B parameters, 4.1 and 2.3 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,8 @@ class Phase:
     server: float
     """What the colocated server has to have."""
     estimate: float = 0.0
-    """Activations and logits; in `sync` the server's staged update, which waits in host memory where there is no room for it."""
+    """Activations and logits; in `sync` the server's staged update, which waits in host memory where there is no room for it; on a GPU also what its
+    processes hold beside tensors."""
 
     @property
     def certain(self) -> float:
@@ -118,7 +123,8 @@ def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[Phase]:
     """
     weights, awake = _server(spec, shape, device)
     stages = [_phases(stage, weights, awake) for stage in _stages(spec, shape)]
-    return [max(same, key=lambda p: p.total) for same in zip(*stages, strict=True)]
+    most = [max(same, key=lambda p: p.total) for same in zip(*stages, strict=True)]
+    return [replace(p, estimate=p.estimate + _beside_tensors(spec)) for p in most]
 
 
 def _phases(stage: "_Stage", weights: float, awake: float) -> list[Phase]:
@@ -134,6 +140,12 @@ def _phases(stage: "_Stage", weights: float, awake: float) -> list[Phase]:
         Phase("sync", _held(networks, policy, "parameters"), weights, weights),
         Phase("save", _held(frozen) + sum(n.held("parameters", "optimizer") for n in trained), awake),
     ]
+
+
+def _beside_tensors(spec: RLJobSpec) -> float:
+    if spec.trainer.device == "cpu":
+        return 0.0
+    return TRAINER_OVERHEAD + (SERVER_OVERHEAD if spec.rollout.placement == "colocated" else 0.0)
 
 
 def _server(spec: RLJobSpec, shape: Shape, device: float) -> tuple[float, float]:
