@@ -23,7 +23,7 @@ class Pieces:
     def due(self, outputs: Iterable[Any]) -> list[Any]:
         """What goes out after a step that made `outputs`: a request's first, its last, and every PIECE-th, with those before it.
 
-        Every step is another request's PIECE-th: all at once would be a pause of 5 ms with 512 requests (measured).
+        Every step is another request's PIECE-th: all at once would be a pause of 5 ms with 512 requests (joining one takes 10 us).
         """
         self._step += 1
         return [whole for output in outputs if (whole := self._add(output)) is not None]
