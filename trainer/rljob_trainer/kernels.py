@@ -2,7 +2,10 @@
 
 import os
 import shutil
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 
 
 def has_compiler() -> bool:
@@ -13,3 +16,9 @@ def has_compiler() -> bool:
 def has_triton(gpu: bool) -> bool:
     """Whether Triton's kernels can be used on tensors of this device."""
     return gpu and find_spec("triton") is not None and has_compiler()
+
+
+@cache
+def triton_kernels(module: str, gpu: bool) -> ModuleType | None:
+    """A module of Triton kernels, which cannot be imported everywhere; None where they cannot be used."""
+    return import_module(module) if has_triton(gpu) else None

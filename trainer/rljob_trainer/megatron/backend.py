@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rljob_trainer.kernels import has_triton
 from rljob_trainer.megatron.attention import FLASH_TYPES
-from rljob_trainer.megatron.logprob import _kernels
 from rljob_trainer.megatron.provider import HAVE_TE
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def describe(config: Any, optimizer: Any) -> str:
     `config`: the TransformerConfig that the model was built with; `optimizer`: megatron's.
     """
     fused = [name for name, key in FUSED.items() if getattr(config, key)]
-    if _kernels(torch.cuda.is_available()):
+    if has_triton(torch.cuda.is_available()):
         fused.append("log-probabilities")
     text = ", ".join(
         (

@@ -52,7 +52,10 @@ def gathered(optimizer: Any) -> dict[Any, Any]:
     state: dict[Any, Any] = {"buckets_coalesced": True}
     for i, (buffer, ranges) in enumerate(zip(optimizer.buffers, optimizer.gbuf_ranges, strict=True)):
         [(dtype, buckets)] = ranges.items()
+        assert buffer.grad_data.dtype == torch.float32, "gradients are reduced in float32"
+        buffer.grad_data.zero_()  # padding stays so
         tensors = {key: _whole(optimizer, buffer, buckets, key) for key in ("param", *optimizer.optimizer_state_keys)}
+        buffer.grad_data.zero_()
         state[i] = {dtype: tensors | {"numel_unpadded": buffer.numel_unpadded}}
     return state
 
@@ -67,15 +70,10 @@ def separate(sharded: dict[Any, Any]) -> None:
 
 
 def _whole(optimizer: Any, buffer: Any, ranges: list[dict[str, Any]], key: str) -> torch.Tensor:
-    scratch = buffer.grad_data
-    assert scratch.dtype == torch.float32, "gradients are reduced in float32"
-    scratch.zero_()
     for bucket, of_bucket in zip(buffer.buckets, ranges, strict=True):
         _gather(optimizer, bucket.grad_data, of_bucket["param_map"], key)
     last = buffer.buckets[-1]
-    whole = on_host(scratch[: last.offset + last.numel_unpadded])
-    scratch.zero_()
-    return whole
+    return on_host(buffer.grad_data[: last.offset + last.numel_unpadded])
 
 
 def _gather(optimizer: Any, bucket: torch.Tensor, parameters: dict[Any, Any], key: str) -> None:

@@ -1,15 +1,14 @@
 """Log-probabilities and entropy of a vocabulary that is cut over tensor-parallel ranks."""
 
 from collections.abc import Callable, Iterator
-from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from rljob_trainer.kernels import has_triton
+from rljob_trainer.kernels import triton_kernels
 
+KERNELS = "rljob_trainer.megatron.logprob_kernels"
 CHUNK = 2048
 """Rows per piece: bounds the float32 copies at CHUNK x local vocabulary, whatever the length of the micro-batch."""
 
@@ -66,7 +65,7 @@ class _VocabularyParallel(torch.autograd.Function):
 
 def _partial_sums(logits: torch.Tensor, local: torch.Tensor, scale: float, real: int) -> torch.Tensor:
     """See logprob_kernels.partial_sums."""
-    if kernels := _kernels(logits.is_cuda):
+    if kernels := triton_kernels(KERNELS, logits.is_cuda):
         return kernels.partial_sums(logits, local, scale, real)
 
     def of(rows: slice) -> torch.Tensor:
@@ -92,7 +91,7 @@ def _gradient_in_place(
     real: int,
 ) -> None:
     """See logprob_kernels.gradient_in_place."""
-    if kernels := _kernels(logits.is_cuda):
+    if kernels := triton_kernels(KERNELS, logits.is_cuda):
         kernels.gradient_in_place(logits, local, normaliser, entropy, grad_log_prob, grad_entropy, scale, real)
         return
     for rows in _pieces(len(logits)):
@@ -105,16 +104,6 @@ def _gradient_in_place(
         here = local[rows] >= 0
         g.scatter_add_(1, local[rows, None].clamp(min=0), (grad_log_prob[rows] * here)[:, None])
         logits[rows] = g * scale
-
-
-@cache
-def _kernels(gpu: bool) -> ModuleType | None:
-    """Fused kernels for GPUs, where Triton and the C compiler that it needs are there."""
-    if not has_triton(gpu):
-        return None
-    from rljob_trainer.megatron import logprob_kernels
-
-    return logprob_kernels
 
 
 def _scaled(logits: torch.Tensor, scale: float, real: int) -> torch.Tensor:

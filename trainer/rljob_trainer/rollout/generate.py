@@ -59,10 +59,8 @@ async def _draw(engine: Any, body: dict[str, Any]) -> list[Drawn]:
 
 def sampling_parameters(body: dict[str, Any]) -> Any:
     """vLLM's. Raises KeyError, TypeError or ValueError."""
-    from vllm.sampling_params import (
-        RequestOutputKind,
-        SamplingParams,
-    )  # seconds to import: not whoever only wants the front
+    # seconds to import: not whoever only wants the front
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     own = {name: body[name] for name in ("n", "seed", "temperature", "max_tokens")}
     form = {"logprobs": 0, "flat_logprobs": True, "detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY}

@@ -9,15 +9,15 @@ always shows, any other change not made on purpose but with a probability of abo
 so every device gives the same number. It guards against mistakes and faults, not against an adversary, whom the job's token keeps out.
 """
 
-from functools import cache, lru_cache
-from types import ModuleType
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rljob_trainer.kernels import has_triton
+from rljob_trainer.kernels import triton_kernels
 
+KERNEL = "rljob_trainer.weights.fingerprint_kernel"
 ROW_WORDS = 4096
 ROW_BYTES = 4 * ROW_WORDS
 PIECE_ROWS = {"cpu": 64, "cuda": 2048}
@@ -50,19 +50,11 @@ def _places(counts: list[int]) -> np.ndarray:
 
 
 def _row_sums(rows: Tensor, coefficients: Tensor) -> Tensor:
-    if kernel := _kernel(rows.is_cuda):
-        return kernel.row_sums(rows, coefficients)
+    if kernel := triton_kernels(KERNEL, rows.is_cuda):
+        sums: Tensor = kernel.row_sums(rows, coefficients)
+        return sums
     pieces = rows.split(PIECE_ROWS[rows.device.type]) if len(rows) else [rows]
     return torch.cat([(piece * coefficients).sum(1) for piece in pieces])
-
-
-@cache
-def _kernel(gpu: bool) -> ModuleType | None:
-    if not has_triton(gpu):
-        return None
-    from rljob_trainer.weights import fingerprint_kernel
-
-    return fingerprint_kernel
 
 
 def _coefficients(seed: int, count: int, device: torch.device) -> Tensor:
