@@ -63,7 +63,7 @@ def on_gpu(options: argparse.Namespace, scratch: Path) -> None:
 
     from benchmarks.shapes import write_model
 
-    model = write_model(Path(tempfile.gettempdir()) / "rljob-bench-1.5b")
+    model = write_model()
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     measure(spec(scratch, model, "gpu", 1), options.repeats)

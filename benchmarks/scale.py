@@ -158,11 +158,8 @@ class Bench:
             for obj in (await self.api.listing(kind, namespace)).objects:
                 with suppress(NotFound):  # the garbage collector was faster
                     await self.api.delete(kind, namespace, obj["metadata"]["name"], obj["metadata"]["uid"])
-        for kind in (
-            "Pod",
-            "ConfigMap",
-            *CHILD_KINDS,
-        ):  # otherwise the garbage collector would go on beside the next run
+        # otherwise the garbage collector would go on beside the next run
+        for kind in ("Pod", "ConfigMap", *CHILD_KINDS):
             selector = "" if kind == "Pod" else OURS
             while (await self.api.listing(kind, namespace, selector)).objects:  # noqa: ASYNC110
                 await asyncio.sleep(0.2)

@@ -1,6 +1,7 @@
 """The model and the batches that all GPU benchmarks measure, and what a token of them costs."""
 
 import random
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ QWEN2_1_5B = {
     "tie_word_embeddings": True,
 }
 """Qwen2.5-1.5B's config.json; a linear layer's width, not its values, is what a benchmark needs, so weights are random."""
+MODEL = Path(tempfile.gettempdir()) / "rljob-bench-1.5b"
 PEAK_FLOPS = 989e12
 """Dense bfloat16 of an H200 or H100 SXM, by its data sheet."""
 
@@ -48,7 +50,7 @@ def shapes() -> dict[str, Shape]:
     }
 
 
-def write_model(directory: Path, shape: dict = QWEN2_1_5B) -> Path:
+def write_model(directory: Path = MODEL, shape: dict = QWEN2_1_5B) -> Path:
     """A Hugging Face directory with random weights in bfloat16, once."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.shapes import QWEN2_1_5B, write_model
+from benchmarks.shapes import MODEL, QWEN2_1_5B, write_model
 
 PROMPTS, SAMPLES = 64, 8
 SPLIT = ("time/step", "time/generate", "time/train", "time/sync", "time/save", "perf/tokens_per_s")
@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-step")
     options = parser.parse_args()
     data = options.work / "data"
-    model = write_model(options.work.parent / "rljob-bench-1.5b")
+    model = write_model(options.work.parent / MODEL.name)
     tokenizer(model)
     prompts(data / "train.parquet", options.lengths)
     (data / "reward.py").write_text(REWARD)

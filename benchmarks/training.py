@@ -15,13 +15,12 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shapes import PEAK_FLOPS, Shape, shapes, write_model
+from benchmarks.shapes import MODEL, PEAK_FLOPS, Shape, shapes, write_model
 from rljob_trainer.local.ports import free_port
 
 STEPS = 6
@@ -35,7 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.training")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("training.jsonl"))
-    parser.add_argument("--model", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-1.5b")
+    parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--only", default="", help="configurations, comma-separated")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -21,7 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shapes import write_model
+from benchmarks.shapes import MODEL, write_model
 from rljob_api import names
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
@@ -37,7 +37,7 @@ GPU_ARGUMENTS = {"enforce-eager": True, "gpu-memory-utilization": 0.3}
 
 def main() -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.weights")
-    parser.add_argument("--model", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-1.5b")
+    parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--plain", type=int, help=argparse.SUPPRESS)
