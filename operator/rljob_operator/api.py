@@ -1,5 +1,6 @@
 """The little of the Kubernetes API that the operator needs, on plain dicts. Tests have an in-memory one."""
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -40,7 +41,11 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """409: something was read that is no longer so, or a name is taken."""
+    """409: something was read that is no longer so, or others write at this moment."""
+
+
+class AlreadyExists(Conflict):
+    """409: the name is taken."""
 
 
 class Gone(ApiError):
@@ -83,5 +88,14 @@ def path(kind: str, namespace: str | None, name: str = "") -> str:
     return f"{prefix}{scope}/{plural}" + (f"/{name}" if name else "")
 
 
-def error(status: int, text: str) -> ApiError:
-    return {404: NotFound, 409: Conflict, 410: Gone}.get(status, ApiError)(status, text)
+def error(status: int, what: str, answer: str) -> ApiError:
+    """By the `Status` that the API server answered with, or whatever somebody before it did."""
+    known = {404: NotFound, 409: AlreadyExists if _reason(answer) == "AlreadyExists" else Conflict, 410: Gone}
+    return known.get(status, ApiError)(status, f"{what}: {answer[:2000]}")
+
+
+def _reason(answer: str) -> str:
+    try:
+        return str(json.loads(answer)["reason"])
+    except (ValueError, TypeError, LookupError):
+        return ""

@@ -9,10 +9,10 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.status import JobStatus, RLJobMeta
-from rljob_operator.api import Api, ApiError, Conflict, NotFound, Object
+from rljob_operator.api import AlreadyExists, Api, ApiError, Conflict, NotFound, Object
 from rljob_operator.decide import Event
 from rljob_operator.decide.change import Binding
-from rljob_operator.placement.bind import operations
+from rljob_operator.placement.bind import is_gated, operations
 from rljob_operator.snapshot import Pod, Snapshot
 from rljob_operator.stores import UNWATCHED, Stores
 from rljob_operator.times import stamp
@@ -32,12 +32,12 @@ class Writer:
         self._api, self._stores = api, stores
 
     async def status(self, job: Object, status: JobStatus) -> None:
-        """With the resourceVersion that was seen. If somebody wrote since: Conflict, and the next pass decides on what he wrote."""
+        """With the resourceVersion that was seen. If somebody wrote since, or deleted it: Conflict, and the next pass decides on what he did."""
         try:
             self._stores.put(await self._api.replace(job | {"status": status.dump()}, "status"))
-        except Conflict:
-            await self._refresh(job)
-            raise
+        except (Conflict, NotFound) as error:
+            await self._refresh(*_name(job))
+            raise Conflict(error.code, f"status of {job['metadata']['name']}: {error}") from error
 
     async def children(self, s: Snapshot, wanted: list[Object]) -> tuple[str, ...]:
         """Create what is missing, correct what is ours, leave alone what is not; the last are returned, each as a sentence.
@@ -67,13 +67,13 @@ class Writer:
     async def _create(self, s: Snapshot, child: Object) -> str:
         try:
             self._put(await self._api.create(child))
-        except Conflict:
+        except AlreadyExists:
             if child["kind"] == "Secret":  # its name carries our uid, and we may not look
                 return ""
-            live = await self._refresh(child)
-            if live is None:
+            live = await self._refresh(*_name(child))
+            if live is None or controls(s.job, live):
                 raise
-            return "" if controls(s.job, live) else _conflict(child, "has not this job's labels")
+            return _conflict(child, "has not this job's labels")
         except NotFound:
             if child["kind"] not in UNWATCHED:
                 raise
@@ -90,12 +90,11 @@ class Writer:
             if controls(s.job, live) and not covers(live, child):
                 self._put(await self._api.apply(child, live))
         except (Conflict, NotFound):
-            await self._refresh(child)
+            await self._refresh(*_name(child))
             raise
 
-    async def _refresh(self, obj: Object) -> Object | None:
-        """What is there now."""
-        kind, namespace, name = obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"]
+    async def _refresh(self, kind: str, namespace: str, name: str) -> Object | None:
+        """What is there now. Whoever asks ends the pass, by an error or by telling a conflict: the watch will call it no news any more."""
         try:
             live = await self._api.get(kind, namespace, name)
         except NotFound:
@@ -121,21 +120,24 @@ class Writer:
     async def _delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
         try:
             await self._api.delete(kind, namespace, name, uid, force=force)
-        except (NotFound, Conflict):
+        except NotFound:
             log.info("%s %s is gone already", kind, name)
+        except Conflict:
+            await self._refresh(kind, namespace, name)
+            raise
 
     async def bindings(self, namespace: str, bindings: tuple[Binding, ...], now: float) -> None:
-        """Each pod is patched once: what was released already, or is gone, answers with a refusal."""
         await together([self._bind(namespace, b, now) for b in bindings])
 
     async def _bind(self, namespace: str, binding: Binding, now: float) -> None:
+        """Each pod is patched once: what was released already, or is gone, answers with a refusal."""
         pod = binding.pod
         try:
             self._put(await self._api.patch("Pod", namespace, pod.name, operations(pod, binding.node, now)))
         except ApiError as error:
-            if error.code not in (404, 409, 422):
+            if error.code not in (404, 409, 422) or is_gated(await self._refresh("Pod", namespace, pod.name), pod.uid):
                 raise
-            log.info("pod %s was released already, or is gone: %s", pod.name, error)
+            raise Conflict(409, f"pod {pod.name} was released already, or is gone") from error
 
     async def events(self, job: RLJobMeta, events: tuple[Event, ...], now: float) -> None:
         """For people; one that cannot be written is not worth a second pass."""
@@ -171,6 +173,10 @@ async def together[T](work: list[Coroutine[Any, Any, T]]) -> list[T]:
 def _seen(s: Snapshot, child: Object) -> Object | None:
     live = s.children.get((child["kind"], child["metadata"]["name"]))
     return dict(live) if live is not None else None
+
+
+def _name(obj: Object) -> tuple[str, str, str]:
+    return obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"]
 
 
 def _conflict(child: Object, why: str) -> str:

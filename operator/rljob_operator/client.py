@@ -75,7 +75,7 @@ class KubernetesApi:
         try:
             async with await self._send("GET", where, query=query, limits=limits) as response:
                 if response.status >= 400:
-                    raise error(response.status, f"watch {where}: {(await response.text())[:2000]}")
+                    raise error(response.status, f"watch {where}", await response.text())
                 async for line in _lines(response):
                     yield _change(json.loads(line))
         except (aiohttp.ClientError, TimeoutError, OSError) as broken:
@@ -140,7 +140,7 @@ class KubernetesApi:
                 found: Object = json.loads(text)
                 return found
             if not tries_left or not (status == 429 or status >= 500):
-                raise error(status, f"{method} {where}: {text.decode(errors='replace')[:2000]}")
+                raise error(status, f"{method} {where}", text.decode(errors="replace"))
             await asyncio.sleep(min(after or pause * random.uniform(0.8, 1.2), LONGEST_PAUSE))
             pause *= 2
         raise AssertionError("unreachable")
@@ -188,7 +188,7 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 def _change(event: Object) -> Change:
     if event["type"] == "ERROR":
-        raise error(event["object"].get("code", 0), f"watch: {event['object'].get('message')}")
+        raise error(event["object"].get("code", 0), "watch", str(event["object"].get("message")))
     return Change(event["type"], event["object"])
 
 

@@ -34,7 +34,7 @@ class Observer:
             pods += await self._strays(key, attempt, {pod.uid for pod in pods})
         located = tuple([await self._on_its_node(pod) for pod in pods])
         found = self._snapshot(key, job, located, now)
-        return await self._with_beat(found, key, attempt) if attempt and is_open(attempt) else found
+        return await self._with_beat(found, key, job, attempt) if attempt and is_open(attempt) else found
 
     def _snapshot(self, key: Key, job: SeenJob, pods: tuple[Pod, ...], now: float) -> Snapshot:
         children = self._stores.children_of(key)
@@ -83,7 +83,7 @@ class Observer:
             return replace(pod, lost_since=ABSENT)
         return replace(pod, lost_since=node.value.lost_since, out_of_service=node.value.out_of_service)
 
-    async def _with_beat(self, s: Snapshot, key: Key, attempt: Attempt) -> Snapshot:
+    async def _with_beat(self, s: Snapshot, key: Key, job: SeenJob, attempt: Attempt) -> Snapshot:
         """Age of the heartbeat on our clock, since we have seen this attempt: our own restart is no stall, and an outage of the API, which
         ends us with our lease, neither."""
         since = self._memory.since(key, (s.job.uid, attempt.number), s.now)
@@ -93,6 +93,7 @@ class Observer:
         live = await self._live("ConfigMap", key[0], names.report(_rank_0(attempt).pod))
         if live is not None:
             self._stores.put(live)
+            aged = self._snapshot(key, job, s.pods, s.now)
         return replace(aged, beat_age=s.now - max(since, self._moved(key, attempt)))
 
     def _moved(self, key: Key, attempt: Attempt) -> float:

@@ -118,11 +118,17 @@ class Watches:
         def changed(groups: set[Key]) -> None:
             for job in self._stores.jobs_of(kind, groups):
                 self._enqueue(job, 0.0)
-            if groups and (kind == "Node" or ROOM in groups):
+            if self._gives_room(kind, groups):
                 for job in self._stores.waiting():
                     self._enqueue(job, ROOM_DELAY)
 
         return changed
+
+    def _gives_room(self, kind: str, groups: set[Key]) -> bool:
+        """A job that is gone gives back its seats, also those that no pod has taken yet."""
+        if kind == "RLJob":
+            return any(self._stores.jobs.get(job) is None for job in groups)
+        return ROOM in groups or (kind == "Node" and bool(groups))
 
     def _heard(self, obj: Object) -> None:
         """A report, perhaps of nothing but a heartbeat and numbers."""

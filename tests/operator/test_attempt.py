@@ -84,6 +84,15 @@ def test_a_drained_gang_is_suspended_and_says_where() -> None:
     assert status.last_failure is None
 
 
+def test_a_resume_waits_for_pods_that_a_suspend_gave_back() -> None:
+    """Their StatefulSet was told to have none: an attempt that opened on them would lose them."""
+    job = make_job().with_status(suspended=True).with_pods().reported(state="idle")
+    early = job.next()
+    assert (early.suspended, early.attempt, early.state) == (True, None, "Suspended")
+    assert early.message == "goes on without a checkpoint when its former pods are gone"
+    assert not job.changing_pod(0, deleting=True).changing_pod(1, deleting=True).next().suspended
+
+
 def test_a_suspend_without_an_attempt_is_immediate() -> None:
     status = make_job(suspend=True).with_pods().reported().next()
     assert (status.suspended, status.attempt) == (True, None)

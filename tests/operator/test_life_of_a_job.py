@@ -66,6 +66,24 @@ async def test_a_finished_job_goes_on_from_a_checkpoint_when_asked_to() -> None:
     assert [c.step for c in world.status.checkpoint.kept] == [2, 4, 6]
 
 
+async def test_an_ended_job_does_not_go_on_with_the_pods_that_it_gave_back() -> None:
+    world = World(steps=6)
+    world.apply()
+    await world.until(state="Running", step=5)
+    world.asleep = True
+    former = {pod["metadata"]["uid"] for pod in world.cluster.pods(NAMESPACE)}
+    await world.until(state="Succeeded")
+    world.request("n1", "resume", from_step=2)
+    for _ in range(5):
+        await world.turn()
+    assert (world.status.state, world.status.request) == ("Succeeded", "")
+    world.asleep = False
+    await world.until(state="Running", attempt=2)
+    assert former.isdisjoint(pod["metadata"]["uid"] for pod in world.cluster.pods(NAMESPACE))
+    await world.until(state="Succeeded", attempt=2)
+    assert world.status.restarts.total == 0
+
+
 async def test_a_running_job_goes_back_to_a_checkpoint_when_asked_to() -> None:
     world = World(steps=12)
     world.apply()

@@ -138,6 +138,18 @@ async def test_a_pod_that_goes_wakes_who_waits_for_room() -> None:
     assert await seen(ended, stores=stores) == {("research", "waits"): ROOM_DELAY}
 
 
+async def test_a_job_that_is_deleted_wakes_who_waits_for_its_seats() -> None:
+    stores = Stores(lambda: 0.0)
+    for name, problem in (("waits", "no room"), ("goes", "")):
+        meta = {"name": name, "namespace": "research", "uid": name, "resourceVersion": "2"}
+        stores.put({"kind": "RLJob", "metadata": meta, "spec": {}, "status": {"placement": {"problem": problem}}})
+    changed = {"kind": "RLJob", "metadata": meta | {"resourceVersion": "3"}, "spec": {"suspend": True}}
+    assert await seen(Change("MODIFIED", changed), kind="RLJob", stores=stores) == {("research", "goes"): 0.0}
+    gone = Change("DELETED", {"kind": "RLJob", "metadata": meta | {"resourceVersion": "4"}})
+    woken = await seen(gone, kind="RLJob", stores=stores)
+    assert woken == {("research", "goes"): 0.0, ("research", "waits"): ROOM_DELAY}
+
+
 async def test_a_heartbeat_wakes_its_job_when_its_progress_is_due() -> None:
     beat = thing(2) | {"kind": "ConfigMap", "data": {"report.json": "{}"}}
     beats = [Change("MODIFIED", beat | {"metadata": beat["metadata"] | {"resourceVersion": str(i)}}) for i in (3, 4)]

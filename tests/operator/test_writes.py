@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from api.specs import raw_spec
-from rljob_operator.api import ApiError, Object
+from rljob_operator.api import ApiError, Conflict, Object
 from rljob_operator.apply import covers, together
 from rljob_operator.client import owned_by_creation
 from rljob_operator.reconcile import Reconciler
@@ -134,3 +134,81 @@ def test_fields_of_a_creation_become_fields_of_an_apply() -> None:
     ]
     entries[1]["operation"] = "Apply"
     assert owned_by_creation(live) == []
+
+
+class BusyCluster(FakeCluster):
+    """Refuses what `busy` names (verb and kind) because others write at this moment."""
+
+    busy = ""
+
+    async def create(self, obj: Object) -> Object:
+        self._refuse(f"create {obj['kind']}")
+        return await super().create(obj)
+
+    async def patch(self, kind: str, namespace: str, name: str, operations: list[Object]) -> Object:
+        self._refuse(f"patch {kind}")
+        return await super().patch(kind, namespace, name, operations)
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
+        self._refuse(f"delete {kind}")
+        await super().delete(kind, namespace, name, uid, force=force)
+
+    def _refuse(self, what: str) -> None:
+        if what == self.busy:
+            raise Conflict(409, "the object has been modified; please apply your changes to the latest version")
+
+
+@pytest.mark.parametrize("busy", ["create Secret", "patch Pod", "delete Pod"])
+async def test_a_conflict_is_no_sign_that_a_write_was_done(busy: str) -> None:
+    """Nothing else would wake the job again."""
+    cluster = BusyCluster()
+    cluster.busy = busy
+    cluster.put(job_object("demo", raw_spec(scheduling={"backend": "builtin"})))
+    with pytest.raises(Conflict):
+        await _until_released_and_outdated(cluster)
+    cluster.busy = ""
+    await _until_released_and_outdated(cluster)
+
+
+async def _until_released_and_outdated(cluster: FakeCluster) -> None:
+    """Pods are made, released, and, being of a former template, deleted."""
+    for _ in range(3):
+        await operating(cluster)((NAMESPACE, "demo"))
+        cluster.sync_stateful_sets()
+    pods = cluster.pods(NAMESPACE)
+    assert len(pods) == 2
+    assert all(pod["spec"]["nodeName"] for pod in pods)
+    for pod in pods:
+        cluster.edit("Pod", NAMESPACE, pod["metadata"]["name"])["metadata"]["annotations"] = {}
+    await operating(cluster)((NAMESPACE, "demo"))
+    assert all("deletionTimestamp" in pod["metadata"] for pod in pods)
+
+
+async def test_a_pod_that_was_released_or_replaced_meanwhile_is_looked_at_again() -> None:
+    """By another pass, since the watch will bring what this one has asked for, and call it no news."""
+    cluster = FakeCluster()
+    cluster.put(job_object("demo", raw_spec(scheduling={"backend": "builtin"})))
+    await operating(cluster)((NAMESPACE, "demo"))
+    cluster.sync_stateful_sets()
+    late = operating(cluster)
+    released, replaced = cluster.pods(NAMESPACE)
+    cluster.edit("Pod", NAMESPACE, released["metadata"]["name"])["spec"]["schedulingGates"] = []
+    cluster.remove(replaced)
+    cluster.sync_stateful_sets()
+    with pytest.raises(Conflict):
+        await late((NAMESPACE, "demo"))
+    await late((NAMESPACE, "demo"))
+    assert [write for write in cluster.writes if write.startswith("patch Pod")] == [
+        f"patch Pod {replaced['metadata']['name']}"
+    ]
+
+
+async def test_a_job_that_is_deleted_in_the_middle_of_a_pass_is_forgotten_by_the_next() -> None:
+    cluster = FakeCluster()
+    job = cluster.put(job_object("demo", raw_spec()))
+    late = operating(cluster)
+    cluster.remove(job)
+    with pytest.raises(Conflict):
+        await late((NAMESPACE, "demo"))
+    assert await late((NAMESPACE, "demo")) is None
+    assert cluster.writes == []

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from rljob_api import names
-from rljob_operator.api import ApiError, Change, Conflict, Listing, NotFound, Object
+from rljob_operator.api import AlreadyExists, ApiError, Change, Conflict, Listing, NotFound, Object
+from rljob_operator.store import is_ours
 
 
 class Crash(Exception):
@@ -127,7 +128,7 @@ class FakeCluster:
         meta = obj["metadata"]
         key = (obj["kind"], meta.get("namespace"), meta["name"])
         if key in self.objects:
-            raise Conflict(409, f"{key} already exists")
+            raise AlreadyExists(409, f"{key} already exists")
         self.version += 1
         stored = copied(obj)
         stored["metadata"] |= {"uid": f"uid-{self.version:06d}", "creationTimestamp": "2026-01-01T00:00:00Z"}
@@ -150,7 +151,13 @@ class FakeCluster:
         del self.objects[(obj["kind"], meta.get("namespace"), meta["name"])]
 
     def sync_stateful_sets(self) -> None:
-        """Pods that are missing are made, and run at once unless they are gated; those that are too many go at once."""
+        """Pods that are missing are made, and run at once unless they are gated; those that are too many go at once, as do those of a set that
+        is gone (the garbage collector's work)."""
+        sets = {key[1:] for key in self.objects if key[0] == "StatefulSet"}
+        for key, pod in list(self.objects.items()):
+            owner = pod["metadata"]["name"].rpartition("-")[0]
+            if key[0] == "Pod" and is_ours(pod) and (key[1], owner) not in sets:
+                self.remove(pod)
         for (kind, namespace, name), sts in list(self.objects.items()):
             if kind != "StatefulSet" or namespace is None:
                 continue

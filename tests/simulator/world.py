@@ -55,6 +55,8 @@ class World(Site):
     launchers: dict[str, Launcher] = field(default_factory=dict)
     leaving: dict[str, int] = field(default_factory=dict)
     """Turns that are left to a pod which somebody deleted, by uid: kubelets do not count on our clock."""
+    asleep: bool = False
+    """Whether controllers do nothing."""
     checkpoints: list[Checkpoint] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
     """States in the order in which a user saw them."""
@@ -96,7 +98,8 @@ class World(Site):
         self.feed.deliver()
         await self.pass_over("demo")
         self._finish_deletions()
-        self.cluster.sync_stateful_sets()
+        if not self.asleep:
+            self.cluster.sync_stateful_sets()
         self._boot()
         self._run()
         self._report()

@@ -8,7 +8,7 @@ from rljob_operator.decide.opening import problems
 from rljob_operator.decide.postponed import postponed
 from rljob_operator.decide.progress import current
 from rljob_operator.decide.state import runs
-from rljob_operator.decide.suspend import saved
+from rljob_operator.decide.suspend import saved, wanted
 from rljob_operator.snapshot import Pod, Snapshot
 from rljob_operator.times import seconds
 
@@ -32,6 +32,8 @@ def _message(s: Snapshot, status: JobStatus) -> str:
         return violation.message(s.violations)
     if s.conflicts:
         return "; ".join(s.conflicts)
+    if status.suspended and not wanted(s, status):
+        return f"goes on {saved(status)} when its former pods are gone"
     if status.suspended:
         return f"suspended {saved(status)}; `kubectl rljob resume {s.job.name}` goes on"
     return _of_waiting(s, status)

@@ -9,6 +9,7 @@ from rljob_api.request import Request
 from rljob_api.status import JobStatus, Override
 from rljob_operator.decide.attempt import tell
 from rljob_operator.decide.change import Change, Event, is_open, set_
+from rljob_operator.decide.suspend import is_leaving
 from rljob_operator.snapshot import Snapshot
 
 
@@ -22,6 +23,8 @@ def consume(s: Snapshot, status: JobStatus) -> Change:
         return _refuse_unreadable(status, text, error)
     if request.job_uid != s.job.uid or request.nonce == status.request:
         return Change(status)
+    if request.from_step is not None and is_leaving(s, status):
+        return Change(status)  # not yet
     status = set_(status, request=request.nonce)
     if request.action == "restart":
         return _restart(s, status)

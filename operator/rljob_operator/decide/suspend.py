@@ -17,14 +17,20 @@ def expire_override(s: Snapshot, status: JobStatus) -> Change:
 
 
 def release(s: Snapshot, status: JobStatus) -> Change:
-    """Give the pods back, or ask for them again."""
+    """Give the pods back, or ask for them again when they are gone."""
     suspended = wanted(s, status) and not status.outcome
-    if suspended == status.suspended or is_open(status.attempt):
+    if suspended == status.suspended or is_open(status.attempt) or is_leaving(s, status):
         return Change(status)
     status = set_(status, suspended=suspended)
     if suspended:
         return Change(status, (Event("Normal", reasons.SUSPENDED, f"pods are released {saved(status)}"),))
     return Change(status, (Event("Normal", reasons.RESUMED, f"goes on {saved(status)}"),) if not status.outcome else ())
+
+
+def is_leaving(s: Snapshot, status: JobStatus) -> bool:
+    """Whether pods that were given back still look alive. Their StatefulSet was told to have none, and will delete them although it is told to
+    have some again: an attempt that opened on them would lose them."""
+    return (status.suspended or bool(status.outcome)) and not all(p.deleting for p in s.pods)
 
 
 def saved(status: JobStatus) -> str:

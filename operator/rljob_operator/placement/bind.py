@@ -1,5 +1,6 @@
 """The one patch that releases a pod to its node. The API server lets a StatefulSet's pod be pinned only while it is gated, and only once."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from rljob_api import names
@@ -24,6 +25,12 @@ def operations(pod: Pod, node: str, now: float) -> list[dict[str, Any]]:
         {"op": "add", "path": "/metadata/managedFields", "value": [{}]},
         {"op": "remove", "path": gate},
     ]
+
+
+def is_gated(pod: Mapping[str, Any] | None, uid: str) -> bool:
+    """Whether this is still the pod of that uid, and we may release it."""
+    gates = pod["spec"].get("schedulingGates", []) if pod and pod["metadata"]["uid"] == uid else []
+    return any(gate["name"] == names.GATE for gate in gates)
 
 
 def pinned(affinity: dict[str, Any], node: str) -> dict[str, Any]:
