@@ -57,6 +57,10 @@ class Writer:
     async def _child(self, s: Snapshot, child: Object) -> str:
         """Empty, or what is wrong."""
         live = _seen(s, child)
+        if (
+            live and child["kind"] in UNWATCHED and not controls(s.job, live)
+        ):  # what we know may be of a job that had the name before
+            live = await self._refresh(*_name(child))
         if live is None:
             return await self._create(s, child)
         if not controls(s.job, live):
@@ -125,6 +129,8 @@ class Writer:
         except Conflict:
             await self._refresh(kind, namespace, name)
             raise
+        if kind in UNWATCHED:
+            self._stores.of_kind(kind).lose((namespace, name))
 
     async def bindings(self, namespace: str, bindings: tuple[Binding, ...], now: float) -> None:
         await together([self._bind(namespace, b, now) for b in bindings])

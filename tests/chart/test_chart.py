@@ -113,6 +113,28 @@ def test_the_operator_may_do_with_children_what_it_does() -> None:
         assert held >= {(group, plural, verb) for verb in ("get", "list", "watch", "create", "patch", "delete")}, kind
 
 
+def test_the_operator_holds_these_rights_and_no_others() -> None:
+    held: dict[tuple[str, str], list[str]] = {}
+    for group, resource, verb in sorted(rules(render()[("ClusterRole", "rljob")])):
+        held.setdefault((group, resource), []).append(verb)
+    children = "create delete get list patch watch"
+    assert {what: " ".join(verbs) for what, verbs in held.items()} == {
+        ("rljob.dev", "rljobs"): "get list watch",
+        ("rljob.dev", "rljobs/status"): "update",
+        ("rljob.dev", "rljobs/finalizers"): "update",
+        ("", "pods"): "delete get list patch watch",
+        ("", "secrets"): "create",
+        ("", "events"): "create",
+        ("scheduling.volcano.sh", "podgroups"): "create delete get patch",
+        ("", "configmaps"): children,
+        ("", "serviceaccounts"): children,
+        ("apps", "statefulsets"): children,
+        ("rbac.authorization.k8s.io", "roles"): children,
+        ("rbac.authorization.k8s.io", "rolebindings"): children,
+        ("networking.k8s.io", "networkpolicies"): children,
+    }
+
+
 def test_a_namespaced_installation_has_a_role_in_each_namespace_and_only_reads_nodes_and_pods_elsewhere() -> None:
     everywhere, scoped = render(), documents("watchNamespaces={research,exams}", "rbac.aggregate=false")
     roles = [o for o in scoped if (o["kind"], o["metadata"]["name"]) == ("Role", "rljob")]
