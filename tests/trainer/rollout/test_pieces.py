@@ -86,6 +86,15 @@ def test_a_request_without_log_probabilities_has_none() -> None:
     assert found.new_token_ids == [*range(PIECE)] and found.new_logprobs is None
 
 
+def test_steps_beside_requests_that_ask_for_more_are_wider_and_still_join() -> None:
+    """vLLM's rows of a step are as wide as the request in it that asks for most; a request's own numbers come first."""
+    pieces = Pieces()
+    narrow, wide = output(A, 1), output(A, 2, finish_reason=0)
+    wide.new_logprobs = Rows(*(np.pad(rows, ((0, 0), (0, 5))) for rows in wide.new_logprobs[:2]), wide.new_logprobs[2])
+    pieces.due([narrow])
+    assert said(pieces.due([wide])) == [(A, [1, 2])]
+
+
 class Scheduler:
     """Returns what it is given, as vLLM's; nothing when there is nothing."""
 

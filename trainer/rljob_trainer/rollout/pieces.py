@@ -86,8 +86,15 @@ def joined(outputs: Sequence[Any]) -> Any:
         last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
         if found := [output.new_logprobs for output in outputs if output.new_logprobs is not None]:
             ids, log_probs, ranks, _ = zip(*found, strict=True)
-            last.new_logprobs = found[0]._make([*map(np.concatenate, (ids, log_probs, ranks)), None])
+            rows = (np.concatenate(_as_narrow(ids)), np.concatenate(_as_narrow(log_probs)), np.concatenate(ranks))
+            last.new_logprobs = found[0]._make([*rows, None])
     return last
+
+
+def _as_narrow(steps: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    """As their narrowest. A step's rows have as many columns as the request in it that asks for most; each request's own are the first."""
+    widths = {rows.shape[1] for rows in steps}
+    return steps if len(widths) == 1 else [rows[:, : min(widths)] for rows in steps]
 
 
 def _is_only_tokens(output: Any) -> bool:
