@@ -162,6 +162,18 @@ async def test_a_dismissed_replicas_requests_are_answered_by_another() -> None:
         frozen.frozen = False
 
 
+async def test_a_replica_that_leaves_before_a_request_has_gone_out_is_as_lost_as_one_that_leaves_after() -> None:
+    async with pool_of(Server("gone"), samples_in_flight=2) as pool, Server("new").running() as newcomer:
+        (gone,) = pool.replicas
+        asked = asyncio.create_task(ask(pool, 1))
+        for _ in range(2):  # it has a place by then, and has not been sent
+            await asyncio.sleep(0)
+        await pool.dismiss(gone.pod_uid)
+        await pool.admit(newcomer.endpoint)
+        assert await asked == [0]
+        assert newcomer.seen == [0] and pool.redispatched == 1
+
+
 async def test_a_frozen_replica_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "WATCH_SECONDS", 0.05)
     monkeypatch.setattr("rljob_trainer.rollout.client.PROBE_SECONDS", 0.1)

@@ -83,6 +83,8 @@ class RolloutClient:
 
     async def _call(self, method: str, path: str, body: Any, seconds: float | None = None) -> tuple[Any, Any]:
         assert self._session is not None
+        if self._session.closed:  # since the replica was chosen; aiohttp would call that our mistake
+            raise ReplicaLost(f"{self.endpoint.pod}: dismissed")
         try:
             timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
             async with self._session.request(method, path, json=body, timeout=timeout) as response:
