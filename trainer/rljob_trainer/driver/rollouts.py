@@ -47,6 +47,7 @@ class Rollouts:
 
     async def published(self, step: int, targets: Sequence[RolloutEndpoint], failed: Mapping[str, str]) -> None:
         """`targets` were published to; `failed` says by pod why some do not have the policy of `step`."""
+        self._notice_lost()
         for endpoint in targets:
             if endpoint.pod in failed:
                 log.warning(
