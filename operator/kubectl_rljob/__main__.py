@@ -9,7 +9,7 @@ import sys
 from datetime import UTC, datetime
 
 from kubectl_rljob import parser
-from kubectl_rljob.errors import UserError
+from kubectl_rljob.errors import UserError, here
 
 INTERRUPTED = 130
 
@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None, now: datetime | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         if error.next_command:
-            print(f"next:  {error.next_command}", file=sys.stderr)
+            print(f"next:  {here(error.next_command, args)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED

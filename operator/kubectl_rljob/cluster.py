@@ -1,6 +1,7 @@
 """The API server, with explicit timeouts. Answers are JSON as the server wrote it; every error becomes a UserError."""
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from urllib.parse import quote
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.rest import RESTResponse
 from kubernetes.config import ConfigException
-from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION, KubeConfigLoader, KubeConfigMerger
+from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 from urllib3 import disable_warnings
 from urllib3.exceptions import HTTPError, InsecureRequestWarning
 from yaml import YAMLError
@@ -36,7 +37,7 @@ class Cluster:
     @staticmethod
     def connect(kubeconfig: str | None, context: str | None, namespace: str | None) -> "Cluster":
         """As kubectl chooses them: flag, KUBECONFIG or ~/.kube/config; the context's namespace, else `default`."""
-        files = kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION
+        files = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
         settings = Configuration()
         settings.retries = CONNECT_RETRIES
         try:

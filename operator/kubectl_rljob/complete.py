@@ -24,18 +24,20 @@ def main() -> int:
 
 def propose(words: list[str]) -> tuple[list[str], str]:
     """All that may stand in the place of the last word."""
-    _, parsers = parser.build()
+    root, parsers = parser.build()
     verb = next((w for w in words[:-1] if w in parsers), None)
-    if verb is None:
-        return list(parsers), NO_FILES
-    actions = parsers[verb]._actions
+    actions = (parsers[verb] if verb else root)._actions
     before = next((a for a in actions if len(words) > 1 and words[-2] in a.option_strings), None)
     if before is not None and before.nargs != 0:
         return list(before.choices or ()), FILES if before.metavar == "FILE" else NO_FILES
     if words[-1].startswith("-"):
         return sorted(flag for a in actions for flag in a.option_strings if flag.startswith("--")), NO_FILES
-    takes_a_job = any(a.metavar == "NAME" for a in actions) and words[-2] == verb
-    return (_jobs(words) if takes_a_job else []), NO_FILES
+    if verb is None:
+        return list(parsers), NO_FILES
+    first = next((a for a in actions if not a.option_strings), None)
+    if first is None or words[-2] != verb:
+        return [], NO_FILES
+    return (_jobs(words) if first.metavar == "NAME" else list(first.choices or ())), NO_FILES
 
 
 def _jobs(words: list[str]) -> list[str]:

@@ -1,9 +1,11 @@
 """What a manifest amounts to: the data behind `plan`."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
 
 from rljob_api.layout import Amounts, Layout
 from rljob_api.memory import rollout_memory, trainer_memory
@@ -70,15 +72,19 @@ class Plan:
         out: dict[str, Any] = {"name": self.name, "violations": [asdict(v) for v in self.violations]}
         if self.spec is not None and not self.violations:
             layout, amounts = Layout.of(self.spec), Amounts.of(self.spec)
-            out["layout"] = {**asdict(layout), "data": layout.data}
+            out["layout"] = {**_camel(asdict(layout)), "data": layout.data}
             out["batch"] = {
                 "samplesPerStep": amounts.samples_per_step,
                 "samplesPerMiniBatch": amounts.samples_per_mini_batch,
                 "optimizerSteps": amounts.optimizer_steps,
             }
-            out["memory"] = {e.role: {k: round(v) for k, v in e.parts.items()} for e in self.memory()}
+            out["memory"] = {e.role: {k: round(v) for k, v in _camel(e.parts).items()} for e in self.memory()}
             out["roles"] = [{"name": r.name, "pods": r.pods, "gpus": r.gpus} for r in roles(self.spec)]
         return out
+
+
+def _camel[T](parts: Mapping[str, T]) -> dict[str, T]:
+    return {to_camel(key): value for key, value in parts.items()}
 
 
 def roles(spec: RLJobSpec) -> list[Role]:

@@ -46,12 +46,13 @@ def api(tmp_path: Path) -> Iterator[FakeApi]:
 
 
 @pytest.fixture
-def rljob(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> Rljob:
-    """`rljob("status", "demo")`; the kubeconfig of `api` is added."""
+def rljob(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Rljob:
+    """`rljob("status", "demo")` with the kubeconfig of `api`."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
 
     def run(*argv: str) -> Screen:
         try:
-            code = main([*argv, "--kubeconfig", str(tmp_path / "kubeconfig")], NOW)
+            code = main([*argv], NOW)
         except SystemExit as exit:
             code = int(exit.code or 0)
         out, err = capfdbinary.readouterr()

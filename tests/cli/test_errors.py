@@ -24,6 +24,16 @@ def test_a_job_that_does_not_exist(api: FakeApi, rljob: Rljob) -> None:
     assert screen.err == "error: rljob nope in namespace research: not found\nnext:  kubectl rljob list -A\n"
 
 
+def test_the_next_command_stays_in_the_cluster_that_was_chosen(api: FakeApi, rljob: Rljob, tmp_path: Path) -> None:
+    config = tmp_path / "my kubeconfig"
+    config.write_text((tmp_path / "kubeconfig").read_text())
+    screen = rljob("status", "nope", "--context", "elsewhere", "--kubeconfig", str(config))
+    assert screen.err == (
+        "error: rljob nope in namespace default: not found\n"
+        f"next:  kubectl rljob list -A --context elsewhere --kubeconfig '{config}'\n"
+    )
+
+
 def test_a_cluster_without_the_crd(api: FakeApi, rljob: Rljob) -> None:
     api.installed = False
     assert rljob("list").err == (
@@ -80,6 +90,15 @@ def test_a_kubeconfig_that_does_not_exist(tmp_path: Path, capsys: pytest.Capture
     missing = tmp_path / "nothing"
     assert main(["list", "--kubeconfig", str(missing)]) == 1
     assert capsys.readouterr().err.startswith(f"error: kubeconfig: nothing there: {missing}\n")
+
+
+def test_an_empty_variable_for_the_kubeconfig_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["list"]) == 1
+    assert capsys.readouterr().err.startswith("error: kubeconfig: nothing there: ~/.kube/config\n")
 
 
 def test_a_kubeconfig_that_is_not_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

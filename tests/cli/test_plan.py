@@ -123,6 +123,12 @@ def test_all_broken_rules_are_named_at_once(tmp_path: Path, model: str, capsys: 
     assert capsys.readouterr().out == BAD
 
 
+def test_the_sizes_on_the_page_multiply_to_the_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = {"nodes": 2, "processesPerNode": 8, "parallelism": {"tensor": 2, "context": 2}}
+    assert main(["plan", "-f", write(tmp_path, make_spec(trainer=trainer)), "--offline"]) == 0
+    assert "= 16 ranks = tensor 2 x pipeline 1 x context 2 x data 4 (tp2-pp1-dp4-cp2)\n" in capsys.readouterr().out
+
+
 def test_a_manifest_that_is_no_spec_names_the_fields(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = make_spec(train={"steps": "many"}, rolout={})
     assert main(["plan", "-f", write(tmp_path, spec)]) == 1
@@ -140,8 +146,8 @@ def test_every_job_of_a_file_is_checked(tmp_path: Path, capsys: pytest.CaptureFi
         "data": 2,
         "context": 1,
         "expert": 1,
-        "expert_tensor": 4,
-        "virtual_pipeline": 1,
+        "expertTensor": 4,
+        "virtualPipeline": 1,
     }
     assert first["violations"] == []
     assert {v["field"] for v in second["violations"]} >= {"spec.train.miniBatches", "spec.rewards[0]"}

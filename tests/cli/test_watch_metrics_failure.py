@@ -42,7 +42,9 @@ Cause:
 
 Next:
   kubectl explain rljob.spec.data.train
-  kubectl edit rljob demo -n research
+  correct the manifest; without a checkpoint the job begins anew:
+  kubectl delete rljob demo -n research
+  kubectl apply -f FILE
 """
 
 CURVES = """\
@@ -69,6 +71,18 @@ def test_a_configuration_error_points_to_the_field(api: FakeApi, rljob: Rljob) -
     failure = {"attempt": 1, "reason": "ConfigurationError", "pod": "demo-trainer-0", "failure": cause}
     api.add(make_job(state="Failed", outcome="Failed", lastFailure=failure))
     assert rljob("describe-failure", "demo").out == CONFIGURATION
+
+
+def test_a_job_with_a_checkpoint_goes_on_from_it_once_its_spec_is_mended(api: FakeApi, rljob: Rljob) -> None:
+    status = running()
+    status["lastFailure"] |= {"reason": "ConfigurationError"}
+    status["lastFailure"]["failure"]["field"] = "spec.rewards[0]"
+    api.add(make_job(**status | {"state": "Failed", "outcome": "Failed"}))
+    assert rljob("describe-failure", "demo", "--context", "here").out.endswith(
+        "Next:\n  kubectl explain rljob.spec.rewards --context here\n"
+        "  kubectl edit rljob demo -n research --context here\n"
+        "  kubectl rljob resume demo -n research --from-step 100 --context here\n"
+    )
 
 
 def test_a_job_without_a_failure_says_so(api: FakeApi, rljob: Rljob) -> None:
@@ -129,6 +143,24 @@ def test_watch_prints_a_line_per_change_until_the_end(api: FakeApi, rljob: Rljob
     assert (screen.code, screen.out) == (1, "Starting   attempt 1 is starting\nFailed   rank 3 ran out of memory\n")
 
 
+@pytest.mark.parametrize("wrong", ["-1", "0", "nan", "inf", "soon"])
+def test_watch_refuses_an_interval_that_it_cannot_wait_for(api: FakeApi, rljob: Rljob, wrong: str) -> None:
+    api.add(make_job(state="Starting"))
+    assert rljob("watch", "demo", f"--interval={wrong}").code == 2
+
+
+@pytest.mark.parametrize(
+    ("shell", "line"),
+    [
+        ("bash", "source <(kubectl completion bash)"),
+        ("zsh", "source <(kubectl completion zsh)"),
+        ("fish", "kubectl completion fish | source"),
+    ],
+)
+def test_completion_is_switched_on_by_a_line_of_that_shell(rljob: Rljob, shell: str, line: str) -> None:
+    assert rljob("completion", shell).out.endswith(f"\n\n    {line}\n")
+
+
 def test_restart_asks_for_the_next_attempt(api: FakeApi, rljob: Rljob) -> None:
     job = make_job(**running())
     api.add(job)
@@ -149,6 +181,10 @@ def test_completion_proposes_verbs_flags_choices_and_jobs(api: FakeApi, tmp_path
     assert "describe-failure" in complete.propose(["de"])[0]
     assert "--from-step" in complete.propose(["resume", "demo", "--f"])[0]
     assert complete.propose(["logs", "demo", "--role", ""])[0] == ["trainer", "rollout"]
+    assert complete.propose(["completion", ""])[0] == ["bash", "zsh", "fish"]
     assert complete.propose(["plan", "-f", ""])[1] == complete.FILES
+    assert complete.propose(["-n", ""]) == ([], complete.NO_FILES)
+    assert complete.propose(["--kubeconfig", ""])[1] == complete.FILES
+    assert "--context" in complete.propose(["--"])[0]
     assert complete.propose([*kubeconfig, "status", ""]) == (["demo"], complete.NO_FILES)
     assert complete.propose(["--kubeconfig", "/nowhere", "status", ""]) == ([], complete.NO_FILES)

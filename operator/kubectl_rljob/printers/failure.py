@@ -1,5 +1,6 @@
 """The screen of `describe-failure`."""
 
+from collections.abc import Callable
 from datetime import datetime
 
 from kubectl_rljob.job import Job
@@ -9,7 +10,8 @@ from rljob_api.protocol import Failure
 from rljob_api.status import LastFailure
 
 
-def screen(job: Job, last: LastFailure, now: datetime) -> str:
+def screen(job: Job, last: LastFailure, now: datetime, here: Callable[[str], str]) -> str:
+    """`here` makes a command one for the job's cluster."""
     ago = f", {age(last.time, now)} ago" if last.time else ""
     lines = [
         f"Attempt:   {last.attempt}{ago}",
@@ -18,7 +20,7 @@ def screen(job: Job, last: LastFailure, now: datetime) -> str:
         f"Where:     {where(last) or 'unknown'}",
     ]
     lines += ["", *_cause(last.failure)] if last.failure else []
-    return "\n".join([*lines, "", "Next:", *(f"  {command}" for command in _next(job, last))])
+    return "\n".join([*lines, "", "Next:", *(f"  {here(command)}" for command in _next(job, last))])
 
 
 def _cost(job: Job, last: LastFailure) -> str:
@@ -44,10 +46,7 @@ def _cause(failure: Failure) -> list[str]:
 
 def _next(job: Job, last: LastFailure) -> list[str]:
     if last.failure and last.failure.field:
-        return [
-            f"kubectl explain rljob.{_explained(last.failure.field)}",
-            f"kubectl edit rljob {job.name} -n {job.namespace}",
-        ]
+        return [f"kubectl explain rljob.{_explained(last.failure.field)}", *_mend(job)]
     root = job.spec.checkpoint.path if job.spec else "spec.checkpoint.path"
     commands = [f"ls {root}/logs/attempt-{last.attempt}   (on the job's volume)"]
     if last.reason == reasons.CONTAINER_RESTARTED and last.pod:
@@ -55,6 +54,17 @@ def _next(job: Job, last: LastFailure) -> list[str]:
     if job.status.outcome:
         commands.append(job.command("resume", "--from-step N"))
     return commands
+
+
+def _mend(job: Job) -> list[str]:
+    """A changed spec alone does not open a job again that has ended."""
+    edit = f"kubectl edit rljob {job.name} -n {job.namespace}"
+    if not job.status.outcome:
+        return [edit]
+    if kept := job.status.checkpoint.kept:
+        return [edit, job.command("resume", f"--from-step {kept[-1].step}")]
+    again = f"kubectl delete rljob {job.name} -n {job.namespace}"
+    return ["correct the manifest; without a checkpoint the job begins anew:", again, "kubectl apply -f FILE"]
 
 
 def _explained(field: str) -> str:

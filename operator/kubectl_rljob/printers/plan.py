@@ -48,10 +48,11 @@ def page(plan: Plan, found: Preview) -> str:
 def layout(spec: RLJobSpec, whole: bool) -> list[str]:
     """How the ranks are divided, if they can be."""
     cut, t = Layout.of(spec), spec.trainer
+    sizes = f"tensor {cut.tensor} x pipeline {cut.pipeline}" + (f" x context {cut.context}" if cut.context > 1 else "")
     world = f"{plural(t.nodes, 'pod')} x {plural(t.processes_per_node, 'process')} = {plural(cut.world, 'rank')}"
     if not whole:
-        return [f"{world}, against tensor {cut.tensor} x pipeline {cut.pipeline}"]
-    return [f"{world} = tensor {cut.tensor} x pipeline {cut.pipeline} x data {cut.data} ({cut})"]
+        return [f"{world}, against {sizes}"]
+    return [f"{world} = {sizes} x data {cut.data} ({cut})"]
 
 
 def batch(spec: RLJobSpec, whole: bool) -> list[str]:

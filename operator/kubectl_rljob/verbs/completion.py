@@ -7,13 +7,18 @@ TEXT = """\
 kubectl completes `kubectl rljob` by itself when kubectl_complete-rljob is on the PATH (it is installed beside kubectl-rljob)
 and kubectl's own completion is on:
 
-    source <(kubectl completion {shell})"""
+    {line}"""
+LINES = {
+    "bash": "source <(kubectl completion bash)",
+    "zsh": "source <(kubectl completion zsh)",
+    "fish": "kubectl completion fish | source",
+}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish")
+    parser.add_argument("shell", choices=tuple(LINES), metavar="SHELL", help="bash, zsh or fish")
 
 
 def run(args: argparse.Namespace, now: datetime) -> int:
-    print(TEXT.format(shell=args.shell))
+    print(TEXT.format(line=LINES[args.shell]))
     return 0

@@ -2,8 +2,10 @@
 
 import argparse
 from datetime import datetime
+from functools import partial
 
 from kubectl_rljob.cluster import Cluster
+from kubectl_rljob.errors import here
 from kubectl_rljob.printers import failure, raw
 
 
@@ -20,5 +22,5 @@ def run(args: argparse.Namespace, now: datetime) -> int:
     elif last is None:
         print(f"{job.title} has not failed (state: {job.status.state})")
     else:
-        print(failure.screen(job, last, now))
+        print(failure.screen(job, last, now, partial(here, args=args)))
     return 0

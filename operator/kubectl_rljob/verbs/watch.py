@@ -13,12 +13,22 @@ from kubectl_rljob.job import Job
 from kubectl_rljob.printers import status
 
 CLEAR = "\x1b[H\x1b[2J"
+LONGEST = 3600
 ENDED = ("Succeeded", "Failed")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="name of the job")
-    parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="between two looks (default: 2)")
+    parser.add_argument(
+        "--interval", type=seconds, default=2.0, metavar="SECONDS", help="between two looks (default: 2)"
+    )
+
+
+def seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= LONGEST:
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most {LONGEST} seconds")
+    return value
 
 
 def run(args: argparse.Namespace, now: datetime) -> int:
