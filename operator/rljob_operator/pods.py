@@ -11,12 +11,13 @@ Object = dict[str, Any]
 CALM = ("ContainerCreating", "PodInitializing")
 """Reasons for waiting that are nobody's trouble."""
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+CONTAINERS = (names.TRAINER_CONTAINER, names.ROLLOUT_CONTAINER)
 
 
 def parse_pod(pod: Object) -> Pod:
-    """Whether its node answers is not said here."""
+    """Whether its node answers is not said here. Containers that others inject, as service meshes do, are not ours."""
     meta, status = pod["metadata"], pod.get("status", {})
-    container: Object = next(iter(status.get("containerStatuses", [])), {})
+    container: Object = next((c for c in status.get("containerStatuses", []) if c["name"] in CONTAINERS), {})
     state = container.get("state", {})
     ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
     ordinal, notes = meta["name"].rpartition("-")[2], meta.get("annotations") or {}
@@ -39,7 +40,7 @@ def parse_pod(pod: Object) -> Pod:
         template_hash=notes.get(names.ANNOTATION_TEMPLATE_HASH, ""),
         gates=gates,
         affinity=pod["spec"].get("affinity", {}) if gates else {},
-        released=seconds(notes[names.ANNOTATION_RELEASED]) if names.ANNOTATION_RELEASED in notes else None,
+        released=_released(notes.get(names.ANNOTATION_RELEASED)),
     )
 
 
@@ -69,6 +70,14 @@ def _lost_since(meta: Object, status: Object) -> float | None:
     ready = _condition(status, "Ready")
     since: str = ready.get("lastTransitionTime") or meta.get("creationTimestamp", "")
     return None if ready.get("status") == "True" else seconds(since)
+
+
+def _released(note: str | None) -> float | None:
+    """Whoever may write a pod may write anything here."""
+    try:
+        return seconds(note) if note else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def _waiting(waiting: Object) -> str:

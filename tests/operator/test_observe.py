@@ -3,6 +3,8 @@
 from random import Random
 from typing import Any
 
+import pytest
+
 from api.specs import raw_spec
 from rljob_api import names
 from rljob_api.placement.cluster import Node as Place
@@ -31,7 +33,7 @@ def test_a_running_pod() -> None:
         phase="Running",
         podIP="10.0.0.1",
         conditions=[{"type": "Ready", "status": "True"}],
-        containerStatuses=[{"state": {"running": {}}}],
+        containerStatuses=[{"name": "trainer", "state": {"running": {}}}],
     )
     assert parse_pod(pod) == Pod(
         name="demo-trainer-1",
@@ -50,7 +52,9 @@ def test_a_running_pod() -> None:
 def test_a_pod_in_trouble() -> None:
     waiting = {"reason": "CrashLoopBackOff", "message": "back-off 10s"}
     last = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
-    pod = parse_pod(pod_object(containerStatuses=[{"state": {"waiting": waiting}, "lastState": last}]))
+    pod = parse_pod(
+        pod_object(containerStatuses=[{"name": "trainer", "state": {"waiting": waiting}, "lastState": last}])
+    )
     assert (pod.waiting, pod.exited, pod.running) == (
         "CrashLoopBackOff: back-off 10s",
         "OOMKilled (exit code 137)",
@@ -58,10 +62,25 @@ def test_a_pod_in_trouble() -> None:
     )
 
 
+def test_a_container_that_somebody_injected_speaks_for_nobody() -> None:
+    """Kubelets sort them by name."""
+    ended = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
+    mesh = {"name": "istio-proxy", "state": {"running": {}}}
+    pod = parse_pod(pod_object(containerStatuses=[mesh, {"name": "trainer", "state": ended}]))
+    assert (pod.running, pod.exited) == (False, "OOMKilled (exit code 137)")
+
+
+@pytest.mark.parametrize("note", ["soon", "", "0001-01-01"])
+def test_a_note_that_somebody_else_wrote_onto_a_pod_stops_nobody(note: str) -> None:
+    """An error while a watch is read would end the operator, and whoever may write one pod could do that to all."""
+    pod = pod_object()
+    pod["metadata"]["annotations"] = {names.ANNOTATION_RELEASED: note}
+    parse_pod(pod)
+
+
 def test_a_pod_that_is_being_created_is_in_no_trouble() -> None:
-    assert (
-        parse_pod(pod_object(containerStatuses=[{"state": {"waiting": {"reason": "ContainerCreating"}}}])).waiting == ""
-    )
+    creating = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
+    assert parse_pod(pod_object(containerStatuses=[creating])).waiting == ""
 
 
 def test_a_pod_that_cannot_be_scheduled_and_one_that_was_evicted() -> None:

@@ -192,7 +192,7 @@ class FakeCluster:
             "phase": "Running",
             "podIP": f"10.0.0.{self.version}",
             "conditions": [{"type": "Ready", "status": "True"}],
-            "containerStatuses": [{"state": {"running": {}}}],
+            "containerStatuses": [{"name": c["name"], "state": {"running": {}}} for c in pod["spec"]["containers"]],
         }
 
     def _find(self, kind: str, namespace: str | None, name: str) -> Object:
