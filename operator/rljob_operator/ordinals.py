@@ -48,6 +48,12 @@ def is_lost(pod: Pod, node_loss_seconds: float, now: float) -> bool:
     return pod.lost_since is not None and now - pod.lost_since >= node_loss_seconds
 
 
+def lost_at(pods: Iterable[Pod], node_loss_seconds: float, now: float) -> tuple[float, ...]:
+    """When those on silent nodes will count as lost: nothing else happens at that moment."""
+    until = (p.lost_since + node_loss_seconds for p in pods if p.lost_since is not None)
+    return tuple(t for t in until if t > now)
+
+
 def certainly_dead(pod: Pod) -> bool:
     """Only then may a pod be deleted by force: its node does not exist any more, or somebody vouches by the out-of-service taint."""
     return pod.lost_since == 0.0 or (pod.lost_since is not None and pod.out_of_service)

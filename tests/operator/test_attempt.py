@@ -1,5 +1,7 @@
 """When an attempt opens, drains, stops and closes."""
 
+from dataclasses import replace
+
 import pytest
 
 from rljob_api import reasons
@@ -170,6 +172,14 @@ def test_a_failed_attempt_hands_its_resume_step_on() -> None:
     job = make_job(lifecycle={"backoffSeconds": 0}).with_status(resume_step=4).with_attempt(resume_step=4)
     status = job.failing(0).reporting(1, **STOPPED).next()
     assert status.attempt and (status.attempt.number, status.attempt.resume_step) == (2, 4)
+
+
+def test_steps_are_lost_once_though_the_first_word_of_an_attempt_may_say_nothing_urgent() -> None:
+    """It can look like the last word of its predecessor: both started from the model, and both are in a step."""
+    job = make_job().with_attempt(1).running(step=50).with_rollout()
+    job = replace(job, status=job.next()).with_attempt(2).running(step=0)
+    again = replace(job, status=job.next(NOW + 1))
+    assert (again.status.lost_steps, again.next(NOW + 2).lost_steps) == (50, 50)
 
 
 def test_an_open_attempt_survives_an_edit_that_breaks_the_spec() -> None:

@@ -9,6 +9,7 @@ from rljob_operator.ordinals import ordinals, rollout_ordinals
 from rljob_operator.snapshot import Pod
 from rljob_operator.times import stamp
 from simulator.cluster import node_object
+from simulator.makers import NOW, make_job
 from simulator.world import NAMESPACE, World
 
 
@@ -44,6 +45,16 @@ def test_a_rollout_that_serves_is_not_given_up_for_a_lower_ordinal_while_an_atte
     assert wanted(rollout(0, True, False, deleting=True), serving, size=2) == [0, 1]
     assert wanted(gated, serving, size=3) == [0, 1, 2]
     assert wanted(gated, serving, closed="2026-01-01T00:00:00Z") == [0]
+
+
+def test_a_pass_is_due_when_a_silent_node_counts_as_lost_whether_or_not_an_attempt_is_open() -> None:
+    """Nothing else happens then: its pod was not ready before, and may tolerate that for ever."""
+    silent: dict[str, Any] = {"ready": False, "lost_since": NOW - 20}
+    job = make_job(lifecycle={"nodeLossSeconds": 120}, scheduling={"backend": "none"})
+    assert job.with_pods().changing_pod(1, **silent).decide().requeue_after == 100
+    running = job.with_attempt().running()
+    assert running.with_rollout().changing_pod(1, **silent).decide().requeue_after == 100
+    assert running.with_rollout(**silent).decide().requeue_after == 100
 
 
 def power_off(world: World, pod_name: str) -> None:

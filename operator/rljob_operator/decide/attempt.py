@@ -8,7 +8,7 @@ from rljob_api.status import Attempt, JobStatus
 from rljob_operator.decide.cause import Cause, recorded, root
 from rljob_operator.decide.change import Change, Event, is_open, set_
 from rljob_operator.decide.deadlines import active_until
-from rljob_operator.decide.members import View, losing, views
+from rljob_operator.decide.members import View, views
 from rljob_operator.decide.rollouts import misconfigured
 from rljob_operator.decide.stall import stalled
 from rljob_operator.decide.suspend import wanted
@@ -60,7 +60,6 @@ def _drained_by(s: Snapshot, attempt: Attempt) -> float:
 
 
 def _deadlines(s: Snapshot, attempt: Attempt) -> Iterator[float]:
-    yield from losing(s, attempt)
     if (until := active_until(s, s.status)) is not None:
         yield until
     if attempt.command == "drain":

@@ -6,7 +6,7 @@ from rljob_api import names, reasons
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.decide.change import Change, Event, is_open
 from rljob_operator.decide.members import views
-from rljob_operator.ordinals import certainly_dead
+from rljob_operator.ordinals import certainly_dead, lost_at
 from rljob_operator.render.template import template_hash
 from rljob_operator.snapshot import Pod, Snapshot
 from rljob_operator.times import seconds
@@ -19,7 +19,8 @@ def evict(s: Snapshot, status: JobStatus) -> Change:
     dead = tuple(p for p in s.pods if certainly_dead(p))
     change = _evict(s, status)
     events = tuple(_event(p, "its node is gone or out of service") for p in dead)
-    return replace(change, events=change.events + events, force=dead)
+    due = change.due + lost_at(s.pods, s.lifecycle.node_loss_seconds, s.now)
+    return replace(change, events=change.events + events, force=dead, due=due)
 
 
 def _evict(s: Snapshot, status: JobStatus) -> Change:

@@ -70,9 +70,3 @@ def _gone(s: Snapshot, member: Member, pod: Pod | None, report: Report | None) -
     if ended or (report and report.boot_id != member.boot_id):
         return reasons.CONTAINER_RESTARTED, f"the container of pod {pod.name} ended: {pod.exited or 'no reason given'}"
     return "", ""
-
-
-def losing(s: Snapshot, attempt: Attempt) -> list[float]:
-    """When members on silent nodes will count as lost."""
-    pods = (s.pod(m) for m in attempt.members)
-    return [p.lost_since + s.lifecycle.node_loss_seconds for p in pods if p and p.lost_since is not None]

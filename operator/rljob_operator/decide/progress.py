@@ -101,7 +101,7 @@ def _same(a: ProgressStatus, b: ProgressStatus) -> bool:
 
 def _urgent(p: ProgressStatus) -> tuple[object, ...]:
     """What is written at once. The phases within a step change several times per step and are not among it."""
-    return (p.started_from, p.export, p.evaluation, p.backend, stage(p.phase), p.steps)
+    return (p.attempt, p.started_from, p.export, p.evaluation, p.backend, stage(p.phase), p.steps)
 
 
 def stage(phase: str) -> str:
