@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,14 +47,16 @@ class Engine:
 
 
 class Caller:
-    """A front with its engine."""
+    """A front with its engine. `meanwhile` happens between a request and its answer."""
 
     def __init__(self) -> None:
         async def application(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] == "http":
+                await self.meanwhile()
                 await send({"type": "http.response.start", "status": 200, "headers": []})
                 await send({"type": "http.response.body", "body": b'"from vLLM"'})
 
+        self.meanwhile: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
         self.engine = Engine()
         self.front = Front(application)
 
@@ -202,6 +205,15 @@ async def test_nothing_generates_while_weights_change_and_abort_goes_back(call: 
     assert (await call("POST", wire.ABORT, of(1), session="another"))[0] == 500
     assert (await call("POST", wire.ABORT, of(1), session="x"))[0] == 200
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+
+
+async def test_an_answer_names_no_policy_when_it_was_updated_since_the_request_was_let_in(call: Caller) -> None:
+    await call.update(1, step=1)
+    call.meanwhile = lambda: call.update(1, step=2)
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+    assert wire.STEP_HEADER.lower() not in call.headers
+    await call("POST", "/v1/completions", of(1))
+    assert call.headers[wire.STEP_HEADER.lower()] == "2", "the same weights again are the same policy"
 
 
 async def test_an_interruption_ends_what_is_in_flight_and_keeps_policy_and_caches(call: Caller) -> None:

@@ -29,6 +29,7 @@ class Server:
     dies_at: int = -1
     status: int = 200
     finish: str = "stop"
+    headers: dict[str, str] = field(default_factory=lambda: {STEP_HEADER: "3"})
     pause: float = 0.01
     frozen: bool = False
     deaf: bool = False
@@ -82,7 +83,7 @@ class Server:
             if self.status != 200:
                 return web.json_response({"error": "no", "attempt": 7}, status=self.status)
             drawn = Drawn(body["prompt"], [-1.0], self.finish)
-            return web.json_response(encode([drawn] * body["n"]), headers={STEP_HEADER: "3"})
+            return web.json_response(encode([drawn] * body["n"]), headers=self.headers)
         finally:
             self.now -= body["n"]
 
@@ -123,7 +124,9 @@ async def test_requests_are_spread_and_bounded() -> None:
     assert pool.redispatched == 0
 
 
-@pytest.mark.parametrize("fault", [{"dies_at": 5}, {"status": 503}, {"status": 500}, {"finish": "abort"}])
+@pytest.mark.parametrize(
+    "fault", [{"dies_at": 5}, {"status": 503}, {"status": 500}, {"finish": "abort"}, {"headers": {}}]
+)
 async def test_a_lost_replica_loses_no_answer_and_doubles_none(fault: dict) -> None:
     good, bad = Server("good"), Server("bad", **fault)
     async with pool_of(bad, good) as pool:

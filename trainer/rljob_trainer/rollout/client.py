@@ -61,7 +61,7 @@ class RolloutClient:
     async def generate(self, prompt_tokens: tuple[int, ...], n: int, sampling: Sampling, seed: int) -> list[Generation]:
         """`n` responses in order of their index. Waits as long as the server takes; cancelling ends the generation there.
 
-        Raises ReplicaLost (connection, 5xx), RequestRefusedError (other 4xx), FencedOut (409).
+        Raises ReplicaLost (connection, 5xx, an update of its weights), RequestRefusedError (other 4xx), FencedOut (409).
         """
         request = {
             "prompt": prompt_tokens,
@@ -71,6 +71,8 @@ class RolloutClient:
             "max_tokens": sampling.max_tokens,
         }
         body, headers = await self._call("POST", GENERATE, request)
+        if STEP_HEADER not in headers:
+            raise ReplicaLost(f"{self.endpoint.pod}: another policy came while it generated")
         return _generations(body, n, int(headers[STEP_HEADER]))
 
     async def interrupt(self) -> None:

@@ -57,7 +57,7 @@ class Front:
             else:
                 route = scope["method"], scope["path"]
                 app = generate if route == ("POST", wire.GENERATE) else self._app
-                await app(scope, receive, _tagged(send, policy))
+                await app(scope, receive, self._tagged(send, policy))
 
     def _refusal(self, request: Request) -> JSONResponse | None:
         """Of a request without the token or of a lower attempt. A higher attempt becomes the highest."""
@@ -92,6 +92,18 @@ class Front:
             return _error(400, f"body: {type(error).__name__}: {error}")
         return JSONResponse({})
 
+    def _tagged(self, send: Send, policy: PolicyVersion) -> Send:
+        """Say which policy generated the answer: the one that let the request in, if it is still served. An update aborts what is in flight,
+        but a request that comes to the engine behind it is drawn by the next policy."""
+
+        async def tag(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._gate.served() == policy:
+                header = wire.STEP_HEADER.lower().encode(), str(policy.step).encode()
+                message["headers"] = [*message["headers"], header]
+            await send(message)
+
+        return tag
+
     def _not_ready(self) -> JSONResponse:
         highest = self._gate.fence.highest
         return _error(503, f"weights of attempt {highest} have not been published to this server", attempt=highest)
@@ -103,14 +115,3 @@ def _error(status: int, text: str, **more: int) -> JSONResponse:
 
 def _fenced(fenced: FencedOut) -> JSONResponse:
     return _error(409, str(fenced), attempt=fenced.highest)
-
-
-def _tagged(send: Send, policy: PolicyVersion) -> Send:
-    """Say which policy generated the answer: an update aborts what is in flight, so it is one from beginning to end."""
-
-    async def tag(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], (wire.STEP_HEADER.lower().encode(), str(policy.step).encode())]
-        await send(message)
-
-    return tag

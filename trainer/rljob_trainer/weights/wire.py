@@ -3,7 +3,7 @@
 ATTEMPT_HEADER = "X-RLJob-Attempt"
 """On every request of an attempt. A server that has seen a higher one answers 409."""
 STEP_HEADER = "X-RLJob-Policy-Step"
-"""On every answer of a generate route: the step of the policy that generated it."""
+"""On an answer of a generate route: the step of the policy that generated it. Missing when another has come since the request did."""
 
 STATE = "/rljob/state"
 GENERATE = "/rljob/generate"
