@@ -1,12 +1,17 @@
 """What the publisher does without a server. With real ones: tests/trainer/rollout/test_publish.py."""
 
+import json
 import socket
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
 
 from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer.weights import gloo, wire
+from rljob_trainer.weights.bucket import Entry, payload_size
 from rljob_trainer.weights.publisher import Publisher
 
 TENSORS = [(f"t{i}", torch.full((4,), float(i))) for i in range(5)]
@@ -48,3 +53,63 @@ def test_an_error_of_the_export_is_not_swallowed() -> None:
 
     with pytest.raises(RuntimeError, match="a rank died"):
         Publisher(3, "t", "127.0.0.1", "gloo").publish(7, broken(), [dead_endpoint()], lambda: None)
+
+
+class Worker(BaseHTTPRequestHandler):
+    """A replica of one worker, which takes what it is sent and says yes. `asked`: where the trainer listens, of every update."""
+
+    server: "Replica"
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == wire.OPEN:
+            self.server.asked.append(body["port"])
+            if not body["known"]:
+                self.server.end = gloo.WorkerEnd(body["address"], body["port"], 0, 1)
+        if self.path == wire.BUCKET:
+            size = payload_size(Entry.from_json(e).size for e in body["entries"])
+            self.server.end.receive(torch.empty(size, dtype=torch.uint8), {})
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+class Replica(ThreadingHTTPServer):
+    end: gloo.WorkerEnd
+
+    def __init__(self, pod: str) -> None:
+        super().__init__(("127.0.0.1", 0), Worker)
+        self.asked: list[int] = []
+        self.endpoint = RolloutEndpoint(pod=pod, pod_uid=f"uid-{pod}", url=f"http://127.0.0.1:{self.server_port}")
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_a_replica_keeps_its_connection_until_a_step_comes_that_it_is_not_there_for() -> None:
+    publisher = Publisher(3, "t", "127.0.0.1", "gloo")
+
+    def publish(step: int, *replicas: Replica) -> None:
+        found = publisher.publish(step, iter(TENSORS), [r.endpoint for r in replicas], lambda: None)
+        assert len(found.ok) == len(replicas), found.failed
+
+    with Replica("leaves") as leaves, Replica("stays") as stays, Replica("comes") as comes:
+        publish(0, leaves, stays)
+        publish(0, comes)
+        publish(1, leaves, stays, comes)
+        assert all(len(set(r.asked)) == 1 and listens(r.asked[0]) for r in (leaves, stays, comes))
+        publish(2, stays, comes)
+        assert [listens(r.asked[0]) for r in (leaves, stays, comes)] == [False, True, True]
+        publish(3, leaves)
+        assert listens(leaves.asked[-1]) and not listens(stays.asked[0])
+        for replica in (leaves, stays, comes):
+            replica.shutdown()

@@ -44,6 +44,7 @@ class Publisher:
         """`address`: IP of this pod, which the replicas connect to; `backend`: see backends.py."""
         self._attempt, self._token, self._backend = attempt, token, backend
         self._connect = partial(ENDS[backend], address)
+        self._step = 0
         self._ends: dict[str, End] = {}
         """By pod uid: connections of the last update, which the next one uses again."""
 
@@ -61,6 +62,7 @@ class Publisher:
         Raises FencedOut when a replica knows a higher attempt: this one is over. What the iterator raises passes through; all replicas
         keep their old weights then. MismatchError when a replica has the weights and does not agree with `probe`.
         """
+        self._forget_others(step, replicas)
         ends = {r.pod: self._ends.pop(r.pod_uid, None) for r in replicas}
         sessions = {r.pod: Session(r, self._token, self._attempt, self._connect, ends[r.pod]) for r in replicas}
         entries: list[Entry] = []
@@ -79,6 +81,13 @@ class Publisher:
             difference = self._compare(round_, probe) if probe else None
         self._ends |= {r.pod_uid: end for r in replicas if r.pod in round_.live and (end := sessions[r.pod].end)}
         return Published(version, list(round_.live), round_.failed, difference)
+
+    def _forget_others(self, step: int, replicas: list[RolloutEndpoint]) -> None:
+        """Close connections to replicas that the policy of another step does not go to: they are gone, or begin anew when they come back."""
+        if step != self._step:
+            for uid in self._ends.keys() - {r.pod_uid for r in replicas}:
+                self._ends.pop(uid).close()
+        self._step = step
 
     def _compare(self, round_: "_Round", probe: Probe) -> tuple[float, float] | None:
         found: list[tuple[float, float]] = []
