@@ -1,6 +1,7 @@
 """One operator acts at a time: it holds a Lease, renews it, and ends itself when it cannot.
 
-A holder that has not renewed for LIFETIME is taken to be dead; one that fails to renew gives up after PATIENCE, which is earlier.
+A holder that has not renewed for LIFETIME is taken to be dead; one that fails to renew gives up after PATIENCE, which is earlier, also if it
+still waits for an answer then.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from rljob_operator.api import Api, ApiError, Conflict, NotFound, Object
 log = logging.getLogger(__name__)
 
 NAME = "rljob-operator"
-LIFETIME, PATIENCE, PERIOD = 15.0, 10.0, 3.0
+LIFETIME, PATIENCE, PERIOD = 15.0, 10.0, 2.0
 """Seconds."""
 
 
@@ -30,6 +31,8 @@ class Lease:
         self._namespace = namespace
         self._identity = identity
         self._beat = beat
+        self._held = 0.0
+        """When we asked for what was granted last, on our clock: others may count from then on, not from the answer."""
         self._seen: tuple[str, float] = ("", 0.0)
         """Version of somebody else's lease, and since when we have seen it."""
 
@@ -42,15 +45,23 @@ class Lease:
 
     async def renew(self) -> None:
         """Runs until it fails: LeaseLost."""
-        renewed = time.monotonic()
         while True:
+            left = self._held + PATIENCE - time.monotonic()
+            try:
+                renewed = await asyncio.wait_for(self._again(), left)
+            except TimeoutError:
+                renewed = False
+            if not renewed:
+                age = time.monotonic() - self._held
+                raise LeaseLost(f"lease {self._namespace}/{NAME} could not be renewed for {age:.0f} s")
+
+    async def _again(self) -> bool:
+        """False: it is somebody else's."""
+        while not self._seen[0]:
             await asyncio.sleep(PERIOD)
             if await self._try():
-                renewed = time.monotonic()
-            elif self._seen[0] or time.monotonic() - renewed > PATIENCE:
-                raise LeaseLost(
-                    f"lease {self._namespace}/{NAME} could not be renewed for {time.monotonic() - renewed:.0f} s"
-                )
+                return True
+        return False
 
     async def release(self) -> None:
         """Lets a successor start without waiting."""
@@ -62,12 +73,14 @@ class Lease:
             log.warning("the lease is not released: %s", error)
 
     async def _try(self) -> bool:
+        asked = time.monotonic()
         try:
             held = await asyncio.wait_for(self._take(), PATIENCE / 2)
         except (ApiError, TimeoutError) as error:
             log.warning("lease %s/%s: %r", self._namespace, NAME, error)
             return False
         self._beat()
+        self._held = asked if held else self._held
         return held
 
     async def _take(self) -> bool:

@@ -77,10 +77,20 @@ class Queue:
         finally:
             self._running.discard(key)
             self._free += 1
-            self._ready_at[key] = clock() + min(max(SPACING, clock() - began), LONGEST_SPACING)
+            self._rest(key, min(max(SPACING, clock() - began), LONGEST_SPACING))
             self._changed.set()
         if after is not None:
             self.add(key, after)
+
+    def _rest(self, key: Key, spacing: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._ready_at[key] = until = loop.time() + spacing
+        loop.call_at(until, self._rested, key, until)
+
+    def _rested(self, key: Key, until: float) -> None:
+        """Nothing is kept of jobs that are gone."""
+        if self._ready_at.get(key) == until:
+            del self._ready_at[key]
 
     def _failed(self, key: Key, error: Exception) -> float:
         """A conflict only means that the job changed while we looked: the next pass sees the change."""

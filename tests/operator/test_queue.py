@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rljob_operator import lease, queue
-from rljob_operator.api import Conflict
+from rljob_operator.api import Conflict, Object
 from rljob_operator.health import LIMIT, Pulse
 from rljob_operator.lease import Lease
 from rljob_operator.queue import Key, Queue, Work
@@ -52,6 +52,22 @@ async def test_a_burst_of_events_is_one_pass_and_one_more() -> None:
         go_on.set()
         await asyncio.sleep(0.1)
         assert passes == [A, B, A]
+
+
+async def test_nothing_is_kept_of_keys_that_do_not_come_again() -> None:
+    async def work(key: Key) -> None:
+        if key == B and not failed:
+            failed.append(key)
+            raise ValueError("broken")
+
+    failed: list[Key] = []
+    async with running(work) as found:
+        found.add(A)
+        found.add(B)
+        await asyncio.sleep(0.3)
+        kept = [value for value in vars(found).values() if isinstance(value, dict | set)]
+        assert len(kept) == 4
+        assert not any(kept)
 
 
 async def test_a_key_comes_again_when_it_said() -> None:
@@ -130,6 +146,34 @@ async def test_an_operator_that_cannot_renew_ends_itself(monkeypatch: pytest.Mon
     monkeypatch.setattr(lease, "PATIENCE", 0.05)
     with pytest.raises(lease.LeaseLost):
         await asyncio.wait_for(Lease(BrokenCluster(), "rljob-system", "one", lambda: None).renew(), 2)
+
+
+class FadingCluster(FakeCluster):
+    """Its first answer comes late, and to whom it gave that it says nothing more."""
+
+    async def create(self, obj: Object) -> Object:
+        created = await super().create(obj)
+        await asyncio.sleep(0.2)
+        return created
+
+    async def replace(self, obj: Object, subresource: str = "") -> Object:
+        if obj["spec"]["holderIdentity"] == "one":
+            await asyncio.sleep(10)
+        return await super().replace(obj, subresource)
+
+
+async def test_an_operator_gives_up_before_another_can_take_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted from when it asked for what was granted last, and though it waits for an answer."""
+    for name, seconds in (("PERIOD", 0.1), ("PATIENCE", 0.5), ("LIFETIME", 0.75)):
+        monkeypatch.setattr(lease, name, seconds)
+    cluster = FadingCluster()
+    first, second = (Lease(cluster, "rljob-system", name, lambda: None) for name in ("one", "two"))
+    await first.acquire()
+    others = asyncio.create_task(second.acquire())
+    with pytest.raises(lease.LeaseLost):
+        await asyncio.wait_for(first.renew(), 5)
+    assert not others.done()
+    await asyncio.wait_for(others, 5)
 
 
 async def test_an_operator_that_sees_another_holder_ends_itself_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
