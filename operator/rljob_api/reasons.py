@@ -31,6 +31,7 @@ SUSPENDED = "Suspended"  # the pods are released, or the attempt is told to drai
 NOT_SUSPENDED = "NotSuspended"  # nobody asked for it
 RESUMED = "Resumed"  # event: pods are wanted again
 RESUME_REQUESTED = "ResumeRequested"  # the attempt is told to stop, because a request goes on from another checkpoint
+SPEC_CHANGED = "SpecChanged"  # the attempt is told to stop, because the spec it was meant for changed before its members heard of it
 RESTART_REQUESTED = "RestartRequested"  # the attempt is told to drain, because a request wants the next one
 REQUEST_REFUSED = "RequestRefused"  # event: a request asks for what cannot be done; it is consumed
 

@@ -128,13 +128,12 @@ class Snapshot:
         return spec.lifecycle if spec else LifecycleSpec()
 
     def spec_of(self, attempt: Attempt | None) -> RLJobSpec | None:
-        """An open attempt keeps the spec it was published with, but for the number of rollouts; otherwise the job's own."""
-        opened = attempt is not None and not attempt.closed and self.control is not None
-        return (
-            self._published
-            if opened and attempt and self.control and self.control.attempt == attempt.number
-            else self.spec
-        )
+        """An open attempt keeps the spec it was published with, but for the number of rollouts; otherwise the job's own. One that was not
+        published before the spec became invalid is told to stop, which takes no more than a former spec."""
+        if attempt is None or attempt.closed or self.control is None:
+            return self.spec
+        published = self.control.attempt == attempt.number
+        return self._published if published or self.spec is None else self.spec
 
     @cached_property
     def _published(self) -> RLJobSpec | None:

@@ -1,5 +1,7 @@
 """Whole lives of a job against a cluster in memory, with the operator killed between any two of its writes."""
 
+import pytest
+
 from rljob_api import reasons
 from simulator.cluster import Crash
 from simulator.life import end, live
@@ -211,6 +213,25 @@ async def test_a_changed_spec_waits_for_the_next_attempt_and_then_replaces_the_p
     world.launcher(0).fail("application", "ValueError", world.now)
     await world.until(state="Running", attempt=2)
     assert {p["spec"]["containers"][0]["image"] for p in world.cluster.pods(NAMESPACE)} == {"trainer:next"}
+
+
+@pytest.mark.parametrize(("nodes", "end"), [(3, "Running"), (0, "Failed")])
+async def test_an_attempt_that_nobody_heard_of_begins_with_no_other_spec(nodes: int, end: str) -> None:
+    """The operator died after it had written the attempt, and somebody edited the job before the next one came."""
+    world = World(steps=400)
+    world.apply()
+    while world.status.attempt is None:
+        world.cluster.crash_after = len(world.cluster.writes) + 1
+        await world.turn()
+    world.cluster.crash_after = None
+    assert world.control and world.control.attempt == 0
+    world.edit_spec(trainer={"device": "cpu", "nodes": nodes})
+    while world.status.state != end:
+        await world.turn()
+        control = world.control
+        assert control and (control.command == "stop" or len(control.members) == control.spec.trainer.nodes)
+    assert world.status.attempt and world.status.attempt.number == (2 if end == "Running" else 1)
+    assert world.status.restarts.total == 0
 
 
 async def test_an_invalid_spec_makes_no_children_and_names_every_violation() -> None:

@@ -173,7 +173,8 @@ class World(Site):
                 launcher.fail("collective", "DistBackendError", self.now + 0.5)
 
     def _obey(self, launcher: Launcher, control: Control) -> None:
-        if control.command == "run" and control.attempt > launcher.attempt:
+        """As rljob_trainer/launcher/decide.py: who is told to stop before he began declines, who is told to drain begins."""
+        if control.attempt > launcher.attempt:
             launcher.start(control)
         if launcher.state == "running" and control.command == "stop":
             launcher.stop("stopped")
