@@ -1,0 +1,150 @@
+"""What the pages name exists: links, files, commands, flags, fields, values, metrics, reasons, variables; what they show is valid."""
+
+import fnmatch
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+
+from api.specs import raw_spec
+from kubectl_rljob import parser
+from repository.pages import PAGES, ROOT, TRACKED, WRITTEN, anchors, commands, name, prose, ticked, yaml_blocks
+from rljob_api import reasons
+from rljob_api.metrics import METRICS
+from rljob_api.status import ConditionType, State
+from rljob_api.validate import violations
+
+CODE = "".join(path.read_text() for file in TRACKED if file.endswith(".py") and (path := ROOT / file).is_file())
+PROGRAM = r"(?:python -m ((?:benchmarks|rljob_trainer|kubectl_rljob)[\w.]*)|([\w/]*\w\.py)(?= --))([^`\n]*)"
+"""Module, script, the rest of the line."""
+every_page = pytest.mark.parametrize("page", PAGES, ids=name)
+every_written_page = pytest.mark.parametrize("page", WRITTEN, ids=name)
+SOURCES = ("", "operator", "trainer", "operator/rljob_operator", "trainer/rljob_trainer", "tests")
+TOPS = {file.split("/")[0] for file in TRACKED if "/" in file}
+SCHEMA = yaml.safe_load((ROOT / "crds/rljob.yaml").read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+VALUES = yaml.safe_load((ROOT / "charts/rljob/values.yaml").read_text())
+KUBERNETES = {"CrashLoopBackOff", "ImagePullBackOff", "Unschedulable", "OnDelete", "Parallel", "True", "RLJob"}
+
+
+@every_page
+def test_links_lead_to_pages_and_headings_that_exist(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", prose(page)):
+        if "://" not in link:
+            file, _, anchor = link.partition("#")
+            target = (page.parent / file) if file else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+@every_written_page
+def test_files_that_are_named_exist(page: Path) -> None:
+    for path in re.findall(r"(?<![\w/.-])((?:[\w.-]+/)+[\w.-]*\w|\w+\.py)\b", "\n".join(ticked(page) | commands(page))):
+        if path.split("/")[0] in TOPS or (path.endswith(".py") and "/" in path):
+            assert any((place / path).exists() for place in (page.parent, *(ROOT / s for s in SOURCES))), path
+
+
+@every_written_page
+def test_verbs_and_flags_of_the_plugin_exist(page: Path) -> None:
+    verbs = parser.build()[1]
+    for verb, rest in re.findall(r"kubectl rljob ([\w-]+)([^|`\n]*)", "\n".join(commands(page))):
+        assert verb in verbs, verb
+        known = {flag for action in verbs[verb]._actions for flag in action.option_strings}
+        assert set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", rest)) <= known, f"{verb}{rest}"
+
+
+@pytest.mark.parametrize("page", [*WRITTEN, *sorted(ROOT.glob("examples/**/*.yaml"))], ids=name)
+def test_programs_and_their_flags_exist(page: Path) -> None:
+    for module, script, rest in re.findall(PROGRAM, page.read_text()):
+        path = script or module.replace(".", "/")
+        found = [ROOT / f for f in TRACKED if fnmatch.filter([f"/{f}"], f"*/{path}{'' if script else '*.py'}")]
+        text = "".join(file.read_text() for file in found)
+        assert text, path
+        for flag in re.findall(r"(?<!\S)--[a-z-]+", rest):
+            assert f'"{flag}"' in text, f"{path} {flag}"
+
+
+@every_written_page
+def test_targets_of_make_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {m for line in commands(page) for m in re.findall(r"^make ([a-z-]+)", line)} <= targets
+
+
+@every_written_page
+def test_values_of_the_chart_exist(page: Path) -> None:
+    text = page.read_text()
+    named = re.findall(r"--set '?([\w.]+)=", text) + re.findall(r"chart value `([\w.]+)`", text)
+    if page.name == "operations.md":
+        named += [t.split("=")[0] for t in ticked(page) if t.split(".")[0].split("=")[0] in VALUES]
+    for value in named:
+        assert leads_somewhere(value.split("."), VALUES), value
+
+
+def leads_somewhere(path: list[str], values: Any) -> bool:
+    """An empty mapping takes any key."""
+    return not path or values == {} or (path[0] in values and leads_somewhere(path[1:], values[path[0]]))
+
+
+@every_written_page
+def test_fields_of_spec_and_status_exist(page: Path) -> None:
+    """`spec.a.b` from the root; `a.b` wherever there is an `a`."""
+    for field in ticked(page):
+        path = re.match(r"\.?([a-z]\w*(?:\[\w*\])?(?:\.[a-zA-Z]\w*(?:\[\w*\])?)+)(?=$|:| )", field)
+        if not path:
+            continue
+        keys = [key.split("[")[0] for key in path[1].split(".")]
+        starts = (
+            [SCHEMA] if keys[0] in ("spec", "status") else [o for o in objects(SCHEMA) if keys[0] in o["properties"]]
+        )
+        found = any(reaches(keys, start) for start in starts) or leads_somewhere(keys, VALUES)
+        assert found or not starts, field
+
+
+def objects(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every object with known fields."""
+    if "properties" in schema:
+        yield schema
+    for inner in (*schema.get("properties", {}).values(), *filter(None, [schema.get("items")])):
+        yield from objects(inner)
+
+
+def reaches(keys: list[str], schema: dict[str, Any]) -> bool:
+    schema = schema.get("items", schema)
+    if not keys or "properties" not in schema:
+        return not keys or schema.get("type") == "object"
+    return keys[0] in schema["properties"] and reaches(keys[1:], schema["properties"][keys[0]])
+
+
+@every_written_page
+def test_metrics_of_a_step_are_in_the_table(page: Path) -> None:
+    groups = {metric.split("/")[0] for metric in METRICS}
+    for metric in ticked(page):
+        if re.fullmatch(r"[a-z_]+/[a-z_*]+", metric) and metric.split("/")[0] in groups:
+            assert fnmatch.filter(METRICS, metric), metric
+
+
+@every_written_page
+def test_reasons_states_and_exceptions_are_those_of_the_code(page: Path) -> None:
+    known = {word for word in vars(reasons).values() if isinstance(word, str)} | {
+        *get_args(State),
+        *get_args(ConditionType),
+    }
+    for word in ticked(page):
+        if re.fullmatch(r"(?:[A-Z][a-z]+)+", word) and word not in known | KUBERNETES:
+            assert f"class {word}(" in CODE, word
+
+
+@every_written_page
+def test_variables_of_ours_are_read_somewhere(page: Path) -> None:
+    for variable in set(re.findall(r"\bRLJOB_[A-Z_]*[A-Z]\b", page.read_text())):
+        assert f'"{variable}"' in CODE, variable
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=name)
+def test_what_is_shown_in_yaml_breaks_no_rule(page: Path) -> None:
+    for shown in yaml_blocks(page):
+        part = shown.get("spec", shown)
+        whole = part if shown.get("kind") == "RLJob" else raw_spec(**part)
+        assert violations(whole, "job") == []
