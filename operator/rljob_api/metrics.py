@@ -60,7 +60,7 @@ METRICS: dict[str, str] = {
     "data/duplicates": "Training prompts whose text, answer and data source an earlier row has too; they are kept.",
     "time/generate": "Seconds from the first request to the last scored sample.",
     "time/train": "Seconds of log-probabilities, loss, gradients and optimizer.",
-    "time/sync": "Seconds of sending the weights to the rollout servers.",
+    "time/sync": "Seconds of sending the step's weights to the rollout servers that were there.",
     "time/save": "Seconds that saving the step's checkpoint held up the loop, in this step or later ones.",
     "time/save_background": "Seconds in which rank 0 wrote the step's checkpoint beside the loop.",
     "time/step": "Seconds from the end of the step before to the end of this one.",
