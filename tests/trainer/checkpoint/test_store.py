@@ -3,6 +3,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -49,6 +50,30 @@ def test_the_older_one_stays_until_the_newer_is_complete(tmp_path):
     store = saved(tmp_path, 1, 1, keep_last=1)
     store.begin(2)
     assert [m.step for m in read_manifests(tmp_path)] == [1]
+
+
+def test_what_a_killed_save_has_written_makes_room_before_the_next_one_needs_it(tmp_path):
+    killed = saved(tmp_path, 1, 1).begin(2)
+    (killed / "half.bin").write_bytes(b"0" * 1000)
+    scratch = open_store(tmp_path, 2).begin(2)
+    assert sorted(d.name for d in tmp_path.glob("global_step_*")) == ["global_step_1", scratch.name]
+
+
+def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_nothing_for_good(tmp_path, monkeypatch):
+    store = saved(tmp_path, 1, 1, keep_last=1)
+    with monkeypatch.context() as patched:
+        patched.setattr("rljob_trainer.checkpoint.store.shutil.rmtree", lambda *_, **__: None)
+        save(store, 2)
+    assert [m.step for m in read_manifests(tmp_path)] == [2]
+    save(open_store(tmp_path, 2, keep_last=1), 3)
+    assert [d.name for d in tmp_path.glob("global_step_*")] == ["global_step_3"]
+
+
+def test_an_old_checkpoint_that_somebody_deleted_is_not_missed(tmp_path):
+    store = saved(tmp_path, 1, 1, 2)
+    rmtree(names.step_dir(tmp_path, 1))
+    save(store, 3)
+    assert steps(store) == [2, 3]
 
 
 def test_a_directory_without_manifest_is_not_a_checkpoint_and_gives_way(tmp_path):

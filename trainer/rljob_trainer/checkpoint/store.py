@@ -49,8 +49,14 @@ class Store:
             )
 
     def begin(self, step: int) -> Path:
-        """An empty directory for all ranks to write the checkpoint of `step` into. Raises FencedOut."""
+        """An empty directory for all ranks to write the checkpoint of `step` into. Raises FencedOut.
+
+        What attempts that were killed had written goes first: on a volume without room for it as well, no save would be complete again.
+        """
         self.check()
+        for directory in self._root.glob("global_step_*.tmp-*"):
+            if _scratch_seq(directory) < self._fence.seq:
+                shutil.rmtree(directory, ignore_errors=True)
         scratch = self._scratch(step)
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
@@ -114,12 +120,16 @@ class Store:
         if held and held.seq > self._fence.seq:
             raise FencedOut(f"{target} was written by a newer attempt")
         assert held is None or held not in self._lineage, f"step {step} is saved twice in one lineage"
-        aside = target.with_name(f"{target.name}.tmp-{self._fence.seq}-replaced")
+        return self._put_aside(target)
+
+    def _put_aside(self, directory: Path) -> Path:
+        """Under a name that no checkpoint has, and that whoever saves next knows for rubbish if we are killed before it is deleted."""
+        aside = directory.with_name(f"{directory.name}.tmp-{self._fence.seq}-old")
         shutil.rmtree(aside, ignore_errors=True)
-        return target.rename(aside)
+        return directory.rename(aside)
 
     def _prune(self) -> None:
-        """Everything but the last keepLast of the lineage: older ones, abandoned branches, scratch of attempts that were killed."""
+        """Everything but the last keepLast of the lineage: older ones, abandoned branches."""
         self.check()
         count = self._run.keep_last
         self._lineage, dropped = self._lineage[-count:], self._lineage[:-count]
@@ -127,11 +137,8 @@ class Store:
         abandoned = [m for m in read_manifests(self._root) if m.entry() not in kept and m.seq < self._fence.seq]
         for step in sorted({m.step for m in dropped} | {m.step for m in abandoned}):
             directory = names.step_dir(self._root, step)
-            names.manifest_file(directory).unlink(missing_ok=True)  # first: half a checkpoint must not look like one
-            shutil.rmtree(directory, ignore_errors=True)
-        for directory in self._root.glob("global_step_*.tmp-*"):
-            if _scratch_seq(directory) < self._fence.seq:
-                shutil.rmtree(directory, ignore_errors=True)
+            if directory.exists():  # somebody may have deleted it by hand
+                shutil.rmtree(self._put_aside(directory), ignore_errors=True)
 
 
 def _scratch_seq(directory: Path) -> int:
