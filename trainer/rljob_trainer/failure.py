@@ -18,6 +18,8 @@ COLLECTIVE_ERRORS = frozenset({"DistBackendError", "DistNetworkError", "DistStor
 """Class names, so that processes without torch can tell."""
 COLLECTIVE_TEXTS = ("gloo/transport", "Connection closed by peer", "ncclRemoteError", "ncclSystemError")
 """Gloo raises plain RuntimeErrors (torch 2.11); what its messages have in common."""
+WATCHDOG = "Process group watchdog thread terminated with exception: "
+"""Before why NCCL's watchdog aborts a process (torch 2.11, ProcessGroupNCCL.cpp): mostly a peer that is gone or does not come."""
 
 
 class ConfigurationError(ValueError):
@@ -66,12 +68,20 @@ def classify(error: BaseException, rank: int | None = None) -> Failure:
 def ended(code: int, rank: int | None, log: str) -> Failure:
     """A process that ended with `code` (negative: of that signal) and without a word; `log` is the end of its output."""
     lines, now = last_lines(log), time.time()
+    if code == -signal.SIGABRT and (reason := _lost_by_watchdog(log)):
+        return Failure(kind="collective", rank=rank, exception="NCCL watchdog", message=reason, lines=lines, time=now)
     if code < 0:
         name = f"Signal {-code} ({signal.Signals(-code).name})"
         message = "the process was killed" + (", for example because memory ran out" if code == -signal.SIGKILL else "")
         return Failure(kind="killed", rank=rank, exception=name, message=message, lines=lines, time=now)
     message = next((line for line in reversed(lines) if line.strip()), "the process ended without a word")
     return Failure(kind="application", rank=rank, exception=f"exit code {code}", message=message, lines=lines, time=now)
+
+
+def _lost_by_watchdog(log: str) -> str:
+    """What the watchdog said of the peers; empty when it did not end the process, or for what the process's own GPU did."""
+    said = log.rpartition(WATCHDOG)[2].partition("\n")[0] if WATCHDOG in log else ""
+    return "" if "CUDA error" in said else said[:LONGEST_TEXT]
 
 
 def last_lines(text: str) -> list[str]:

@@ -64,6 +64,23 @@ def test_a_signal_is_named() -> None:
     assert (found.kind, found.exception, found.lines) == ("killed", "Signal 11 (SIGSEGV)", ["loading"])
 
 
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)", "collective"),
+        ("NCCL error: remote process exited or there was a network error, NCCL version 2.27.5", "collective"),
+        ("CUDA error: an illegal memory access was encountered", "killed"),
+    ],
+)
+def test_a_rank_whose_peers_were_missed_by_the_watchdog_is_not_the_cause(reason: str, kind: str) -> None:
+    """It is the common end of NCCL's ranks when a node is lost: as a cause it would count against the job, and hide the node."""
+    said = f"[rank1]:[E1] [PG ID 0 Rank 1] Process group watchdog thread terminated with exception: {reason}"
+    frames = "".join(f"\nframe #{i}: clone3 + 0x2c (0x7f in libc.so.6)" for i in range(30))
+    found = failure.ended(-signal.SIGABRT, 1, f"training\n{said}{frames}\n")
+    assert found.kind == kind
+    assert kind == "killed" or found.message == reason
+
+
 def test_the_first_failure_is_the_cause_and_symptoms_lose_whenever_they_came() -> None:
     symptom = Failure(kind="collective", time=1)
     late, early = Failure(kind="application", time=3), Failure(kind="killed", time=2)
