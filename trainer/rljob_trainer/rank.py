@@ -55,13 +55,13 @@ def main() -> None:
 
 
 def live(directory: Path) -> str:
-    """One attempt on this rank."""
+    """One attempt on this rank. Only a loop that ended well leaves its peers with ceremony: NCCL waits for them (ncclCommFinalize), and one that
+    fails has its reason to write first."""
     control = read_control(directory)
     _join(control)
-    try:
-        return loop.run(_attempt(directory, control))
-    finally:
-        dist.destroy_process_group()
+    result = loop.run(_attempt(directory, control))
+    dist.destroy_process_group()
+    return result
 
 
 def _join(control: Control) -> None:
