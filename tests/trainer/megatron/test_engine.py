@@ -173,3 +173,25 @@ def test_a_model_that_does_not_fit_is_refused_by_field(
     found, message = refusal(job(path, **layout))
     assert found == field
     assert words in message
+
+
+def test_collectives_of_every_group_end_with_the_stall_timeout(model: Path) -> None:
+    """megatron's groups have half an hour of their own unless told."""
+    spec = job(model, tensor=2)
+    lifecycle = spec.lifecycle.model_copy(update={"stall_timeout_seconds": 77})
+
+    def on_a_rank() -> set[float]:
+        from megatron.core import parallel_state as mpu
+
+        from rljob_trainer.megatron.engine import Engine
+
+        Engine(spec.model_copy(update={"lifecycle": lifecycle}), lambda: None)
+        groups = (
+            mpu.get_tensor_model_parallel_group(),
+            mpu.get_pipeline_model_parallel_group(),
+            mpu.get_data_parallel_group(with_context_parallel=True),
+            mpu.get_expert_model_parallel_group(),
+        )
+        return {g._get_backend(torch.device("cpu")).options._timeout.total_seconds() for g in groups}
+
+    assert run_ranks(2, on_a_rank) == [{77.0}] * 2

@@ -92,6 +92,21 @@ def test_the_coefficient_of_the_divergence_follows_its_target(model: Path) -> No
     assert third["train/kl_coefficient"] == pytest.approx(0.08 * 1.2)
 
 
+def test_a_step_that_leaves_nothing_to_learn_from_measures_nothing(model: Path) -> None:
+    """All responses are cut off and filtered: a divergence of 0 would be a lie, and lower the coefficient."""
+    cut = change(make_batch(model), lambda s: replace(s, finish_reason="length"))
+    adaptive = {"coefficient": 0.1, "adaptive": {"target": 1e-4, "horizon": 16}}
+    spec = job(model, algorithm={"kl": adaptive, "overlong": {"filter": True}}, **REPLAY)
+
+    def steps(engine: Any) -> list[dict[str, float]]:
+        return [engine.train_step(batch) for batch in (cut, replace(cut, step=2))]
+
+    first, second = run_engines(1, {"": (spec, steps)})[""]
+    assert (first["train/loss"], first["train/grad_norm"], first["train/skipped"]) == (0.0, 0.0, 0.0)
+    assert not {"train/kl", "train/entropy", "train/ratio_mean", "train_rollout/effective_sample_size"} & first.keys()
+    assert second["train/kl_coefficient"] == 0.1
+
+
 def test_bypass_takes_the_rollouts_log_probabilities_for_the_old_ones(model: Path) -> None:
     batch = make_batch(model, temperature=1.3)
 

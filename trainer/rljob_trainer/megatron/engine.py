@@ -33,7 +33,7 @@ class Engine:
         """Raises ConfigurationError for what is wrong with the models or does not fit the layout. `beat` is called with every bit of progress."""
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
         self._spec, self.layout = spec, str(Layout.of(spec))
-        self._place = parallel.start(Layout.of(spec), device)
+        self._place = parallel.start(Layout.of(spec), device, spec.lifecycle.stall_timeout_seconds)
         self._actor = Actor(spec, self._place, beat)
         self._critic = Critic(spec, spec.critic, self._place, beat) if spec.critic else None
         self._reward_models = RewardModels(spec, self._place, beat)
@@ -44,7 +44,8 @@ class Engine:
     def train_step(self, batch: StepBatch) -> dict[str, float]:
         """One step of the job: rewards, fixed quantities, advantages of the whole step, then an optimizer step per epoch and mini-batch.
 
-        Returns the metrics, the same on all ranks; without those that are not finite, when all optimizer steps were skipped.
+        Returns the metrics, the same on all ranks; without those that are not finite: when all optimizer steps were skipped, or no token was
+        left to learn from.
 
         Raises:
             MismatchError: before the policy's optimizer step; see parity.LIMIT.

@@ -1,5 +1,6 @@
 """From what the optimizer steps of a step measured to its metrics. Pure; the same on all ranks."""
 
+import math
 from collections.abc import Sequence
 
 from rljob_trainer.megatron.learner import Update
@@ -16,7 +17,7 @@ def policy_figures(updates: Sequence[Update]) -> dict[str, float]:
         | means
         | rollout
         | {
-            "train/policy_loss": total["policy"] / max(1.0, total[TOKENS]),
+            "train/policy_loss": total.mean("policy"),
             "train_rollout/log_prob_diff_max": total.worst("difference"),
             "train_rollout/effective_sample_size": _effective(total),
         }
@@ -63,4 +64,4 @@ def _taken(updates: Sequence[Update]) -> Sequence[Update]:
 def _effective(total: Sums) -> float:
     """(sum r)^2 / (n sum r^2)"""
     squares = total[TOKENS] * total["mismatch_square"]
-    return total["mismatch_ratio"] ** 2 / squares if squares else 1.0
+    return total["mismatch_ratio"] ** 2 / squares if squares else math.nan

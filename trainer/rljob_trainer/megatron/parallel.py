@@ -37,8 +37,11 @@ class Place:
         return values
 
 
-def start(layout: Layout, device: torch.device) -> Place:
-    """Cut the world into megatron's groups (rank order: tensor, context, data, pipeline; experts: tensor, expert, data, pipeline). Collective."""
+def start(layout: Layout, device: torch.device, timeout_seconds: float) -> Place:
+    """Cut the world into megatron's groups (rank order: tensor, context, data, pipeline; experts: tensor, expert, data, pipeline). Collective.
+
+    `timeout_seconds`: for every collective of these groups, which do not take over the default group's.
+    """
     mpu.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
@@ -46,6 +49,7 @@ def start(layout: Layout, device: torch.device) -> Place:
         context_parallel_size=layout.context,
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=layout.expert_tensor,
+        distributed_timeout_minutes=timeout_seconds / 60,  # goes into a timedelta as it is
     )
     model_parallel_cuda_manual_seed(SEED)
     last = mpu.is_pipeline_last_stage()

@@ -1,5 +1,6 @@
 """What a mini-batch measured, as sums that can be added over micro-batches, ranks and mini-batches in any cut."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -46,8 +47,8 @@ class Sums:
         return float(self.totals[self.names.index(name)])
 
     def mean(self, name: str) -> float:
-        """Per token."""
-        return self[name] / max(1.0, self[TOKENS])
+        """Per token; not a number where there is none, as when every response was cut off and filtered."""
+        return self[name] / self[TOKENS] if self[TOKENS] else math.nan
 
     def worst(self, name: str) -> float:
         return float(self.largest[self.names.index(name)])
