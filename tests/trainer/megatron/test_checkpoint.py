@@ -170,6 +170,24 @@ def test_a_checkpoint_without_a_critic_is_refused_by_a_job_that_trains_one(model
         run_engines(1, {"ppo": (ppo, load)})
 
 
+def test_the_fast_format_is_refused_where_gradients_lie_in_other_buckets(model: Path, tmp_path: Path) -> None:
+    whole, cut = (job(model, trainer={"overlap": {"gradReduce": overlap}}) for overlap in (False, True))
+
+    def save(engine: Any) -> None:
+        write(engine, tmp_path / "any")
+        write(engine, tmp_path / "fixed", reshardable=False)
+
+    def load(engine: Any) -> None:
+        engine.load(tmp_path / "any")
+        engine.load(tmp_path / "fixed")
+
+    run_engines(1, {"whole": (whole, save), "again": (whole, load)})
+    with pytest.raises(
+        AssertionError, match="gradReduce = true: the checkpoint was saved in the fast format with no buckets"
+    ):
+        run_engines(1, {"cut": (cut, load)})
+
+
 def test_an_existing_directory_is_not_written_over(model: Path, tmp_path: Path) -> None:
     def on_a_rank() -> None:
         from rljob_trainer.megatron.engine import Engine

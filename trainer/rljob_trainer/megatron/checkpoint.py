@@ -41,6 +41,11 @@ class Network:
     residence: Residence
     """Parameters and optimizer must be on the device."""
 
+    @property
+    def bucket_size(self) -> int | None:
+        """Numbers in a bucket of its gradient buffers, on the ranks that have several; None: nobody has."""
+        return self.optimizer.model_chunks[0].ddp_config.bucket_size
+
     def storages(self) -> set[int]:
         """Addresses of the memory that training goes on changing."""
         tensors = [t for m in self.modules for t in (*m.parameters(), *m.buffers())]
@@ -67,19 +72,27 @@ def save(directory: Path, state: State, reshardable: bool) -> Writing:
         directory.mkdir(parents=True)
     dist.barrier()
     sharded = _sharded(state, _formatted(reshardable), loading=False)
-    common = {"layout": state.layout, "reshardable": reshardable, "kl_coefficient": state.kl_coefficient}
+    common = {
+        "layout": state.layout,
+        "reshardable": reshardable,
+        "kl_coefficient": state.kl_coefficient,
+        "names": sorted(state.networks),
+        "bucket_sizes": {name: network.bucket_size for name, network in state.networks.items()},
+    }
     live = set().union(*(network.storages() for network in state.networks.values()))
     threads = THREADS if reshardable else 1
-    return Writing(directory, sharded | common | {"names": sorted(state.networks)}, live, threads)
+    return Writing(directory, sharded | common, live, threads)
 
 
 def load(directory: Path, state: State) -> float:
     """Put what `save` wrote into the live objects, and return the KL coefficient. Random states are taken only in the same layout. Collective.
 
-    Raises ConfigurationError when a network that is to be trained is not in it.
+    Raises ConfigurationError when a network that is to be trained is not in it, or does not lie in it as it does here.
     """
     common = dist_checkpointing.load_common_state_dict(str(directory))
     _require_networks(common["names"], state)
+    if not common["reshardable"]:
+        _require_buckets(common["bucket_sizes"], state)
     wanted = _sharded(state, _formatted(common["reshardable"]), loading=True)
     same_layout = common["layout"] == state.layout
     if not same_layout:
@@ -98,6 +111,23 @@ def _require_networks(held: list[str], state: State) -> None:
         rule = f"the checkpoint holds {' and '.join(held)} only: the job that made it trained no {missing[0]}"
         fix = "keep the job's networks, or use another spec.checkpoint.path and start from the exported model"
         raise ConfigurationError(f"spec.{missing[0]}", "set", rule, fix)
+
+
+def _require_buckets(held: dict[str, int | None], state: State) -> None:
+    """The fast format keeps the buckets of megatron's gradient buffers (distributed_data_parallel.py:69 for their size)."""
+    for name, network in state.networks.items():
+        if held[name] != network.bucket_size:
+            before, here = (
+                f"buckets of {size} numbers" if size else "no buckets" for size in (held[name], network.bucket_size)
+            )
+            rule = (
+                f"the checkpoint was saved in the fast format with {before}, here there are {here}: gradReduce makes buckets, and megatron-core "
+                "makes larger ones for more than 40 data-parallel ranks"
+            )
+            fix = "go back to what it was saved with and suspend the job, which saves in the format for any layout; or to another checkpoint"
+            raise ConfigurationError(
+                "spec.trainer.overlap.gradReduce", str(bool(network.bucket_size)).lower(), rule, fix
+            )
 
 
 def _put(loaded: dict[str, Any], network: Network) -> None:
