@@ -16,9 +16,10 @@ def read_control(directory: Path) -> Control:
 
 async def follow_control(directory: Path) -> AsyncIterator[Control]:
     """The control as it is, then every change."""
-    seen = -1
+    seen = (-1, -1)
     while True:
-        changed = (directory / "control.json").stat().st_mtime_ns
+        file = (directory / "control.json").stat()
+        changed = file.st_mtime_ns, file.st_ino  # two files may be of the same tick of the clock
         if changed != seen:
             seen = changed
             yield read_control(directory)
