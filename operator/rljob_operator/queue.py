@@ -19,6 +19,8 @@ SPACING, LONGEST_SPACING = 0.25, 0.5
 """Seconds between two passes over one key: as long as the last one took. So bursts of watch events become one pass, the more the busier we are."""
 FIRST_RETRY, LONGEST_RETRY = 0.5, 60.0
 """Seconds after a failed pass; doubles."""
+CONFLICTS = 5
+"""In a row, that are repeated at once."""
 
 
 class Queue:
@@ -93,11 +95,12 @@ class Queue:
             del self._ready_at[key]
 
     def _failed(self, key: Key, error: Exception) -> float:
-        """A conflict only means that the job changed while we looked: the next pass sees the change."""
-        if isinstance(error, Conflict):
-            return 0.0
+        """A conflict only means that the job changed while we looked: the next pass sees the change. One that does not end is an error."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        after = min(LONGEST_RETRY, FIRST_RETRY * 2 ** (failures - 1))
+        at_once = CONFLICTS if isinstance(error, Conflict) else 0
+        if failures <= at_once:
+            return 0.0
+        after = min(LONGEST_RETRY, FIRST_RETRY * 2 ** (failures - at_once - 1))
         known = isinstance(error, ApiError)
         log.error("%s/%s: %s; again in %.1f s", *key, error, after, exc_info=None if known else error)
         return after

@@ -99,6 +99,20 @@ async def test_a_failed_pass_is_repeated_and_a_conflict_at_once() -> None:
     assert passes == [A, A, A]
 
 
+async def test_a_conflict_that_does_not_end_is_an_error_as_any_other(caplog: pytest.LogCaptureFixture) -> None:
+    passes: list[Key] = []
+
+    async def work(key: Key) -> None:
+        passes.append(key)
+        raise Conflict(409, "somebody took our label away")
+
+    async with running(work) as found:
+        found.add(A)
+        await asyncio.sleep(0.6)
+    assert queue.CONFLICTS < len(passes) < queue.CONFLICTS + 6
+    assert "research/a: 409: somebody took our label away; again in" in caplog.text
+
+
 async def test_the_queue_knows_how_far_it_is_behind() -> None:
     async def work(key: Key) -> None:
         await asyncio.sleep(10)
