@@ -88,6 +88,14 @@ def test_the_operator_is_one_restricted_pod_that_takes_a_lease() -> None:
     ]
 
 
+def test_large_numbers_reach_the_operator_as_it_reads_them() -> None:
+    """Helm would write a million of a values file as 1e+06."""
+    values = ("--set-json", 'apiRequests={"qps": 1000000, "burst": 2000000}')
+    rendered = yaml.safe_load_all(helm(verb=("template", "rljob", *values)).stdout)
+    (found,) = (o["spec"]["template"]["spec"]["containers"][0] for o in rendered if o and o["kind"] == "Deployment")
+    assert {"--qps=1000000", "--burst=2000000"} <= set(found["args"])
+
+
 def test_a_digest_takes_the_place_of_the_tag() -> None:
     digest = "sha256:" + "0" * 64
     assert container(render("image.tag=1.2", f"image.digest={digest}"))["image"] == f"rljob-operator@{digest}"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from chart.chart import CHART, HELM, NO_HELM, render
+from chart.chart import CHART, HELM, NO_HELM, ROOT, render
 from rljob_api.metrics import METRICS
 from rljob_operator.api import Key
 from rljob_operator.metrics import Metrics
@@ -60,6 +60,13 @@ async def test_every_query_names_metrics_and_labels_that_are_exported(name: str)
 async def test_everything_that_is_exported_of_jobs_is_shown() -> None:
     shown = {m for file in FILES.values() for e in expressions(json.loads(file.read_text())) for m in words(e)}
     assert {m for m in await exported() if m.startswith("rljob_job")} - {"rljob_job_attempt"} <= shown
+
+
+async def test_the_alerts_of_the_guide_ask_for_what_is_exported() -> None:
+    (alerts,) = re.findall(
+        r"^Alerts .*?^```\n(.*?)^```", (ROOT / "docs/operations.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert words(alerts) and words(alerts) <= (await exported()).keys()
 
 
 def words(expression: str) -> set[str]:
