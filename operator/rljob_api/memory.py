@@ -119,7 +119,8 @@ def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[Phase]:
     """Of every phase the stage that holds most; `device`: bytes of the GPU.
 
     generate: the server is awake, the trainer rests. score: forward passes of one model after the other. train: the server sleeps. sync: both
-    hold the weights. save: parameters and moments are brought back beside a server that is awake.
+    hold the weights. save: parameters and moments are brought back beside a server that is awake; for any layout, as at the end, also the gradient
+    buffers, of one network at a time: its optimizer is gathered in them.
     """
     weights, awake = _server(spec, shape, device)
     stages = [_phases(stage, weights, awake) for stage in _stages(spec, shape)]
@@ -133,12 +134,13 @@ def _phases(stage: "_Stage", weights: float, awake: float) -> list[Phase]:
     frozen, trained = ([n for n in networks if bool(n.gradients) == learns] for learns in (False, True))
     backward = max(_held(networks, n, "parameters", "gradients") for n in trained) + stage.passing
     update = max(_held(networks, n, "parameters", "gradients", "optimizer") for n in trained)
+    gathering = max(n.gradients if n.offload.gradients else 0.0 for n in trained)
     return [
         Phase("generate", _held(networks), awake),
         Phase("score", max(_held(networks, n, "parameters") for n in networks), 0.0, stage.layer + stage.logits),
         Phase("train", update, 0.0, max(0.0, backward - update)),
         Phase("sync", _held(networks, policy, "parameters"), weights, weights),
-        Phase("save", _held(frozen) + sum(n.held("parameters", "optimizer") for n in trained), awake),
+        Phase("save", _held(frozen) + sum(n.held("parameters", "optimizer") for n in trained) + gathering, awake),
     ]
 
 

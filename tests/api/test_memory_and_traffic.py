@@ -163,9 +163,11 @@ def test_phases_of_a_colocated_gpu_follow_what_is_awake_and_what_is_needed() -> 
 def test_what_is_offloaded_is_there_in_the_phases_that_need_it() -> None:
     found = by_phase(colocated(offload={"parameters": True, "gradients": True, "optimizer": True}))
     b = QWEN_1_5B.parameters
-    assert [found[name].state / b for name in ("generate", "score", "train", "sync", "save")] == [0, 2, 18, 2, 14]
+    assert [found[name].state / b for name in ("generate", "score", "train", "sync", "save")] == [0, 2, 18, 2, 18]
     assert found["train"].estimate == by_phase(colocated())["train"].estimate - 12 * b, "moments wait for the update"
-    assert found["save"].certain == 14 * b + 63 * GIB, "a save brings them back beside the server"
+    assert found["save"].certain == 18 * b + 63 * GIB, (
+        "a save brings them back beside the server, gradients to gather in"
+    )
 
 
 def test_a_critic_takes_turns_with_the_policy() -> None:
@@ -179,6 +181,7 @@ def test_a_critic_takes_turns_with_the_policy() -> None:
     found, b = by_phase(spec), QWEN_1_5B.parameters
     assert found["generate"].state == 12 * b
     assert found["train"].state == (12 + 18) * b
+    assert found["save"].state == (14 + 14 + 4) * b, "one after the other is gathered in its gradient buffers"
 
 
 def test_a_cache_of_a_given_size_bounds_the_server() -> None:
