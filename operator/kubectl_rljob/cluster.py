@@ -46,7 +46,12 @@ class Cluster:
                 raise UserError(f"kubeconfig: nothing there: {files}", "kubectl config get-contexts --kubeconfig FILE")
             loader = KubeConfigLoader(merged, active_context=context)
             loader.load_and_set(settings)
-        except (ConfigException, OSError, YAMLError) as error:
+        except (
+            ConfigException,
+            OSError,
+            YAMLError,
+            ValueError,
+        ) as error:  # ValueError: a certificate that is not base64
             raise UserError(f"kubeconfig: {error}", "kubectl config get-contexts") from error
         if not settings.verify_ssl:  # the kubeconfig says so: kubectl does not warn of it either
             disable_warnings(InsecureRequestWarning)

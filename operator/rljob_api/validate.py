@@ -42,7 +42,7 @@ def name_violations(name: str) -> Iterator[Violation]:
         yield Violation(
             "metadata.name",
             name,
-            "names of Services are made from it: lower-case letters, digits and '-', beginning with a letter and ending with a letter or digit",
+            "names of children are made from it: lower-case letters, digits and '-', beginning with a letter and ending with a letter or digit",
             "rename the job",
         )
 

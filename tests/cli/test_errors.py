@@ -107,6 +107,18 @@ def test_a_kubeconfig_that_is_not_yaml(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().err.startswith("error: kubeconfig: while parsing")
 
 
+def test_a_kubeconfig_whose_certificate_is_cut_off(tmp_path: Path, api: FakeApi, rljob: Rljob) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(
+        kubeconfig.read_text().replace("server: http:", "certificate-authority-data: abcde\n    server: https:")
+    )
+    screen = rljob("list")
+    assert screen.code == 1
+    assert screen.err.startswith("error: kubeconfig: Invalid base64") and screen.err.endswith(
+        "kubectl config get-contexts\n"
+    )
+
+
 def test_a_kubeconfig_without_a_current_context_works_with_the_flag(tmp_path: Path, api: FakeApi, rljob: Rljob) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(kubeconfig.read_text().replace("current-context: here", "current-context: ''"))
