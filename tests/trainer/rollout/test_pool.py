@@ -125,7 +125,9 @@ async def test_requests_are_spread_and_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", [{"dies_at": 5}, {"status": 503}, {"status": 500}, {"finish": "abort"}, {"headers": {}}]
+    "fault",
+    [{"dies_at": 5}, {"status": 503}, {"status": 500}, {"status": 401}, {"finish": "abort"}, {"headers": {}}],
+    ids=["it dies", "no weights", "a broken engine", "another job has its address", "an abort", "an update"],
 )
 async def test_a_lost_replica_loses_no_answer_and_doubles_none(fault: dict) -> None:
     good, bad = Server("good"), Server("bad", **fault)

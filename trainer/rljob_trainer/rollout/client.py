@@ -61,7 +61,7 @@ class RolloutClient:
     async def generate(self, prompt_tokens: tuple[int, ...], n: int, sampling: Sampling, seed: int) -> list[Generation]:
         """`n` responses in order of their index. Waits as long as the server takes; cancelling ends the generation there.
 
-        Raises ReplicaLost (connection, 5xx, an update of its weights), RequestRefusedError (other 4xx), FencedOut (409).
+        Raises RequestRefusedError (400), FencedOut (409), ReplicaLost (any other status, connection, an update of its weights).
         """
         request = {
             "prompt": prompt_tokens,
@@ -97,9 +97,10 @@ class RolloutClient:
                     raise FencedOut(self._attempt, int((await response.json())["attempt"]))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ReplicaLost(f"{self.endpoint.pod}: {type(error).__name__}: {error}") from error
-        if response.status >= 500:
-            raise ReplicaLost(f"{self.endpoint.pod}: {response.status}: {text[:500]}")
-        raise RequestRefusedError(f"{self.endpoint.pod}: {response.status}: {text[:500]}")
+        said = f"{self.endpoint.pod}: {response.status}: {text[:500]}"
+        if response.status == 400:
+            raise RequestRefusedError(said)
+        raise ReplicaLost(said)  # also 401 and 404: the address of a pod that is gone may be somebody else's
 
 
 async def answers(endpoint: RolloutEndpoint, token: str, attempt: int) -> bool:
