@@ -56,7 +56,7 @@ def test_an_error_of_the_export_is_not_swallowed() -> None:
 
 
 class Worker(BaseHTTPRequestHandler):
-    """A replica of one worker, which takes what it is sent and says yes. `asked`: where the trainer listens, of every update."""
+    """A replica of one worker, which takes what it is sent and says yes. `asked`: where the trainer listens, each time that it was told."""
 
     server: "Replica"
 
@@ -64,6 +64,7 @@ class Worker(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == wire.OPEN:
             self.server.asked.append(body["port"])
+            self.server.answering.wait(20)
             if not body["known"]:
                 self.server.end = gloo.WorkerEnd(body["address"], body["port"], 0, 1)
         if self.path == wire.BUCKET:
@@ -83,6 +84,8 @@ class Replica(ThreadingHTTPServer):
     def __init__(self, pod: str) -> None:
         super().__init__(("127.0.0.1", 0), Worker)
         self.asked: list[int] = []
+        self.answering = threading.Event()
+        self.answering.set()
         self.endpoint = RolloutEndpoint(pod=pod, pod_uid=f"uid-{pod}", url=f"http://127.0.0.1:{self.server_port}")
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -113,3 +116,16 @@ def test_a_replica_keeps_its_connection_until_a_step_comes_that_it_is_not_there_
         assert listens(leaves.asked[-1]) and not listens(stays.asked[0])
         for replica in (leaves, stays, comes):
             replica.shutdown()
+
+
+def test_a_replica_that_does_not_answer_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that answers that it is not in the group is asked again, to join a new one: tests/trainer/rollout/test_publish.py."""
+    monkeypatch.setattr(wire, "OPEN_SECONDS", 0.5)
+    publisher = Publisher(3, "t", "127.0.0.1", "gloo")
+    with Replica("rollout-0") as replica:
+        assert publisher.publish(0, iter(TENSORS), [replica.endpoint], lambda: None).ok
+        replica.answering.clear()
+        published = publisher.publish(1, iter(TENSORS), [replica.endpoint], lambda: None)
+        replica.answering.set()
+        assert "TimeoutError" in published.failed["rollout-0"] and len(replica.asked) == 2
+        replica.shutdown()

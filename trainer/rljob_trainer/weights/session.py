@@ -24,6 +24,10 @@ class ReplicaError(RuntimeError):
     """A replica refused, broke or did not answer in time. It does not have the new weights."""
 
 
+class ReplicaRefusedError(ReplicaError):
+    """It answered, and not with yes."""
+
+
 class Session:
     """open, send per bucket, commit; or abort. Every call ends within its time limit (wire.py) and raises ReplicaError or FencedOut."""
 
@@ -42,7 +46,7 @@ class Session:
             try:
                 self._open(self.end, known=True)
                 return
-            except ReplicaError:  # another server has taken the replica's place
+            except ReplicaRefusedError:  # another server has taken the replica's place
                 self.end.close()
         self.end = end = self._connect()
         with ThreadPoolExecutor(1) as background:  # the request is answered after they have joined
@@ -116,5 +120,5 @@ class Session:
         if status == http.HTTPStatus.CONFLICT:
             raise FencedOut(self._attempt, int(json.loads(text)["attempt"]))
         if status != http.HTTPStatus.OK:
-            raise ReplicaError(f"{path}: {status}: {text[:500]}")
+            raise ReplicaRefusedError(f"{path}: {status}: {text[:500]}")
         return json.loads(text)
