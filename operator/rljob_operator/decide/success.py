@@ -1,4 +1,5 @@
-"""A job has succeeded when every member of an attempt says so. That is final: see `opening` and `request`."""
+"""A job has succeeded when every member of an attempt says so, unless somebody has asked meanwhile to go back. That is final: see `opening` and
+`request`."""
 
 from rljob_api import reasons
 from rljob_api.status import JobStatus
@@ -9,7 +10,7 @@ from rljob_operator.snapshot import Snapshot
 
 def finish(s: Snapshot, status: JobStatus) -> Change:
     attempt = status.attempt
-    if attempt is None or not just_closed(s, status):
+    if attempt is None or not just_closed(s, status) or attempt.reason == reasons.RESUME_REQUESTED:
         return Change(status)
     if not all(v.result == "succeeded" for v in views(s, attempt)):
         return Change(status)
