@@ -33,6 +33,8 @@ class FakeCluster:
         self.full: set[str] = set()
         """Nodes onto which the scheduler puts nobody."""
         self.version = 0
+        self.removed: dict[str, str] = {}
+        """Versions of deletions, by uid."""
         self._dead = False
         self.put(node_object(True))
 
@@ -131,7 +133,7 @@ class FakeCluster:
             raise AlreadyExists(409, f"{key} already exists")
         self.version += 1
         stored = copied(obj)
-        stored["metadata"] |= {"uid": f"uid-{self.version:06d}", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        stored["metadata"] |= {"uid": f"{self.version:08d}-uid", "creationTimestamp": "2026-01-01T00:00:00Z"}
         self._touch(stored)
         self.objects[key] = stored
         return stored
@@ -148,6 +150,7 @@ class FakeCluster:
     def remove(self, obj: Object) -> None:
         meta = obj["metadata"]
         self._touch(obj)
+        self.removed[meta["uid"]] = meta["resourceVersion"]
         del self.objects[(obj["kind"], meta.get("namespace"), meta["name"])]
 
     def sync_stateful_sets(self) -> None:

@@ -67,7 +67,7 @@ class Feed:
 
     def _post(self, gone: bool, obj: Object) -> None:
         if gone:
-            obj["metadata"]["resourceVersion"] = str(int(obj["metadata"]["resourceVersion"]) + 1)
+            obj["metadata"]["resourceVersion"] = self._cluster.removed[obj["metadata"]["uid"]]
         if self._random.random() < self._faults.lost:
             return
         for _ in range(1 + (self._random.random() < self._faults.doubled)):
