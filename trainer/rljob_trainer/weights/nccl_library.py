@@ -85,8 +85,10 @@ class Communicator:
     def wait(self, done: Callable[[], bool], deadline: float) -> None:
         """Until `done`, which asks the stream. Raises NcclError when a peer is gone or the deadline has passed; then only `abort` is left."""
         while not done():
-            if self._state() not in (_SUCCESS, _IN_PROGRESS) or time.monotonic() > deadline:
-                raise NcclError(f"broadcast: {_text(self._state())}")
+            if (code := self._state()) not in (_SUCCESS, _IN_PROGRESS):
+                raise NcclError(f"broadcast: {_text(code)}")
+            if time.monotonic() > deadline:  # the state is success then: NCCL has started its kernel
+                raise NcclError(f"broadcast: {_text(_IN_PROGRESS)}")
             time.sleep(POLL_SECONDS)
 
     def abort(self) -> None:
