@@ -5,8 +5,9 @@ from typing import Any
 
 from api.specs import raw_spec
 from rljob_api.protocol import Checkpoint, Failure, Point, Progress, Report
+from rljob_api.spec import RLJobSpec
 from rljob_trainer.local.decide import End, Seen, State, advance
-from rljob_trainer.local.manifest import mounted
+from rljob_trainer.local.manifest import MOUNTED, mounted
 from rljob_trainer.local.status import line, summary
 
 CAUSE = Failure(kind="application", rank=1, exception="ValueError", message="the loss is a banana", time=2)
@@ -102,6 +103,19 @@ def test_mounts_replace_whole_beginnings_of_paths_on_volumes_only() -> None:
     assert here["data"]["train"] == ["/here/train.parquet", "/database/x", "/there/y"]
     assert (here["model"]["path"], here["checkpoint"]["path"]) == ("/here/model", "/here/run")
     assert here["rollout"] == spec["rollout"]
+
+
+def test_every_section_of_the_spec_that_names_paths_is_mounted() -> None:
+    schema = RLJobSpec.model_json_schema()
+    sections = {name for name, part in schema["properties"].items() if names_a_path(part, schema["$defs"])}
+    assert sections - {"volumes"} == set(MOUNTED)
+
+
+def names_a_path(part: dict[str, Any], definitions: dict[str, Any]) -> bool:
+    """Somewhere in it is a text that has to begin with a slash."""
+    inner = [*part.get("properties", {}).values(), *part.get("anyOf", []), *filter(None, [part.get("items")])]
+    inner += [definitions[part["$ref"].rpartition("/")[2]]] if "$ref" in part else []
+    return part.get("pattern", "").startswith("^/") or any(names_a_path(p, definitions) for p in inner)
 
 
 def test_a_status_line_says_where_the_job_is() -> None:

@@ -12,7 +12,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.validate import violations
 from rljob_api.violation import message
 
-MOUNTED = ("model", "data", "rewards", "train", "checkpoint")
+MOUNTED = ("model", "critic", "reference", "data", "rewards", "train", "checkpoint")
 """Sections of the spec whose paths lie on volumes."""
 
 
