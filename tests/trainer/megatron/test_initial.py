@@ -8,6 +8,7 @@ import torch
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import StepBatch
+from rljob_trainer.checkpoint.manifest import engine_directory
 from rljob_trainer.failure import ConfigurationError
 from trainer.megatron.models import job, make_batch, make_model
 from trainer.ranks import run_ranks
@@ -62,14 +63,29 @@ def test_weights_are_taken_bit_for_bit_and_optimizers_continue_in_any_layout(
     run_ranks(4, on_a_rank)
 
 
-def _save(spec: RLJobSpec, batches: list[StepBatch], checkpoint: Path) -> tuple[dict[str, torch.Tensor], float]:
+def test_weights_are_taken_from_a_periodic_checkpoint_as_well(megatron: None, tmp_path: Path) -> None:
+    """It is in the fast format, of which another layout could not take the optimizer."""
+    model = make_model(tmp_path / "model")
+    batches = [make_batch(model, step) for step in (1, 2)]
+
+    def on_a_rank() -> list[str]:
+        weights, _ = _save(job_of(model, {"tensor": 2}, world=2), batches, tmp_path / "global_step_1", False)
+        taken = dict(_engine(job_of(model, {"pipeline": 2}, tmp_path / "global_step_1", world=2)).export())
+        return [name for name in weights if not torch.equal(weights[name], taken[name])]
+
+    assert run_ranks(2, on_a_rank) == [[], []]
+
+
+def _save(
+    spec: RLJobSpec, batches: list[StepBatch], checkpoint: Path, reshardable: bool = True
+) -> tuple[dict[str, torch.Tensor], float]:
     """Train on the first batch and save; the weights then, and the loss of the second batch."""
     engine = _engine(spec)
     engine.train_step(batches[0])
     if torch.distributed.get_rank() == 0:
         checkpoint.mkdir()
     torch.distributed.barrier()
-    writing = engine.save(checkpoint / "megatron", True)
+    writing = engine.save(checkpoint / engine_directory(reshardable), reshardable)
     writing.wait()
     writing.finish()
     torch.distributed.barrier()

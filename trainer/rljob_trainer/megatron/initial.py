@@ -11,6 +11,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.transformer.module import MegatronModule
 
+from rljob_trainer.checkpoint.manifest import engine_directory
 from rljob_trainer.failure import ConfigurationError
 
 FIELD = "spec.model.megatronCheckpoint"
@@ -21,10 +22,11 @@ _PREFIXES = ("policy.", "")
 def load_weights(path: str, modules: Sequence[MegatronModule]) -> None:
     """Put the weights under `path` into the pieces of this rank's stage. Every rank reads its own shards only. Collective.
 
-    `path` is a torch_dist directory, or holds one as `megatron`, as our `global_step_N` do.
+    `path` is a torch_dist directory, or holds one as our `global_step_N` do, in either format: they differ in the optimizer.
     Raises ConfigurationError when it is none, or its tensors are not those of the model.
     """
-    directory = next((d for d in (Path(path) / "megatron", Path(path)) if (d / ".metadata").is_file()), None)
+    places = (*(Path(path) / engine_directory(reshardable) for reshardable in (True, False)), Path(path))
+    directory = next((d for d in places if (d / ".metadata").is_file()), None)
     if directory is None:
         fix = "name a directory such as global_step_100 of another job"
         raise ConfigurationError(FIELD, path, "is no torch_dist directory of megatron-core, nor holds one", fix)
