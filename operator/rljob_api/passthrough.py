@@ -84,6 +84,7 @@ OWNED_TRANSFORMER_CONFIG = {
 )
 
 OWNED_VLLM_ARGUMENTS = {
+    **dict.fromkeys((key for key in VLLM_ARGUMENTS if key.startswith("data-parallel")), "spec.rollout.replicas"),
     "model": "spec.model.path",
     "tokenizer": "spec.model.path",
     "dtype": "spec.model.dtype",
@@ -106,6 +107,11 @@ OWNED_VLLM_ARGUMENTS = {
         "weight-transfer-config",
         "uds",
         "root-path",
+        "ssl-keyfile",
+        "ssl-certfile",
+        "api-server-count",
+        "headless",
+        "grpc",
     ),
     "rljob, which authenticates and updates the server",
 )

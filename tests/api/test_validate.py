@@ -39,6 +39,8 @@ def test_a_violation_names_field_value_rule_and_fix() -> None:
         ({"trainer": {"transformerConfig": {"hiden_size": 3}}}, "spec.trainer.transformerConfig.hiden_size"),
         ({"trainer": {"transformerConfig": {"tensor_model_parallel_size": 2}}}, "spec.trainer.transformerConfig.tensor_model_parallel_size"),
         ({"rollout": {"vllmArgs": {"port": 1}, "sampling": {"maxTokens": 8}}}, "spec.rollout.vllmArgs.port"),
+        ({"rollout": {"vllmArgs": {"data-parallel-size": 2}}}, "spec.rollout.vllmArgs.data-parallel-size"),
+        ({"rollout": {"vllmArgs": {"ssl-certfile": "/c"}}}, "spec.rollout.vllmArgs.ssl-certfile"),
         ({"model": {"path": "relative"}}, "spec.model.path"),
         ({"trainer": {"gpus": 8}}, "spec.trainer.gpus"),
     ],
