@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from kubectl_rljob.errors import UserError
 from rljob_api import names
 from rljob_api.request import Request
 from rljob_api.spec import RLJobSpec
@@ -47,7 +48,16 @@ class Job:
 
     @cached_property
     def status(self) -> JobStatus:
-        return JobStatus.model_validate(self.raw.get("status") or {})
+        """Raises UserError for one that an operator of another release has written and this one cannot read."""
+        try:
+            return JobStatus.model_validate(self.raw.get("status") or {})
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, ("status", *first["loc"])))
+            raise UserError(
+                f"{self.title}: {field}: {first['msg']}: install the plugin of the operator's release",
+                f"kubectl get rljob {self.name} -n {self.namespace} -o yaml",
+            ) from error
 
     @cached_property
     def spec(self) -> RLJobSpec | None:

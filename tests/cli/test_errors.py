@@ -34,6 +34,17 @@ def test_the_next_command_stays_in_the_cluster_that_was_chosen(api: FakeApi, rlj
     )
 
 
+def test_a_status_of_a_later_release(api: FakeApi, rljob: Rljob) -> None:
+    api.add(make_job(state="Hibernating"))
+    screen = rljob("list")
+    assert screen.code == 1
+    assert screen.err.startswith("error: rljob demo in namespace research: status.state: Input should be 'Pending', ")
+    assert screen.err.endswith(
+        ": install the plugin of the operator's release\nnext:  kubectl get rljob demo -n research -o yaml\n"
+    )
+    assert rljob("list", "-o", "json").code == 0
+
+
 def test_a_cluster_without_the_crd(api: FakeApi, rljob: Rljob) -> None:
     api.installed = False
     assert rljob("list").err == (
