@@ -250,6 +250,19 @@ async def test_an_invalid_spec_makes_no_children_and_names_every_violation() -> 
     await world.until(state="Succeeded")
 
 
+@pytest.mark.parametrize("suspend", [True, False])
+async def test_a_job_gives_its_pods_back_though_its_spec_was_broken_meanwhile(suspend: bool) -> None:
+    world = World(steps=12)
+    world.apply()
+    await world.until(state="Running", step=3)
+    world.edit_spec(trainer={"device": "cpu", "nodes": 0}, suspend=suspend)
+    await world.until(state="Failed" if suspend else "Succeeded")
+    for _ in range(3):
+        await world.turn()
+    assert world.status.suspended == suspend
+    assert not world.cluster.pods(NAMESPACE)
+
+
 async def test_gitops_does_not_undo_a_resume_until_it_changes_spec_suspend() -> None:
     world = World(steps=12)
     world.apply(suspend=True)

@@ -18,10 +18,11 @@ Object = dict[str, Any]
 
 def render(s: Snapshot, status: JobStatus) -> list[Object]:
     """In the order in which they are written: pods come last, when all they need is there."""
-    spec = s.spec_of(status.attempt)
-    if spec is None or status.collected:
+    spec, released = s.spec_of(status.attempt), status.suspended or bool(status.outcome)
+    if status.collected:
         return []
-    released = status.suspended or bool(status.outcome)
+    if spec is None:
+        return _emptied(s) if released else []
     sizes = _sizes(s, status, spec)
     reports = {names.report(names.pod(s.job.name, role, i)): role for role, size in sizes.items() for i in range(size)}
     objects = access(s.job, list(reports))
@@ -37,6 +38,12 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
         elif live is not None or role in absent:
             objects.append(stateful_set(s.job, spec, role, 0 if released else sizes[role]))
     return objects
+
+
+def _emptied(s: Snapshot) -> list[Object]:
+    """A job that is suspended or has ended gives its pods back, whatever became of its spec."""
+    sets = {role: s.children.get(("StatefulSet", names.gang(s.job.name, role))) for role in names.ROLES}
+    return [resized(s.job, live, role, 0) for role, live in sets.items() if live is not None]
 
 
 def _sizes(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, int]:
