@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -13,6 +14,7 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.weights import gloo, wire
 from rljob_trainer.weights.bucket import Entry, payload_size
 from rljob_trainer.weights.publisher import Publisher
+from rljob_trainer.weights.wire import FencedOut
 
 TENSORS = [(f"t{i}", torch.full((4,), float(i))) for i in range(5)]
 
@@ -70,9 +72,11 @@ class Worker(BaseHTTPRequestHandler):
         if self.path == wire.BUCKET:
             size = payload_size(Entry.from_json(e).size for e in body["entries"])
             self.server.end.receive(torch.empty(size, dtype=torch.uint8), {})
-        self.send_response(200)
+            time.sleep(self.server.seconds)
+        self.server.answered.append(self.path)
+        self.send_response(409 if self.server.fenced and self.path == wire.BUCKET else 200)
         self.end_headers()
-        self.wfile.write(b"{}")
+        self.wfile.write(b'{"attempt": 4}')
 
     def log_message(self, *_: object) -> None:
         """Quiet."""
@@ -81,9 +85,12 @@ class Worker(BaseHTTPRequestHandler):
 class Replica(ThreadingHTTPServer):
     end: gloo.WorkerEnd
 
-    def __init__(self, pod: str) -> None:
+    def __init__(self, pod: str, seconds: float = 0.0, fenced: bool = False) -> None:
+        """`seconds`: that a bucket takes; `fenced`: it learns of attempt 4 with the first one."""
         super().__init__(("127.0.0.1", 0), Worker)
+        self.seconds, self.fenced = seconds, fenced
         self.asked: list[int] = []
+        self.answered: list[str] = []
         self.answering = threading.Event()
         self.answering.set()
         self.endpoint = RolloutEndpoint(pod=pod, pod_uid=f"uid-{pod}", url=f"http://127.0.0.1:{self.server_port}")
@@ -129,3 +136,14 @@ def test_a_replica_that_does_not_answer_is_waited_for_once(monkeypatch: pytest.M
         replica.answering.set()
         assert "TimeoutError" in published.failed["rollout-0"] and len(replica.asked) == 2
         replica.shutdown()
+
+
+def test_an_update_that_ends_early_is_abandoned_by_each_replica_after_what_it_is_doing() -> None:
+    """A connection is not for two threads."""
+    publisher = Publisher(3, "t", "127.0.0.1", "gloo")
+    with Replica("fenced", fenced=True) as fenced, Replica("slow", seconds=0.5) as slow:
+        with pytest.raises(FencedOut, match="attempt 4 holds"):
+            publisher.publish(0, iter(TENSORS), [fenced.endpoint, slow.endpoint], lambda: None)
+        assert slow.answered == [wire.OPEN, wire.BUCKET, wire.ABORT]
+        fenced.shutdown()
+        slow.shutdown()

@@ -5,7 +5,7 @@ exported. A replica that fails is left behind with its old weights; the others g
 """
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -120,18 +120,19 @@ class _Round(AbstractContextManager["_Round"]):
 
     def settle(self) -> None:
         """Wait for all; drop those that failed."""
-        running, self._running = self._running, {}
-        for pod, future in running.items():
+        for pod, future in self._running.items():
             try:
                 future.result()
             except ReplicaError as error:
                 self.failed[pod] = str(error)
                 self._pool.submit(self.live.pop(pod).abort)
+        self._running = {}
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             for future in self._running.values():
                 future.cancel()
+            wait(self._running.values())  # a connection is not for two threads
             for session in self.live.values():
                 self._pool.submit(session.abort)
         self._pool.shutdown()
