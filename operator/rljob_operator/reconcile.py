@@ -53,6 +53,7 @@ class Reconciler:
         if kept is None or kept.value.meta.deletion_timestamp:  # owner references take the children along
             self._memory.forget(key)
             self._placer.forget(key)
+            self._stores.forget(key)
             return None
         job = kept.value
         s = await self._observer.snapshot(key, job, self._clock())

@@ -125,6 +125,12 @@ class Stores:
         """What the API server has just answered."""
         self.of_kind(obj["kind"]).put(obj)
 
+    def forget(self, job: Key) -> None:
+        """Children that nobody watches, and which went with their job."""
+        for kind in UNWATCHED:
+            for name in list(self.children[kind].of(job)):
+                self.children[kind].lose((job[0], name))
+
     def jobs_of(self, kind: str, groups: set[Key]) -> set[Key]:
         """Whose jobs a change of these groups concerns."""
         if kind != "Node":

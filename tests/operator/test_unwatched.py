@@ -28,6 +28,16 @@ async def test_a_job_of_the_same_name_gets_a_gang_of_its_own() -> None:
     assert world.cluster.objects[GROUP]["metadata"]["uid"] != before
 
 
+async def test_nothing_is_kept_of_the_gang_of_a_job_that_is_gone() -> None:
+    world = World(steps=4)
+    world.apply(**VOLCANO)
+    await world.until(state="Running")
+    collect_garbage(world)
+    world.feed.deliver()
+    await world.pass_over("demo")
+    assert len(world.feed.stores.children["PodGroup"]) == 0
+
+
 async def test_a_finished_job_gives_its_gang_up_and_gets_another_when_it_goes_on() -> None:
     world = World(steps=4)
     world.apply(**VOLCANO, lifecycle={"ttlSecondsAfterFinished": 0})
