@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rljob_api import names
+from rljob_api import names, reasons
 from rljob_api.placement.cluster import Node as Place
 from rljob_api.protocol import Control, Member, Report
 from rljob_api.spec import RLJobSpec
@@ -134,6 +134,18 @@ class Snapshot:
             return self.spec
         published = self.control.attempt == attempt.number
         return self._published if published or self.spec is None else self.spec
+
+    def is_void(self, attempt: Attempt | None) -> bool:
+        """An open one that was written, but not published before the spec changed, or whose word somebody deleted when it had: its members
+        would be told a spec that their pods were not made for, perhaps one for more or fewer of them."""
+        if attempt is None or attempt.closed:
+            return False
+        spec = self.spec_of(attempt)
+        unheard = self.control is not None and self.control.attempt < attempt.number
+        misfit = spec is not None and spec.trainer.nodes != len(attempt.members)
+        return (
+            misfit or (unheard and attempt.generation != self.job.generation) or attempt.reason == reasons.SPEC_CHANGED
+        )
 
     @cached_property
     def _published(self) -> RLJobSpec | None:

@@ -215,7 +215,7 @@ async def test_a_changed_spec_waits_for_the_next_attempt_and_then_replaces_the_p
     assert {p["spec"]["containers"][0]["image"] for p in world.cluster.pods(NAMESPACE)} == {"trainer:next"}
 
 
-@pytest.mark.parametrize(("nodes", "end"), [(3, "Running"), (0, "Failed")])
+@pytest.mark.parametrize(("nodes", "end"), [(3, "Running"), (1, "Running"), (0, "Failed")])
 async def test_an_attempt_that_nobody_heard_of_begins_with_no_other_spec(nodes: int, end: str) -> None:
     """The operator died after it had written the attempt, and somebody edited the job before the next one came."""
     world = World(steps=400)
@@ -248,6 +248,16 @@ async def test_an_invalid_spec_makes_no_children_and_names_every_violation() -> 
         trainer={"device": "cpu", "nodes": 2}, train={"steps": 4, "promptsPerStep": 4, "samplesPerPrompt": 4}
     )
     await world.until(state="Succeeded")
+
+
+async def test_an_attempt_whose_word_is_lost_ends_if_its_spec_is_one_for_fewer_trainers_now() -> None:
+    world = World(steps=400)
+    world.apply()
+    await world.until(state="Running", step=3)
+    world.edit_spec(trainer={"device": "cpu", "nodes": 1})
+    world.cluster.remove(world.cluster.objects["ConfigMap", NAMESPACE, "demo-control"])
+    await world.until(state="Running", attempt=2)
+    assert world.status.attempt and len(world.status.attempt.members) == 1
 
 
 @pytest.mark.parametrize("suspend", [True, False])

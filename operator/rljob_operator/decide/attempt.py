@@ -25,7 +25,7 @@ def advance(s: Snapshot, status: JobStatus) -> Change:
     cause = None if finished else root(attempt, members) or stalled(s, status, attempt) or misconfigured(s, attempt)
     if cause and cause != recorded(attempt):
         attempt = _failed(attempt, cause, s.now)
-    elif attempt.command == "run" and _outdated(s, attempt):
+    elif attempt.command == "run" and s.is_void(attempt):
         attempt = tell(attempt, "stop", reasons.SPEC_CHANGED, s.now)
     elif attempt.command == "run" and (reason := _reason_to_drain(s, status, members)):
         attempt = tell(attempt, "drain", reason, s.now)
@@ -45,12 +45,6 @@ def _failed(attempt: Attempt, cause: Cause, now: float) -> Attempt:
     told = attempt.told if attempt.command == "stop" else stamp(now)
     news = {"command": "stop", "reason": cause.reason, "told": told, "failure": cause.failure, "failed_pod": cause.pod}
     return attempt.model_copy(update=news)
-
-
-def _outdated(s: Snapshot, attempt: Attempt) -> bool:
-    """It was written, but not published before the spec changed: its members would be told a spec that its pods were not made for."""
-    unheard = s.control is not None and s.control.attempt < attempt.number
-    return unheard and attempt.generation != s.job.generation
 
 
 def _reason_to_drain(s: Snapshot, status: JobStatus, members: list[View]) -> str:

@@ -55,7 +55,7 @@ class Placer:
 
     def _asks(self, s: Snapshot) -> Asked | None:
         spec = s.spec_of(s.status.attempt)
-        if spec is None:
+        if spec is None or s.is_void(s.status.attempt):
             return None
         return asked(View(job=s.job, spec=spec, status=s.status, pods=s.pods, now=s.now), self._board.node)
 
