@@ -2,6 +2,8 @@
 
 import resource
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -168,6 +170,14 @@ def test_a_checkpoint_without_a_critic_is_refused_by_a_job_that_trains_one(model
     run_engines(1, {"grpo": (grpo, save), "ppo": (ppo, save), "back": (grpo, load)})
     with pytest.raises(AssertionError, match="spec.critic = set: the checkpoint holds policy only"):
         run_engines(1, {"ppo": (ppo, load)})
+
+
+def test_a_policy_that_waits_for_its_critic_is_saved_with_the_moments_that_its_adam_has_not_made(
+    tmp_path: Path,
+) -> None:
+    """In a process of its own, where megatron takes another Adam than torch's."""
+    program = Path(__file__).with_name("waiting_policy.py")
+    subprocess.run([sys.executable, str(program), str(tmp_path)], check=True, timeout=300)
 
 
 def test_the_fast_format_is_refused_where_gradients_lie_in_other_buckets(model: Path, tmp_path: Path) -> None:

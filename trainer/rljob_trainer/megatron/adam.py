@@ -1,6 +1,8 @@
-"""megatron's DistributedOptimizer with torch's AdamW, which it uses where neither Transformer Engine nor Apex is installed, GPU or not.
+"""megatron's DistributedOptimizer before its first step, and with torch's AdamW, which it uses where neither Transformer Engine nor Apex is
+installed, GPU or not.
 
-Three faults of megatron-core 0.19.2 (core/optimizer/distrib_optimizer.py) show as soon as a checkpoint is loaded.
+Faults of megatron-core 0.19.2 (core/optimizer/distrib_optimizer.py): no state can be saved before it was used, as that of a policy that waits for
+its critic; and three more with AdamW, which show as soon as a checkpoint is loaded.
 """
 
 from typing import Any
@@ -9,12 +11,28 @@ import torch
 
 
 def install() -> None:
-    """Mend DistributedOptimizer; nothing to do with FusedAdam."""
+    """Mend DistributedOptimizer."""
     from megatron.core.optimizer import distrib_optimizer
 
     if distrib_optimizer.HAVE_APEX_OR_TE:
-        return
-    cls = distrib_optimizer.DistributedOptimizer
+        _install_fused(distrib_optimizer.DistributedOptimizer)
+    else:
+        _install_torch(distrib_optimizer.DistributedOptimizer)
+
+
+def _install_fused(cls: Any) -> None:
+    state_dict = cls.state_dict
+
+    def state_dict_from_the_start(self: Any) -> dict[str, Any]:
+        """:1190 hands on what moments there are, and FusedAdam makes them at its first step."""
+        if self.optimizer:
+            self.init_state_fn(self.optimizer, self.config)
+        return state_dict(self)
+
+    cls.state_dict = state_dict_from_the_start
+
+
+def _install_torch(cls: Any) -> None:
     initialize, state_dict, load_state_dict, set_states = (
         cls.__init__,
         cls.state_dict,
