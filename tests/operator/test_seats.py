@@ -132,3 +132,4 @@ def test_gated_pods_are_released_when_the_whole_gang_has_seats() -> None:
         ("demo-trainer-1", "a"),
         ("demo-rollout-0", "b"),
     ]
+    assert decision.requeue_after == UNBOUND_SECONDS, "a scheduler that does nothing wakes nobody"

@@ -29,6 +29,7 @@ def place(s: Snapshot, status: JobStatus) -> Change:
     due = [p.released + UNBOUND_SECONDS for p in unbound if p.released is not None]
     due += [s.now + RETRY] if _incomplete(s, placement) else []
     bind = tuple(_bindings(s, placement))
+    due += [s.now + UNBOUND_SECONDS] if bind else []
     return Change(set_(status, placement=placement), events, tuple(due), bind=bind)
 
 
