@@ -33,8 +33,8 @@ class FakeCluster:
         self.full: set[str] = set()
         """Nodes onto which the scheduler puts nobody."""
         self.version = 0
-        self.removed: dict[str, str] = {}
-        """Versions of deletions, by uid."""
+        self.removed: list[Object] = []
+        """As their deletions show them."""
         self._dead = False
         self.put(node_object(True))
 
@@ -150,7 +150,7 @@ class FakeCluster:
     def remove(self, obj: Object) -> None:
         meta = obj["metadata"]
         self._touch(obj)
-        self.removed[meta["uid"]] = meta["resourceVersion"]
+        self.removed.append(obj)
         del self.objects[(obj["kind"], meta.get("namespace"), meta["name"])]
 
     def sync_stateful_sets(self) -> None:

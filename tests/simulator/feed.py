@@ -33,7 +33,7 @@ class Feed:
         self._sent: dict[tuple[str, str | None, str], Object] = {}
         self._queue: list[tuple[int, bool, Object]] = []
         """Turn, whether it is gone, object."""
-        self._turn = 0
+        self._turn, self._removed = 0, len(cluster.removed)
 
     def deliver(self) -> None:
         """What happened since the last turn, and whatever is due of before."""
@@ -56,9 +56,8 @@ class Feed:
 
     def _send(self) -> None:
         now = {key: o for key, o in self._cluster.objects.items() if key[0] in SELECTORS}
-        gone = [
-            o for key, o in self._sent.items() if key not in now or now[key]["metadata"]["uid"] != o["metadata"]["uid"]
-        ]
+        gone = [o for o in self._cluster.removed[self._removed :] if o["kind"] in SELECTORS]
+        self._removed = len(self._cluster.removed)
         news = [o for key, o in now.items() if _version(self._sent.get(key)) != _version(o)]
         for is_gone, objects in ((True, gone), (False, news)):
             for obj in objects:
@@ -66,8 +65,6 @@ class Feed:
         self._sent = {key: {**o, "metadata": dict(o["metadata"])} for key, o in now.items()}
 
     def _post(self, gone: bool, obj: Object) -> None:
-        if gone:
-            obj["metadata"]["resourceVersion"] = self._cluster.removed[obj["metadata"]["uid"]]
         if self._random.random() < self._faults.lost:
             return
         for _ in range(1 + (self._random.random() < self._faults.doubled)):
