@@ -1,9 +1,10 @@
 """The operator's watches, as the world wants them: prompt; or late, doubled, out of order, and with losses that only the next list mends."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from rljob_operator.api import Listing, Object
+from rljob_operator.api import Key, Listing, Object
 from rljob_operator.stores import Stores
 from rljob_operator.watch import SELECTORS
 from simulator.cluster import FakeCluster, copied
@@ -34,6 +35,10 @@ class Feed:
         self._queue: list[tuple[int, bool, Object]] = []
         """Turn, whether it is gone, object."""
         self._turn, self._removed = 0, len(cluster.removed)
+        self.told: Callable[[str, set[Key]], None] = lambda kind, groups: None
+        """Gets what is new for whom."""
+        self.heard: Callable[[Object], None] = lambda obj: None
+        """Gets every ConfigMap."""
 
     def deliver(self) -> None:
         """What happened since the last turn, and whatever is due of before."""
@@ -44,7 +49,9 @@ class Feed:
         self._queue = [event for event in self._queue if event[0] > self._turn]
         for _, gone, obj in due:
             store = self.stores.of_kind(obj["kind"])
-            store.remove(obj) if gone else store.put(obj)
+            self.told(obj["kind"], store.remove(obj) if gone else store.put(obj))
+            if obj["kind"] == "ConfigMap":
+                self.heard(obj)
         self._turn += 1
 
     def relist(self) -> None:
@@ -52,7 +59,8 @@ class Feed:
             wanted = dict(pair.split("=") for pair in selector.split(",")) if selector else {}
             objects = [o for (k, _, _), o in self._cluster.objects.items() if k == kind]
             matching = [o for o in objects if wanted.items() <= o["metadata"].get("labels", {}).items()]
-            self.stores.of_kind(kind).replace(Listing(str(self._cluster.version), copied(matching)), None)
+            listing = Listing(str(self._cluster.version), copied(matching))
+            self.told(kind, self.stores.of_kind(kind).replace(listing, None))
 
     def _send(self) -> None:
         now = {key: o for key, o in self._cluster.objects.items() if key[0] in SELECTORS}
