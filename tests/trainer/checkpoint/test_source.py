@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -71,10 +72,12 @@ def test_what_is_no_checkpoint_is_refused_with_what_it_is(tmp_path, other):
     (model / "config.json").write_text("{}")
     half = tmp_path / "global_step_9"
     half.mkdir()
+    unnamed = copytree(names.step_dir(other, 4), tmp_path / "global_step_4.tmp-7")
     for source, words in {
         tmp_path / "nowhere": "is not a directory that the trainer can see",
         model: "is a Hugging Face model.*set it as spec.model.path",
-        half: "is not complete",
+        half: "is not complete: it has no manifest.json",
+        unnamed: "is not complete: it was still being written",
         other: "is a directory of checkpoints.*global_step_2, global_step_4",
         names.step_dir(other, 4) / "megatron": "lies inside a checkpoint; name its directory global_step_4",
         other / "fence": "is not a checkpoint of rljob",

@@ -16,6 +16,8 @@ from rljob_trainer.failure import ConfigurationError
 PATH = "spec.checkpoint.path"
 FIX = "restore it from where it was copied, or move the directory away"
 STEP_DIRECTORY = re.compile(r"global_step_(\d+)")
+SCRATCH = ".tmp-"
+"""In the name of a directory that is being written or deleted."""
 READERS = 4
 """Files that are read at a time."""
 
@@ -129,6 +131,8 @@ def read_manifests(root: Path) -> list[Manifest]:
 
 def read_manifest(directory: Path, field: str = PATH) -> Manifest | None:
     """What `global_step_N/` says of itself; None when it is no complete checkpoint. Raises ConfigurationError, which blames `field`."""
+    if SCRATCH in directory.name:  # its manifest may be in it already, or still
+        return None
     file = names.manifest_file(directory)
     try:
         manifest = Manifest(**json.loads(file.read_text()))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rljob_trainer.checkpoint.manifest import STEP_DIRECTORY, Manifest, read_manifest, read_manifests
+from rljob_trainer.checkpoint.manifest import SCRATCH, STEP_DIRECTORY, Manifest, read_manifest, read_manifests
 from rljob_trainer.failure import ConfigurationError
 
 FIELD = "spec.checkpoint.resumeFrom"
@@ -23,7 +23,9 @@ def _explain(directory: Path) -> tuple[str, str]:
     """What a directory without a manifest seems to be, and what to do."""
     if (directory / "config.json").is_file():
         return "is a Hugging Face model, which has no optimizer and no data order", "set it as spec.model.path"
-    if STEP_DIRECTORY.fullmatch(directory.name) or ".tmp-" in directory.name:
+    if SCRATCH in directory.name:
+        return "is not complete: it was still being written, or deleted", FIX
+    if STEP_DIRECTORY.fullmatch(directory.name):
         return "is not complete: it has no manifest.json, which is written last", FIX
     if manifest := next((m for d in directory.parents if (m := read_manifest(d))), None):
         return "lies inside a checkpoint", f"name its directory global_step_{manifest.step}"

@@ -11,7 +11,14 @@ from rljob_api.protocol import Checkpoint
 from rljob_trainer.checkpoint.fence import FencedOut, claim, newest
 from rljob_trainer.checkpoint.files import sync_directory
 from rljob_trainer.checkpoint.lineage import Run, Start, choose, inherited, refuse_foreign_job
-from rljob_trainer.checkpoint.manifest import STEP_DIRECTORY, Contents, Manifest, read_manifest, read_manifests
+from rljob_trainer.checkpoint.manifest import (
+    SCRATCH,
+    STEP_DIRECTORY,
+    Contents,
+    Manifest,
+    read_manifest,
+    read_manifests,
+)
 from rljob_trainer.failure import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -54,7 +61,7 @@ class Store:
         What attempts that were killed had written goes first: on a volume without room for it as well, no save would be complete again.
         """
         self.check()
-        for directory in self._root.glob("global_step_*.tmp-*"):
+        for directory in self._root.glob(f"global_step_*{SCRATCH}*"):
             if _scratch_seq(directory) < self._fence.seq:
                 shutil.rmtree(directory, ignore_errors=True)
         scratch = self._scratch(step)
@@ -84,14 +91,15 @@ class Store:
         self._prune()
 
     def _scratch(self, step: int) -> Path:
-        return self._root / f"global_step_{step}.tmp-{self._fence.seq}"
+        return self._root / f"global_step_{step}{SCRATCH}{self._fence.seq}"
 
     def _put(self, manifest: Manifest) -> None:
-        target = names.step_dir(self._root, manifest.step)
+        """One rename: the manifest is in it before the directory has the name of a checkpoint."""
+        target, scratch = names.step_dir(self._root, manifest.step), self._scratch(manifest.step)
         replaced = self._make_room(target, manifest.step)
-        self._scratch(manifest.step).rename(target)
+        manifest.write(scratch)
+        scratch.rename(target)
         sync_directory(self._root)
-        manifest.write(target)
         if replaced:
             shutil.rmtree(replaced)
 
@@ -113,7 +121,7 @@ class Store:
             raise FencedOut(f"attempt {fence.attempt} has started; this is attempt {self._run.attempt}")
 
     def _make_room(self, target: Path, step: int) -> Path | None:
-        """Move aside what an abandoned branch or a kill has left under the step's name."""
+        """Move aside what an abandoned branch, or somebody, has left under the step's name."""
         if not target.exists():
             return None
         held = read_manifest(target)
@@ -124,7 +132,7 @@ class Store:
 
     def _put_aside(self, directory: Path) -> Path:
         """Under a name that no checkpoint has, and that whoever saves next knows for rubbish if we are killed before it is deleted."""
-        aside = directory.with_name(f"{directory.name}.tmp-{self._fence.seq}-old")
+        aside = directory.with_name(f"{directory.name}{SCRATCH}{self._fence.seq}-old")
         shutil.rmtree(aside, ignore_errors=True)
         return directory.rename(aside)
 
@@ -142,7 +150,7 @@ class Store:
 
 
 def _scratch_seq(directory: Path) -> int:
-    step, _, rest = directory.name.partition(".tmp-")
+    step, _, rest = directory.name.partition(SCRATCH)
     assert STEP_DIRECTORY.fullmatch(step), directory
     return int(rest.partition("-")[0])
 
