@@ -54,7 +54,7 @@ class Store[T]:
     ) -> None:
         self._keep, self._matters, self._group = keep, matters, group
         self._objects: dict[Key, Kept[T]] = {}
-        self._groups: dict[Key, dict[str, Kept[T]]] = {}
+        self._groups: dict[Key, dict[Key, Kept[T]]] = {}
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -62,8 +62,8 @@ class Store[T]:
     def get(self, key: Key) -> Kept[T] | None:
         return self._objects.get(key)
 
-    def of(self, group: Key) -> Mapping[str, Kept[T]]:
-        """By name."""
+    def of(self, group: Key) -> Mapping[Key, Kept[T]]:
+        """By namespace and name: a group may reach over namespaces."""
         return self._groups.get(group, {})
 
     def values(self) -> list[T]:
@@ -85,7 +85,7 @@ class Store[T]:
         self._forget(key)
         self._objects[key] = new
         if new.group:
-            self._groups.setdefault(new.group, {})[key[1]] = new
+            self._groups.setdefault(new.group, {})[key] = new
         silent = same and same.group == new.group and not self._matters(same.value, value)
         return set() if silent else _groups(old, new)
 
@@ -113,7 +113,7 @@ class Store[T]:
         old = self._objects.pop(key, None)
         if old and old.group:
             siblings = self._groups[old.group]
-            del siblings[key[1]]
+            del siblings[key]
             if not siblings:
                 del self._groups[old.group]
         return old

@@ -128,8 +128,8 @@ class Stores:
     def forget(self, job: Key) -> None:
         """Children that nobody watches, and which went with their job."""
         for kind in UNWATCHED:
-            for name in list(self.children[kind].of(job)):
-                self.children[kind].lose((job[0], name))
+            for child in list(self.children[kind].of(job)):
+                self.children[kind].lose(child)
 
     def jobs_of(self, kind: str, groups: set[Key]) -> set[Key]:
         """Whose jobs a change of these groups concerns."""
@@ -144,9 +144,9 @@ class Stores:
 
     def children_of(self, job: Key) -> dict[tuple[str, str], Object]:
         """By kind and name."""
-        found = {("ConfigMap", name): kept.value.object for name, kept in self.config_maps.of(job).items()}
+        found = {("ConfigMap", name): kept.value.object for (_, name), kept in self.config_maps.of(job).items()}
         for kind, store in self.children.items():
-            found |= {(kind, name): kept.value for name, kept in store.of(job).items()}
+            found |= {(kind, name): kept.value for (_, name), kept in store.of(job).items()}
         return found
 
 

@@ -48,7 +48,7 @@ def test_a_list_removes_what_it_lacks_but_not_what_is_newer() -> None:
     known.put(thing(3, name="old"))
     known.put(thing(20, name="written since"))
     assert known.replace(Listing("10", [thing(8, name="new")]), None) == {JOB}
-    assert sorted(known.of(JOB)) == ["new", "written since"]
+    assert sorted(name for _, name in known.of(JOB)) == ["new", "written since"]
     assert known.replace(Listing("30", []), "elsewhere") == set()
 
 
@@ -126,6 +126,20 @@ async def test_one_watch_of_pods_tells_what_all_use_and_wakes_whose_they_are() -
     stripped["metadata"]["labels"] = {}
     assert await seen(Change("MODIFIED", stripped), stores=stores) == {JOB: 0.0}, "it is not ours any more"
     assert len(stores.pods) == 0 and len(stores.usage) == 2
+
+
+async def test_pods_of_one_name_in_two_namespaces_are_two() -> None:
+    """Jobs of one name in two namespaces have them."""
+    stores, ours, theirs = Stores(lambda: 0.0), pod(2, "n1", "demo"), pod(3, "n2", "demo")
+    theirs["metadata"] |= {"namespace": "production", "uid": "other"}
+    await seen(Change("ADDED", ours), Change("ADDED", theirs), stores=stores)
+    assert {use.node for use in stores.usage.values()} == {"n1", "n2"}
+    deleted = ours | {"metadata": ours["metadata"] | {"resourceVersion": "4"}}
+    woken = await seen(Change("DELETED", deleted), Change("MODIFIED", theirs), stores=stores)
+    assert set(woken) == {("research", "demo")}
+    assert {use.node for use in stores.usage.values()} == {"n2"}
+    changed = theirs | {"metadata": theirs["metadata"] | {"resourceVersion": "5"}, "spec": {"nodeName": "n3"}}
+    assert set(await seen(Change("MODIFIED", changed), stores=stores)) == {("production", "demo")}
 
 
 async def test_a_pod_that_goes_wakes_who_waits_for_room() -> None:
