@@ -73,6 +73,11 @@ slow-rest: setup
 e2e: setup ## The end-to-end tests alone
 	$(PY) -m pytest -q e2e --durations=0 --durations-min=1
 
+.PHONY: kueue
+kueue: setup ## Compile Kueue, and test jobs that it places (not part of test: three minutes of compiling)
+	$(PY) -m e2e.kueue
+	$(PY) -m pytest -q -m slow tests/kueue
+
 .PHONY: format
 format: setup ## Format and mend what the linter can
 	$(VENV)/bin/ruff format .

@@ -58,6 +58,8 @@ COMPONENTS = (
 )
 KWOK = Component("kwok", ("kwok",))
 """Nodes and pods that only say that they run: for benchmarks/scale.py, which builds it itself."""
+KUEUE = Component("kueue", ("kueue",))
+"""For tests/kueue; see e2e/kueue.py, which builds it."""
 
 
 def build_binaries() -> None:

@@ -34,6 +34,7 @@ def test_an_attempt_opens_when_every_pod_has_reported() -> None:
     [
         ({"ip": ""}, "does not run yet"),
         ({"running": False}, "does not run yet"),
+        ({"gates": ("kueue.x-k8s.io/admission",), "running": False}, "is held back by kueue.x-k8s.io/admission"),
         ({"deleting": True}, "is being deleted"),
         ({"lost_since": NOW - 1}, "is on a node that does not answer"),
         ({"template_hash": "old"}, "has an outdated template"),

@@ -68,6 +68,8 @@ def _problem(s: Snapshot, status: JobStatus, pod: Pod, fresh: str) -> str:
         return "is being deleted"
     if pod.template_hash != fresh:
         return "has an outdated template"
+    if others := [gate for gate in pod.gates if gate != names.GATE]:
+        return f"is held back by {' and '.join(others)}"
     if not pod.ip or not pod.running:
         return "does not run yet"
     if report is None:

@@ -1,0 +1,145 @@
+"""Kueue's controller as a process beside a control plane: what its manifests would install, with one queue over all nodes.
+
+    python -m e2e.kueue    # compiles what is needed
+
+Kueue reads the certificate of its metrics from a fixed place in /etc, so it runs in a mount namespace of its own, where that is ours.
+"""
+
+import base64
+import os
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from e2e.cluster.binaries import COMPONENTS, KUEUE, KWOK, build, is_built
+from e2e.cluster.steps import BIN
+from e2e.control_plane import ControlPlane, free_ports
+
+QUEUE = "team"
+API, VERSION = "/apis/kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta2"
+HOOKED = ("v1-pod", "statefulset", "batch-v1-job", "kueue-x-k8s-io")
+"""Webhooks by their path: of the kinds that we or Kueue make."""
+START_SECONDS = 90.0
+
+
+def start(plane: ControlPlane, levels: list[str], gpus: int) -> None:
+    """Kueue with a topology of these node labels and a quota of GPUs, for nodes with the label `gpu: h200`."""
+    hook, health = free_ports(2)
+    certificates = _certificates(plane.directory / "etc" / "kueue" / "metrics" / "certs")
+    for crd in sorted((_source() / "crd" / "bases").glob("*.yaml")):
+        plane.install_crd(_unconverted(crd, plane.directory / crd.name))
+    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": "kueue-system"}})
+    config = plane.directory / "kueue.yaml"
+    config.write_text(yaml.safe_dump(_configuration(hook, health, certificates)))
+    mount = f"mount -t overlay overlay -o lowerdir={plane.directory}/etc:/etc /etc"
+    # its API for pending workloads wants a certificate at another fixed place
+    flags = f"--config={config} --kubeconfig={plane.kubeconfig} --feature-gates=VisibilityOnDemand=false"
+    os.environ["KUBECONFIG"] = str(plane.kubeconfig)
+    plane.spawn("kueue", "unshare", "--mount", "sh", "-c", f"{mount} && exec {BIN / 'kueue'} {flags}")
+    _wait(f"http://127.0.0.1:{health}/readyz")
+    _hooks(plane, hook, (certificates / "tls.crt").read_bytes())
+    _queue(plane, levels, gpus)
+
+
+def open_queue(plane: ControlPlane, namespace: str) -> None:
+    """For the jobs of a namespace."""
+    queue = {"metadata": {"name": QUEUE}, "spec": {"clusterQueue": "all"}}
+    _create(plane, f"{API}/namespaces/{namespace}/localqueues", "LocalQueue", queue)
+
+
+def workloads(plane: ControlPlane, namespace: str) -> list[dict[str, Any]]:
+    """What Kueue makes of pods."""
+    found: list[dict[str, Any]] = plane.call("GET", f"{API}/namespaces/{namespace}/workloads")["items"]
+    return found
+
+
+def is_admitted(workload: dict[str, Any]) -> bool:
+    conditions = workload.get("status", {}).get("conditions", [])
+    return any(c["type"] == "Admitted" and c["status"] == "True" for c in conditions)
+
+
+def _source() -> Path:
+    """Its manifests, in the module that it was compiled from."""
+    command = ("go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kueue")
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=KUEUE.directory, timeout=300)
+    return Path(done.stdout.strip()) / "config" / "components"
+
+
+def _certificates(directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    files = ("-keyout", directory / "tls.key", "-out", directory / "tls.crt")
+    who = ("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1")
+    command = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *files, *who)
+    subprocess.run(command, check=True, capture_output=True)
+    return directory
+
+
+def _unconverted(crd: Path, target: Path) -> Path:
+    """Without the webhook between its versions: we speak only the one that is stored."""
+    raw = yaml.safe_load(crd.read_text())
+    raw["spec"].pop("conversion", None)
+    target.write_text(yaml.safe_dump(raw))
+    return target
+
+
+def _configuration(hook: int, health: int, certificates: Path) -> dict[str, Any]:
+    raw: dict[str, Any] = yaml.safe_load((_source() / "manager" / "controller_manager_config.yaml").read_text())
+    return raw | {
+        "webhook": {"host": "127.0.0.1", "port": hook, "certDir": str(certificates)},
+        "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
+        "metrics": {"bindAddress": "0"},
+        "leaderElection": {"leaderElect": False},
+        "internalCertManagement": {"enable": False},
+        "integrations": {"frameworks": ["batch/job", "pod", "statefulset"]},
+    }
+
+
+def _wait(url: str) -> None:
+    end = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            urllib.request.urlopen(url, timeout=2).close()
+            return
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.5)
+
+
+def _hooks(plane: ControlPlane, port: int, authority: bytes) -> None:
+    for raw in yaml.safe_load_all((_source() / "webhook" / "manifests.yaml").read_text()):
+        hooks = [h for h in raw["webhooks"] if any(part in h["clientConfig"]["service"]["path"] for part in HOOKED)]
+        for hook in hooks:
+            url = f"https://127.0.0.1:{port}{hook['clientConfig']['service']['path']}"
+            hook["clientConfig"] = {"url": url, "caBundle": base64.b64encode(authority).decode()}
+        where = f"/apis/{raw['apiVersion']}/{raw['kind'].lower()}s"
+        plane.call("POST", where, raw | {"webhooks": hooks})
+
+
+def _queue(plane: ControlPlane, levels: list[str], gpus: int) -> None:
+    """Topology, flavor and quota."""
+    topology = {"metadata": {"name": "default"}, "spec": {"levels": [{"nodeLabel": level} for level in levels]}}
+    flavor = {"metadata": {"name": "h200"}, "spec": {"nodeLabels": {"gpu": "h200"}, "topologyName": "default"}}
+    quota = [
+        {"name": n, "nominalQuota": q} for n, q in (("nvidia.com/gpu", str(gpus)), ("cpu", "1k"), ("memory", "1Ti"))
+    ]
+    group = {"coveredResources": [q["name"] for q in quota], "flavors": [{"name": "h200", "resources": quota}]}
+    queue = {"metadata": {"name": "all"}, "spec": {"namespaceSelector": {}, "resourceGroups": [group]}}
+    _create(plane, f"{API}/topologies", "Topology", topology)
+    _create(plane, f"{API}/resourceflavors", "ResourceFlavor", flavor)
+    _create(plane, f"{API}/clusterqueues", "ClusterQueue", queue)
+
+
+def _create(plane: ControlPlane, where: str, kind: str, body: dict[str, Any]) -> None:
+    plane.call("POST", where, body | {"apiVersion": VERSION, "kind": kind})
+
+
+if __name__ == "__main__":
+    BIN.mkdir(parents=True, exist_ok=True)
+    for component in (*COMPONENTS, KWOK, KUEUE):
+        if not is_built(component):
+            build(component)

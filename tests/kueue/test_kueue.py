@@ -1,0 +1,102 @@
+"""Jobs of `scheduling.backend: kueue` and a real Kueue, on a real control plane with KWOK's nodes. `make kueue` compiles what is needed."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from e2e import kueue
+from e2e.cluster.binaries import KUEUE, KWOK, is_built
+from e2e.cluster.steps import BIN
+from e2e.control_plane import ControlPlane, available, free_ports
+from kueue.world import Tenant, tenant, until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not available() or not is_built(KUEUE) or not is_built(KWOK), reason="`make kueue` compiles it"),
+]
+
+NODES, PER_RACK, GPUS = 12, 4, 40
+"""Two gangs of 26 GPUs do not fit into the quota, though into the nodes."""
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with ControlPlane(tmp_path_factory.mktemp("kueue"), managers=True) as found:
+        found.install_crd()
+        for number in range(NODES):
+            add_node(found, number)
+        config = f"--kubeconfig={found.kubeconfig}"
+        found.spawn("kwok", BIN / "kwok", config, "--manage-all-nodes=true", "--node-lease-duration-seconds=40")
+        kueue.start(found, ["rack", "kubernetes.io/hostname"], GPUS)
+        (port,) = free_ports(1)
+        command = [sys.executable, "-m", "rljob_operator", "--progress-interval", "0.3", "--health-port", str(port)]
+        found.spawn("operator", *command)
+        yield found
+
+
+def add_node(plane: ControlPlane, number: int) -> None:
+    room = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
+    labels = {"rack": rack(f"n{number}"), "kubernetes.io/hostname": f"n{number}", "gpu": "h200"}
+    meta = {"name": f"n{number}", "labels": labels, "annotations": {"kwok.x-k8s.io/node": "fake"}}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": meta, "status": {"allocatable": room, "capacity": room}}
+    plane.call("POST", "/api/v1/nodes", node)
+
+
+def rack(node: str) -> str:
+    return f"r{int(node[1:]) // PER_RACK}"
+
+
+async def test_a_gang_is_admitted_whole_and_a_lost_pod_comes_back_in_its_place(plane: ControlPlane) -> None:
+    async with tenant(plane, "whole") as job:
+        await until(job, "Running", attempt=1)
+        workload, before = job.workload(), await job.pods()
+        assert workload["metadata"]["name"] == "demo-gang" and kueue.is_admitted(workload)
+        assert sorted(s["count"] for s in workload["spec"]["podSets"]) == [2, 3]
+        assert len({rack(pod["spec"]["nodeName"]) for pod in before.values()}) == 1, "as near as it can"
+        await job.remove_child("Pod", "demo-trainer-1")
+        await until(job, "Running", attempt=2)
+        after = await job.pods()
+        kept = {n for n in before if before[n]["metadata"]["uid"] == after[n]["metadata"]["uid"]}
+        assert kept == before.keys() - {"demo-trainer-1"}
+        assert after["demo-trainer-1"]["spec"]["nodeName"] == before["demo-trainer-1"]["spec"]["nodeName"]
+        assert job.workload()["metadata"]["uid"] == workload["metadata"]["uid"]
+
+
+async def test_quota_goes_to_who_waits_when_a_job_is_suspended_and_comes_back_when_that_one_ends(
+    plane: ControlPlane,
+) -> None:
+    async with tenant(plane, "first") as first:
+        await until(first, "Running", attempt=1)
+        async with tenant(plane, "second") as second:
+            await held(second)
+            await first.ask("n1", "suspend")
+            await until(second, "Running", attempt=1)
+            assert first.status.state == "Suspended"
+            await first.ask("n2", "resume")
+            await held(first)
+            second.finish = True
+            await until(first, "Running", attempt=2)
+            assert second.status.state == "Succeeded"
+        assert first.status.restarts.total == 0
+
+
+async def held(job: Tenant) -> None:
+    """It waits, and says for whom."""
+    async with asyncio.timeout(60):
+        while "demo-trainer-0 is held back by kueue.x-k8s.io/admission" not in job.status.message:  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+    assert not kueue.is_admitted(job.workload())
+
+
+async def test_another_number_of_rollouts_is_another_group_from_the_next_attempt_on(plane: ControlPlane) -> None:
+    async with tenant(plane, "resized") as job:
+        await until(job, "Running", attempt=1)
+        await job.edit_child("RLJob", "demo", {"spec": {"rollout": {"replicas": 1}}})
+        await asyncio.sleep(1)
+        assert len(await job.pods()) == 5
+        await job.ask("n1", "restart")
+        await until(job, "Running", attempt=2)
+        assert len(await job.pods()) == 4
+        assert sorted(s["count"] for s in job.workload()["spec"]["podSets"]) == [1, 3]
