@@ -39,7 +39,8 @@ def _fork(rank: int, count: int, function: Callable[[], Any], directory: Path) -
         return child
     code = 1
     try:
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank))
+        ours = {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
+        os.environ.update(ours, TORCH_FR_BUFFER_SIZE="0")  # as in rljob_trainer.rank
         torch.set_num_threads(1)
         dist.init_process_group(
             "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=count, timeout=TIMEOUT
