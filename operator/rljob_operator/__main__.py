@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Coroutine
 
 from rljob_operator import health
 from rljob_operator.client import KubernetesApi, connect
@@ -61,22 +62,40 @@ async def operate(args: argparse.Namespace) -> None:
     pulse = health.Pulse()
     server = await health.serve(args.health_port, lambda: pulse.trouble(queue.lag(), watches.silence()), metrics.text)
     lease = Lease(lease_api, args.lease_namespace, args.identity, pulse.beat)
+    told = _told()
     try:
-        await lease.acquire()
-        log.info("%s holds the lease", args.identity)
-        await _until_told(lease, watches, queue)
-        await lease.release()
+        if await _first(lease.acquire(), told):
+            log.info("%s holds the lease", args.identity)
+            await _until(told, lease, watches, queue)
+            await lease.release()
     finally:
         await server.cleanup()
         await api.close()
         await lease_api.close()
 
 
-async def _until_told(lease: Lease, watches: Watches, queue: Queue) -> None:
-    """Until SIGTERM, or until one of the others fails."""
+def _told() -> asyncio.Event:
+    """Set by SIGTERM, which a process that is PID 1 would not even hear."""
     told = asyncio.Event()
     for signal_ in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_, told.set)
+    return told
+
+
+async def _first(work: Coroutine[None, None, None], told: asyncio.Event) -> bool:
+    """Whether the work was done before we were told to end."""
+    working, waiting = asyncio.create_task(work), asyncio.create_task(told.wait())
+    await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not working.done():
+        working.cancel()
+        return False
+    await working
+    return True
+
+
+async def _until(told: asyncio.Event, lease: Lease, watches: Watches, queue: Queue) -> None:
+    """Until we are told to end, or one of the others fails."""
     async with asyncio.TaskGroup() as group:
         others = [group.create_task(work) for work in (lease.renew(), watches.run(), _pass_for_ever(watches, queue))]
         await told.wait()

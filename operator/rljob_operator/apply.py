@@ -14,6 +14,7 @@ from rljob_operator.decide import Event
 from rljob_operator.decide.change import Binding
 from rljob_operator.placement.bind import is_gated, operations
 from rljob_operator.snapshot import Pod, Snapshot
+from rljob_operator.store import job_of
 from rljob_operator.stores import UNWATCHED, Stores
 from rljob_operator.times import stamp
 
@@ -75,7 +76,7 @@ class Writer:
             if child["kind"] == "Secret":  # its name carries our uid, and we may not look
                 return ""
             live = await self._refresh(*_name(child))
-            if live is None or controls(s.job, live):
+            if live is None or (controls(s.job, live) and job_of(live) == job_of(child)):
                 raise
             return _conflict(child, "has not this job's labels")
         except NotFound:
@@ -91,7 +92,9 @@ class Writer:
                 return self._put(await self._api.merge(child, live))
             live = await self._api.get(child["kind"], s.job.namespace, child["metadata"]["name"])
             self._put(live)
-            if controls(s.job, live) and not covers(live, child):
+            if not controls(s.job, live):
+                raise Conflict(409, f"{child['kind']} {child['metadata']['name']} was replaced")
+            if not covers(live, child):
                 self._put(await self._api.apply(child, live))
         except (Conflict, NotFound):
             await self._refresh(*_name(child))

@@ -21,6 +21,7 @@ class Operator:
     kubeconfig: Path
     namespace: str
     log: Path
+    identity: str = "one"
     kills: int = 0
     wanted: bool = True
     _process: subprocess.Popen[bytes] | None = field(default=None)
@@ -29,10 +30,16 @@ class Operator:
         if not self.wanted or (self._process and self._process.poll() is None):
             return
         command = [sys.executable, "-m", "rljob_operator", "--namespace", self.namespace]
-        command += ["--lease-namespace", self.namespace, "--identity", "one", "--progress-interval", "0.3"]
+        command += ["--lease-namespace", self.namespace, "--identity", self.identity, "--progress-interval", "0.3"]
         with self.log.open("ab") as log:
             env = os.environ | {"KUBECONFIG": str(self.kubeconfig)}
             self._process = subprocess.Popen([*command, "--health-port", "0"], env=env, stdout=log, stderr=log)
+
+    def end(self) -> int:
+        """As the kubelet asks for it; the exit code."""
+        assert self._process
+        self._process.terminate()
+        return self._process.wait(timeout=20)
 
     def kill(self) -> None:
         if self._process and self._process.poll() is None:

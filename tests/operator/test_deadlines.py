@@ -46,6 +46,17 @@ def test_the_active_time_of_former_attempts_counts() -> None:
     assert late and (late.command, late.reason) == ("drain", reasons.ACTIVE_DEADLINE_EXCEEDED)
 
 
+async def test_who_goes_back_to_a_checkpoint_begins_the_active_time_anew() -> None:
+    world = World(steps=200)
+    world.apply(lifecycle={"activeDeadlineSeconds": 15})
+    await world.until(state="Running", step=9)
+    world.request("n1", "resume", from_step=8)
+    await world.until(state="Running", attempt=2)
+    assert world.status.active_seconds == 0.0
+    await world.until(state="Failed")
+    assert world.status.outcome_reason == reasons.ACTIVE_DEADLINE_EXCEEDED
+
+
 async def test_children_of_a_finished_job_go_after_their_time_and_the_job_is_not_run_again() -> None:
     world = World(steps=4)
     world.apply(lifecycle={"ttlSecondsAfterFinished": 10})

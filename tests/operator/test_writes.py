@@ -109,6 +109,20 @@ async def test_a_child_of_a_namesake_is_not_taken_over() -> None:
     assert world.cluster.edit("NetworkPolicy", NAMESPACE, "demo-pods")["spec"]["ingress"] == []
 
 
+async def test_a_child_that_lost_its_labels_is_a_conflict_that_is_told() -> None:
+    world = World()
+    world.apply()
+    await world.until(state="Running")
+    world.restart_operator()
+    del world.cluster.edit("NetworkPolicy", NAMESPACE, "demo-pods")["metadata"]["labels"]["rljob.dev/job"]
+    world.restart_operator()
+    for _ in range(3):
+        await world.turn()
+    admitted = next(c for c in world.status.conditions if c.type == "Admitted")
+    assert (admitted.status, admitted.reason) == ("False", "ChildConflict")
+    assert "NetworkPolicy demo-pods exists and has not this job's labels" in admitted.message
+
+
 async def test_a_job_that_is_being_deleted_is_left_to_its_owner_references() -> None:
     cluster = FakeCluster()
     job = cluster.put(job_object("demo", raw_spec()))

@@ -49,7 +49,7 @@ def _condition(s: Snapshot, kind: ConditionType, verdict: Verdict, old: Conditio
 
 def _admitted(s: Snapshot) -> Verdict:
     if s.violations:
-        return False, reasons.INVALID_SPEC, f"{len(s.violations)} broken rules; see status.message"
+        return False, reasons.INVALID_SPEC, f"rules that are broken: {len(s.violations)}; see status.message"
     if s.conflicts:
         return False, reasons.CHILD_CONFLICT, "; ".join(s.conflicts)
     return True, reasons.SPEC_ACCEPTED, ""

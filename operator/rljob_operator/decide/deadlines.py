@@ -9,8 +9,9 @@ from rljob_operator.times import seconds, stamp
 
 
 def expire(s: Snapshot, status: JobStatus) -> Change:
-    """An attempt's time counts from its opening to its end. One that ran out has been drained (see attempt.py)."""
-    if just_closed(s, status) and status.attempt:
+    """An attempt's time counts from its opening to its end; who goes back to a checkpoint begins anew. One that ran out has been drained (see
+    attempt.py)."""
+    if just_closed(s, status) and status.attempt and status.attempt.reason != reasons.RESUME_REQUESTED:
         spent = status.active_seconds + seconds(status.attempt.closed) - seconds(status.attempt.opened)
         status = set_(status, active_seconds=max(0.0, spent))
     limit = s.lifecycle.active_deadline_seconds
