@@ -22,6 +22,7 @@ from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.huggingface import write_hugging_face
 from rljob_trainer.memory import Plan
 from rljob_trainer.parity import Probe, excerpt
+from rljob_trainer.restoring import corruption
 from rljob_trainer.saving import Saver
 from rljob_trainer.senders import Senders
 
@@ -161,12 +162,13 @@ class Attempt:
 
     def save(self, step: int, final: bool) -> None:
         """Make a checkpoint of `step`, unless there is one. `final`: complete when this returns, and for any layout; else as the spec says."""
+        # first: the driver counts no beats between steps, and a save under way may take long
+        data = self._first.driver.saving() if self._first else {}
         self.settle(wait=True)
         beside = self._spec.checkpoint.asynchronous and not final and step < self._spec.train.steps
         if self._held == [step, True] or (self._held == [step, False] and beside):
             return
         self._engine.memory.enter("save")
-        data = self._first.driver.saving() if self._first else {}
         self._saver.begin(step, self._digest, data, reshardable=not beside)
         self._held = [step, not beside]
         self._engine.memory.enter("generate")
@@ -205,8 +207,7 @@ class Attempt:
         """Every rank checks its share of the files before any is loaded."""
         manifest = read_manifest(directory)
         assert manifest is not None, f"{directory} was chosen by rank 0"
-        found = self._ranks.gather(manifest.corruption(directory, self._ranks.rank, self._ranks.world))
-        if any(found):
+        if found := corruption(manifest, directory, self._ranks, self._engine.beat):
             fix = "restore the file, or go back to an older checkpoint with resume --from-step"
-            raise ConfigurationError("spec.checkpoint.path", str(directory), next(filter(None, found)), fix)
+            raise ConfigurationError("spec.checkpoint.path", str(directory), found, fix)
         self._engine.load(directory / manifest.engine)

@@ -1,11 +1,20 @@
 """Small JSON values between ranks, over a gloo group of their own: no pickle, bounded waits."""
 
 import json
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+LOOK_SECONDS = 1.0
+"""Between two looks at what is waited for."""
+
+
+class StandstillError(RuntimeError):
+    """Nothing moved on any rank for too long."""
 
 
 class Ranks:
@@ -14,6 +23,7 @@ class Ranks:
     def __init__(self, timeout_seconds: float):
         """`timeout_seconds`: how long a rank waits for its peers before it gives the attempt up."""
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self._timeout = timeout_seconds
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
 
     @property
@@ -45,6 +55,23 @@ class Ranks:
         count = torch.tensor([int(value)])
         dist.all_reduce(count, dist.ReduceOp.MIN, group=self._group)
         return bool(count)
+
+    def until(self, done: Callable[[float], bool], moved: Callable[[], int], beat: Callable[[], None]) -> None:
+        """Until `done` on every rank; it may wait for so many seconds before it answers. `moved` counts what this rank's threads have done so far;
+        `beat` is called whenever it grew on any.
+
+        Raises StandstillError when it grows nowhere for as long as a rank waits for its peers.
+        """
+        before, deadline = 0, time.monotonic() + self._timeout
+        while True:
+            found = self.gather([done(LOOK_SECONDS), moved()])
+            if (total := sum(count for _, count in found)) > before:
+                before, deadline = total, time.monotonic() + self._timeout
+                beat()
+            if all(ended for ended, _ in found):
+                return
+            if time.monotonic() > deadline:
+                raise StandstillError(f"no rank has read or written anything for {self._timeout:g} s")
 
     def barrier(self) -> None:
         dist.barrier(group=self._group)

@@ -60,13 +60,13 @@ class Saver:
     def settle(self, wait: bool) -> Saved | None:
         """Commit the save under way if every rank has written its part, or once it has. None when nothing was committed.
 
-        Raises SaveFailed on a rank that could not write, PeerLost on the others.
+        Raises SaveFailed on a rank that could not write, PeerLost on the others; StandstillError.
         """
         pending, began = self._pending, time.monotonic()
         if pending is None:
             return None
         if wait:
-            pending.writing.wait()
+            self._ranks.until(pending.writing.wait, lambda: pending.writing.tally.bytes, self._engine.beat)
         elif not self._ranks.all(pending.writing.done):
             return None
         self._pending = None

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rljob_trainer.checkpoint.files import Tally
 from rljob_trainer.checkpoint.manifest import STEP_DIRECTORY, read_manifest
 from trainer.checkpoint.saving import open_store, save
 
@@ -18,7 +19,9 @@ def test_a_kill_at_each_point_leaves_whole_checkpoints_only_and_nothing_for_good
     while killed_before(number, root := tmp_path / str(number)):
         for directory in filter(is_named_as_one, root.iterdir()):
             manifest = read_manifest(directory)
-            assert manifest and not manifest.corruption(directory, 0, 1), f"{directory.name} after {number} changes"
+            assert manifest and not manifest.corruption(directory, 0, 1, Tally()), (
+                f"{directory.name} after {number} changes"
+            )
         store = open_store(root, 3)
         assert (store.start.manifest.step if store.start else 0) >= int((root / "said").read_text()[-1])
         for step in (11, 12):

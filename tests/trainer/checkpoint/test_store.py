@@ -9,6 +9,7 @@ import pytest
 
 from rljob_api import names
 from rljob_trainer.checkpoint.fence import FencedOut
+from rljob_trainer.checkpoint.files import Tally
 from rljob_trainer.checkpoint.manifest import read_manifest, read_manifests
 from rljob_trainer.failure import ConfigurationError
 from trainer.checkpoint.saving import contents, open_store, save
@@ -176,7 +177,7 @@ def test_changed_content_of_the_same_size_is_found_by_the_rank_that_reads_it(tmp
     saved(tmp_path, 1, 2)
     (names.step_dir(tmp_path, 2) / "megatron" / "3.bin").write_bytes(b"x" * 1000)
     directory = names.step_dir(tmp_path, 2)
-    found = [read_manifest(directory).corruption(directory, part, 4) for part in range(4)]
+    found = [read_manifest(directory).corruption(directory, part, 4, Tally()) for part in range(4)]
     assert [bool(f) for f in found] == [False, False, False, True]
 
 
@@ -211,4 +212,4 @@ def test_a_kill_at_any_moment_loses_no_complete_checkpoint(tmp_path):
     last = open_store(tmp_path, 100)
     assert last.start.manifest.step >= known > 8
     manifest, directory = last.start.manifest, last.start.directory
-    assert manifest.damage(directory) == manifest.corruption(directory, 0, 1) == ""
+    assert manifest.damage(directory) == manifest.corruption(directory, 0, 1, Tally()) == ""

@@ -116,12 +116,13 @@ def live(root: Path, spec: RLJobSpec, batch: StepBatch, attempt: int, say: Calla
 
 
 def restore(root: Path, step: int, engine: Any) -> int:
+    from rljob_trainer.checkpoint.files import Tally
     from rljob_trainer.checkpoint.manifest import read_manifest
 
     if step:
         directory = names.step_dir(root, step)
         manifest = read_manifest(directory)
-        assert manifest and not manifest.corruption(directory, 0, 1)
+        assert manifest and not manifest.corruption(directory, 0, 1, Tally())
         engine.load(directory / manifest.engine)
         assert digest(engine) == manifest.digest, f"step {step} is not what was saved"
     return step

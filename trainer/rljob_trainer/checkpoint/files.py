@@ -1,10 +1,25 @@
-"""Small file operations that survive a kill at any point."""
+"""Small file operations that survive a kill at any point, and the count of bytes that shows that large ones move."""
 
 import hashlib
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
+
+BLOCK_BYTES = 2**20
+"""That are read at a time."""
+
+
+class Tally:
+    """Bytes that were written to the disk or read from it so far, by any number of threads."""
+
+    def __init__(self) -> None:
+        self._lock, self.bytes = threading.Lock(), 0
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.bytes += count
 
 
 def write_json(file: Path, content: Any) -> None:
@@ -27,11 +42,14 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
-def fingerprint(file: Path) -> tuple[int, str]:
+def fingerprint(file: Path, tally: Tally) -> tuple[int, str]:
     """Size in bytes and sha256 of a file, which is on the disk when this returns."""
-    with file.open("rb") as stream:
+    digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK_BYTES))
+    with file.open("rb", buffering=0) as stream:
         os.fsync(stream.fileno())
-        digest = hashlib.file_digest(stream, "sha256")
+        while count := stream.readinto(block):
+            digest.update(block[:count])
+            tally.add(count)
         return stream.tell(), digest.hexdigest()
 
 

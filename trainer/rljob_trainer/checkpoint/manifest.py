@@ -5,12 +5,13 @@ import re
 from collections.abc import Container, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rljob_api import names
 from rljob_api.protocol import Checkpoint
-from rljob_trainer.checkpoint.files import fingerprint, tree, write_json
+from rljob_trainer.checkpoint.files import Tally, fingerprint, tree, write_json
 from rljob_trainer.failure import ConfigurationError
 
 PATH = "spec.checkpoint.path"
@@ -93,10 +94,10 @@ class Manifest(Contents):
                 return f"{name} has {file.stat().st_size} bytes, its manifest says {size}"
         return ""
 
-    def corruption(self, directory: Path, part: int, parts: int) -> str:
+    def corruption(self, directory: Path, part: int, parts: int, tally: Tally) -> str:
         """What is wrong with the content of every `parts`-th file, from number `part` on; empty when nothing is."""
         mine = sorted(self.files)[part::parts]
-        for name, found in zip(mine, _fingerprints([directory / name for name in mine]), strict=True):
+        for name, found in zip(mine, _fingerprints([directory / name for name in mine], tally), strict=True):
             if found != tuple(self.files[name]):
                 return f"the content of {name} is not what its manifest says"
         return ""
@@ -110,13 +111,13 @@ def engine_directory(reshardable: bool) -> str:
 def fingerprints(directory: Path, known: Container[str] = ()) -> Files:
     """Of every file below `directory` whose path is not in `known`."""
     paths = {name: f for f in tree(directory) if (name := str(f.relative_to(directory))) not in known}
-    return dict(zip(paths, _fingerprints(paths.values()), strict=True))
+    return dict(zip(paths, _fingerprints(paths.values(), Tally()), strict=True))
 
 
-def _fingerprints(files: Iterable[Path]) -> list[tuple[int, str]]:
+def _fingerprints(files: Iterable[Path], tally: Tally) -> list[tuple[int, str]]:
     """Several at a time: hashing lets other threads run."""
     with ThreadPoolExecutor(READERS) as pool:
-        return list(pool.map(fingerprint, files))
+        return list(pool.map(partial(fingerprint, tally=tally), files))
 
 
 def read_manifests(root: Path) -> list[Manifest]:

@@ -5,7 +5,7 @@ Two formats. `fully_reshardable`: any layout can load it; the optimizer's shards
 may differ when it is loaded.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from megatron.core.transformer.module import MegatronModule
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron import gathering
 from rljob_trainer.megatron.offload import Residence, states
+from rljob_trainer.megatron.reading import telling
 from rljob_trainer.megatron.writing import Writing
 
 THREADS = 8
@@ -84,8 +85,9 @@ def save(directory: Path, state: State, reshardable: bool) -> Writing:
     return Writing(directory, sharded | common, live, threads)
 
 
-def load(directory: Path, state: State) -> float:
+def load(directory: Path, state: State, beat: Callable[[], None]) -> float:
     """Put what `save` wrote into the live objects, and return the KL coefficient. Random states are taken only in the same layout. Collective.
+    `beat` is called with every tensor that this rank has read.
 
     Raises ConfigurationError when a network that is to be trained is not in it, or does not lie in it as it does here.
     """
@@ -97,7 +99,8 @@ def load(directory: Path, state: State) -> float:
     same_layout = common["layout"] == state.layout
     if not same_layout:
         del wanted["random"]
-    loaded = dist_checkpointing.load(wanted, str(directory))
+    with telling(beat):
+        loaded = dist_checkpointing.load(wanted, str(directory))
     for name, network in state.networks.items():
         _put(loaded[name], network)
     if same_layout:

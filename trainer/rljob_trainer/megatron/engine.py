@@ -32,7 +32,7 @@ class Engine:
     def __init__(self, spec: RLJobSpec, beat: Callable[[], None]) -> None:
         """Raises ConfigurationError for what is wrong with the models or does not fit the layout. `beat` is called with every bit of progress."""
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        self._spec, self.layout = spec, str(Layout.of(spec))
+        self._spec, self.layout, self.beat = spec, str(Layout.of(spec)), beat
         self._place = parallel.start(Layout.of(spec), device, spec.lifecycle.stall_timeout_seconds)
         self._actor = Actor(spec, self._place, beat)
         self._critic = Critic(spec, spec.critic, self._place, beat) if spec.critic else None
@@ -93,7 +93,7 @@ class Engine:
     def load(self, directory: Path) -> None:
         """Go on from what `save` wrote, in this or another layout. The reference stays the model that the job started from."""
         with self._all_here():
-            held = checkpoint.load(directory, self._state())
+            held = checkpoint.load(directory, self._state(), self.beat)
         if self._spec.algorithm.kl.adaptive:
             self._kl_coefficient = held
 

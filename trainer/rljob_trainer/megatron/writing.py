@@ -5,6 +5,7 @@ open, so that peers wait in place of failing; spawned ones take 6 to 29 s, and r
 Threads take no part in collectives: the process group is used by the loop alone.
 """
 
+import os
 import queue
 import threading
 import time
@@ -16,9 +17,13 @@ import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms
 
-from rljob_trainer.checkpoint.files import fingerprint
+from rljob_trainer.checkpoint.files import Tally, fingerprint
 from rljob_trainer.checkpoint.manifest import Files
+
+PIECE_BYTES = 2**28
+"""After so many bytes a thread waits until they are on the disk."""
 
 
 class Writing:
@@ -37,8 +42,7 @@ class Writing:
             async_sharded_save=True,
             async_strategy="mcore",
         )
-        # A rank without a part of its own has no function, else (function, [rank, buckets, queue])
-        self._transforms = self._request.async_fn.args[0] if self._request.async_fn else []
+        # A rank without a part of its own has no function, else [rank, buckets, queue] for one
         buckets = self._request.async_fn_args[1] if self._request.async_fn else []
         self._buckets = [(file, name, (data, _held(tensors, live))) for file, name, (data, tensors) in buckets]
         if torch.cuda.is_available():
@@ -46,6 +50,8 @@ class Writing:
         self._began, self.seconds = time.monotonic(), 0.0
         self.files: Files = {}
         """What this rank has written, by path below the directory's parent; complete when it is done."""
+        self.tally = Tally()
+        """What this rank has put on the disk, and then read again."""
         self.error: Exception | None = None
         """Why this rank could not write."""
         self._written: dict[int, Any] = {}
@@ -61,9 +67,12 @@ class Writing:
         """This rank's part is on the disk, or has failed."""
         return not any(thread.is_alive() for thread in self._threads)
 
-    def wait(self) -> None:
+    def wait(self, seconds: float = threading.TIMEOUT_MAX) -> bool:
+        """Whether it is done, after so many seconds at the latest."""
+        deadline = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return self.done
 
     def finish(self) -> None:
         """Write what joins the parts. All ranks must be done, none with an error. Collective."""
@@ -82,11 +91,41 @@ class Writing:
     def _write(self, i: int) -> None:
         file = Path(self._buckets[i][0])
         write = filesystem_async.FileSystemWriterAsync.write_preloaded_data
-        _, result = write(self._transforms, i, self._buckets[i], None, None, use_fsync=True)
+        _, result = write([_Pieces(self.tally)], i, self._buckets[i], None, None, use_fsync=True)
         if isinstance(result, Exception):
             raise result
         self._written[i] = result
-        self.files[f"{file.parent.name}/{file.name}"] = fingerprint(file)
+        self.files[f"{file.parent.name}/{file.name}"] = fingerprint(file, self.tally)
+
+
+class _Pieces(_StorageWriterTransforms):
+    """What one thread writes, put on the disk piece by piece: else the page cache may take all of it at once, and then a single call waits for the
+    disk, for minutes, and shows no progress."""
+
+    def __init__(self, tally: Tally) -> None:
+        super().__init__()
+        self._tally, self._cached = tally, 0
+
+    def transform_save_stream(self, write_item: Any, raw_stream: Any) -> Any:
+        self._file = raw_stream
+        return super().transform_save_stream(write_item, self)  # type: ignore[arg-type]
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), PIECE_BYTES):
+            self._cached += self._file.write(view[start : start + PIECE_BYTES])
+            if self._cached >= PIECE_BYTES:
+                self._store()
+        return len(view)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def _store(self) -> None:
+        self._file.flush()
+        os.fdatasync(self._file.fileno())
+        self._tally.add(self._cached)
+        self._cached = 0
 
 
 def _held(tensors: Iterable[tuple[Any, torch.Tensor]], live: set[int]) -> list[tuple[Any, torch.Tensor]]:

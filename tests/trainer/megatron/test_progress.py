@@ -1,0 +1,103 @@
+"""Saving and restoring may take longer than a rank waits for its peers, and than the operator waits for a beat, as long as they move."""
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from trainer.megatron.models import job
+from trainer.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+PATIENCE, PIECE = 2.0, 3 * 2**10
+"""Seconds without progress; and bytes that the slow disk of rank 1 writes or reads at a time, each in some 50 ms."""
+
+
+class Seen(NamedTuple):
+    """Of one operation on rank 0."""
+
+    seconds: float
+    beats: int
+    longest: float
+    """Between two beats."""
+
+
+def test_all_that_saving_and_restoring_moves_is_a_beat_of_rank_0(model: Path, tmp_path: Path) -> None:
+    seen, _ = run_ranks(2, lambda: on_a_rank(model, tmp_path))
+    for name in ("save", "check"):
+        print(name, seen[name])
+        assert seen[name].seconds > 2 * PATIENCE > 2 * seen[name].longest
+    assert min(seen["load"].beats, seen["export"].beats) > 20, "each tensor"
+
+
+def test_what_moves_nothing_is_given_up_without_a_beat() -> None:
+    def wait_for_rank_1() -> tuple[list[int], str]:
+        from rljob_trainer.collective import Ranks
+
+        beats: list[int] = []
+        ranks = Ranks(PATIENCE)
+        with pytest.raises(RuntimeError) as caught:  # the other rank may only see that its peer has given up
+            ranks.until(lambda seconds: stuck(seconds, ranks.rank == 1), lambda: 7, lambda: beats.append(1))
+        return beats, type(caught.value).__name__
+
+    found = run_ranks(2, wait_for_rank_1)
+    assert [beats for beats, _ in found] == [[1], [1]], "what had moved before"
+    assert "StandstillError" in [error for _, error in found]
+
+
+def stuck(seconds: float, yes: bool) -> bool:
+    """As a disk that does not answer."""
+    time.sleep(seconds)
+    return not yes
+
+
+def on_a_rank(model: Path, root: Path) -> dict[str, Seen]:
+    from rljob_trainer.checkpoint.manifest import read_manifest
+    from rljob_trainer.collective import Ranks
+    from rljob_trainer.megatron.engine import Engine
+    from rljob_trainer.megatron.huggingface import write_hugging_face
+    from rljob_trainer.restoring import corruption
+    from rljob_trainer.saving import Saver
+    from trainer.checkpoint.saving import open_store
+
+    beats: list[float] = []
+    engine, ranks = Engine(job(model, tensor=2), lambda: beats.append(time.monotonic())), Ranks(PATIENCE)
+    if ranks.rank:
+        slow_down()
+    saver = Saver(engine, ranks, open_store(root, 1) if ranks.is_first else None)
+    saver.begin(1, "digest", {}, reshardable=True)
+    seen = {"save": watch(beats, lambda: saver.settle(wait=True))}
+    ranks.barrier()
+    manifest = read_manifest(directory := root / "global_step_1")
+    assert manifest
+    seen["check"] = watch(beats, lambda: corruption(manifest, directory, ranks, engine.beat))
+    seen["load"] = watch(beats, lambda: engine.load(directory / manifest.engine))
+    seen["export"] = watch(beats, lambda: write_hugging_face(engine, model, root / "exported"))
+    return seen
+
+
+def slow_down() -> None:
+    from rljob_trainer.checkpoint import files
+    from rljob_trainer.megatron import writing
+
+    add = files.Tally.add
+
+    def add_late(self: files.Tally, count: int) -> None:
+        time.sleep(0.05)
+        add(self, count)
+
+    files.Tally.add = add_late  # type: ignore[method-assign]
+    files.BLOCK_BYTES = writing.PIECE_BYTES = PIECE
+
+
+def watch(beats: list[float], operation: Callable[[], Any]) -> Seen:
+    began = time.monotonic()
+    beats[:] = []
+    operation()
+    moments = [began, *beats, time.monotonic()]
+    longest = max(after - before for before, after in pairwise(moments))
+    return Seen(moments[-1] - began, len(beats), longest)
