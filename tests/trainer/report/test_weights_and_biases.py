@@ -36,8 +36,11 @@ class Client(SimpleNamespace):
         self.begun = arguments
         return self
 
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        self.logged.append((step, metrics))
+    def define_metric(self, name: str, step_metric: str) -> None:
+        self.axes = {name: step_metric}
+
+    def log(self, metrics: dict[str, float]) -> None:
+        self.logged.append(metrics)
 
     def finish(self) -> None:
         self.finished += 1
@@ -55,9 +58,10 @@ def test_all_attempts_of_a_job_are_one_run_with_its_metrics_and_its_spec(
     monkeypatch.setitem(sys.modules, "wandb", client)
     sinks = Sinks(tmp_path, 3, 10, connect(control(tmp_path), ASKED))
     sinks.record(4, {"reward/mean": 0.5})
-    sinks.record(4, {"evaluation/reward": 0.25})
+    sinks.record(3, {"time/save": 0.25})
     sinks.close()
-    assert client.logged == [(4, {"reward/mean": 0.5}), (4, {"evaluation/reward": 0.25})]
+    assert client.logged == [{"reward/mean": 0.5, "step": 4}, {"time/save": 0.25, "step": 3}]
+    assert client.axes == {"*": "step"}, "by the client's own step the second would be dropped"
     assert client.finished == 1
     assert (client.begun["id"], client.begun["name"], client.begun["resume"]) == ("uid", "demo", "allow")
     assert client.begun["config"]["checkpoint"]["path"] == client.begun["dir"] == str(tmp_path)

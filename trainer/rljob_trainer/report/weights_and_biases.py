@@ -12,19 +12,22 @@ from rljob_api.protocol import Control
 from rljob_trainer.failure import ConfigurationError
 
 PROJECT = "WANDB_PROJECT"
+STEP = "step"
+"""The axis of every curve. The client's own step only grows: what comes later of an earlier step, as the time of its save, would be dropped."""
 
 log = logging.getLogger(__name__)
 
 
 class WeightsAndBiases:
-    """One run per job, over all attempts. A step that is done again keeps its first values there: the client refuses to go back."""
+    """One run per job, over all attempts. A step that is done again has a second point there."""
 
     def __init__(self, run: Any):
         self._run = run
+        run.define_metric("*", step_metric=STEP)
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
         """Returns at once; the client sends on its own."""
-        self._run.log(dict(metrics), step=step)
+        self._run.log({**metrics, STEP: step})
 
     def close(self) -> None:
         self._run.finish()
