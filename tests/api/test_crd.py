@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from api.specs import make_spec
 from rljob_api import crd
 
 ROOT = Path(__file__).parents[2]
@@ -44,3 +45,13 @@ def test_nothing_in_the_status_has_a_default_or_is_required() -> None:
     for node in nodes(status):
         assert node is status or "default" not in node
         assert "required" not in node
+
+
+def test_a_field_has_one_default_whether_its_section_is_written_or_not() -> None:
+    """Else a critic that is given `optimizer: {warmupSteps: 5}` would lose its learning rate, and an evaluation with `maxTokens` its temperature."""
+    for node in nodes(SCHEMA["properties"]["spec"]):
+        if "properties" in node:
+            assert node.get("default", {}) == {}
+    spec = make_spec(critic={"optimizer": {"warmupSteps": 5}}, evaluation={"sampling": {"maxTokens": 4}})
+    assert spec.critic and spec.critic.optimizer.learning_rate == 1e-5
+    assert spec.evaluation.sampling.temperature == 0

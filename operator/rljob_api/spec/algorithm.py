@@ -204,10 +204,17 @@ class TrainSpec(Model):
         return round(self.over_sampling * self.prompts_per_step)
 
 
+class EvaluationSampling(Sampling):
+    """How held-out prompts are answered."""
+
+    temperature: NonNegativeFloat = 0.0
+    """Temperature of generation; 0 is greedy."""
+
+
 class EvaluationSpec(Model):
     """Scoring of the held-out prompts."""
 
     every_steps: NonNegativeInt = 0
     """Evaluate before the first step, after every so many and after the last; 0: never."""
-    sampling: Sampling = Sampling(temperature=0.0)
+    sampling: EvaluationSampling = EvaluationSampling()
     """One response per held-out prompt; greedy by default."""

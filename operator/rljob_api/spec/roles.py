@@ -11,6 +11,7 @@ from rljob_api.spec.common import (
     Device,
     NonNegativeFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     Quantity,
     Sampling,
@@ -100,13 +101,20 @@ class TrainerSpec(Model):
     """Pod settings of the trainers."""
 
 
+class CriticOptimizer(Optimizer):
+    """AdamW on megatron's distributed optimizer, faster than the policy's."""
+
+    learning_rate: PositiveFloat = 1e-5
+    """The highest rate, reached at the end of the warm-up."""
+
+
 class CriticSpec(Model):
     """The value model of `gae`: on the trainer's ranks, in their layout."""
 
     path: AbsolutePath | None = None
     """Hugging Face directory with the policy's vocabulary: a sequence classifier with one label, whose head is taken, or a causal model, whose
     head is replaced by a new one at zero; unset: the policy's own."""
-    optimizer: Optimizer = Optimizer(learning_rate=1e-5)
+    optimizer: CriticOptimizer = CriticOptimizer()
     """Of the critic."""
     clip: NonNegativeFloat = 0.5
     """Values are clipped to within this distance of the old ones (the clipped value loss of OpenAI's PPO); 0: not clipped."""
