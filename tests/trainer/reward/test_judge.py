@@ -8,6 +8,7 @@ from rljob_api.spec.model import MegatronReward, PythonReward, RewardSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.reward.case import Case, RewardFailed
 from rljob_trainer.reward.judge import Judge
+from trainer.launcher.gang import alive, wait_for
 
 CASE = Case("1+1=", " 2\n", "2", "s")
 
@@ -71,7 +72,9 @@ async def test_what_a_reward_raises_is_told_with_its_line(judged, tmp_path):
         await judge.score(CASE)
 
 
-@pytest.mark.parametrize("value", ["float('nan')", "None", "'much'"])
+@pytest.mark.parametrize(
+    "value", ["float('nan')", "None", "'much'", "type('Tensor', (), {'__float__': lambda _: 1 / 0})()"]
+)
 async def test_what_is_not_a_finite_number_is_a_failure(judged, tmp_path, value):
     judge = await judged(python(tmp_path, f"def reward(p, r, a): return {value}\n"))
     with pytest.raises(RewardFailed, match="not a finite number") as caught:
@@ -98,6 +101,39 @@ async def test_a_function_that_ends_its_process_is_a_failure_and_the_next_call_w
         with pytest.raises(RewardFailed, match="ended during the call"):
             await judge.score(Case("", "die", "", "s"))
     assert await judge.score(CASE) == 1
+
+
+SLEEPER = "subprocess.run(['sh', '-c', 'echo $$ > {pid}; sleep 60'])"
+FORK = "multiprocessing.get_context('fork').Process(target=sleep).start(), time.sleep(60)"
+
+
+@pytest.mark.parametrize("started", [SLEEPER, FORK])
+async def test_what_a_function_has_started_ends_with_its_call(judged, tmp_path, started):
+    pid = tmp_path / "pid"
+    code = (
+        "import multiprocessing, os, pathlib, subprocess, time\n"
+        f"def sleep(): pathlib.Path('{pid}').write_text(str(os.getpid())), time.sleep(60)\n"
+        f"def reward(p, r, a):\n    if r == 'slow': {started.format(pid=pid)}\n    return 1\n"
+    )
+    judge = await judged(python(tmp_path, code, timeout_seconds=1.0))
+    began = time.monotonic()
+    with pytest.raises(RewardFailed, match="longer than 1 s"):
+        await judge.score(Case("", "slow", "", "s"))
+    assert time.monotonic() - began < 10
+    wait_for("its end", lambda: not alive(int(pid.read_text())))
+    assert await judge.score(CASE) == 1
+
+
+async def test_a_function_that_reads_its_standard_input_gets_nothing_and_the_next_call_is_answered(judged, tmp_path):
+    code = "import subprocess\ndef reward(p, r, a): return len(subprocess.run(['cat'], capture_output=True).stdout)\n"
+    judge = await judged(python(tmp_path, code))
+    assert [await judge.score(CASE) for _ in range(2)] == [0.0, 0.0]
+
+
+async def test_a_child_that_a_function_forked_cannot_answer_in_its_place(judged, tmp_path):
+    code = "import os\ndef reward(p, r, a):\n    os.fork()\n    return float(r)\n"
+    judge = await judged(python(tmp_path, code))
+    assert [await judge.score(Case("", str(i), "", "s")) for i in range(40)] == list(range(40))
 
 
 @pytest.mark.parametrize(

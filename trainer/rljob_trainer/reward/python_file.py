@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from rljob_api import names
 from rljob_api.spec.model import PythonReward
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.launcher.processes import kill_group
 from rljob_trainer.reward.case import Case, Kind, RewardFailed
 
 START_SECONDS = 60.0
@@ -81,7 +83,7 @@ class _Worker:
         """Raises WorkerLost with what the file's import said."""
         command = (sys.executable, "-m", "rljob_trainer.reward.worker", self._spec.path, self._spec.function)
         self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, env=_environment(), limit=LINE_LIMIT
+            *command, stdin=PIPE, stdout=PIPE, env=_environment(), limit=LINE_LIMIT, start_new_session=True
         )
         reply = await self._answer(START_SECONDS)
         if "error" in reply:
@@ -100,11 +102,11 @@ class _Worker:
         return await self._answer(seconds)
 
     async def stop(self) -> None:
+        """With whatever the function has started: a program that it had run would run on."""
         process, self._process = self._process, None
         if process is None:
             return
-        if process.returncode is None:
-            process.kill()
+        kill_group(process.pid, signal.SIGKILL)
         await process.wait()
 
     async def _answer(self, seconds: float) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The process that runs a user's reward function: `python -m rljob_trainer.reward.worker FILE FUNCTION`.
 
 Speaks JSON lines. First it says {"ready": true} or {"error": text}; then it answers each {"prompt", "response", "answer"} on stdin with
-{"value": number}, or with {"error": text, "kind": text}, whose kinds are those of reward/case.py. The user's own prints go to stderr.
+{"value": number}, or with {"error": text, "kind": text}, whose kinds are those of reward/case.py. The user's own prints go to stderr; what the
+function runs or forks reads none of the questions and keeps no hold of the answers.
 Imports nothing of ours, so that it starts at once.
 """
 
@@ -25,15 +26,17 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def main() -> None:
     path, function = sys.argv[1:]
     _die_with_parent()
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    questions, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    os.register_at_fork(after_in_child=answers.close)  # the driver would wait for the end of a child that outlives us
     try:
         reward = load(path, function)
     except BaseException as error:
         _say(answers, error=explain(error, path))
         return
     _say(answers, ready=True)
-    for line in sys.stdin:
+    for line in questions:
         _say(answers, **answer(reward, json.loads(line), path))
 
 
@@ -59,7 +62,7 @@ def answer(reward: Reward, case: dict[str, str], path: str) -> dict[str, object]
         return {"error": explain(error, path), "kind": "raised"}
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # an array or a tensor of several elements raises what it likes
         number = math.nan
     if not math.isfinite(number):
         return {"error": f"returned {str(value)[:200]!r}, which is not a finite number", "kind": "value"}
