@@ -1,7 +1,11 @@
 """What each scheduling backend takes and needs."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Literal
 
+from pydantic import Field, StringConstraints, ValidationError
+
+from rljob_api.base import Wire
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
 from rljob_api.violation import Violation
@@ -9,6 +13,7 @@ from rljob_api.violation import Violation
 SCHEDULING = "spec.scheduling"
 HOST = "kubernetes.io/hostname"
 QUEUED = ("kueue", "volcano")
+OPERATORS = ("Gt", "Lt", "In", "NotIn", "Exists", "DoesNotExist")
 NOT_PLANNED = ("podAffinity", "podAntiAffinity")
 
 
@@ -53,6 +58,62 @@ def level_violations(spec: RLJobSpec) -> Iterator[Violation]:
             )
 
 
+class _Compared(Wire):
+    """A node's label against a number."""
+
+    key: str
+    operator: Literal["Gt", "Lt"]
+    values: Annotated[list[Annotated[str, StringConstraints(pattern=r"^-?[0-9]+$")]], Field(min_length=1, max_length=1)]
+
+
+class _Listed(Wire):
+    key: str
+    operator: Literal["In", "NotIn"]
+    values: Annotated[list[str], Field(min_length=1)]
+
+
+class _Present(Wire):
+    key: str
+    operator: Literal["Exists", "DoesNotExist"]
+
+
+_Expression = Annotated[_Compared | _Listed | _Present, Field(discriminator="operator")]
+
+
+class _Term(Wire):
+    match_expressions: list[_Expression] = []
+    match_fields: list[_Expression] = []
+
+
+class _Required(Wire):
+    node_selector_terms: Annotated[list[_Term], Field(min_length=1)]
+
+
+class _NodeAffinity(Wire):
+    required_during_scheduling_ignored_during_execution: _Required | None = None
+
+
+class _Affinity(Wire):
+    """As much of a Kubernetes affinity as is planned by."""
+
+    node_affinity: _NodeAffinity | None = None
+
+
+def node_affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """The API server looks into a template only when pods are made of it; plans read it before."""
+    for role, template in (("trainer", spec.trainer.template), ("rollout", spec.rollout.template)):
+        try:
+            _Affinity.model_validate(template.affinity or {})
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            keys = [p for p in first["loc"] if p not in OPERATORS]
+            path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in keys)
+            field = f"spec.{role}.template.affinity{path}"
+            yield Violation(
+                field, str(first["input"]), first["msg"], "see `kubectl explain pod.spec.affinity.nodeAffinity`"
+            )
+
+
 def affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """What builtin would plan against the scheduler's will."""
     if spec.scheduling.backend != "builtin":
@@ -75,5 +136,6 @@ def affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
 RULES: tuple[Callable[[RLJobSpec], Iterable[Violation]], ...] = (
     backend_violations,
     level_violations,
+    node_affinity_violations,
     affinity_violations,
 )

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from api.specs import raw_spec
+from api.specs import make_spec, raw_spec
+from rljob_api.placement.cluster import Node
+from rljob_api.placement.gang import Gang
 from rljob_api.validate import violations
 
 
@@ -48,3 +50,34 @@ def test_affinity_to_other_pods_is_refused_where_it_is_not_planned_for() -> None
     rollout = {"template": {"affinity": affinity}, "sampling": {"maxTokens": 8}}
     assert broken(scheduling={"backend": "builtin"}, rollout=rollout) == ["spec.rollout.template.affinity.podAffinity"]
     assert broken(scheduling={"backend": "none"}, rollout=rollout) == []
+
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def affinity(*expressions: dict[str, Any]) -> dict[str, Any]:
+    return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": list(expressions)}]}}}
+
+
+@pytest.mark.parametrize(
+    ("broken_", "where"),
+    [
+        (affinity({"key": "gen", "operator": "Gt", "values": ["new"]}), ".nodeSelectorTerms[0].matchExpressions[0].values[0]"),
+        (affinity({"key": "gen", "operator": "Gt", "values": []}), ".nodeSelectorTerms[0].matchExpressions[0].values"),
+        (affinity({"operator": "Exists"}), ".nodeSelectorTerms[0].matchExpressions[0].key"),
+        (affinity({"key": "gen", "operator": "Like"}), ".nodeSelectorTerms[0].matchExpressions[0]"),
+        ({"nodeAffinity": {REQUIRED: {}}}, ".nodeSelectorTerms"),
+    ],
+)  # fmt: skip
+def test_a_node_affinity_that_cannot_be_read_is_refused_before_it_ends_everybodys_planning(
+    broken_: dict[str, Any], where: str
+) -> None:
+    field = f"spec.rollout.template.affinity.nodeAffinity.{REQUIRED}{where}"
+    assert broken(rollout={"template": {"affinity": broken_}}) == [field]
+
+
+@pytest.mark.parametrize("fine", [affinity({"key": "gen", "operator": "Gt", "values": ["8"]}), {"nodeAffinity": None}])
+def test_a_node_affinity_that_is_taken_is_planned_by(fine: dict[str, Any]) -> None:
+    changes = {"trainer": {"device": "cpu", "template": {"affinity": fine}}}
+    assert broken(**changes) == []
+    assert Gang.of(make_spec(**changes)).trainer.refuses(Node("n", {"gen": "9"})) == ""

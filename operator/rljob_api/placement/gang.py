@@ -28,8 +28,8 @@ class Demand:
     @staticmethod
     def of(spec: RLJobSpec, role: str) -> "Demand":
         t = template(spec, role)
-        affinity = (t.affinity or {}).get("nodeAffinity", {})
-        terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
+        affinity = (t.affinity or {}).get("nodeAffinity") or {}
+        terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms", [])
         wanted = requests({"containers": [{"resources": resources(spec, role)}]})
         return Demand(wanted, t.node_selector, tuple(terms), tuple(t.tolerations))
 
