@@ -48,6 +48,8 @@ def test_a_pod_requests_what_the_scheduler_counts() -> None:
     pod = {"containers": [container("1"), container("1")], "initContainers": init, "overhead": {"cpu": "100m"}}
     assert requests(pod) == {"cpu": 6100, "pods": 1000}, "the second init container beside the first sidecar"
     assert requests({"containers": [{"resources": {"limits": {GPU: "8"}}}]})[GPU] == 8000
+    whole = requests(pod | {"resources": {"requests": {"cpu": "3"}}})
+    assert whole == {"cpu": 3100, "pods": 1000}, "of the pod in place of its containers' sum"
 
 
 def test_only_pods_that_are_on_a_node_and_have_not_ended_take_something() -> None:

@@ -70,7 +70,8 @@ def _less(node: Node, taken: Resources) -> Node:
 
 
 def requests(pod: Object) -> Resources:
-    """As the scheduler counts a pod's spec: containers and sidecars together, or the largest init container, and overhead; and one of `pods`."""
+    """As the scheduler counts a pod's spec: containers and sidecars together, or the largest init container; what is requested
+    for the pod as a whole in their place (KEP-2837); and overhead, and one of `pods`."""
     total: Resources = {}
     for container in pod.get("containers", []):
         total = add(total, _container(container))
@@ -82,8 +83,10 @@ def requests(pod: Object) -> Resources:
             largest = most(largest, sidecars)
         else:
             largest = most(largest, add(sidecars, _container(container)))
+    whole = pod.get("resources", {}).get("requests", {})
+    counted = most(add(total, sidecars), largest) | {k: parse(v) for k, v in whole.items()}
     overhead = {k: parse(v) for k, v in pod.get("overhead", {}).items()}
-    return add(add(most(add(total, sidecars), largest), overhead), {"pods": 1000})
+    return add(add(counted, overhead), {"pods": 1000})
 
 
 def _container(container: Object) -> Resources:
