@@ -6,6 +6,7 @@ from typing import Any
 from rljob_api.layout import Layout
 from rljob_api.layout_rules import PARALLELISM, RECOMPUTE, unfit_module
 from rljob_api.passthrough import SPLITS
+from rljob_api.serving import longest_context
 from rljob_api.shape import experts_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.violation import Violation
@@ -19,6 +20,8 @@ UNFIT = {
     "layernorm": "the norms of a model without experts are parts of its matrices",
 }
 """Modules that only models with, or without, experts have."""
+LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+"""vLLM's variable for who knows that a model can do with positions that its config.json does not promise."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The only frequencies of this rope scaling that megatron-core has (core/models/common/embeddings/rotary_pos_embedding.py, `_apply_scaling`)."""
 
@@ -37,6 +40,8 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
     yield from _width_violations(spec, config)
     yield from _depth_violations(spec, config)
     yield from _expert_violations(spec, config)
+    if not spec.train.batches.replay:
+        yield from _server_violations(spec, config)
 
 
 def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
@@ -69,20 +74,15 @@ def _width_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viola
     groups = config.get("num_key_value_heads") or heads
     experts = experts_of(config)
     if heads and heads % layout.tensor:
-        yield _indivisible("tensor", layout.tensor, "num_attention_heads", heads)
+        yield _indivisible(f"{PARALLELISM}.tensor", layout.tensor, "num_attention_heads", heads)
     if groups and groups % layout.tensor and layout.tensor % groups:
-        yield Violation(
-            f"{PARALLELISM}.tensor",
-            str(layout.tensor),
-            f"num_key_value_heads = {groups} of the model must be a multiple or a divisor of it",
-            f"choose a divisor or a multiple of {groups}",
-        )
+        yield _unshared(f"{PARALLELISM}.tensor", layout.tensor, groups)
     width = config.get("intermediate_size")
     if not experts and width and width % layout.tensor:
-        yield _indivisible("tensor", layout.tensor, "intermediate_size", width)
+        yield _indivisible(f"{PARALLELISM}.tensor", layout.tensor, "intermediate_size", width)
     key = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
     if experts and config.get(key, 0) % layout.expert_tensor:
-        yield _indivisible("expertTensor", layout.expert_tensor, key, config[key])
+        yield _indivisible(f"{PARALLELISM}.expertTensor", layout.expert_tensor, key, config[key])
 
 
 def _depth_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
@@ -91,7 +91,7 @@ def _depth_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viola
     if not layers or any(spec.trainer.transformer_config.get(key) for way in SPLITS for key in way):
         return  # megatron-core checks an uneven split when it builds the model
     if layers % layout.pipeline:
-        yield _indivisible("pipeline", layout.pipeline, "num_hidden_layers", layers)
+        yield _indivisible(f"{PARALLELISM}.pipeline", layout.pipeline, "num_hidden_layers", layers)
         return
     stage = layers // layout.pipeline
     if stage % layout.virtual_pipeline:
@@ -114,7 +114,7 @@ def _expert_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
     """Experts over expert-parallel ranks; nothing about experts in a model without."""
     layout, p, experts = Layout.of(spec), spec.trainer.parallelism, experts_of(config)
     if experts and experts % layout.expert:
-        yield _indivisible("expert", layout.expert, "the number of experts", experts)
+        yield _indivisible(f"{PARALLELISM}.expert", layout.expert, "the number of experts", experts)
     if experts and layout.tensor > 1 and not p.sequence:
         yield Violation(
             f"{PARALLELISM}.sequence",
@@ -133,9 +133,46 @@ def _expert_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
         yield Violation(f"{PARALLELISM}.expertTensor", str(p.expert_tensor), "the model has no experts", "remove it")
 
 
-def _indivisible(name: str, size: int, key: str, value: int) -> Violation:
+def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """What vLLM 0.26 refuses when a server starts: heads and matrices over its GPUs, and positions that the model does not have."""
+    rollout, field = spec.rollout, "spec.rollout.tensorParallel"
+    heads, experts = config.get("num_attention_heads"), experts_of(config)
+    groups = config.get("num_key_value_heads") or heads
+    if heads and heads % rollout.tensor_parallel:
+        yield _indivisible(field, rollout.tensor_parallel, "num_attention_heads", heads)
+    elif groups and groups % rollout.tensor_parallel and rollout.tensor_parallel % groups:
+        yield _unshared(field, rollout.tensor_parallel, groups)
+    key = "moe_intermediate_size" if experts and "moe_intermediate_size" in config else "intermediate_size"
+    whole = experts and rollout.vllm_args.get("enable-expert-parallel")
+    if not whole and config.get(key, 0) % rollout.tensor_parallel:
+        yield _indivisible(field, rollout.tensor_parallel, key, config[key])
+    yield from _context_violations(spec, config)
+
+
+def _context_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """vllm/config/model.py:2152, `_get_and_verify_max_len`."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    linear = "linear" in (rope.get("rope_type"), rope.get("type"))
+    positions = (config.get("max_position_embeddings") or 0) * (rope.get("factor", 1) if linear else 1)
+    longest = longest_context(spec)
+    if not positions or longest <= positions or any(v.name == LONGER for v in (*spec.env, *spec.rollout.template.env)):
+        return
+    yield Violation(
+        "spec.rollout.sampling.maxTokens",
+        str(spec.rollout.sampling.max_tokens),
+        f"the longest prompt and response, also in evaluation, have {longest} tokens, and the model has {positions:g} positions",
+        f"lower it, spec.data.maxPromptTokens or spec.evaluation.sampling.maxTokens, or set {LONGER} in spec.rollout.template.env",
+    )
+
+
+def _unshared(field: str, size: int, groups: int) -> Violation:
+    rule = f"num_key_value_heads = {groups} of the model must be a multiple or a divisor of it"
+    return Violation(field, str(size), rule, f"choose a divisor or a multiple of {groups}")
+
+
+def _indivisible(field: str, size: int, key: str, value: int) -> Violation:
     return Violation(
-        f"{PARALLELISM}.{name}",
+        field,
         str(size),
         f"{key} = {value} of the model is not divisible by it",
         f"choose a divisor of {value}",

@@ -20,6 +20,12 @@ def server_defaults(spec: RLJobSpec) -> dict[str, Any]:
     return found | ({"gpu-memory-utilization": COLOCATED_SHARE} if spec.rollout.placement == "colocated" else {})
 
 
+def longest_context(spec: RLJobSpec) -> int:
+    """Tokens of the longest prompt and response, in training and, if there is any, evaluation: a server's max-model-len."""
+    evaluation = spec.evaluation.sampling.max_tokens if spec.evaluation.every_steps else 0
+    return spec.data.max_prompt_tokens + max(spec.rollout.sampling.max_tokens, evaluation)
+
+
 def sequences(spec: RLJobSpec) -> int:
     """Responses that one server generates at a time."""
     return int((server_defaults(spec) | spec.rollout.vllm_args)["max-num-seqs"])

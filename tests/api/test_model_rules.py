@@ -81,6 +81,39 @@ def test_modules_of_experts_are_recomputed_in_models_that_have_some() -> None:
     ]
 
 
+T = "spec.rollout.tensorParallel"
+
+
+@pytest.mark.parametrize(
+    ("config", "rollout", "field", "rule"),
+    [
+        (DENSE, {"tensorParallel": 3}, T, "num_attention_heads = 8 of the model is not divisible by it"),
+        (DENSE | {"num_key_value_heads": 3}, {"tensorParallel": 2}, T, "num_key_value_heads = 3 of the model must be"),
+        (DENSE | {"intermediate_size": 90}, {"tensorParallel": 4}, T, "intermediate_size = 90 of the model is not"),
+        (EXPERTS | {"moe_intermediate_size": 30}, {"tensorParallel": 4}, T, "moe_intermediate_size = 30 of the model"),
+        (DENSE | {"max_position_embeddings": 23}, {}, "spec.rollout.sampling.maxTokens", "the longest prompt and resp"),
+    ],
+)
+def test_what_vllm_would_refuse_is_found_before_a_server_starts(
+    config: dict[str, Any], rollout: dict[str, Any], field: str, rule: str
+) -> None:
+    sampling = {"sampling": {"maxTokens": 8}}
+    (found, *others) = model_violations(make_spec(rollout=sampling | rollout), config)
+    assert found.field == field and found.rule.startswith(rule)
+    assert all("intermediate_size" in v.rule for v in others)
+    replayed = make_spec(rollout=sampling | rollout, train={"steps": 1, "batches": {"replay": "/b"}})
+    assert not list(model_violations(replayed, config)), "nothing is generated"
+
+
+def test_positions_are_those_that_vllm_counts() -> None:
+    short = DENSE | {"max_position_embeddings": 12}
+    assert check(short | {"rope_scaling": {"type": "linear", "factor": 2.0}}) == []
+    allowed = make_spec(env=[{"name": "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "value": "1"}])
+    assert not list(model_violations(allowed, short))
+    whole = make_spec(rollout={"tensorParallel": 4, "vllmArgs": {"enable-expert-parallel": True}})
+    assert not list(model_violations(whole, EXPERTS | {"moe_intermediate_size": 30}))
+
+
 def test_an_uneven_split_is_left_to_megatron() -> None:
     uneven = {"transformerConfig": {"num_layers_in_first_pipeline_stage": 5}}
     assert check(DENSE, uneven, pipeline=8) == []

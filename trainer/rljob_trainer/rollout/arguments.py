@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rljob_api.serving import server_defaults
+from rljob_api.serving import longest_context, server_defaults
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.weights.backends import backend
 
@@ -34,7 +34,7 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
         "host": "0.0.0.0",
         "port": port,
         "dtype": spec.model.dtype,
-        "max-model-len": spec.data.max_prompt_tokens + longest_response(spec),
+        "max-model-len": longest_context(spec),
         "tensor-parallel-size": rollout.tensor_parallel,
         "distributed-executor-backend": "uni" if rollout.tensor_parallel == 1 else "mp",
         "generation-config": "vllm",
@@ -51,12 +51,6 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
     elif rollout.placement == "colocated":
         own |= {"enable-sleep-mode": True}
     return list(_command_line(default | rollout.vllm_args | own))
-
-
-def longest_response(spec: RLJobSpec) -> int:
-    """Tokens, in training and, if there is any, evaluation."""
-    evaluation = spec.evaluation.sampling.max_tokens if spec.evaluation.every_steps else 0
-    return max(spec.rollout.sampling.max_tokens, evaluation)
 
 
 def server_environment(spec: RLJobSpec, inherited: Mapping[str, str]) -> dict[str, str]:
