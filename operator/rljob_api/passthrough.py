@@ -22,6 +22,10 @@ _SCHEDULE = "the trainer, from spec.trainer.parallelism"
 _LOSS = "the trainer, which computes log-probabilities from the logits itself"
 _NOT_TRAINED = "nothing: the trainer has no such part"
 
+_ONE_POD = "spec.rollout.tensorParallel: a server is in one pod and has no other GPUs"
+COUNTED = ("max-num-seqs", "gpu-memory-utilization", "kv-cache-memory-bytes")
+"""Arguments of vLLM that plans count with."""
+
 OWNED_TRANSFORMER_CONFIG = {
     "tensor_model_parallel_size": f"{PARALLELISM}.tensor",
     "pipeline_model_parallel_size": f"{PARALLELISM}.pipeline",
@@ -90,6 +94,7 @@ OWNED_VLLM_ARGUMENTS = {
     "dtype": "spec.model.dtype",
     "trust-remote-code": "spec.model.trustRemoteCode",
     "tensor-parallel-size": "spec.rollout.tensorParallel",
+    **dict.fromkeys(("pipeline-parallel-size", "prefill-context-parallel-size", "nnodes", "node-rank"), _ONE_POD),
     "max-model-len": "spec.data.maxPromptTokens + spec.rollout.sampling.maxTokens",
     "generation-config": "rljob: every sampling parameter is explicit",
     "override-generation-config": "rljob: every sampling parameter is explicit",
@@ -138,10 +143,20 @@ def passthrough_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Unknown keys, keys with an owner, and keys that contradict the rest of the spec."""
     yield from _check(TRANSFORMER, spec.trainer.transformer_config, TRANSFORMER_CONFIG, OWNED_TRANSFORMER_CONFIG)
     yield from _check("spec.rollout.vllmArgs", spec.rollout.vllm_args, VLLM_ARGUMENTS, OWNED_VLLM_ARGUMENTS)
+    yield from _number_violations(spec)
     yield from _device_violations(spec)
     yield from _expert_violations(spec)
     yield from _offload_violations(spec)
     yield from _split_violations(spec)
+
+
+def _number_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    for key, value in spec.rollout.vllm_args.items():
+        if key in COUNTED and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
+            rule = "is counted with when memory is planned, and is no number above 0"
+            yield Violation(
+                f"spec.rollout.vllmArgs.{key}", str(value), rule, "write it as a plain number, or remove it"
+            )
 
 
 def _device_violations(spec: RLJobSpec) -> Iterator[Violation]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from rljob_api import names
+from rljob_api.placement.quantity import parse
 from rljob_api.spec import RLJobSpec
 from rljob_api.violation import Violation
 
@@ -54,4 +55,22 @@ def metadata_violations(spec: RLJobSpec) -> Iterator[Violation]:
                     yield Violation(f"spec.{role}.template.{kind}.{key}", entries[key], "is rljob's own", "take it out")
 
 
-RULES: tuple[Callable[[RLJobSpec], Iterable[Violation]], ...] = (volume_violations, metadata_violations)
+def resource_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Devices follow from the processes, and no request is above its limit."""
+    for role, template in ((names.ROLE_TRAINER, spec.trainer.template), (names.ROLE_ROLLOUT, spec.rollout.template)):
+        field, given, device = f"spec.{role}.template.resources", template.resources, spec.trainer.resource_name
+        for kind, amounts in (("requests", given.requests), ("limits", given.limits)):
+            if spec.trainer.device == "gpu" and device in amounts:
+                size = "spec.trainer.processesPerNode" if role == names.ROLE_TRAINER else "spec.rollout.tensorParallel"
+                yield Violation(f"{field}.{kind}.{device}", amounts[device], f"is set by {size}", "take it out")
+        for name in given.requests.keys() & given.limits.keys():
+            if parse(given.requests[name]) > parse(given.limits[name]):
+                rule = f"is above spec.{role}.template.resources.limits.{name} = {given.limits[name]}"
+                yield Violation(f"{field}.requests.{name}", given.requests[name], rule, "lower it, or raise the limit")
+
+
+RULES: tuple[Callable[[RLJobSpec], Iterable[Violation]], ...] = (
+    volume_violations,
+    metadata_violations,
+    resource_violations,
+)

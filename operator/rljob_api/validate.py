@@ -12,6 +12,8 @@ from rljob_api.layout_rules import batch_violations, layout_violations, overlap_
 from rljob_api.model_rules import model_violations
 from rljob_api.passthrough import passthrough_violations
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import Template, Volume
+from rljob_api.spec.roles import RolloutSpec
 from rljob_api.violation import Violation
 
 Rule = Callable[[RLJobSpec], Iterable[Violation]]
@@ -83,6 +85,13 @@ def colocation_violations(spec: RLJobSpec) -> Iterator[Violation]:
             "colocated servers are in the trainer's pods, one for every tensorParallel of its ranks",
             "set 0, or spec.rollout.placement: separate",
         )
+    if r.template != Template() or r.shm_size != RolloutSpec().shm_size:
+        yield Violation(
+            "spec.rollout.shmSize" if r.template == Template() else "spec.rollout.template",
+            "set",
+            "colocated servers have no pods of their own",
+            "remove it: spec.trainer's counts",
+        )
     if spec.train.staleness:
         yield Violation(
             "spec.train.staleness",
@@ -121,11 +130,14 @@ def environment_violations(spec: RLJobSpec) -> Iterator[Violation]:
             if v.name in names.RESERVED_ENV or v.name.startswith(names.RESERVED_ENV_PREFIXES):
                 rule = "is set by rljob, torchrun, Kubernetes or the image"
                 yield Violation(f"{path}[{i}].name", v.name, rule, "choose another name")
+            if v.value and v.value_from:
+                yield Violation(f"{path}[{i}]", v.name, "has both a value and a valueFrom", "keep one of them")
 
 
 def path_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """With volumes given, what the job writes has to outlive its pods."""
-    if spec.volumes and not any(_inside(spec.checkpoint.path, v.mount_path) and not v.read_only for v in spec.volumes):
+    volume = _volume(spec, spec.checkpoint.path)
+    if spec.volumes and (volume is None or volume.read_only):
         yield Violation(
             "spec.checkpoint.path",
             spec.checkpoint.path,
@@ -140,7 +152,7 @@ def path_violations(spec: RLJobSpec) -> Iterator[Violation]:
             "a checkpoint is a directory called global_step_N",
             "name one step's directory, not the run's",
         )
-    if source and spec.volumes and not any(_inside(source, v.mount_path) for v in spec.volumes):
+    if source and spec.volumes and not _volume(spec, source):
         yield Violation(
             "spec.checkpoint.resumeFrom", source, "is on none of spec.volumes", "mount the volume that holds it"
         )
@@ -163,8 +175,10 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _inside(path: str, mount: str) -> bool:
-    return PurePosixPath(path).is_relative_to(mount)
+def _volume(spec: RLJobSpec, path: str) -> Volume | None:
+    """That holds a path: of several mounts, one inside the other, the innermost."""
+    around = [v for v in spec.volumes if PurePosixPath(path).is_relative_to(v.mount_path)]
+    return max(around, key=lambda v: len(PurePosixPath(v.mount_path).parts), default=None)
 
 
 def _schema_violations(error: ValidationError) -> list[Violation]:

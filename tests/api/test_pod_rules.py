@@ -61,6 +61,15 @@ def test_our_labels_and_annotations_are_refused(role: str, kind: str, key: str) 
     assert fields(**{role: {"template": {kind: {key: "x"}}}}) == [f"spec.{role}.template.{kind}.{key}"]
 
 
+@pytest.mark.parametrize("role", ["trainer", "rollout"])
+def test_devices_follow_from_the_processes_and_no_request_is_above_its_limit(role: str) -> None:
+    given = {"requests": {"cpu": "1500m", "memory": "64Gi"}, "limits": {"cpu": "1", "nvidia.com/gpu": "4"}}
+    resources = f"spec.{role}.template.resources"
+    changes: dict[str, dict[str, Any]] = {"trainer": {"device": "gpu"}, "rollout": {}}
+    changes[role]["template"] = {"resources": given}
+    assert fields(**changes) == [f"{resources}.limits.nvidia.com/gpu", f"{resources}.requests.cpu"]
+
+
 RELIED_UPON = ("RLJOB_WORK", "MASTER_ADDR", "PET_NNODES", "KUBERNETES_SERVICE_HOST", "PATH", "PYTHONPATH")
 
 

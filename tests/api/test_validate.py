@@ -33,6 +33,9 @@ def test_a_violation_names_field_value_rule_and_fix() -> None:
         ({"evaluation": {"everySteps": 5}}, "spec.evaluation.everySteps"),
         ({"env": [{"name": "MASTER_ADDR", "value": "x"}]}, "spec.env[0].name"),
         ({"volumes": [{"name": "d", "mountPath": "/other", "source": {"emptyDir": {}}}]}, "spec.checkpoint.path"),
+        ({"volumes": [{"name": "d", "mountPath": "/data", "source": {"emptyDir": {}}},
+                      {"name": "r", "mountPath": "/data/run", "readOnly": True, "source": {"emptyDir": {}}}]}, "spec.checkpoint.path"),
+        ({"env": [{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]}, "spec.env[0]"),
         ({"checkpoint": {"resumeFrom": "/data/run"}}, "spec.checkpoint.resumeFrom"),
         ({"checkpoint": {"resumeFrom": "/old/global_step_3/"}, "volumes": [{"name": "d", "mountPath": "/data", "source": {"emptyDir": {}}}]},
          "spec.checkpoint.resumeFrom"),
@@ -59,6 +62,20 @@ def test_all_violations_come_at_once() -> None:
 def test_an_unknown_megatron_key_suggests_the_nearest() -> None:
     (v,) = violations(raw_spec(trainer={"transformerConfig": {"recompute_granularty": "full"}}), "demo")
     assert v.fix == "did you mean recompute_granularity?"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("pipeline-parallel-size", 2),
+        ("max-num-seqs", "many"),
+        ("gpu-memory-utilization", 0),
+        ("kv-cache-memory-bytes", "4G"),
+    ],
+)
+def test_an_argument_of_vllm_that_a_pod_or_a_plan_cannot_follow_is_refused(key: str, value: object) -> None:
+    found = violations(raw_spec(rollout={"vllmArgs": {key: value}}), "demo")
+    assert [v.field for v in found] == [f"spec.rollout.vllmArgs.{key}"]
 
 
 def test_a_job_name_keeps_to_the_budget_of_its_children() -> None:
@@ -89,6 +106,8 @@ def test_the_model_is_checked_against_the_layout() -> None:
             "spec.train.staleness",
         ),
         ({"rollout": {"tensorParallel": 2}}, "spec.rollout.tensorParallel"),
+        ({"rollout": {"template": {"env": [{"name": "A", "value": "x"}]}}}, "spec.rollout.template"),
+        ({"rollout": {"shmSize": "8Gi"}}, "spec.rollout.shmSize"),
     ],
 )
 def test_colocated_servers_take_the_ranks_of_their_pods_between_steps(changes: dict, field: str) -> None:
