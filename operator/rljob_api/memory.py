@@ -8,7 +8,8 @@ ranks that share the optimizer's states: data x context parallel):
     weights, gradients, optimizer
         b P, 4 P and (8 + 4 [b < 4]) P/d: bfloat16 6 + 12/d bytes per parameter and float32 8 + 8/d (megatron-core docs, dist_optimizer)
     activations
-        per layer and token b (4 hidden + 2 queries + 2 keys and values + 3 feed-forward) / t, each tensor that a backward pass needs once
+        per layer and token b (4 hidden + 2 queries + 2 keys and values + 3 feed-forward) / t, each tensor that a backward pass needs once,
+        with experts topk (hidden + 3 feed-forward): each of a token's experts has a copy of it
         (Korthikanti et al. arXiv 2205.05198 section 4, for SwiGLU, without the attention matrix, which flash attention computes again);
         without sequence parallelism the hidden part is not divided by t; full recomputation keeps the input of a layer; a stage holds as many
         micro-batches as there are stages after it, itself included, interleaved (1 + (p-1)/(p v)) times as many (ibid. section 4.2.3)
@@ -26,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from rljob_api.layout import Amounts, Layout
+from rljob_api.layout import Amounts, Layout, servers_per_pod
 from rljob_api.serving import sequences, server_defaults
 from rljob_api.shape import BYTES, Shape
 from rljob_api.spec import RLJobSpec
@@ -238,8 +239,10 @@ def _layer(spec: RLJobSpec, shape: Shape, width: int) -> float:
     if spec.trainer.recompute.granularity == "full":
         return width * shape.hidden / cut
     heads = 2 * shape.head * (shape.heads + shape.groups)
-    wide = shape.experts_per_token * shape.expert_feed_forward if shape.experts else shape.feed_forward
-    return width * (4 * shape.hidden / cut + (heads + 3 * wide) / t)
+    wide = 3 * shape.feed_forward
+    if shape.experts:
+        wide = shape.experts_per_token * (shape.hidden + 3 * shape.expert_feed_forward)
+    return width * (4 * shape.hidden / cut + (heads + wide) / t)
 
 
 def _in_flight(lay: Layout, stage: int) -> float:
@@ -262,7 +265,7 @@ def _networks(spec: RLJobSpec, weights: float, gradients: float, optimizer: floa
 def rollout_memory(spec: RLJobSpec, shape: Shape) -> RolloutMemory:
     """For one GPU of one server."""
     width, t = BYTES[spec.model.dtype], spec.rollout.tensor_parallel
-    servers = max(1, spec.rollout.replicas)
+    servers = spec.trainer.nodes * servers_per_pod(spec) or max(1, spec.rollout.replicas)
     amounts = Amounts.of(spec)
     samples = min(sequences(spec), -(-amounts.samples_per_step // servers))
     per_token = 2 * width * shape.layers * max(1.0, shape.groups / t) * shape.head

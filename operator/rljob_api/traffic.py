@@ -147,4 +147,4 @@ def _all_pairs(
     kind: Kind, ranks: list[int], stride: int, size: int, volume: float
 ) -> Iterator[tuple[Kind, int, int, float]]:
     for group in _groups(ranks, stride, size):
-        yield from ((kind, a, b, volume) for i, a in enumerate(group) for b in group[i + 1 :])
+        yield from ((kind, a, b, volume) for a, b in itertools.permutations(group, 2))

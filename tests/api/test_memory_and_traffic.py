@@ -91,6 +91,22 @@ def test_a_rollout_holds_its_share_of_the_weights_and_the_cache_of_what_is_in_fl
     assert m.kv_cache == 2 * 2 * 36 * (8 / 4) * 128 * 8 * 24, "16 samples over 2 servers, of 16 + 8 tokens"
 
 
+def test_each_of_a_tokens_experts_keeps_a_copy_of_it() -> None:
+    """Qwen3-235B-A22B in bfloat16, 1024 tokens of one layer, by hand; and all of its parameters."""
+    shape = Shape(94, 4096, 64, 4, 128, 12288, 151936, False, 128, 8, 1536)
+    assert shape.parameters == pytest.approx(235e9, rel=0.01)
+    train = {"steps": 10, "promptsPerStep": 4, "samplesPerPrompt": 4, "tokensPerMicroBatch": 1024}
+    m = trainer_memory(gpu_spec(1, 1, train=train), shape)
+    attention, experts = 4 * 4096 + 2 * (64 + 4) * 128, 8 * (4096 + 3 * 1536)
+    assert m.activations == 2 * 1024 * 94 * (attention + experts)
+
+
+def test_colocated_servers_share_the_samples() -> None:
+    rollout = {"placement": "colocated", "replicas": 0, "tensorParallel": 2, "sampling": {"maxTokens": 8}}
+    m = rollout_memory(gpu_spec(2, 4, rollout=rollout), NOMINAL)
+    assert m.kv_cache == 2 * 2 * 36 * (8 / 2) * 128 * 4 * 24, "16 samples over 2 x 2 servers, of 16 + 8 tokens"
+
+
 def by_kind(spec: RLJobSpec, shape: Shape = NOMINAL, rollouts: int = 0) -> dict[str, list[Link]]:
     found: dict[str, list[Link]] = {}
     for link in links(spec, shape, rollouts):
@@ -126,6 +142,13 @@ def test_virtual_stages_close_the_ring_and_send_more_often() -> None:
 def test_experts_exchange_with_all_of_their_group() -> None:
     found = by_kind(gpu_spec(4, 2, parallelism={"expert": 8}), MOE)
     assert {(x.one, x.other) for x in found["expert"]} == {(a, b) for a in range(4) for b in range(a + 1, 4)}
+
+
+def test_pods_of_an_expert_group_send_to_each_other_both_ways() -> None:
+    """As in a ring of two: each of 8 ranks sends an eighth of its tokens' copies to each other, twice there and twice back."""
+    found = by_kind(gpu_spec(4, 2, parallelism={"expert": 8}), MOE)
+    one_way = 4 * 2 * 64 * 2 * (16 * 24 / 8) / 8 * 4
+    assert [x.bytes for x in found["expert"]] == pytest.approx([2 * 2 * 2 * one_way] * 6), "2 x 2 ranks, both ways"
 
 
 def test_context_parallel_ranks_pass_keys_and_values_round() -> None:
