@@ -1,14 +1,16 @@
 """The base of every model of the contract."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.alias_generators import to_camel
 
 
-class Model(BaseModel):
-    """snake_case in Python, camelCase in YAML and JSON; unknown fields are refused; instances are immutable."""
+class _Contract(BaseModel):
+    """snake_case in Python, camelCase in YAML and JSON; instances are immutable."""
 
     model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, use_attribute_docstrings=True
+        alias_generator=to_camel, populate_by_name=True, frozen=True, use_attribute_docstrings=True
     )
 
     def dump(self) -> dict[str, object]:
@@ -19,7 +21,18 @@ class Model(BaseModel):
         return self.model_dump_json(by_alias=True, exclude_none=True)
 
 
-class Wire(Model):
+class Model(_Contract):
+    """What a user writes: unknown fields are refused, and a null is a field that is not written, as for the API server."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
+
+
+class Wire(_Contract):
     """What another version of us may have written: fields that we do not know are ignored, the protocol number decides."""
 
     model_config = ConfigDict(extra="ignore")

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from api.specs import make_spec
+from api.specs import make_spec, raw_spec
 from rljob_api import crd
+from rljob_api.validate import violations
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = crd.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -20,6 +21,13 @@ def nodes(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def test_the_file_is_what_the_models_say() -> None:
     assert (ROOT / "crds/rljob.yaml").read_text() == crd.render(), "run `make generate`"
+
+
+def test_a_null_is_a_field_that_is_not_written_as_for_the_api_server() -> None:
+    nulls = {"env": None, "critic": None, "trainer": {"parallelism": None, "template": {"nodeSelector": None}}}
+    assert violations(raw_spec(**nulls), "demo") == violations(raw_spec(trainer={}), "demo")
+    (missing,) = violations(raw_spec(image=None), "demo")
+    assert (missing.field, missing.rule) == ("spec.image", "Field required")
 
 
 def test_it_fits_the_annotation_of_a_client_side_apply() -> None:
