@@ -55,8 +55,9 @@ def _processes() -> list[int]:
 
 
 def _parent(pid: int) -> int | None:
-    """None when the process is gone. In /proc/<pid>/stat the name in parentheses may hold anything, so read from its end."""
+    """None when the process is gone, or somebody else's whom we may not look at. In /proc/<pid>/stat the name in parentheses may hold any bytes,
+    also half a letter, so read from its end."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError):
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    except OSError:
         return None
