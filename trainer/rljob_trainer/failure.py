@@ -1,5 +1,6 @@
 """Why a process ended an attempt, and where it says so: `error-<who>.json` in the attempt's directory, one file per process."""
 
+import errno
 import signal
 import time
 import traceback
@@ -18,6 +19,19 @@ COLLECTIVE_ERRORS = frozenset({"DistBackendError", "DistNetworkError", "DistStor
 """Class names, so that processes without torch can tell."""
 COLLECTIVE_TEXTS = ("gloo/transport", "Connection closed by peer", "ncclRemoteError", "ncclSystemError")
 """Gloo raises plain RuntimeErrors (torch 2.11); what its messages have in common."""
+OUTAGES = frozenset(
+    {
+        errno.EIO,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.ENOTCONN,
+        errno.ECONNABORTED,
+        errno.EHOSTDOWN,
+        errno.EREMOTEIO,
+        errno.EBUSY,
+    }
+)
+"""What network volumes and FUSE say while their server does not answer."""
 WATCHDOG = "Process group watchdog thread terminated with exception: "
 """Before why NCCL's watchdog aborts a process (torch 2.11, ProcessGroupNCCL.cpp): mostly a peer that is gone or does not come."""
 
@@ -28,6 +42,11 @@ class ConfigurationError(ValueError):
     def __init__(self, field: str, value: object, rule: str, fix: str) -> None:
         super().__init__(f"{field} = {value}: {rule}; {fix}")
         self.field, self.value, self.rule, self.fix = field, str(value), rule, fix
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether a volume is away for now: nobody's mistake, a restart may find it again."""
+    return isinstance(error, OSError) and error.errno in OUTAGES
 
 
 class PeerLost(ConnectionError):

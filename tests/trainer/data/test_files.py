@@ -1,3 +1,4 @@
+import errno
 import json
 from pathlib import Path
 
@@ -59,6 +60,17 @@ def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path, suffix):
     file = tmp_path / f"x{suffix}"
     file.write_bytes(b"prompt,answer\n\xff\xfe")
     assert f"cannot be read as {READERS[suffix][0]}" in complaint(file)
+
+
+def test_a_volume_that_goes_away_while_it_is_read_is_nobodys_mistake(tmp_path, monkeypatch):
+    def gone(*_):
+        raise OSError(errno.ESTALE, "Stale file handle")
+        yield
+
+    monkeypatch.setitem(READERS, ".jsonl", ("one JSON object per line", gone))
+    (tmp_path / "x.jsonl").write_text("{}\n")
+    with pytest.raises(OSError, match="Stale"):
+        list(read_records(Place("spec.data.train[0]", str(tmp_path / "x.jsonl")), ["prompt"]))
 
 
 def test_a_file_without_rows_is_refused(tmp_path):

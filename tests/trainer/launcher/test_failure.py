@@ -1,5 +1,7 @@
 """What an exception means, and which of several failures is the cause."""
 
+import errno
+import os
 import signal
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 from rljob_api.protocol import Failure
 from rljob_trainer import failure
 from rljob_trainer.failure import ConfigurationError, PeerLost
+from rljob_trainer.launcher.attempt import unwritable
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711"
 
@@ -19,6 +22,12 @@ class DistBackendError(RuntimeError):
 @pytest.mark.parametrize("error", [RuntimeError(GLOO), DistBackendError("NCCL error"), PeerLost("the driver is gone")])
 def test_a_broken_collective_is_a_symptom(error: Exception) -> None:
     assert failure.classify(error).kind == "collective"
+
+
+def test_a_volume_that_is_away_for_now_ends_the_attempt_and_not_the_job() -> None:
+    for number, kind in ((errno.ESTALE, "application"), (errno.EIO, "application"), (errno.EROFS, "configuration")):
+        error = unwritable("/ckpt", OSError(number, os.strerror(number), "/ckpt/logs"))
+        assert failure.classify(error).kind == kind
 
 
 def test_a_broken_collective_stays_one_when_it_is_wrapped() -> None:

@@ -9,7 +9,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.failure import ConfigurationError, is_outage
 
 Record = Mapping[str, Any]
 ROWS_AT_ONCE = 1024
@@ -32,7 +32,7 @@ class Place:
 def read_records(file: Place, keys: Sequence[str]) -> Iterator[tuple[Place, Record]]:
     """The file's objects in order; of columnar files only the columns that `keys` (names, or dotted paths into nested columns) need.
 
-    Raises ConfigurationError for a file that is missing, of no known format, unreadable, or without a row.
+    Raises ConfigurationError for a file that is missing, of no known format, unreadable, or without a row; OSError when its volume is away.
     """
     path = Path(file.path)
     if not path.is_file():
@@ -46,6 +46,8 @@ def read_records(file: Place, keys: Sequence[str]) -> Iterator[tuple[Place, Reco
         for row, record in read(path, keys):
             yield Place(file.field, file.path, row), record
     except (pa.ArrowException, OSError, ValueError) as error:
+        if is_outage(error):
+            raise
         raise file.error(
             f"cannot be read as {format_name}: {error}", f"write the file again as {format_name}"
         ) from error

@@ -56,7 +56,7 @@ class Attempt:
         try:
             await asyncio.to_thread(self._make_directories)
         except OSError as error:
-            return Ended("failed", failure.classify(_unwritable(self._control.spec.checkpoint.path, error)))
+            return Ended("failed", failure.classify(unwritable(self._control.spec.checkpoint.path, error)))
         with Follower([*self._rank_logs(), self._driver_log()]):
             return await self._live()
 
@@ -206,7 +206,10 @@ async def _bounded(task: asyncio.Task[int] | None, seconds: float) -> None:
         await asyncio.wait({task}, timeout=seconds)
 
 
-def _unwritable(path: str, error: OSError) -> ConfigurationError:
+def unwritable(path: str, error: OSError) -> Exception:
+    """Whose `error` is, when an attempt cannot make its directories."""
+    if failure.is_outage(error):
+        return error
     rule = f"the trainer cannot write there: {error.strerror}: {error.filename}"
     return ConfigurationError(
         "spec.checkpoint.path", path, rule, "mount a volume there that all trainer pods can write to"
