@@ -90,8 +90,10 @@ class Launcher:
         ended = await attempt.run()
         log.info("attempt %d %s", control.attempt, _sentence(ended))
         self._say(state="stopped", result=ended.result, failure=ended.failure, progress=attempt.progress())
-        self._attempt = None
         await self._nurseries.warm(driver=False)
+        self._attempt = (
+            None  # last: a control that came during a wait behind it would begin an attempt beside this one's end
+        )
         self._idle.set()
         self._act(tasks)
 
