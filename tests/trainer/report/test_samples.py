@@ -41,3 +41,10 @@ def test_long_texts_and_old_steps_do_not_fill_the_volume(tmp_path):
     assert kept == set(range(4, KEPT_STEPS + 4))
     write_samples(tmp_path, batch(1, response="x" * (LONGEST_TEXT + 1)), Letters())
     assert len(lines(tmp_path, 1)[0]["response"]) == LONGEST_TEXT
+
+
+def test_a_file_that_somebody_put_beside_them_stays_and_harms_nothing(tmp_path):
+    write_samples(tmp_path, batch(1), Letters())
+    copy = names.samples_file(tmp_path, 1).rename(tmp_path / "samples" / "step_1_before.jsonl")
+    write_samples(tmp_path, batch(KEPT_STEPS + 1), Letters())
+    assert copy.exists()

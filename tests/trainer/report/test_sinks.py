@@ -47,6 +47,13 @@ def test_an_attempt_that_was_partitioned_away_writes_nothing_into_its_successors
     assert new.by_step() == {1: {"train/loss": 1.0}, 2: {"train/loss": 3.0}}
 
 
+def test_what_a_machine_without_power_left_of_a_line_is_no_record(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "train/loss": 1.0}\n' + "\0" * 80 + '\n{"step": 2, "train/loss": 2.0}\n')
+    assert MetricsLog(file, 2).by_step() == {1: {"train/loss": 1.0}, 2: {"train/loss": 2.0}}
+    assert len(file.read_text().splitlines()) == 2
+
+
 def test_a_metric_that_nobody_described_is_refused(tmp_path):
     with pytest.raises(KeyError, match="not in the table of metrics: train/los"):
         Sinks(tmp_path, 0, 10).record(1, {"train/los": 1.0})

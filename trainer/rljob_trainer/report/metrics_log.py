@@ -9,7 +9,7 @@ class MetricsLog:
     """Lines `{"step": 3, "train/loss": ...}`, in the order they were measured; several lines may belong to one step."""
 
     def __init__(self, file: Path, start: int):
-        """Drops lines of steps after `start`, and what a killed process left half written.
+        """Drops lines of steps after `start`, and what a killed process or a machine without power left half written.
 
         By a new file in the old one's place: an attempt that was partitioned away and goes on writes to the old one.
         """
@@ -38,5 +38,13 @@ class MetricsLog:
         if not self._file.exists():
             return
         for line in self._file.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):
-                yield line, json.loads(line)
+            if record := _parsed(line):
+                yield line, record
+
+
+def _parsed(line: str) -> dict | None:
+    """None for what is not a whole record."""
+    try:
+        return json.loads(line) if line.endswith("\n") else None
+    except ValueError:
+        return None

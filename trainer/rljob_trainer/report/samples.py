@@ -29,7 +29,8 @@ def write_samples(root: Path, batch: StepBatch, tokenizer: Decoder) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     replace(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in _lines(batch, tokenizer)))
     for old in file.parent.glob("step_*.jsonl"):
-        if int(old.stem.removeprefix("step_")) <= batch.step - KEPT_STEPS:
+        number = old.stem.removeprefix("step_")
+        if number.isdigit() and int(number) <= batch.step - KEPT_STEPS:
             old.unlink(missing_ok=True)
 
 
