@@ -35,9 +35,10 @@ async def judged(tmp_path):
         await judge.stop()
 
 
-async def test_an_exact_match_strips_the_response(judged):
+async def test_an_exact_match_strips_response_and_answer(judged):
     judge = await judged(RewardSpec(rule="exactMatch"))
     assert await judge.score(replace(CASE, data_source="any")) == 1.0
+    assert await judge.score(Case("", "2", " 2\n", "any")) == 1.0
     assert await judge.score(Case("", "2.", "2", "any")) == 0.0
 
 

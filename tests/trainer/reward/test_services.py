@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -107,6 +108,12 @@ async def test_time_bounds_a_call_with_all_its_repetitions():
         assert failed.kind == "timeout" and 2 <= len(service.bodies) < 10
 
 
+async def test_a_call_may_take_longer_than_the_http_client_gives_it_by_itself(monkeypatch):
+    monkeypatch.setattr(aiohttp.client, "DEFAULT_TIMEOUT", aiohttp.ClientTimeout(total=0.1))
+    async with Service({"reward": 1}, delay=0.5) as service:
+        assert await ask(service) == 1.0
+
+
 async def test_waiting_for_a_turn_is_not_part_of_a_calls_time():
     async with Service({"reward": 1}, delay=0.15) as service:
         spec = RewardSpec(http=HttpReward(url=f"{service.url}/reward"), timeout_seconds=2.0)
@@ -117,7 +124,8 @@ async def test_waiting_for_a_turn_is_not_part_of_a_calls_time():
 
 
 @pytest.mark.parametrize(
-    "answer", [{"score": 1}, {"reward": None}, {"reward": True}, {"reward": "1"}, [1], "NaN", "not json"]
+    "answer",
+    [{"score": 1}, {"reward": None}, {"reward": True}, {"reward": "1"}, {"reward": 10**400}, [1], "NaN", "not json"],
 )
 async def test_what_is_not_one_finite_number_is_a_failure(answer):
     async with Service(answer) as service:

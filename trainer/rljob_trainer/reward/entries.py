@@ -28,7 +28,7 @@ def objection(rewards: Sequence[RewardSpec], data_source: str, answer: str, by_d
         )
     fix = "name the column of the answers in spec.data.answerKey, or mend the row"
     for i, entry in entries:
-        if entry.rule and not answer:
+        if entry.rule and not answer.strip():
             return f"has no answer, which the rule {entry.rule} of spec.rewards[{i}] compares with", fix
         if entry.rule == "number" and number(answer) is None:
             return f"the answer {answer[:80]!r} holds no number, and spec.rewards[{i}] compares numbers", fix

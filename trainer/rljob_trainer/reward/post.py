@@ -37,7 +37,8 @@ class Post:
     async def open(self) -> None:
         # A kept connection that the server closes as we reuse it would look like a lost service.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        limits = aiohttp.ClientTimeout(total=None)  # ours bounds the call; the client's own is five minutes
+        self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=limits)
 
     async def close(self) -> None:
         if self._session is not None:

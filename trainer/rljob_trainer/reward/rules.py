@@ -9,8 +9,8 @@ NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)
 
 
 def exact_match(response: str, answer: str) -> float:
-    """1 when the response, stripped, equals the answer, else 0."""
-    return float(response.strip() == answer)
+    """1 when response and answer, both stripped, are equal, else 0."""
+    return float(response.strip() == answer.strip())
 
 
 def number_match(response: str, answer: str) -> float:

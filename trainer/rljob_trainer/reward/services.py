@@ -1,5 +1,6 @@
 """Judges elsewhere: a reward service of the user's, and a reward model behind a vLLM server."""
 
+import contextlib
 import math
 from typing import Any
 
@@ -73,6 +74,8 @@ def _last_score(answer: Any) -> Any:
 
 
 def _finite(post: Post, value: Any, answer: Any) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):  # an integer may be beyond every float
+            if math.isfinite(number := float(value)):
+                return number
     raise post.failed("value", f"answered {str(answer)[:300]}, which does not hold one finite number as the reward")
