@@ -1,6 +1,7 @@
 """What the client of Weights & Biases is told; the client is a stand-in, since no image of ours has it."""
 
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from api.specs import make_spec
 from rljob_api.protocol import Control, Resume
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.report import weights_and_biases
 from rljob_trainer.report.sinks import Sinks
 from rljob_trainer.report.weights_and_biases import PROJECT, connect
 
@@ -92,3 +94,16 @@ def test_training_does_not_wait_for_a_service_that_does_not_answer(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", Client(Client.CommError))
     assert connect(control(tmp_path), ASKED) is None
+
+
+def test_a_job_does_not_wait_for_a_service_that_went_away_before_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = threading.Event()
+    client = Client()
+    client.finish = away.wait
+    monkeypatch.setitem(sys.modules, "wandb", client)
+    monkeypatch.setattr(weights_and_biases, "GOODBYE_SECONDS", 0.1)
+    Sinks(tmp_path, 3, 10, connect(control(tmp_path), ASKED)).close()
+    assert "may lack the last points" in caplog.text
+    away.set()

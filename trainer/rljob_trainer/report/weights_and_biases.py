@@ -5,6 +5,7 @@ The client reads its settings from variables itself (WANDB_API_KEY, WANDB_ENTITY
 
 import importlib
 import logging
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from rljob_trainer.failure import ConfigurationError
 PROJECT = "WANDB_PROJECT"
 STEP = "step"
 """The axis of every curve. The client's own step only grows: what comes later of an earlier step, as the time of its save, would be dropped."""
+GOODBYE_SECONDS = 60.0
+"""The client itself has no limit while its service is away. Nobody trains meanwhile, and a driver that failed has not said why."""
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +33,12 @@ class WeightsAndBiases:
         self._run.log({**metrics, STEP: step})
 
     def close(self) -> None:
-        self._run.finish()
+        """Send what is left, as long as that takes no longer than GOODBYE_SECONDS: all of it is in metrics.jsonl as well."""
+        rest = threading.Thread(target=self._run.finish, daemon=True)
+        rest.start()
+        rest.join(GOODBYE_SECONDS)
+        if rest.is_alive():
+            log.warning("Weights & Biases may lack the last points: not all were sent within %g s", GOODBYE_SECONDS)
 
 
 def connect(control: Control, environment: Mapping[str, str]) -> WeightsAndBiases | None:
