@@ -52,6 +52,16 @@ def test_a_dotted_key_leads_into_a_nested_column_unless_a_column_has_that_very_n
         rows(DataSpec(train=[nested], answer_key="reward_model.truth"))
 
 
+def test_a_path_into_a_null_finds_null(tmp_path):
+    file = write(tmp_path / "a.parquet", prompt=["q", "r"], reward_model=[None, {"ground_truth": "g"}])
+    assert rows(DataSpec(train=[file], answer_key="reward_model.ground_truth")) == [("q", "", ""), ("r", "g", "")]
+
+
+def test_an_answer_of_bytes_is_refused_since_no_response_equals_what_python_writes_for_it(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"row 1: column 'answer' holds b'4', which is not a single text"):
+        rows(DataSpec(train=[write(tmp_path / "a.parquet", prompt=["q"], answer=[b"4"])]))
+
+
 @pytest.mark.parametrize(("value", "text"), [(4, "4"), (0.5, "0.5"), (True, "True"), ("x", "x"), (None, "")])
 def test_answers_are_texts_of_any_single_value(tmp_path, value, text):
     file = tmp_path / "a.jsonl"

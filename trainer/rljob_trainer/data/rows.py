@@ -9,7 +9,7 @@ from rljob_trainer.data.files import Place, Record, read_records
 
 Message = Mapping[str, Any]
 _ABSENT = object()
-_LISTS = (list, tuple, dict)
+_NO_TEXTS = (list, tuple, dict, bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,13 @@ def read_rows(spec: DataSpec, split: str) -> Iterator[Row]:
 
 
 def _find(key: str, record: Record) -> Any:
-    """The column of that name, else the value that the dotted path leads to."""
+    """The column of that name, else the value that the dotted path leads to; null when it leads into one."""
     if key in record:
         return record[key]
     value: Any = record
     for part in key.split("."):
+        if value is None:
+            return None
         if not isinstance(value, Mapping) or part not in value:
             return _ABSENT
         value = value[part]
@@ -61,9 +63,9 @@ def _scalar(field: str, key: str, record: Record, place: Place) -> str:
         return ""
     if value is _ABSENT:
         raise _missing(f"{field}_key", key, record, place)
-    if isinstance(value, _LISTS):
+    if isinstance(value, _NO_TEXTS):
         rule = f"column {key!r} holds {_short(value)}, which is not a single text, number or truth value"
-        raise place.error(rule, "name a path into it (a.b), or write it as a JSON text that your reward parses")
+        raise place.error(rule, "name a path into it (a.b), or write it as a text, which your reward may parse")
     return str(value)
 
 
