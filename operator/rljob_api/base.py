@@ -22,9 +22,9 @@ class _Contract(BaseModel):
 
 
 class Model(_Contract):
-    """What a user writes: unknown fields are refused, and a null is a field that is not written, as for the API server."""
+    """What a user writes: unknown fields are refused. As for the API server, a null is a field that is not written, and a text no number."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -79,7 +79,7 @@ RLJob demo
 2 rules are broken:
 
 spec.train.steps = 'many'
-    Input should be a valid integer, unable to parse string as an integer
+    Input should be a valid integer
     fix: see `kubectl explain rljob.spec.train`
 
 spec.rolout = {}

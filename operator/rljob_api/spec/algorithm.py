@@ -5,7 +5,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rljob_api.base import Model
-from rljob_api.spec.common import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Sampling
+from rljob_api.spec.common import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Number,
+    PositiveFloat,
+    PositiveInt,
+    Sampling,
+)
 
 
 class Clip(Model):
@@ -15,7 +23,7 @@ class Clip(Model):
     """Distance below 1. The paper of `gspo` uses 3e-4, where a ratio is that of a whole response."""
     high: PositiveFloat = 0.2
     """Distance above 1. DAPO's clip-higher is 0.28; the paper of `gspo` uses 4e-4."""
-    dual: Annotated[float, Field(gt=1)] | None = None
+    dual: Annotated[Number, Field(gt=1)] | None = None
     """With a negative advantage A, bound the loss by -A x dual (arXiv 1912.09729, equation 5), usually 3; unset: no bound."""
 
 
@@ -187,7 +195,7 @@ class TrainSpec(Model):
     staleness: Literal[0, 1] = 0
     """0: every batch is drawn by the policy that it trains. 1: batch k + 1 is drawn by the policy of step k - 1 while step k trains, so that
     generation and training overlap and samples are one update old; needs `algorithm.rolloutCorrection`."""
-    over_sampling: Annotated[float, Field(ge=1, le=2)] = 1.0
+    over_sampling: Annotated[Number, Field(ge=1, le=2)] = 1.0
     """Prompts begun in a step / `promptsPerStep`, which must be whole: the first that are complete make the step, so that it does not wait for the
     longest responses. Without `partialRollouts` the others are dropped, and short responses are preferred."""
     partial_rollouts: PartialRollouts | None = None

@@ -9,9 +9,11 @@ from rljob_api.base import Model
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\s]*$", max_length=1024)]
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
+Number = Annotated[float, Field(strict=False)]
+"""Python's YAML takes 1e-6, without a point, for a text; kubectl's does not."""
+PositiveFloat = Annotated[Number, Field(gt=0)]
+NonNegativeFloat = Annotated[Number, Field(ge=0)]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
 Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$", max_length=32)]
 Verbatim = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 """A Kubernetes, Megatron or vLLM object that passes through as it is."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from rljob_api.base import Model
-from rljob_api.spec.common import AbsolutePath, NonNegativeInt, PositiveFloat, PositiveInt
+from rljob_api.spec.common import AbsolutePath, NonNegativeInt, Number, PositiveFloat, PositiveInt
 
 
 class ModelSpec(Model):
@@ -98,7 +98,7 @@ class RewardSpec(Model):
     """A reward model on a vLLM server."""
     model: MegatronReward | None = None
     """A reward model on the trainer's ranks."""
-    weight: float = 1.0
+    weight: Number = 1.0
     """Factor of this reward; several entries for one data source are summed."""
     timeout_seconds: PositiveFloat = 10.0
     """A call that takes longer has failed. A failed reward is counted and reported, and its sample leaves the batch; it is never a silent 0."""
