@@ -1,17 +1,23 @@
 """What becomes of a job on one machine."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import pytest
+import yaml
 
 from api.specs import raw_spec
 from rljob_api.protocol import Checkpoint, Failure, Point, Progress, Report
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.local.decide import End, Seen, State, advance
-from rljob_trainer.local.manifest import MOUNTED, mounted
+from rljob_trainer.local.manifest import MOUNTED, ManifestError, load, mounted
 from rljob_trainer.local.status import line, summary
 
 CAUSE = Failure(kind="application", rank=1, exception="ValueError", message="the loss is a banana", time=2)
 SYMPTOM = Failure(kind="collective", exception="RuntimeError", message="connection closed by peer", time=1)
+
+HEAD = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "local"}}
 
 
 def report(pod: str, boot: str = "1", **fields: Any) -> Report:
@@ -103,6 +109,24 @@ def test_mounts_replace_whole_beginnings_of_paths_on_volumes_only() -> None:
     assert here["data"]["train"] == ["/here/train.parquet", "/database/x", "/there/y"]
     assert (here["model"]["path"], here["checkpoint"]["path"]) == ("/here/model", "/here/run")
     assert here["rollout"] == spec["rollout"]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "config", "complaint"),
+    [
+        (b"kind: \xe9", "{}", "m.yaml: 'utf-8' codec"),
+        (yaml.safe_dump(HEAD | {"spec": [1]}).encode(), "{}", "m.yaml: metadata and spec must be objects"),
+        (yaml.safe_dump(HEAD | {"spec": raw_spec()}).encode(), "{half", "config.json: not the JSON of a model"),
+    ],
+)
+def test_a_file_that_is_none_of_ours_is_told_in_one_message(
+    tmp_path: Path, manifest: bytes, config: str, complaint: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(config)
+    (tmp_path / "m.yaml").write_bytes(manifest)
+    with pytest.raises(ManifestError, match=complaint):
+        load(tmp_path / "m.yaml", [f"/data={tmp_path}"])
 
 
 def test_every_section_of_the_spec_that_names_paths_is_mounted() -> None:

@@ -33,11 +33,13 @@ def load(file: Path, mounts: list[str]) -> Job:
     """`mounts`: `/path=directory`. The object itself is held to all rules, then its paths are those of this machine. Raises ManifestError."""
     try:
         raw = yaml.safe_load(file.read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ManifestError(f"{file}: {error}") from error
     if not isinstance(raw, dict) or (raw.get("apiVersion"), raw.get("kind")) != (names.API_VERSION, names.KIND):
         raise ManifestError(f"{file}: not an object of apiVersion {names.API_VERSION} and kind {names.KIND}")
     meta, spec = raw.get("metadata") or {}, raw.get("spec") or {}
+    if not (isinstance(meta, dict) and isinstance(spec, dict)):
+        raise ManifestError(f"{file}: metadata and spec must be objects")
     name, here = str(meta.get("name", "")), mounted(spec, parse_mounts(mounts))
     if found := violations(spec, name, _model_config(here)):
         raise ManifestError(message(found))
@@ -74,7 +76,10 @@ def _mounted(value: Any, mounts: list[tuple[str, str]]) -> Any:
 
 
 def _model_config(spec: dict[str, Any]) -> dict[str, Any] | None:
-    """The model's own numbers, when it is there already."""
+    """The model's own numbers, when it is there already. Raises ManifestError for a file that holds none."""
     model = spec.get("model")
     file = Path(str(model.get("path", ""))) / "config.json" if isinstance(model, dict) else None
-    return json.loads(file.read_text()) if file and file.is_file() else None
+    try:
+        return json.loads(file.read_text()) if file and file.is_file() else None
+    except ValueError as error:
+        raise ManifestError(f"{file}: not the JSON of a model: {error}") from error
