@@ -11,7 +11,8 @@ ranks that share the optimizer's states: data x context parallel):
         per layer and token b (4 hidden + 2 queries + 2 keys and values + 3 feed-forward) / t, each tensor that a backward pass needs once,
         with experts topk (hidden + 3 feed-forward): each of a token's experts has a copy of it
         (Korthikanti et al. arXiv 2205.05198 section 4, for SwiGLU, without the attention matrix, which flash attention computes again);
-        without sequence parallelism the hidden part is not divided by t; full recomputation keeps the input of a layer; a stage holds as many
+        without sequence parallelism the hidden part is not divided by t; full recomputation keeps the inputs of the layers that are
+        computed again together, and has their activations then; a stage holds as many
         micro-batches as there are stages after it, itself included, interleaved (1 + (p-1)/(p v)) times as many (ibid. section 4.2.3)
     logits
         of the last stage: (b + 4) bytes x tokens x vocabulary / t, kept and in float32
@@ -214,11 +215,12 @@ def _stage(spec: RLJobSpec, shape: Shape, stage: int) -> _Stage:
     state = 2 * FLOAT + (FLOAT if width < FLOAT else 0)
     optimizer = state * (dense / (lay.data * lay.context) + experts / lay.expert_copies)
     tokens = spec.train.tokens_per_micro_batch / lay.context
-    layer = tokens * _layer(spec, shape, width)
+    layer, passed = tokens * _layer(spec, shape, width), tokens * width * shape.hidden / _cut(spec)
+    whole, inputs, again = _kept(spec, shape.layers / lay.pipeline)
     return _Stage(
         networks=_networks(spec, width * own, FLOAT * own, optimizer),
         layer=layer,
-        activations=layer * shape.layers / lay.pipeline * _in_flight(lay, stage),
+        activations=(whole * layer + inputs * passed) * _in_flight(lay, stage) + again * layer,
         logits=(width + FLOAT) * tokens * shape.vocabulary / lay.tensor if last else 0.0,
     )
 
@@ -234,15 +236,27 @@ def _own(shape: Shape, lay: Layout, stage: int) -> tuple[float, float]:
 
 def _layer(spec: RLJobSpec, shape: Shape, width: int) -> float:
     """Bytes of activations per token and layer."""
-    t, p = spec.trainer.parallelism.tensor, spec.trainer.parallelism
-    cut = t if p.sequence else 1
-    if spec.trainer.recompute.granularity == "full":
-        return width * shape.hidden / cut
     heads = 2 * shape.head * (shape.heads + shape.groups)
     wide = 3 * shape.feed_forward
     if shape.experts:
         wide = shape.experts_per_token * (shape.hidden + 3 * shape.expert_feed_forward)
-    return width * (4 * shape.hidden / cut + (heads + wide) / t)
+    return width * (4 * shape.hidden / _cut(spec) + (heads + wide) / spec.trainer.parallelism.tensor)
+
+
+def _cut(spec: RLJobSpec) -> int:
+    """Tensor-parallel ranks that share the activations between the matrices."""
+    return spec.trainer.parallelism.tensor if spec.trainer.parallelism.sequence else 1
+
+
+def _kept(spec: RLJobSpec, layers: float) -> tuple[float, float, float]:
+    """Of a stage's layers: how many keep all activations and how many inputs are kept, per micro-batch, and how many are computed again at a time."""
+    r = spec.trainer.recompute
+    if r.granularity != "full":
+        return layers, 0.0, 0.0
+    if r.method == "uniform":
+        return 0.0, layers / r.layers, r.layers
+    inputs = min(layers, r.layers * spec.trainer.parallelism.virtual_pipeline)
+    return layers - inputs, inputs, 1.0
 
 
 def _in_flight(lay: Layout, stage: int) -> float:

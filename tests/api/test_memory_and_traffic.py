@@ -91,6 +91,20 @@ def test_a_rollout_holds_its_share_of_the_weights_and_the_cache_of_what_is_in_fl
     assert m.kv_cache == 2 * 2 * 36 * (8 / 4) * 128 * 8 * 24, "16 samples over 2 servers, of 16 + 8 tokens"
 
 
+def test_recomputation_keeps_inputs_and_has_the_activations_of_what_it_computes_again() -> None:
+    """Of 36 layers, 1 data-parallel token budget; per token and layer 63488 numbers, of which the input is 4096."""
+    tokens, layer, passed = 16384, 4 * 4096 + 2 * 128 * 40 + 3 * 12288, 4096
+
+    def activations(**recompute: Any) -> float:
+        changes = {"trainer": {"recompute": {"granularity": "full"} | recompute}}
+        train = {"steps": 10, "promptsPerStep": 4, "samplesPerPrompt": 4, "tokensPerMicroBatch": tokens}
+        return trainer_memory(gpu_spec(processes=1, train=train, **changes), NOMINAL).activations / (2 * tokens)
+
+    assert activations() == 36 * passed + layer
+    assert activations(layers=4) == 9 * passed + 4 * layer
+    assert activations(method="block", layers=6) == 6 * passed + 30 * layer + layer
+
+
 def test_each_of_a_tokens_experts_keeps_a_copy_of_it() -> None:
     """Qwen3-235B-A22B in bfloat16, 1024 tokens of one layer, by hand; and all of its parameters."""
     shape = Shape(94, 4096, 64, 4, 128, 12288, 151936, False, 128, 8, 1536)
