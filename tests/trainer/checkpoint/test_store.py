@@ -8,6 +8,7 @@ from shutil import rmtree
 import pytest
 
 from rljob_api import names
+from rljob_api.protocol import Progress
 from rljob_trainer.checkpoint.fence import FencedOut
 from rljob_trainer.checkpoint.files import Tally
 from rljob_trainer.checkpoint.manifest import read_manifest, read_manifests
@@ -45,6 +46,12 @@ def test_keep_last_deletes_the_oldest_only(tmp_path):
     store = saved(tmp_path, 1, 1, 2, 3, 4)
     assert steps(store) == [3, 4] == [m.step for m in read_manifests(tmp_path)]
     assert not names.step_dir(tmp_path, 2).exists()
+
+
+def test_one_that_a_kill_left_beside_the_most_that_may_be_kept_does_not_make_progress_unreadable(tmp_path):
+    store = saved(tmp_path, 1, *range(1, 66), keep_last=65)
+    reported = Progress(checkpoints=store.checkpoints()).dump_json()
+    assert [c.step for c in Progress.model_validate_json(reported).checkpoints] == list(range(2, 66))
 
 
 def test_the_older_one_stays_until_the_newer_is_complete(tmp_path):

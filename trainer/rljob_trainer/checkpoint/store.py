@@ -19,9 +19,12 @@ from rljob_trainer.checkpoint.manifest import (
     read_manifest,
     read_manifests,
 )
-from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.failure import ConfigurationError, is_outage
 
 log = logging.getLogger(__name__)
+
+REPORTED = 64
+"""What protocol.Progress takes. A launcher that cannot read its progress ends, and so would the next one."""
 
 
 class Store:
@@ -43,8 +46,8 @@ class Store:
     """The checkpoint that the attempt starts from; None: from the model."""
 
     def checkpoints(self) -> list[Checkpoint]:
-        """The complete ones of the lineage, oldest first."""
-        return [m.describe(self._root) for m in self._lineage]
+        """The complete ones of the lineage, oldest first: the newest that a report holds, since a kill before a deletion leaves one more."""
+        return [m.describe(self._root) for m in self._lineage[-REPORTED:]]
 
     def check(self) -> None:
         """Raises FencedOut when a newer attempt has claimed the directory."""
@@ -162,5 +165,7 @@ def _make(root: Path) -> None:
         probe.touch()
         probe.unlink(missing_ok=True)
     except OSError as error:
+        if is_outage(error):
+            raise
         fix = "mount a volume that all trainer pods may write to in spec.volumes"
         raise ConfigurationError("spec.checkpoint.path", str(root), f"cannot be written: {error}", fix) from error
