@@ -37,6 +37,13 @@ def layout_violations(spec: RLJobSpec) -> Iterator[Violation]:
             f"tensor-parallel ranks exchange every layer's activations and must share a node, which has {t.processes_per_node} ranks",
             "raise spec.trainer.processesPerNode to a multiple of it, or lower tensor and raise pipeline",
         )
+    elif t.device == "gpu" and t.processes_per_node % layout.expert_tensor:
+        yield Violation(
+            f"{PARALLELISM}.expertTensor",
+            str(layout.expert_tensor),
+            f"ranks that share an expert exchange every layer's activations and must share a node, which has {t.processes_per_node} ranks",
+            "lower it and raise expert",
+        )
     if layout.virtual_pipeline > 1 and layout.pipeline == 1:
         yield Violation(
             f"{PARALLELISM}.virtualPipeline",

@@ -86,6 +86,7 @@ RULES = [
     (parallel(virtualPipeline=2), f"{P}.virtualPipeline", "pipeline is 1"),
     (parallel(4, tensor=2, expert=2, expertTensor=1, sequence=False), f"{P}.sequence", "sequence-parallel ranks"),
     (parallel(4, tensor=2, expert=2), f"{P}.expertTensor", "on CPU, gloo cannot"),
+    (parallel(4, "gpu", expertTensor=4), f"{P}.expertTensor", "must share a node, which has 1 ranks"),
     ({"trainer": {"overlap": {"paramGather": True}}}, "spec.trainer.overlap.paramGather", "needs gradReduce"),
     (recompute(modules=["mlp"]), "spec.trainer.recompute.modules", "granularity none does not read it"),
     (recompute(granularity="full", modules=["mlp"]), "spec.trainer.recompute.modules", "full does not read it"),
