@@ -83,6 +83,13 @@ async def test_what_is_not_a_finite_number_is_a_failure(judged, tmp_path, value)
     assert caught.value.kind == "value"
 
 
+async def test_a_sum_beyond_what_is_trained_on_is_a_failure(judged, tmp_path):
+    judge = await judged(python(tmp_path, "def reward(p, r, a): return 1e38\n", weight=10.0))
+    with pytest.raises(RewardFailed, match=r"the weighted sum is 1e\+39, beyond 3e\+38") as caught:
+        await judge.score(CASE)
+    assert caught.value.kind == "value"
+
+
 async def test_a_call_that_takes_too_long_ends_its_process_and_the_next_gets_another(judged, tmp_path):
     code = "import time\ndef reward(p, r, a):\n    time.sleep(60 if r == 'slow' else 0)\n    return 1\n"
     judge = await judged(python(tmp_path, code, timeout_seconds=0.3))

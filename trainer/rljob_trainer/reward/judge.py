@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rljob_api.spec.model import PythonReward, RewardSpec
 from rljob_trainer.reward import builtin
-from rljob_trainer.reward.case import Case
+from rljob_trainer.reward.case import Case, RewardFailed
 from rljob_trainer.reward.entries import entries_of
 from rljob_trainer.reward.python_file import PythonFile
 from rljob_trainer.reward.rules import RULES
@@ -16,6 +16,8 @@ from rljob_trainer.reward.services import HttpService, VllmServer
 
 MOST_WORKERS = 8
 """Processes of one reward file: each imports it."""
+LARGEST = 3e38
+"""What float32 holds, in which it is trained on; and the mean of a step's rewards stays a number."""
 MATHEMATICS = PythonReward(path=str(Path(builtin.__file__).with_name("mathematics.py")))
 
 
@@ -64,7 +66,12 @@ class Judge:
     async def score(self, case: Case) -> float:
         """The weighted sum; 0 where only the ranks judge. Raises RewardFailed when any part fails."""
         entries = [(i, spec) for i, spec in entries_of(self._rewards, case.data_source) if i in self._scorers]
-        return sum(await asyncio.gather(*(self._weighted(i, spec, case) for i, spec in entries)), 0.0)
+        reward = sum(await asyncio.gather(*(self._weighted(i, spec, case) for i, spec in entries)), 0.0)
+        if abs(reward) > LARGEST:
+            raise RewardFailed(
+                "value", "spec.rewards", case.data_source, f"the weighted sum is {reward:g}, beyond {LARGEST:g}"
+            )
+        return reward
 
     async def _weighted(self, index: int, spec: RewardSpec, case: Case) -> float:
         return spec.weight * await self._scorers[index].score(case)
