@@ -155,7 +155,12 @@ def _context_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
     linear = "linear" in (rope.get("rope_type"), rope.get("type"))
     positions = (config.get("max_position_embeddings") or 0) * (rope.get("factor", 1) if linear else 1)
     longest = longest_context(spec)
-    if not positions or longest <= positions or any(v.name == LONGER for v in (*spec.env, *spec.rollout.template.env)):
+    if (
+        any(v.name == LONGER for v in (*spec.env, *spec.rollout.template.env))
+        or "hf-overrides" in spec.rollout.vllm_args
+    ):
+        return
+    if not positions or longest <= positions:
         return
     yield Violation(
         "spec.rollout.sampling.maxTokens",

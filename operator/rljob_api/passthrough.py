@@ -20,6 +20,7 @@ _MODEL = "the model directory's config.json"
 _SAME = "the trainer: reinforcement learning compares log-probabilities, so a pass must not depend on chance"
 _SCHEDULE = "the trainer, from spec.trainer.parallelism"
 _LOSS = "the trainer, which computes log-probabilities from the logits itself"
+_KEPT = "nothing: the rollouts' experts drop no tokens, so that the trainer's may not"
 _NOT_TRAINED = "nothing: the trainer has no such part"
 
 _ONE_POD = "spec.rollout.tensorParallel: a server is in one pod and has no other GPUs"
@@ -50,6 +51,17 @@ OWNED_TRANSFORMER_CONFIG = {
     "moe_enable_routing_replay": _NOT_TRAINED,
     "overlap_moe_expert_parallel_comm": _NOT_TRAINED,
     "delay_wgrad_compute": _NOT_TRAINED,
+    "qk_clip": _NOT_TRAINED,
+    **dict.fromkeys(
+        (
+            "moe_expert_capacity_factor",
+            "moe_expert_rank_capacity_factor",
+            "moe_pad_expert_input_to_capacity",
+            "moe_token_drop_policy",
+            "moe_token_dropping",
+        ),
+        _KEPT,
+    ),
     "cross_entropy_loss_fusion": _LOSS,
     "cross_entropy_fusion_impl": _LOSS,
     **dict.fromkeys(("params_dtype", "pipeline_dtype", "autocast_dtype", "bf16", "fp16"), "spec.model.dtype"),
@@ -83,6 +95,28 @@ OWNED_TRANSFORMER_CONFIG = {
         "moe_router_enable_expert_bias",
         "moe_ffn_hidden_size",
         "moe_shared_expert_intermediate_size",
+        "moe_shared_expert_gate",
+        "moe_latent_size",
+        "moe_apply_probs_on_input",
+        "moe_router_num_groups",
+        "moe_router_group_topk",
+        "moe_router_topk_limited_devices",
+        "moe_router_topk_scaling_factor",
+        "activation_func_clamp_value",
+        "apply_residual_connection_post_layernorm",
+        "attention_output_gate",
+        "experimental_attention_variant",
+        "glu_linear_offset",
+        "heterogeneous_block_specs",
+        "is_hybrid_model",
+        "layernorm_zero_centered_gamma",
+        "linear_attention_freq",
+        "mrope_section",
+        "no_rope_freq",
+        "qk_l2_norm",
+        "softmax_type",
+        "use_mup",
+        "window_attn_skip_freq",
     ),
     _MODEL,
 )
@@ -100,6 +134,7 @@ OWNED_VLLM_ARGUMENTS = {
     "override-generation-config": "rljob: every sampling parameter is explicit",
     "logprobs-mode": "rljob: the trainer needs processed log-probabilities",
     "distributed-executor-backend": "rljob, from spec.rollout.tensorParallel",
+    "logits-processors": "rljob: samples are drawn from the policy's own distribution",
     "scheduler-cls": "rljob, whose scheduler hands responses over in pieces",
 } | dict.fromkeys(
     (

@@ -25,6 +25,13 @@ def recompute(**settings: Any) -> dict[str, Any]:
     return {"trainer": {"device": "cpu", "recompute": settings}}
 
 
+@pytest.mark.parametrize(
+    "key", ["moe_expert_capacity_factor", "moe_router_topk_scaling_factor", "no_rope_freq", "softmax_type", "qk_clip"]
+)
+def test_a_key_that_makes_the_trainers_model_another_than_the_rollouts_is_refused(key: str) -> None:
+    assert [v.field for v in violations(raw_spec(**config("gpu", **{key: 1})), "demo")] == [f"{T}.{key}"]
+
+
 def test_data_parallel_size_is_what_tensor_pipeline_and_context_leave() -> None:
     sizes = {"tensor": 2, "pipeline": 2, "context": 2}
     layout = Layout.of(make_spec(trainer={"nodes": 4, "processesPerNode": 4, "parallelism": sizes}))

@@ -68,6 +68,7 @@ def test_an_unknown_megatron_key_suggests_the_nearest() -> None:
     ("key", "value"),
     [
         ("pipeline-parallel-size", 2),
+        ("logits-processors", ["mine.Processor"]),
         ("max-num-seqs", "many"),
         ("gpu-memory-utilization", 0),
         ("kv-cache-memory-bytes", "4G"),
