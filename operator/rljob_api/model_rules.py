@@ -155,10 +155,8 @@ def _context_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
     linear = "linear" in (rope.get("rope_type"), rope.get("type"))
     positions = (config.get("max_position_embeddings") or 0) * (rope.get("factor", 1) if linear else 1)
     longest = longest_context(spec)
-    if (
-        any(v.name == LONGER for v in (*spec.env, *spec.rollout.template.env))
-        or "hf-overrides" in spec.rollout.vllm_args
-    ):
+    pods = spec.trainer if spec.rollout.placement == "colocated" else spec.rollout
+    if any(v.name == LONGER for v in (*spec.env, *pods.template.env)) or "hf-overrides" in spec.rollout.vllm_args:
         return
     if not positions or longest <= positions:
         return
@@ -166,7 +164,7 @@ def _context_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
         "spec.rollout.sampling.maxTokens",
         str(spec.rollout.sampling.max_tokens),
         f"the longest prompt and response, also in evaluation, have {longest} tokens, and the model has {positions:g} positions",
-        f"lower it, spec.data.maxPromptTokens or spec.evaluation.sampling.maxTokens, or set {LONGER} in spec.rollout.template.env",
+        f"lower it, spec.data.maxPromptTokens or spec.evaluation.sampling.maxTokens, or set {LONGER} in spec.env",
     )
 
 
