@@ -88,7 +88,7 @@ class RewardSpec(Model):
     data_source: Annotated[str, StringConstraints(min_length=1, max_length=256)] = "*"
     """Value of the data-source column; `*` judges every row that no other entry names."""
     rule: Literal["exactMatch", "number", "math"] | None = None
-    """A built-in rule, 1 or 0. `exactMatch`: the response, stripped, equals the answer; `number`: its last number does (GSM8K: after `####` where
+    """A built-in rule, 1 or 0. `exactMatch`: the response equals the answer, both stripped; `number`: its last number does (GSM8K: after `####` where
     there is one); `math`: its final expression (boxed or last) is mathematically equal, by the library math-verify."""
     python: PythonReward | None = None
     """A function of the user's."""
