@@ -91,9 +91,8 @@ class Launcher:
         log.info("attempt %d %s", control.attempt, _sentence(ended))
         self._say(state="stopped", result=ended.result, failure=ended.failure, progress=attempt.progress())
         await self._nurseries.warm(driver=False)
-        self._attempt = (
-            None  # last: a control that came during a wait behind it would begin an attempt beside this one's end
-        )
+        # after the last wait: a control that came during one behind it would begin an attempt beside this one's end
+        self._attempt = None
         self._idle.set()
         self._act(tasks)
 
