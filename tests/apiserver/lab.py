@@ -23,12 +23,15 @@ class Operator:
     log: Path
     identity: str = "one"
     kills: int = 0
+    deaths: int = 0
+    """By itself."""
     wanted: bool = True
     _process: subprocess.Popen[bytes] | None = field(default=None)
 
     def keep_alive(self) -> None:
         if not self.wanted or (self._process and self._process.poll() is None):
             return
+        self.deaths += self._process is not None
         command = [sys.executable, "-m", "rljob_operator", "--namespace", self.namespace]
         command += ["--lease-namespace", self.namespace, "--identity", self.identity, "--progress-interval", "0.3"]
         with self.log.open("ab") as log:
@@ -38,13 +41,15 @@ class Operator:
     def end(self) -> int:
         """As the kubelet asks for it; the exit code."""
         assert self._process
-        self._process.terminate()
-        return self._process.wait(timeout=20)
+        process, self._process = self._process, None
+        process.terminate()
+        return process.wait(timeout=20)
 
     def kill(self) -> None:
         if self._process and self._process.poll() is None:
             self._process.kill()
             self._process.wait(timeout=20)
+            self._process = None
             self.kills += 1
 
 
@@ -70,6 +75,7 @@ async def lab(plane: ControlPlane, namespace: str, faults: Faults) -> AsyncItera
         try:
             await world.prepare()
             yield world
+            assert operator.deaths == 0, operator.log.read_text()[-4000:]
         finally:
             operator.kill()
             await api.close()
