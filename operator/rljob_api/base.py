@@ -29,7 +29,11 @@ class Model(_Contract):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
-        return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
+        """Of fields that there are: an unknown one is refused, whatever it holds."""
+        known = {*cls.model_fields, *(field.alias for field in cls.model_fields.values())}
+        if not isinstance(given, dict):
+            return given
+        return {k: v for k, v in given.items() if v is not None or k not in known}
 
 
 class Wire(_Contract):

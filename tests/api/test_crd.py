@@ -26,6 +26,7 @@ def test_the_file_is_what_the_models_say() -> None:
 def test_a_null_is_a_field_that_is_not_written_as_for_the_api_server() -> None:
     nulls = {"env": None, "critic": None, "trainer": {"parallelism": None, "template": {"nodeSelector": None}}}
     assert violations(raw_spec(**nulls), "demo") == violations(raw_spec(trainer={}), "demo")
+    assert [v.field for v in violations(raw_spec(data={"surprise": None}), "demo")] == ["spec.data.surprise"]
     (missing,) = violations(raw_spec(image=None), "demo")
     assert (missing.field, missing.rule) == ("spec.image", "Field required")
 
