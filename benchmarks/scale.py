@@ -23,8 +23,8 @@ from statistics import median
 from kubernetes.aio import client
 
 from benchmarks.load import Object, Reports, job, stateful_set
+from e2e import kwok
 from e2e.cluster.binaries import KWOK, build, is_built
-from e2e.cluster.steps import BIN
 from e2e.control_plane import TOKEN, ControlPlane, free_ports
 from rljob_operator.api import NotFound
 from rljob_operator.client import KubernetesApi
@@ -75,9 +75,7 @@ class Bench:
 
     async def start(self) -> None:
         await self.nodes()
-        config = f"--kubeconfig={self.plane.kubeconfig}"
-        leases = "--node-lease-duration-seconds=40"  # without them the controller manager takes the nodes for lost, again and again
-        self.plane.spawn("kwok", BIN / "kwok", config, "--manage-all-nodes=true", leases)
+        kwok.start(self.plane)
         command = [sys.executable, "-m", "rljob_operator", "--qps", "500", "--burst", "500"]
         os.environ["KUBECONFIG"] = str(self.plane.kubeconfig)
         self.operator = self.plane.spawn("operator", *command, "--health-port", str(self.port))
@@ -95,13 +93,9 @@ class Bench:
         await self.beside(f"{self.args.crowd} jobs of 4 pods bound", self.args.crowd, 4, dict(ROLES))
 
     async def nodes(self) -> None:
-        allocatable = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
         for i in range(self.args.nodes):
-            labels = {"block": f"b{i // 50}", "rack": f"r{i // 10}", "kubernetes.io/hostname": f"n{i}"}
-            meta = {"name": f"n{i}", "labels": labels, "annotations": {"kwok.x-k8s.io/node": "fake"}}
-            body = {"apiVersion": "v1", "kind": "Node", "metadata": meta}
-            status = {"allocatable": allocatable, "capacity": allocatable}
-            await self.api._request("POST", "Node", "/api/v1/nodes", body | {"status": status})
+            node = kwok.node(f"n{i}", {"block": f"b{i // 50}", "rack": f"r{i // 10}"})
+            await self.api._request("POST", "Node", "/api/v1/nodes", node)
 
     async def beside(self, what: str, count: int, pods: int, roles: dict[str, int]) -> None:
         """In turn, each time in a namespace of its own: the medians, and the range of the ratio of neighbours."""

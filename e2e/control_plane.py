@@ -88,7 +88,7 @@ class ControlPlane:
         crd = yaml.safe_load(file.read_text())
         self.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
         where = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
-        self._until(crd["metadata"]["name"], lambda: _established(self.call("GET", where)))
+        self.until(crd["metadata"]["name"], lambda: _established(self.call("GET", where)))
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """One request as the administrator. Raises urllib.error.HTTPError."""
@@ -106,7 +106,7 @@ class ControlPlane:
         self.spawn("etcd", BIN / "etcd", "--data-dir=etcd", "--log-level=warn", *urls, *own)
         self.spawn("kube-apiserver", BIN / "kube-apiserver", *self._server_flags(client))
         self.write_kubeconfig(self.kubeconfig, self.url)
-        self._until("kube-apiserver", lambda: self.call("GET", "/readyz") == "ok")
+        self.until("kube-apiserver", lambda: self.call("GET", "/readyz") == "ok")
         if self._managers:
             self._start_managers()
 
@@ -141,7 +141,8 @@ class ControlPlane:
         ):
             self.spawn(name, BIN / name, config, *limits, *flags)
 
-    def _until(self, what: str, ready: Any) -> None:
+    def until(self, what: str, ready: Any) -> None:
+        """Wait until `ready()` is true; an OSError says no."""
         end = time.monotonic() + READY_SECONDS
         while True:
             try:

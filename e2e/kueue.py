@@ -8,8 +8,8 @@ Kueue reads the certificate of its metrics from a fixed place in /etc, so it run
 import base64
 import os
 import subprocess
-import time
 import urllib.request
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ QUEUE = "team"
 API, VERSION = "/apis/kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta2"
 HOOKED = ("v1-pod", "statefulset", "batch-v1-job", "kueue-x-k8s-io")
 """Webhooks by their path: of the kinds that we or Kueue make."""
-START_SECONDS = 90.0
 
 
 def start(plane: ControlPlane, levels: list[str], gpus: int) -> None:
@@ -40,7 +39,7 @@ def start(plane: ControlPlane, levels: list[str], gpus: int) -> None:
     flags = f"--config={config} --kubeconfig={plane.kubeconfig} --feature-gates=VisibilityOnDemand=false"
     os.environ["KUBECONFIG"] = str(plane.kubeconfig)
     plane.spawn("kueue", "unshare", "--mount", "sh", "-c", f"{mount} && exec {BIN / 'kueue'} {flags}")
-    _wait(f"http://127.0.0.1:{health}/readyz")
+    plane.until("kueue", lambda: urllib.request.urlopen(f"http://127.0.0.1:{health}/readyz", timeout=2).status == 200)
     _hooks(plane, hook, (certificates / "tls.crt").read_bytes())
     _queue(plane, levels, gpus)
 
@@ -62,6 +61,7 @@ def is_admitted(workload: dict[str, Any]) -> bool:
     return any(c["type"] == "Admitted" and c["status"] == "True" for c in conditions)
 
 
+@cache
 def _source() -> Path:
     """Its manifests, in the module that it was compiled from."""
     command = ("go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kueue")
@@ -96,18 +96,6 @@ def _configuration(hook: int, health: int, certificates: Path) -> dict[str, Any]
         "internalCertManagement": {"enable": False},
         "integrations": {"frameworks": ["batch/job", "pod", "statefulset"]},
     }
-
-
-def _wait(url: str) -> None:
-    end = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            urllib.request.urlopen(url, timeout=2).close()
-            return
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.5)
 
 
 def _hooks(plane: ControlPlane, port: int, authority: bytes) -> None:

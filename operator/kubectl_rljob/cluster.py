@@ -46,12 +46,8 @@ class Cluster:
                 raise UserError(f"kubeconfig: nothing there: {files}", "kubectl config get-contexts --kubeconfig FILE")
             loader = KubeConfigLoader(merged, active_context=context)
             loader.load_and_set(settings)
-        except (
-            ConfigException,
-            OSError,
-            YAMLError,
-            ValueError,
-        ) as error:  # ValueError: a certificate that is not base64
+        # ValueError: a certificate that is not base64
+        except (ConfigException, OSError, YAMLError, ValueError) as error:
             raise UserError(f"kubeconfig: {error}", "kubectl config get-contexts") from error
         if not settings.verify_ssl:  # the kubeconfig says so: kubectl does not warn of it either
             disable_warnings(InsecureRequestWarning)

@@ -30,9 +30,9 @@ class Model(_Contract):
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
         """Of fields that there are: an unknown one is refused, whatever it holds."""
-        known = {*cls.model_fields, *(field.alias for field in cls.model_fields.values())}
-        if not isinstance(given, dict):
+        if not isinstance(given, dict) or None not in given.values():
             return given
+        known = {*cls.model_fields, *(field.alias for field in cls.model_fields.values())}
         return {k: v for k, v in given.items() if v is not None or k not in known}
 
 

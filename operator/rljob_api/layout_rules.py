@@ -31,19 +31,11 @@ def layout_violations(spec: RLJobSpec) -> Iterator[Violation]:
         sizes = {"expertTensor": layout.expert_tensor, "expert": layout.expert, "pipeline": layout.pipeline}
         yield _indivisible(ranks, sizes, layout.expert_model)
     if t.device == "gpu" and t.processes_per_node % layout.tensor:
-        yield Violation(
-            f"{PARALLELISM}.tensor",
-            str(layout.tensor),
-            f"tensor-parallel ranks exchange every layer's activations and must share a node, which has {t.processes_per_node} ranks",
-            "raise spec.trainer.processesPerNode to a multiple of it, or lower tensor and raise pipeline",
-        )
+        fix = "raise spec.trainer.processesPerNode to a multiple of it, or lower tensor and raise pipeline"
+        yield _scattered("tensor", layout.tensor, "tensor-parallel ranks", t.processes_per_node, fix)
     elif t.device == "gpu" and t.processes_per_node % layout.expert_tensor:
-        yield Violation(
-            f"{PARALLELISM}.expertTensor",
-            str(layout.expert_tensor),
-            f"ranks that share an expert exchange every layer's activations and must share a node, which has {t.processes_per_node} ranks",
-            "lower it and raise expert",
-        )
+        fix = "lower it and raise expert"
+        yield _scattered("expertTensor", layout.expert_tensor, "ranks that share an expert", t.processes_per_node, fix)
     if layout.virtual_pipeline > 1 and layout.pipeline == 1:
         yield Violation(
             f"{PARALLELISM}.virtualPipeline",
@@ -69,6 +61,11 @@ def _expert_violations(spec: RLJobSpec, layout: Layout) -> Iterator[Violation]:
             f"on CPU, gloo cannot do the uneven reduce-scatter of cut experts that expert = {layout.expert} needs",
             "set expertTensor 1, or expert 1",
         )
+
+
+def _scattered(name: str, size: int, who: str, ranks: int, fix: str) -> Violation:
+    rule = f"{who} exchange every layer's activations and must share a node, which has {ranks} ranks"
+    return Violation(f"{PARALLELISM}.{name}", str(size), rule, fix)
 
 
 def _indivisible(ranks: str, sizes: dict[str, int], product: int) -> Violation:

@@ -72,17 +72,14 @@ def _width_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viola
     layout = Layout.of(spec)
     heads = config.get("num_attention_heads")
     groups = config.get("num_key_value_heads") or heads
-    experts = experts_of(config)
     if heads and heads % layout.tensor:
         yield _indivisible(f"{PARALLELISM}.tensor", layout.tensor, "num_attention_heads", heads)
     if groups and groups % layout.tensor and layout.tensor % groups:
         yield _unshared(f"{PARALLELISM}.tensor", layout.tensor, groups)
-    width = config.get("intermediate_size")
-    if not experts and width and width % layout.tensor:
-        yield _indivisible(f"{PARALLELISM}.tensor", layout.tensor, "intermediate_size", width)
-    key = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
-    if experts and config.get(key, 0) % layout.expert_tensor:
-        yield _indivisible(f"{PARALLELISM}.expertTensor", layout.expert_tensor, key, config[key])
+    name, size = ("expertTensor", layout.expert_tensor) if experts_of(config) else ("tensor", layout.tensor)
+    key, width = _feed_forward(config)
+    if width % size:
+        yield _indivisible(f"{PARALLELISM}.{name}", size, key, width)
 
 
 def _depth_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
@@ -136,16 +133,16 @@ def _expert_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
 def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """What vLLM 0.26 refuses when a server starts: heads and matrices over its GPUs, and positions that the model does not have."""
     rollout, field = spec.rollout, "spec.rollout.tensorParallel"
-    heads, experts = config.get("num_attention_heads"), experts_of(config)
+    heads = config.get("num_attention_heads")
     groups = config.get("num_key_value_heads") or heads
     if heads and heads % rollout.tensor_parallel:
         yield _indivisible(field, rollout.tensor_parallel, "num_attention_heads", heads)
     elif groups and groups % rollout.tensor_parallel and rollout.tensor_parallel % groups:
         yield _unshared(field, rollout.tensor_parallel, groups)
-    key = "moe_intermediate_size" if experts and "moe_intermediate_size" in config else "intermediate_size"
-    whole = experts and rollout.vllm_args.get("enable-expert-parallel")
-    if not whole and config.get(key, 0) % rollout.tensor_parallel:
-        yield _indivisible(field, rollout.tensor_parallel, key, config[key])
+    key, width = _feed_forward(config)
+    whole = experts_of(config) and rollout.vllm_args.get("enable-expert-parallel")
+    if not whole and width % rollout.tensor_parallel:
+        yield _indivisible(field, rollout.tensor_parallel, key, width)
     yield from _context_violations(spec, config)
 
 
@@ -166,6 +163,12 @@ def _context_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
         f"the longest prompt and response, also in evaluation, have {longest} tokens, and the model has {positions:g} positions",
         f"lower it, spec.data.maxPromptTokens or spec.evaluation.sampling.maxTokens, or set {LONGER} in spec.env",
     )
+
+
+def _feed_forward(config: dict[str, Any]) -> tuple[str, int]:
+    """Key and width of the feed-forward matrices, an expert's where there are experts."""
+    key = "moe_intermediate_size" if experts_of(config) and "moe_intermediate_size" in config else "intermediate_size"
+    return key, config.get(key) or 0
 
 
 def _unshared(field: str, size: int, groups: int) -> Violation:

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, ValidationError
 
 from rljob_api.base import Wire
+from rljob_api.pod_rules import templates
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.common import Template
 from rljob_api.violation import Violation
 
 SCHEDULING = "spec.scheduling"
@@ -101,7 +101,7 @@ class _Affinity(Wire):
 
 def node_affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """The API server looks into a template only when pods are made of it; plans read it before."""
-    for role, template in (("trainer", spec.trainer.template), ("rollout", spec.rollout.template)):
+    for role, template in templates(spec):
         try:
             _Affinity.model_validate(template.affinity or {})
         except ValidationError as error:
@@ -118,11 +118,7 @@ def affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """What builtin would plan against the scheduler's will."""
     if spec.scheduling.backend != "builtin":
         return
-    templates: tuple[tuple[str, Template], ...] = (
-        ("trainer", spec.trainer.template),
-        ("rollout", spec.rollout.template),
-    )
-    for role, template in templates:
+    for role, template in templates(spec):
         for kind in NOT_PLANNED:
             if (template.affinity or {}).get(kind):
                 yield Violation(

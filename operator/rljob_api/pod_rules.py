@@ -3,8 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from rljob_api import names
+from rljob_api.placement.gang import template
 from rljob_api.placement.quantity import parse
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import Template
 from rljob_api.violation import Violation
 
 SOURCES = (
@@ -46,10 +48,15 @@ def _twice(field: str, values: list[str]) -> Iterator[Violation]:
             yield Violation(f"spec.volumes[{i}].{field}", value, "stands twice", "every volume has its own")
 
 
+def templates(spec: RLJobSpec) -> Iterator[tuple[str, Template]]:
+    """By role."""
+    return ((role, template(spec, role)) for role in names.ROLES)
+
+
 def metadata_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Labels and annotations by which operator and admission policies tell pods apart."""
-    for role, template in ((names.ROLE_TRAINER, spec.trainer.template), (names.ROLE_ROLLOUT, spec.rollout.template)):
-        for kind, entries in (("labels", template.labels), ("annotations", template.annotations)):
+    for role, given in templates(spec):
+        for kind, entries in (("labels", given.labels), ("annotations", given.annotations)):
             for key in entries:
                 if key == names.LABEL_MANAGED_BY or key.split("/")[0] == names.GROUP:
                     yield Violation(f"spec.{role}.template.{kind}.{key}", entries[key], "is rljob's own", "take it out")
@@ -57,16 +64,17 @@ def metadata_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 def resource_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Devices follow from the processes, and no request is above its limit."""
-    for role, template in ((names.ROLE_TRAINER, spec.trainer.template), (names.ROLE_ROLLOUT, spec.rollout.template)):
-        field, given, device = f"spec.{role}.template.resources", template.resources, spec.trainer.resource_name
-        for kind, amounts in (("requests", given.requests), ("limits", given.limits)):
+    for role, given in templates(spec):
+        field, resources, device = f"spec.{role}.template.resources", given.resources, spec.trainer.resource_name
+        for kind, amounts in (("requests", resources.requests), ("limits", resources.limits)):
             if spec.trainer.device == "gpu" and device in amounts:
                 size = "spec.trainer.processesPerNode" if role == names.ROLE_TRAINER else "spec.rollout.tensorParallel"
                 yield Violation(f"{field}.{kind}.{device}", amounts[device], f"is set by {size}", "take it out")
-        for name in given.requests.keys() & given.limits.keys():
-            if parse(given.requests[name]) > parse(given.limits[name]):
-                rule = f"is above spec.{role}.template.resources.limits.{name} = {given.limits[name]}"
-                yield Violation(f"{field}.requests.{name}", given.requests[name], rule, "lower it, or raise the limit")
+        for name in resources.requests.keys() & resources.limits.keys():
+            request, limit = resources.requests[name], resources.limits[name]
+            if parse(request) > parse(limit):
+                rule = f"is above {field}.limits.{name} = {limit}"
+                yield Violation(f"{field}.requests.{name}", request, rule, "lower it, or raise the limit")
 
 
 RULES: tuple[Callable[[RLJobSpec], Iterable[Violation]], ...] = (

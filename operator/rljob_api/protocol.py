@@ -14,6 +14,7 @@ from pydantic import Field, StringConstraints
 from rljob_api import names
 from rljob_api.base import Wire
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.job import MOST_CHECKPOINTS
 
 Text = Annotated[str, StringConstraints(max_length=4096)]
 Command = Literal["run", "drain", "stop"]
@@ -137,7 +138,7 @@ class Progress(Wire):
     metrics: dict[str, float] = {}
     """The last step's, by the names of the metric table."""
     history: Annotated[list[Point], Field(max_length=64)] = []
-    checkpoints: Annotated[list[Checkpoint], Field(max_length=64)] = []
+    checkpoints: Annotated[list[Checkpoint], Field(max_length=MOST_CHECKPOINTS)] = []
     """Complete ones of the lineage, oldest first."""
     rollouts: Annotated[list[RolloutState], Field(max_length=4096)] = []
     export: str = ""

@@ -89,16 +89,17 @@ class Writer:
         """ConfigMaps, of which all keys are always set, take one request; others are read first, for the bookkeeping of their fields."""
         try:
             if child["kind"] == "ConfigMap":
-                return self._put(await self._api.merge(child, live))
+                self._put(await self._api.merge(child, live))
+                return
             live = await self._api.get(child["kind"], s.job.namespace, child["metadata"]["name"])
             self._put(live)
-            if not controls(s.job, live):
-                raise Conflict(409, f"{child['kind']} {child['metadata']['name']} was replaced")
-            if not covers(live, child):
+            if controls(s.job, live) and not covers(live, child):
                 self._put(await self._api.apply(child, live))
         except (Conflict, NotFound):
             await self._refresh(*_name(child))
             raise
+        if not controls(s.job, live):
+            raise Conflict(409, f"{child['kind']} {child['metadata']['name']} was replaced")
 
     async def _refresh(self, kind: str, namespace: str, name: str) -> Object | None:
         """What is there now. Whoever asks ends the pass, by an error or by telling a conflict: the watch will call it no news any more."""

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e import kueue
+from e2e import kueue, kwok
 from e2e.cluster.binaries import KUEUE, KWOK, is_built
-from e2e.cluster.steps import BIN
 from e2e.control_plane import ControlPlane, available, free_ports
 from kueue.world import Tenant, tenant, until
 
@@ -25,23 +24,14 @@ NODES, PER_RACK, GPUS = 12, 4, 40
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with ControlPlane(tmp_path_factory.mktemp("kueue"), managers=True) as found:
         found.install_crd()
-        for number in range(NODES):
-            add_node(found, number)
-        config = f"--kubeconfig={found.kubeconfig}"
-        found.spawn("kwok", BIN / "kwok", config, "--manage-all-nodes=true", "--node-lease-duration-seconds=40")
+        for name in (f"n{number}" for number in range(NODES)):
+            found.call("POST", "/api/v1/nodes", kwok.node(name, {"rack": rack(name), "gpu": "h200"}))
+        kwok.start(found)
         kueue.start(found, ["rack", "kubernetes.io/hostname"], GPUS)
         (port,) = free_ports(1)
         command = [sys.executable, "-m", "rljob_operator", "--progress-interval", "0.3", "--health-port", str(port)]
         found.spawn("operator", *command)
         yield found
-
-
-def add_node(plane: ControlPlane, number: int) -> None:
-    room = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
-    labels = {"rack": rack(f"n{number}"), "kubernetes.io/hostname": f"n{number}", "gpu": "h200"}
-    meta = {"name": f"n{number}", "labels": labels, "annotations": {"kwok.x-k8s.io/node": "fake"}}
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": meta, "status": {"allocatable": room, "capacity": room}}
-    plane.call("POST", "/api/v1/nodes", node)
 
 
 def rack(node: str) -> str:

@@ -92,7 +92,6 @@ async def until(world: Tenant, state: str, attempt: int = 0) -> None:
     """Its status says so."""
     for _ in range(TURNS):
         await asyncio.sleep(TURN)
-        status = world.status
-        if status.state == state and (status.attempt.number if status.attempt else 0) >= attempt:
+        if world.has_reached(state, attempt=attempt):
             return
     raise AssertionError(f"never {state}: {world.status}")

@@ -110,12 +110,15 @@ class World(Site):
         """Turn until the status says so."""
         for _ in range(turns):
             await self.turn()
-            status = self.status
-            number = status.attempt.number if status.attempt else 0
-            progress = status.progress.step if number >= attempt else 0
-            if (not state or status.state == state) and progress >= step and number >= attempt:
+            if self.has_reached(state, step, attempt):
                 return
         raise AssertionError(f"never {state or step}: {self.status}")
+
+    def has_reached(self, state: str = "", step: int = 0, attempt: int = 0) -> bool:
+        status = self.status
+        number = status.attempt.number if status.attempt else 0
+        progress = status.progress.step if number >= attempt else 0
+        return (not state or status.state == state) and progress >= step and number >= attempt
 
     # What breaks
 

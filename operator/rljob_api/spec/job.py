@@ -17,6 +17,9 @@ LabelKey = Annotated[
     ),
 ]
 
+MOST_CHECKPOINTS = 64
+"""That are kept, and that a report holds. A launcher that could not read its progress would end, and so would the next one."""
+
 
 class CheckpointSpec(Model):
     """Where the run's state lives, and how often it is written."""
@@ -25,7 +28,7 @@ class CheckpointSpec(Model):
     """Directory on a volume that all trainer pods share. One job at a time writes to it."""
     every_steps: NonNegativeInt = 50
     """A checkpoint every so many steps; 0: only when draining and at the end."""
-    keep_last: Annotated[int, Field(ge=1, le=64)] = 3
+    keep_last: Annotated[int, Field(ge=1, le=MOST_CHECKPOINTS)] = 3
     """Complete checkpoints that are kept, at most as many as a report holds; older ones are deleted after a newer one is complete."""
     resume: Literal["auto", "required", "never"] = "auto"
     """`auto`: from the newest complete checkpoint in `path`, else from the model; `required`: fail without one;

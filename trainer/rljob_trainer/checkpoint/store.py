@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rljob_api import names
 from rljob_api.protocol import Checkpoint
+from rljob_api.spec.job import MOST_CHECKPOINTS
 from rljob_trainer.checkpoint.fence import FencedOut, claim, newest
 from rljob_trainer.checkpoint.files import sync_directory
 from rljob_trainer.checkpoint.lineage import Run, Start, choose, inherited, refuse_foreign_job
@@ -22,9 +23,6 @@ from rljob_trainer.checkpoint.manifest import (
 from rljob_trainer.failure import ConfigurationError, is_outage
 
 log = logging.getLogger(__name__)
-
-REPORTED = 64
-"""What protocol.Progress takes. A launcher that cannot read its progress ends, and so would the next one."""
 
 
 class Store:
@@ -47,7 +45,7 @@ class Store:
 
     def checkpoints(self) -> list[Checkpoint]:
         """The complete ones of the lineage, oldest first: the newest that a report holds, since a kill before a deletion leaves one more."""
-        return [m.describe(self._root) for m in self._lineage[-REPORTED:]]
+        return [m.describe(self._root) for m in self._lineage[-MOST_CHECKPOINTS:]]
 
     def check(self) -> None:
         """Raises FencedOut when a newer attempt has claimed the directory."""

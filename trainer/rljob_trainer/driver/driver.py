@@ -119,8 +119,9 @@ class Driver:
 
     async def published(self, step: int, digest: str, failed: dict[str, str], seconds: float) -> None:
         assert step == self._step, f"published step {step} at step {self._step}"
-        moved = not self._progress.progress.digest or self._progress.progress.policy_step != step
-        if not self._progress.progress.digest:
+        first = not self._progress.progress.digest
+        moved = first or self._progress.progress.policy_step != step
+        if first:
             self._step_began = time.monotonic()  # waiting for servers to start is not part of the first step
         self._progress.update(policy_step=step, digest=digest)
         await self._rollouts.published(step, self._targets, failed)
