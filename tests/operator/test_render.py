@@ -170,6 +170,12 @@ def test_only_rollouts_that_answer_are_endpoints(change: dict[str, Any]) -> None
     assert json.loads(children(job)[("ConfigMap", "demo-control")]["data"]["control.json"])["rollouts"] == []
 
 
+def test_a_rollout_with_an_ipv6_address_has_a_url_that_can_be_read() -> None:
+    job = make_job().with_attempt().with_rollout(ip="fd00::7")
+    (endpoint,) = json.loads(children(job)[("ConfigMap", "demo-control")]["data"]["control.json"])["rollouts"]
+    assert endpoint["url"] == "http://[fd00::7]:8000"
+
+
 def test_an_open_attempt_keeps_the_spec_it_was_published_with() -> None:
     job = make_job().with_attempt(3)
     published = json.loads(children(job)[("ConfigMap", "demo-control")]["data"]["control.json"])

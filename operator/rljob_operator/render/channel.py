@@ -3,6 +3,7 @@
 from typing import Any
 
 from rljob_api import names
+from rljob_api.address import http_url
 from rljob_api.protocol import Control, Resume, RolloutEndpoint
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
@@ -46,7 +47,7 @@ def word(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
 def _rollouts(s: Snapshot) -> list[RolloutEndpoint]:
     """Servers that answer. Which of them have the current policy is the trainer's to know."""
     return [
-        RolloutEndpoint(pod=p.name, pod_uid=p.uid, url=f"http://{p.ip}:{names.ROLLOUT_PORT}")
+        RolloutEndpoint(pod=p.name, pod_uid=p.uid, url=http_url(p.ip, names.ROLLOUT_PORT))
         for p in s.rollouts
         if p.ready and p.ip and not p.deleting and p.lost_since is None
     ]

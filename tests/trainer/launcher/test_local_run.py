@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from api.specs import raw_spec
+from ipv6 import WITHOUT_IPV4, needs_namespaces
 from trainer.launcher.gang import HERE, alive, kill, wait_for
 
 pytestmark = pytest.mark.slow
@@ -27,7 +28,8 @@ sys.exit(run(Path(sys.argv[1]), sys.argv[3:], Path(sys.argv[2]), "rank_program",
 class Run:
     """One `run` of a job with two trainers that replays batches, so that it needs no rollouts."""
 
-    def __init__(self, directory: Path, **changes: Any) -> None:
+    def __init__(self, directory: Path, within: Sequence[str] = (), **changes: Any) -> None:
+        """`within`: words in front of the command."""
         self.root, self._output = directory / "data" / "run", directory / "output"
         self.root.mkdir(parents=True)
         spec = raw_spec(
@@ -43,7 +45,15 @@ class Run:
         (directory / "rljob.yaml").write_text(yaml.safe_dump(manifest))
         paths = [str(HERE), *(p for p in sys.path if p)]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", RUN, directory / "rljob.yaml", directory / "work", f"/data={directory / 'data'}"],
+            [
+                *within,
+                sys.executable,
+                "-c",
+                RUN,
+                directory / "rljob.yaml",
+                directory / "work",
+                f"/data={directory / 'data'}",
+            ],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
             stdout=self._output.open("wb"),
             stderr=subprocess.STDOUT,
@@ -82,6 +92,14 @@ def test_a_job_survives_a_killed_rank_and_a_killed_launcher_and_succeeds(runs: l
     assert run.end() == (0, "local: succeeded")
     assert not any(map(alive, pids))
     assert "attempt 3: step 3/10; trainers 2/2, rollouts 0/0" in run.output()
+
+
+@needs_namespaces
+def test_ranks_of_two_nodes_meet_on_a_machine_without_ipv4(runs: list[Run], tmp_path: Path) -> None:
+    runs.append(run := Run(tmp_path, WITHOUT_IPV4))
+    run.pid(1, 1)
+    (run.root / "finish-1").touch()
+    assert run.end() == (0, "local: succeeded")
 
 
 def test_ctrl_c_drains_and_leaves_nothing(runs: list[Run], tmp_path: Path) -> None:

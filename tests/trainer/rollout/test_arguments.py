@@ -16,7 +16,7 @@ def test_what_we_own_is_always_said() -> None:
         "model": "/model",
         "dtype": "float32",
         "port": "8123",
-        "host": "0.0.0.0",
+        "host": "::",
         "served-model-name": "policy",
         "generation-config": "vllm",
         "logprobs-mode": "processed_logprobs",

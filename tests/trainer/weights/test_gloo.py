@@ -12,12 +12,13 @@ from rljob_trainer.weights.gloo import TrainerEnd, WorkerEnd
 HERE = "127.0.0.1"
 
 
-def test_a_payload_reaches_every_worker_of_a_replica() -> None:
-    trainer = TrainerEnd(HERE)
+@pytest.mark.parametrize("here", [HERE, "::1"])
+def test_a_payload_reaches_every_worker_of_a_replica(here: str) -> None:
+    trainer = TrainerEnd(here)
     sent = torch.arange(100, dtype=torch.uint8)
 
     def work(worker: int) -> torch.Tensor:
-        end = WorkerEnd(HERE, trainer.port, worker, 2)
+        end = WorkerEnd(here, trainer.port, worker, 2)
         payload = torch.empty(100, dtype=torch.uint8)
         end.receive(payload, {})
         return payload

@@ -8,6 +8,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from rljob_api.address import join_host_port
 from rljob_trainer import failure
 from rljob_trainer.launcher.order import Order
 from rljob_trainer.launcher.processes import die_with_parent
@@ -50,7 +51,7 @@ def _config(order: Order) -> LaunchConfig:
         logs_specs=DefaultLogsSpecs(log_dir=f"{order.directory}/torchrun"),
         run_id=where.run_id,
         rdzv_backend="static",
-        rdzv_endpoint=f"{where.address}:{where.port}",
+        rdzv_endpoint=join_host_port(where.address, where.port),
         rdzv_configs={"rank": where.node_rank, "timeout": where.timeout_seconds},
         max_restarts=0,
         start_method="fork",

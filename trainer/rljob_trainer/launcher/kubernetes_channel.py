@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector
 
 from rljob_api import names
+from rljob_api.address import join_host_port
 from rljob_api.protocol import Control, Report
 from rljob_trainer.launcher.channel import parse_control
 
@@ -51,9 +52,8 @@ class ApiServer:
 
 def in_cluster(namespace: str, job: str, pod: str) -> "KubernetesChannel":
     """With the pod's own service account."""
-    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
-    url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    server = ApiServer(url, SERVICE_ACCOUNT / "token", SERVICE_ACCOUNT / "ca.crt")
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], int(os.environ["KUBERNETES_SERVICE_PORT"])
+    server = ApiServer(f"https://{join_host_port(host, port)}", SERVICE_ACCOUNT / "token", SERVICE_ACCOUNT / "ca.crt")
     return KubernetesChannel(server, namespace, names.control(job), names.report(pod))
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 
 from rljob_api import names
+from rljob_api.address import http_url
 from rljob_api.protocol import Control, Failure, RolloutEndpoint
 from rljob_trainer.launcher.setting import Setting
 from rljob_trainer.local.gpus import VISIBLE, present
@@ -82,7 +83,7 @@ class Servers:
     def _endpoint(self, index: int, port: int) -> RolloutEndpoint:
         pod = f"{self._setting.pod}-server-{index}"
         uid = f"{self._setting.pod_uid}-{self._control.attempt}-{index}"
-        return RolloutEndpoint(pod=pod, pod_uid=uid, url=f"http://{self._setting.environment[names.ENV_POD_IP]}:{port}")
+        return RolloutEndpoint(pod=pod, pod_uid=uid, url=http_url(self._setting.environment[names.ENV_POD_IP], port))
 
     def _environment(self, share: Mapping[str, str]) -> dict[str, str]:
         inherited = dict(os.environ) | dict(self._setting.environment)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api import names
-from rljob_trainer.launcher.network import interface_of
+from rljob_trainer.network import interface_of
 
 RANK = "rljob_trainer.rank"
 DRIVER = "rljob_trainer.driver.__main__"

@@ -22,8 +22,9 @@ GOODBYE_SECONDS = 10.0
 class Processes:
     """One per pod, by its name. Use as a context: at its end none of them, nor anything that they started, lives."""
 
-    def __init__(self, work: Path, job: str) -> None:
-        self._work, self._job = work, job
+    def __init__(self, work: Path, job: str, address: str) -> None:
+        """`address`: where the processes find each other."""
+        self._work, self._job, self._address = work, job, address
         self._channel = work / "channel"
         self._token = secrets.token_hex(16)
         self._commands: dict[str, tuple[str, ...]] = {}
@@ -80,7 +81,7 @@ class Processes:
             names.ENV_JOB: self._job,
             names.ENV_POD_NAME: pod,
             names.ENV_POD_UID: uuid.uuid4().hex,
-            names.ENV_POD_IP: "127.0.0.1",
+            names.ENV_POD_IP: self._address,
             names.ENV_WORK: str(self._work / pod),
             names.ENV_ROLLOUT_TOKEN: self._token,
         }

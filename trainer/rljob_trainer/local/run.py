@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 
 from rljob_api import names
+from rljob_api.address import http_url
 from rljob_api.protocol import Command, Control, Resume, RolloutEndpoint
 from rljob_trainer.launcher.setting import DRIVER, RANK
 from rljob_trainer.local import gpus, status
@@ -15,6 +16,7 @@ from rljob_trainer.local.decide import End, Seen, State, advance
 from rljob_trainer.local.manifest import Job, ManifestError, load
 from rljob_trainer.local.ports import free_port
 from rljob_trainer.local.processes import Processes
+from rljob_trainer.network import loopback
 
 POLL_SECONDS = 0.2
 
@@ -41,7 +43,8 @@ class Here:
         """Raises ManifestError when the machine lacks GPUs."""
         self._job, self._spec = job, job.spec
         self._uid = uuid.uuid4().hex
-        self._processes = Processes(work, job.name)
+        self._address = loopback()
+        self._processes = Processes(work, job.name, self._address)
         self._trainers = [names.pod(job.name, names.ROLE_TRAINER, i) for i in range(self._spec.trainer.nodes)]
         self._ports = {
             names.pod(job.name, names.ROLE_ROLLOUT, i): free_port() for i in range(self._spec.rollout.replicas)
@@ -98,11 +101,11 @@ class Here:
             attempt=state.attempt,
             command=state.command,
             members=list(state.members),
-            master_address="127.0.0.1",
+            master_address=self._address,
             master_port=self._master_port(state.attempt),
             resume=Resume(policy=spec.checkpoint.resume),
             rollouts=[
-                RolloutEndpoint(pod=pod, pod_uid=report.pod_uid, url=f"http://127.0.0.1:{self._ports[pod]}")
+                RolloutEndpoint(pod=pod, pod_uid=report.pod_uid, url=http_url(self._address, self._ports[pod]))
                 for pod, report in seen.rollouts.items()
                 if report and report.state == "running"
             ],

@@ -6,6 +6,7 @@ from typing import Any
 
 from rljob_api.serving import longest_context, server_defaults
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.network import any_address
 from rljob_trainer.weights.backends import backend
 
 SERVED_MODEL = "policy"
@@ -31,7 +32,7 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
     own: dict[str, Any] = {
         "model": spec.model.path,
         "served-model-name": SERVED_MODEL,
-        "host": "0.0.0.0",
+        "host": any_address(),
         "port": port,
         "dtype": spec.model.dtype,
         "max-model-len": longest_context(spec),

@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rljob_api import names
+from rljob_api.address import http_url
 from rljob_api.protocol import Control, Failure, Report, RolloutEndpoint
+from rljob_trainer.network import loopback
 from rljob_trainer.rollout.arguments import server_arguments, server_environment
 from rljob_trainer.rollout.client import answers
 from rljob_trainer.rollout.process import ServerProcess
@@ -115,7 +117,7 @@ class Supervisor:
     async def _announce(self) -> bool:
         """Tell the server the current attempt. False when it does not answer."""
         assert self._control is not None
-        here = RolloutEndpoint(pod="", pod_uid="", url=f"http://127.0.0.1:{self._port}")
+        here = RolloutEndpoint(pod="", pod_uid="", url=http_url(loopback(), self._port))
         return await answers(here, self._environment[names.ENV_ROLLOUT_TOKEN], self._control.attempt)
 
     async def _report(self) -> None:
