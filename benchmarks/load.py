@@ -6,7 +6,7 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.protocol import Control, Progress, Report
-from rljob_operator.client import KubernetesApi
+from rljob_operator.kube.client import KubernetesApi
 
 Object = dict[str, Any]
 

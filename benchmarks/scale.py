@@ -26,10 +26,10 @@ from benchmarks.load import Object, Reports, job, stateful_set
 from e2e import kwok
 from e2e.cluster.binaries import KWOK, build, is_built
 from e2e.control_plane import TOKEN, ControlPlane, free_ports
-from rljob_operator.api import NotFound
-from rljob_operator.client import KubernetesApi
-from rljob_operator.stores import CHILD_KINDS
-from rljob_operator.throttle import Throttle
+from rljob_operator.cache.cluster import CHILD_KINDS
+from rljob_operator.kube.api import NotFound
+from rljob_operator.kube.client import KubernetesApi
+from rljob_operator.kube.rate_limit import RateLimiter
 from rljob_operator.watch import OURS
 
 Phase = Callable[["Bench"], Awaitable[None]]
@@ -70,7 +70,7 @@ class Bench:
         self.plane, self.args = plane, args
         settings = client.Configuration(host=plane.url)
         settings.verify_ssl, settings.api_key = False, {"BearerToken": f"Bearer {TOKEN}"}
-        self.api = KubernetesApi(settings, Throttle(5000, 5000))
+        self.api = KubernetesApi(settings, RateLimiter(5000, 5000))
         (self.port,) = free_ports(1)
 
     async def start(self) -> None:

@@ -11,19 +11,19 @@ import time
 from collections.abc import Coroutine
 
 from rljob_operator import health
-from rljob_operator.client import KubernetesApi, connect
-from rljob_operator.lease import Lease, LeaseLost
+from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.kube.client import KubernetesApi, connect
+from rljob_operator.kube.leader_election import LeaderElector, LeaseLost
+from rljob_operator.kube.rate_limit import RateLimiter
 from rljob_operator.metrics import Metrics
-from rljob_operator.queue import Queue
-from rljob_operator.reconcile import Reconciler
-from rljob_operator.stores import Stores
-from rljob_operator.throttle import Throttle
+from rljob_operator.reconcile.queue import WorkQueue
+from rljob_operator.reconcile.reconciler import Reconciler
 from rljob_operator.watch import Watches
 
 log = logging.getLogger(__name__)
 
 GARBAGE = (20_000, 20, 100)
-"""Python's defaults would go through all that the stores hold again and again while events are parsed, for two thirds of the time that takes."""
+"""Python's defaults would go through all that the cache hold again and again while events are parsed, for two thirds of the time that takes."""
 
 
 def arguments() -> argparse.Namespace:
@@ -52,22 +52,24 @@ def arguments() -> argparse.Namespace:
 async def operate(args: argparse.Namespace) -> None:
     """The lease comes first: nobody acts without it."""
     settings = await connect()
-    api = KubernetesApi(settings, Throttle(args.qps, args.burst))
-    lease_api = KubernetesApi(settings, Throttle(qps=5, burst=10))  # renewals never wait behind others
-    stores = Stores(time.time)
-    reconciler = Reconciler(api, stores, args.progress_interval, args.network_policies)
-    metrics = Metrics(stores, api.calls, lambda: queue.lag())
-    queue = Queue(metrics.timed(reconciler))
-    watches = Watches(api, stores, args.namespace, queue.add, args.progress_interval)
-    pulse = health.Pulse()
-    server = await health.serve(args.health_port, lambda: pulse.trouble(queue.lag(), watches.silence()), metrics.text)
-    lease = Lease(lease_api, args.lease_namespace, args.identity, pulse.beat)
+    api = KubernetesApi(settings, RateLimiter(args.qps, args.burst))
+    lease_api = KubernetesApi(settings, RateLimiter(qps=5, burst=10))  # renewals never wait behind others
+    cache = ClusterCache(time.time)
+    reconciler = Reconciler(api, cache, args.progress_interval, args.network_policies)
+    metrics = Metrics(cache, api.calls, lambda: queue.lag())
+    queue = WorkQueue(metrics.timed(reconciler))
+    watches = Watches(api, cache, args.namespace, queue.add_after, args.progress_interval)
+    health_check = health.HealthCheck()
+    server = await health.serve(
+        args.health_port, lambda: health_check.problem(queue.lag(), watches.silence()), metrics.text
+    )
+    lease = LeaderElector(lease_api, args.lease_namespace, args.identity, health_check.heartbeat)
     told = _told()
     try:
         if await _first(lease.acquire(), told):
             log.info("%s holds the lease", args.identity)
             await _until(told, lease, watches, queue)
-            await lease.release()
+            await lease.release_lease()
     finally:
         await server.cleanup()
         await api.close()
@@ -94,7 +96,7 @@ async def _first(work: Coroutine[None, None, None], told: asyncio.Event) -> bool
     return True
 
 
-async def _until(told: asyncio.Event, lease: Lease, watches: Watches, queue: Queue) -> None:
+async def _until(told: asyncio.Event, lease: LeaderElector, watches: Watches, queue: WorkQueue) -> None:
     """Until we are told to end, or one of the others fails."""
     async with asyncio.TaskGroup() as group:
         others = [group.create_task(work) for work in (lease.renew(), watches.run(), _pass_for_ever(watches, queue))]
@@ -103,7 +105,7 @@ async def _until(told: asyncio.Event, lease: Lease, watches: Watches, queue: Que
             task.cancel()
 
 
-async def _pass_for_ever(watches: Watches, queue: Queue) -> None:
+async def _pass_for_ever(watches: Watches, queue: WorkQueue) -> None:
     await watches.synced()
     log.info("all kinds are listed")
     await queue.run()

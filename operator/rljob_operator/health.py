@@ -9,16 +9,16 @@ LIMIT = 180.0
 """Seconds."""
 
 
-class Pulse:
+class HealthCheck:
     """When the API server answered last."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         self._last = time.monotonic()
 
-    def trouble(self, lag: float, deaf: float) -> str:
+    def problem(self, lag: float, deaf: float) -> str:
         """Empty when all is well. `lag`: see Queue.lag; `deaf`: seconds since the most silent watch showed anything, bookmarks included."""
         silence = time.monotonic() - self._last
         if silence > LIMIT:
@@ -28,11 +28,11 @@ class Pulse:
         return f"a job has been waiting for {lag:.0f} s" if lag > LIMIT else ""
 
 
-async def serve(port: int, trouble: Callable[[], str], metrics: Callable[[], bytes]) -> web.AppRunner:
+async def serve(port: int, problem: Callable[[], str], metrics: Callable[[], bytes]) -> web.AppRunner:
     """GET /healthz and /metrics on all addresses."""
 
     async def healthz(_: web.Request) -> web.Response:
-        why = trouble()
+        why = problem()
         return web.Response(text=why or "ok", status=503 if why else 200)
 
     async def prometheus(_: web.Request) -> web.Response:

@@ -8,14 +8,14 @@ from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
 from rljob_api.status import JobStatus
-from rljob_operator.api import Key
-from rljob_operator.queue import Work
-from rljob_operator.stores import SeenJob, Stores
+from rljob_operator.cache.cluster import CachedJob, ClusterCache
+from rljob_operator.kube.api import Key
+from rljob_operator.reconcile.queue import Reconcile
 from rljob_operator.times import seconds
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 """Seconds."""
-PER_JOB: Mapping[str, tuple[str, Callable[[SeenJob, JobStatus], float | None]]] = {
+PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]] = {
     "rljob_job_step": ("Steps done", lambda job, s: s.progress.step),
     "rljob_job_steps": ("Steps wanted", lambda job, s: s.progress.steps),
     "rljob_job_attempt": ("Number of the newest attempt", lambda job, s: s.attempt.number if s.attempt else 0),
@@ -30,19 +30,19 @@ PER_JOB: Mapping[str, tuple[str, Callable[[SeenJob, JobStatus], float | None]]] 
 
 
 class Metrics:
-    """`calls`: requests by verb and kind; `lag`: see Queue.lag."""
+    """`calls`: requests by verb and kind; `lag`: see WorkQueue.lag."""
 
-    def __init__(self, stores: Stores, calls: Mapping[tuple[str, str], int], lag: Callable[[], float]) -> None:
+    def __init__(self, cache: ClusterCache, calls: Mapping[tuple[str, str], int], lag: Callable[[], float]) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Observed(stores, calls, lag))
+        self._registry.register(_Observed(cache, calls, lag))
         self.reconcile = Histogram(
-            "rljob_reconcile_seconds", "Duration of a pass over one job", buckets=BUCKETS, registry=self._registry
+            "rljob_reconcile_seconds", "Duration of one reconcile of a job", buckets=BUCKETS, registry=self._registry
         )
 
-    def timed(self, work: Work) -> Work:
+    def timed(self, reconcile: Reconcile) -> Reconcile:
         async def one(key: Key) -> float | None:
             with self.reconcile.time():
-                return await work(key)
+                return await reconcile(key)
 
         return one
 
@@ -51,10 +51,10 @@ class Metrics:
 
 
 class _Observed(Collector):
-    """Read from the stores when somebody asks."""
+    """Read from the cache when somebody asks."""
 
-    def __init__(self, stores: Stores, calls: Mapping[tuple[str, str], int], lag: Callable[[], float]) -> None:
-        self._stores, self._calls, self._lag = stores, calls, lag
+    def __init__(self, cache: ClusterCache, calls: Mapping[tuple[str, str], int], lag: Callable[[], float]) -> None:
+        self._cache, self._calls, self._lag = cache, calls, lag
 
     def collect(self) -> Iterator[Metric]:
         calls = CounterMetricFamily("rljob_api_requests", "Requests to the API server", labels=["verb", "kind"])
@@ -64,14 +64,14 @@ class _Observed(Collector):
         yield GaugeMetricFamily(
             "rljob_queue_lag_seconds", "How long the most overdue job waits for a worker", self._lag()
         )
-        jobs = [(job, status) for job in self._stores.jobs.values() if (status := _status(job)) is not None]
+        jobs = [(job, status) for job in self._cache.jobs.values() if (status := _status(job)) is not None]
         yield _by_state(status for _, status in jobs)
         for name, (sentence, value) in PER_JOB.items():
             yield _gauge(name, sentence, ((job, value(job, status)) for job, status in jobs))
         yield _step_metrics(jobs)
 
 
-def _status(job: SeenJob) -> JobStatus | None:
+def _status(job: CachedJob) -> JobStatus | None:
     try:
         return job.status
     except ValidationError:
@@ -88,7 +88,7 @@ def _by_state(statuses: Iterator[JobStatus]) -> Metric:
     return found
 
 
-def _gauge(name: str, sentence: str, values: Iterator[tuple[SeenJob, float | None]]) -> Metric:
+def _gauge(name: str, sentence: str, values: Iterator[tuple[CachedJob, float | None]]) -> Metric:
     found = GaugeMetricFamily(name, sentence, labels=["namespace", "rljob"])
     for job, value in values:
         if value is not None:
@@ -96,7 +96,7 @@ def _gauge(name: str, sentence: str, values: Iterator[tuple[SeenJob, float | Non
     return found
 
 
-def _step_metrics(jobs: list[tuple[SeenJob, JobStatus]]) -> Metric:
+def _step_metrics(jobs: list[tuple[CachedJob, JobStatus]]) -> Metric:
     """Reward, loss, weight-sync latency, staleness and all others of docs/reference/metrics.md."""
     found = GaugeMetricFamily(
         "rljob_job_metric", "The last step's metrics, by their names", labels=["namespace", "rljob", "metric"]
@@ -112,5 +112,5 @@ def _goodput(s: JobStatus) -> float | None:
     return s.progress.step / done if done else None
 
 
-def _first_step(job: SeenJob, s: JobStatus) -> float | None:
+def _first_step(job: CachedJob, s: JobStatus) -> float | None:
     return seconds(s.first_step) - seconds(job.meta.creation_timestamp) if s.first_step else None

@@ -1,4 +1,4 @@
-"""Keeping the stores in step with the API server: per kind and namespace one list, then one watch that goes on where the last one ended."""
+"""Keeping the cache in step with the API server: per kind and namespace one list, then one watch that goes on where the last one ended."""
 
 import asyncio
 import logging
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rljob_api import names
-from rljob_operator.api import Api, ApiError, Gone, Key, Object
-from rljob_operator.store import Store, job_of
-from rljob_operator.stores import CHILD_KINDS, ROOM, Pods, Stores
+from rljob_operator.cache.cache import Cache, job_of
+from rljob_operator.cache.cluster import CHILD_KINDS, ROOM, ClusterCache, Pods
+from rljob_operator.kube.api import Api, ApiError, Gone, Key, Object
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Reflector:
     def __init__(
         self,
         api: Api,
-        store: Store[Any] | Pods,
+        store: Cache[Any] | Pods,
         kind: str,
         namespace: str | None,
         selector: str,
@@ -100,26 +100,26 @@ class Watches:
     def __init__(
         self,
         api: Api,
-        stores: Stores,
+        cache: ClusterCache,
         namespaces: Sequence[str],
         enqueue: Callable[[Key, float], None],
         progress_interval: float,
     ) -> None:
-        self._api, self._stores, self._enqueue, self._interval = api, stores, enqueue, progress_interval
+        self._api, self._cache, self._enqueue, self._interval = api, cache, enqueue, progress_interval
         self._reflectors = list(self._all([*namespaces] or [None]))
 
     def _all(self, scopes: Sequence[str | None]) -> Iterator[Reflector]:
         for kind, selector in SELECTORS.items():
             for namespace in (None,) if kind in ("Node", "Pod") else scopes:
                 heard = self._heard if kind == "ConfigMap" else None
-                yield Reflector(self._api, self._stores.of_kind(kind), kind, namespace, selector, self._on(kind), heard)
+                yield Reflector(self._api, self._cache.of_kind(kind), kind, namespace, selector, self._on(kind), heard)
 
     def _on(self, kind: str) -> Callable[[set[Key]], None]:
         def changed(groups: set[Key]) -> None:
-            for job in self._stores.jobs_of(kind, groups):
+            for job in self._cache.jobs_of(kind, groups):
                 self._enqueue(job, 0.0)
             if self._gives_room(kind, groups):
-                for job in self._stores.waiting():
+                for job in self._cache.waiting():
                     self._enqueue(job, ROOM_DELAY)
 
         return changed
@@ -127,7 +127,7 @@ class Watches:
     def _gives_room(self, kind: str, groups: set[Key]) -> bool:
         """A job that is gone gives back its seats, also those that no pod has taken yet."""
         if kind == "RLJob":
-            return any(self._stores.jobs.get(job) is None for job in groups)
+            return any(self._cache.jobs.get(job) is None for job in groups)
         return ROOM in groups or (kind == "Node" and bool(groups))
 
     def _heard(self, obj: Object) -> None:

@@ -14,7 +14,7 @@ from apiserver.lab import lab
 from apiserver.proxy import Faults
 from e2e.control_plane import ControlPlane
 from rljob_api.validate import violations
-from rljob_operator.api import NotFound
+from rljob_operator.kube.api import NotFound
 from simulator.cluster import job_object
 
 pytestmark = pytest.mark.slow

@@ -7,11 +7,10 @@ import pytest
 from apiserver.world import administrator
 from e2e.control_plane import ControlPlane
 from rljob_api import names
-from rljob_operator.api import ApiError
-from rljob_operator.client import KubernetesApi
+from rljob_operator.cache.pods import Pod, parse_pod
+from rljob_operator.kube.api import ApiError
+from rljob_operator.kube.client import KubernetesApi
 from rljob_operator.placement.bind import REQUIRED, operations
-from rljob_operator.pods import parse_pod
-from rljob_operator.snapshot import Pod
 
 pytestmark = pytest.mark.slow
 NAMESPACE = "default"

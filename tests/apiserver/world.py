@@ -13,9 +13,9 @@ from api.specs import raw_spec
 from e2e.control_plane import TOKEN, ControlPlane
 from rljob_api import names
 from rljob_api.protocol import Control
-from rljob_operator.api import Conflict, NotFound, Object
-from rljob_operator.client import KubernetesApi
-from rljob_operator.throttle import Throttle
+from rljob_operator.kube.api import Conflict, NotFound, Object
+from rljob_operator.kube.client import KubernetesApi
+from rljob_operator.kube.rate_limit import RateLimiter
 from simulator.cluster import job_object, node_object
 from simulator.world import NAMESPACE, Launcher, World
 
@@ -28,7 +28,7 @@ def administrator(plane: ControlPlane) -> KubernetesApi:
     settings = client.Configuration(host=plane.url)
     settings.verify_ssl = False
     settings.api_key = {"BearerToken": f"Bearer {TOKEN}"}
-    return KubernetesApi(settings, Throttle(1000, 1000))
+    return KubernetesApi(settings, RateLimiter(1000, 1000))
 
 
 @dataclass

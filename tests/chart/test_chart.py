@@ -4,9 +4,9 @@ import pytest
 import yaml
 
 from chart.chart import HELM, NO_HELM, ROOT, container, documents, helm, normal, render, rules
-from rljob_operator.api import KINDS
+from rljob_operator.cache.cluster import CHILD_KINDS
+from rljob_operator.kube.api import KINDS
 from rljob_operator.render.rbac import access
-from rljob_operator.stores import CHILD_KINDS
 from simulator.makers import META
 
 pytestmark = pytest.mark.skipif(HELM is None, reason=NO_HELM)

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from chart.chart import CHART, HELM, NO_HELM, ROOT, render
 from rljob_api.metrics import METRICS
-from rljob_operator.api import Key
+from rljob_operator.kube.api import Key
 from rljob_operator.metrics import Metrics
 from simulator.world import World
 
@@ -27,7 +27,7 @@ async def exported() -> dict[str, set[str]]:
     async def nothing(_: Key) -> float | None:
         return None
 
-    metrics = Metrics(world.feed.stores, {("GET", "Pod"): 1}, lambda: 0.0)
+    metrics = Metrics(world.feed.cache, {("GET", "Pod"): 1}, lambda: 0.0)
     await metrics.timed(nothing)(("research", "demo"))
     found: dict[str, set[str]] = {"rljob_job_metric": {"namespace", "rljob", "metric"}}
     for family in text_string_to_metric_families(metrics.text().decode()):

@@ -7,7 +7,7 @@ import pytest
 
 from chart.chart import HELM, NO_HELM, render, rules
 from gitops.lives import documents
-from rljob_operator.api import Object
+from rljob_operator.kube.api import Object
 from simulator.cluster import FakeCluster
 from simulator.world import World
 

@@ -10,7 +10,7 @@ from typing import Any
 from apiserver.world import TURN, RealWorld, administrator
 from e2e import kueue
 from e2e.control_plane import ControlPlane
-from rljob_operator.api import NotFound, Object
+from rljob_operator.kube.api import NotFound, Object
 from simulator.site import NAMESPACE
 
 SCHEDULING = {"backend": "kueue", "queue": kueue.QUEUE, "topologyLevels": ["rack"]}

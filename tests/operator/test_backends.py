@@ -13,10 +13,10 @@ import pytest
 
 from api.specs import make_spec
 from rljob_api import names
-from rljob_operator.reconcile import Reconciler
+from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.reconcile.reconciler import Reconciler
 from rljob_operator.render.backend import companions
 from rljob_operator.render.gang import stateful_set
-from rljob_operator.stores import Stores
 from simulator.cluster import FakeCluster, job_object
 from simulator.makers import META
 from simulator.world import NAMESPACE
@@ -110,11 +110,11 @@ def test_builtin_gates_its_pods_and_none_does_nothing() -> None:
 
 
 async def test_a_pod_group_is_made_before_the_pods_and_only_once() -> None:
-    cluster, stores = FakeCluster(), Stores(lambda: 0.0)
+    cluster, cache = FakeCluster(), ClusterCache(lambda: 0.0)
     raw = {"backend": "volcano", "queue": "team"}
-    stores.put(cluster.put(job_object("demo", make_spec(scheduling=raw).dump())))
+    cache.put(cluster.put(job_object("demo", make_spec(scheduling=raw).dump())))
     for _ in range(2):
-        await Reconciler(cluster, stores, 30, clock=lambda: 1000.0)((NAMESPACE, "demo"))
+        await Reconciler(cluster, cache, 30, clock=lambda: 1000.0)((NAMESPACE, "demo"))
     made = [w for w in cluster.writes if w.startswith("create")]
     assert made.count("create PodGroup demo-gang") == 1
     assert made.index("create PodGroup demo-gang") < made.index("create StatefulSet demo-trainer")

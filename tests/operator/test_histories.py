@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from rljob_api import names, reasons
 from rljob_api.protocol import Control
 from rljob_api.status import JobStatus
-from rljob_operator.api import ApiError
+from rljob_operator.kube.api import ApiError
 from simulator.cluster import Crash
 from simulator.feed import HOSTILE, PROMPT
 from simulator.world import NAMESPACE, World

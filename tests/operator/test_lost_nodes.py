@@ -5,8 +5,8 @@ from typing import Any
 
 from rljob_api import names, reasons
 from rljob_api.status import Attempt, JobStatus
-from rljob_operator.ordinals import ordinals, rollout_ordinals
-from rljob_operator.snapshot import Pod
+from rljob_operator.cache.pods import Pod
+from rljob_operator.model.ordinals import ordinals, rollout_ordinals
 from rljob_operator.times import stamp
 from simulator.cluster import node_object
 from simulator.makers import NOW, make_job

@@ -3,7 +3,7 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from rljob_operator.metrics import Metrics
-from rljob_operator.queue import Key
+from rljob_operator.reconcile.queue import Key
 from simulator.world import NAMESPACE, World
 
 
@@ -20,7 +20,7 @@ async def test_jobs_are_told_by_their_status() -> None:
     world.kill_pod("demo-trainer-1")
     await world.until(state="Succeeded")
     world.feed.deliver()
-    told = read(Metrics(world.feed.stores, {("GET", "Pod"): 3}, lambda: 0.5))
+    told = read(Metrics(world.feed.cache, {("GET", "Pod"): 3}, lambda: 0.5))
     assert told["rljob_jobs", "Succeeded"] == 1
     assert told["rljob_job_step", "demo"] == 12
     assert told["rljob_job_restarts", "demo"] == 1
@@ -36,7 +36,7 @@ async def test_passes_are_timed() -> None:
     async def work(key: Key) -> float | None:
         return 3.0
 
-    metrics = Metrics(World().feed.stores, {}, lambda: 0.0)
+    metrics = Metrics(World().feed.cache, {}, lambda: 0.0)
     assert await metrics.timed(work)((NAMESPACE, "demo")) == 3.0
     assert read(metrics)["rljob_reconcile_seconds_count", ""] == 1
 

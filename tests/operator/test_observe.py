@@ -10,11 +10,12 @@ from rljob_api import names
 from rljob_api.placement.cluster import Node as Place
 from rljob_api.protocol import Member, Progress, Report
 from rljob_api.status import Attempt, JobStatus
-from rljob_operator.memory import Memory
-from rljob_operator.observe import Observer
-from rljob_operator.pods import parse_node, parse_pod
-from rljob_operator.snapshot import Node, Pod, Snapshot
-from rljob_operator.stores import Stores
+from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.cache.nodes import Node, parse_node
+from rljob_operator.cache.pods import Pod, parse_pod
+from rljob_operator.model.observer import Observer
+from rljob_operator.model.reconciler_state import ReconcilerState
+from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.times import seconds
 from simulator.cluster import FakeCluster, job_object, node_object
 from simulator.feed import PROMPT, Faults, Feed
@@ -106,15 +107,15 @@ async def look(report: str | None = None, pod: str = "demo-trainer-0") -> Snapsh
     cluster.put({"kind": "ConfigMap", "metadata": meta, "data": {names.REPORT_KEY: report} if report else {}})
     cluster.remove(cluster.objects["Node", None, "node-1"])
     cluster.put(pod_object())
-    return await observed(cluster, Memory(), 1000.0)
+    return await observed(cluster, ReconcilerState(), 1000.0)
 
 
-async def observed(cluster: FakeCluster, memory: Memory, now: float, faults: Faults = PROMPT) -> Snapshot:
-    stores = Stores(lambda: now)
-    Feed(cluster, stores, faults, Random(0)).deliver()
-    job = stores.jobs.get(KEY)
+async def observed(cluster: FakeCluster, memory: ReconcilerState, now: float, faults: Faults = PROMPT) -> Snapshot:
+    cache = ClusterCache(lambda: now)
+    Feed(cluster, cache, faults, Random(0)).deliver()
+    job = cache.jobs.get(KEY)
     assert job
-    return await Observer(cluster, stores, memory, 30.0).snapshot(KEY, job.value, now)
+    return await Observer(cluster, cache, memory, 30.0).snapshot(KEY, job.value, now)
 
 
 async def test_a_report_is_read() -> None:
@@ -169,14 +170,14 @@ class Eye:
     """An observer with a clock and a feed of its own."""
 
     def __init__(self, cluster: FakeCluster) -> None:
-        self.now, self.cluster, self.stores = 1000.0, cluster, Stores(lambda: self.now)
-        self.feed = Feed(cluster, self.stores, Faults(relist=10**6), Random(0))
-        self.observer = Observer(cluster, self.stores, Memory(), 30.0)
+        self.now, self.cluster, self.cache = 1000.0, cluster, ClusterCache(lambda: self.now)
+        self.feed = Feed(cluster, self.cache, Faults(relist=10**6), Random(0))
+        self.observer = Observer(cluster, self.cache, ReconcilerState(), 30.0)
         self.feed.deliver()
 
     async def look(self, now: float) -> Snapshot:
         self.now = now
-        job = self.stores.jobs.get(KEY)
+        job = self.cache.jobs.get(KEY)
         assert job
         return await self.observer.snapshot(KEY, job.value, now)
 
@@ -219,12 +220,12 @@ async def test_a_heartbeat_that_the_watch_does_not_show_is_asked_for_before_it_c
 
 
 def test_a_heartbeat_alone_wakes_nobody_up_and_a_checkpoint_does() -> None:
-    stores, cluster = Stores(lambda: 0.0), FakeCluster()
+    cache, cluster = ClusterCache(lambda: 0.0), FakeCluster()
     reporting(cluster, beat=1)
     stored = cluster.objects["ConfigMap", "research", names.report("demo-trainer-1")]
-    assert stores.config_maps.put(stored) == {KEY}
+    assert cache.config_maps.put(stored) == {KEY}
     reporting(cluster, beat=2)
-    assert stores.config_maps.put(stored) == set()
+    assert cache.config_maps.put(stored) == set()
     report = Report(pod="demo-trainer-1", pod_uid="u", boot_id="b", attempt=1, state="stopped")
     cluster.edit("ConfigMap", "research", stored["metadata"]["name"])["data"] = {names.REPORT_KEY: report.dump_json()}
-    assert stores.config_maps.put(stored) == {KEY}
+    assert cache.config_maps.put(stored) == {KEY}

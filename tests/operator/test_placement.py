@@ -7,9 +7,9 @@ import pytest
 from rljob_api import names, reasons
 from rljob_api.placement.cluster import Cluster
 from rljob_operator.decide.place import EXCLUDED_SECONDS, UNBOUND_SECONDS
+from rljob_operator.model.scheduling import Assignment, SchedulingRequest
 from rljob_operator.placement import placer
-from rljob_operator.placement.asked import Asked
-from rljob_operator.placement.turn import Verdict, take_turns
+from rljob_operator.placement.turn import take_turns
 from simulator.cluster import node_object
 from simulator.crowd import NAMESPACE, Crowd
 from simulator.feed import HOSTILE
@@ -90,7 +90,7 @@ async def test_a_crowd_is_planned_once_and_not_once_for_each_of_its_jobs(monkeyp
     """Also those who find no room, until some becomes free."""
     planned: list[int] = []
 
-    def counted(cluster: Cluster, waiting: list[Asked]) -> tuple[list[Verdict], Cluster]:
+    def counted(cluster: Cluster, waiting: list[SchedulingRequest]) -> tuple[list[Assignment], Cluster]:
         planned.append(len(waiting))
         return take_turns(cluster, waiting)
 

@@ -6,19 +6,20 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rljob_operator import lease, queue
-from rljob_operator.api import Conflict, Object
-from rljob_operator.health import LIMIT, Pulse
-from rljob_operator.lease import Lease
-from rljob_operator.queue import Key, Queue, Work
+from rljob_operator.health import LIMIT, HealthCheck
+from rljob_operator.kube import leader_election as lease
+from rljob_operator.kube.api import Conflict, Object
+from rljob_operator.kube.leader_election import LeaderElector
+from rljob_operator.reconcile import queue
+from rljob_operator.reconcile.queue import Key, Reconcile, WorkQueue
 from simulator.cluster import BrokenCluster, FakeCluster
 
 A, B = ("research", "a"), ("research", "b")
 
 
 @asynccontextmanager
-async def running(work: Work) -> AsyncIterator[Queue]:
-    found = Queue(work, workers=2)
+async def running(work: Reconcile) -> AsyncIterator[WorkQueue]:
+    found = WorkQueue(work, workers=2)
     task = asyncio.create_task(found.run())
     try:
         yield found
@@ -28,7 +29,7 @@ async def running(work: Work) -> AsyncIterator[Queue]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "SPACING", 0.02)
+    monkeypatch.setattr(queue, "COOL_DOWN", 0.02)
     monkeypatch.setattr(queue, "FIRST_RETRY", 0.02)
 
 
@@ -124,24 +125,24 @@ async def test_the_queue_knows_how_far_it_is_behind() -> None:
         assert found.lag() >= 0.05, "two workers, three keys"
 
 
-def test_the_pulse_is_bad_when_a_job_waits_too_long() -> None:
-    pulse = Pulse()
-    assert pulse.trouble(lag=0, deaf=0) == ""
-    assert pulse.trouble(lag=0, deaf=LIMIT + 1) == "a watch has been silent for 181 s"
-    assert pulse.trouble(lag=LIMIT + 1, deaf=0) == "a job has been waiting for 181 s"
+def test_the_health_check_is_bad_when_a_job_waits_too_long() -> None:
+    health_check = HealthCheck()
+    assert health_check.problem(lag=0, deaf=0) == ""
+    assert health_check.problem(lag=0, deaf=LIMIT + 1) == "a watch has been silent for 181 s"
+    assert health_check.problem(lag=LIMIT + 1, deaf=0) == "a job has been waiting for 181 s"
 
 
 async def test_a_second_operator_waits_for_the_lease_and_gets_a_released_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "PERIOD", 0.01)
     cluster = FakeCluster()
     beats: list[int] = []
-    first, second = (Lease(cluster, "rljob-system", name, lambda: beats.append(1)) for name in ("one", "two"))
+    first, second = (LeaderElector(cluster, "rljob-system", name, lambda: beats.append(1)) for name in ("one", "two"))
     await first.acquire()
     await first.acquire()
     waiting = asyncio.create_task(second.acquire())
     await asyncio.sleep(0.05)
     assert not waiting.done()
-    await first.release()
+    await first.release_lease()
     await asyncio.wait_for(waiting, 1)
     assert cluster.edit("Lease", "rljob-system", lease.NAME)["spec"]["holderIdentity"] == "two"
     assert beats
@@ -151,15 +152,15 @@ async def test_the_lease_of_a_dead_operator_runs_out(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(lease, "PERIOD", 0.01)
     monkeypatch.setattr(lease, "LIFETIME", 0.1)
     cluster = FakeCluster()
-    await Lease(cluster, "rljob-system", "dead", lambda: None).acquire()
-    await asyncio.wait_for(Lease(cluster, "rljob-system", "next", lambda: None).acquire(), 2)
+    await LeaderElector(cluster, "rljob-system", "dead", lambda: None).acquire()
+    await asyncio.wait_for(LeaderElector(cluster, "rljob-system", "next", lambda: None).acquire(), 2)
 
 
 async def test_an_operator_that_cannot_renew_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "PERIOD", 0.01)
     monkeypatch.setattr(lease, "PATIENCE", 0.05)
     with pytest.raises(lease.LeaseLost):
-        await asyncio.wait_for(Lease(BrokenCluster(), "rljob-system", "one", lambda: None).renew(), 2)
+        await asyncio.wait_for(LeaderElector(BrokenCluster(), "rljob-system", "one", lambda: None).renew(), 2)
 
 
 class FadingCluster(FakeCluster):
@@ -181,7 +182,7 @@ async def test_an_operator_gives_up_before_another_can_take_the_lease(monkeypatc
     for name, seconds in (("PERIOD", 0.1), ("PATIENCE", 0.5), ("LIFETIME", 0.75)):
         monkeypatch.setattr(lease, name, seconds)
     cluster = FadingCluster()
-    first, second = (Lease(cluster, "rljob-system", name, lambda: None) for name in ("one", "two"))
+    first, second = (LeaderElector(cluster, "rljob-system", name, lambda: None) for name in ("one", "two"))
     await first.acquire()
     others = asyncio.create_task(second.acquire())
     with pytest.raises(lease.LeaseLost):
@@ -193,7 +194,7 @@ async def test_an_operator_gives_up_before_another_can_take_the_lease(monkeypatc
 async def test_an_operator_that_sees_another_holder_ends_itself_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "PERIOD", 0.01)
     cluster = FakeCluster()
-    held = Lease(cluster, "rljob-system", "one", lambda: None)
+    held = LeaderElector(cluster, "rljob-system", "one", lambda: None)
     await held.acquire()
     cluster.edit("Lease", "rljob-system", lease.NAME)["spec"]["holderIdentity"] = "thief"
     with pytest.raises(lease.LeaseLost):

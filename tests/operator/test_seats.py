@@ -8,11 +8,12 @@ import pytest
 from rljob_api import names, reasons
 from rljob_api.placement.cluster import Cluster, Node
 from rljob_api.status import PlacementStatus, Seat
+from rljob_operator.cache.pods import Pod
 from rljob_operator.decide.place import UNBOUND_SECONDS, assign
-from rljob_operator.placement.asked import Asked, View, asked
+from rljob_operator.model.scheduling import SchedulingRequest
+from rljob_operator.placement.asked import View, asked
 from rljob_operator.placement.bind import operations, pinned
 from rljob_operator.placement.turn import take_turns
-from rljob_operator.snapshot import Pod
 from rljob_operator.times import stamp
 from simulator.makers import META, NOW, Job, make_job
 
@@ -23,7 +24,7 @@ def placed(**scheduling: Any) -> Job:
     return make_job(nodes=2, scheduling={"backend": "builtin"} | scheduling)
 
 
-def wish(job: Job, uid: str = "job-uid", **changes: Any) -> Asked:
+def wish(job: Job, uid: str = "job-uid", **changes: Any) -> SchedulingRequest:
     meta = META.model_copy(update={"uid": uid, "name": uid, "creation_timestamp": changes.pop("created", "")})
     found = asked(View(job=meta, spec=job.spec, status=job.status, pods=(), now=NOW), NODES.get)
     assert found

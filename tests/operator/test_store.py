@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rljob_operator.api import Change, Gone, Key, Listing, Object
-from rljob_operator.store import Store
-from rljob_operator.stores import Stores
+from rljob_operator.cache.cache import Cache
+from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.kube.api import Change, Gone, Key, Listing, Object
 from rljob_operator.watch import ROOM_DELAY, SELECTORS, Reflector, Watches
 from simulator.feed import HOSTILE
 from simulator.world import World
@@ -23,8 +23,8 @@ def thing(version: int, value: int = 0, uid: str = "u", name: str = "a") -> Obje
     return {"kind": "Pod", "metadata": meta, "value": value}
 
 
-def store() -> Store[int]:
-    return Store(lambda obj, before: int(obj["value"]))
+def store() -> Cache[int]:
+    return Cache(lambda obj, before: int(obj["value"]))
 
 
 def test_an_older_version_is_ignored() -> None:
@@ -106,11 +106,11 @@ def pod(version: int, node: str = "", job: str = "", phase: str = "Running") -> 
     return {"kind": "Pod", "metadata": meta, "spec": {"nodeName": node, "containers": []}, "status": {"phase": phase}}
 
 
-async def seen(*events: Change, kind: str = "Pod", stores: Stores | None = None) -> dict[Key, float]:
+async def seen(*events: Change, kind: str = "Pod", cache: ClusterCache | None = None) -> dict[Key, float]:
     """Who is woken by a watch of one kind, and how soon."""
     woken: dict[Key, float] = {}
     api = Script(*[Listing("1", [])] * len(SELECTORS))
-    watches = Watches(api, stores or Stores(lambda: 0.0), [], woken.__setitem__, 30.0)  # type: ignore[arg-type]
+    watches = Watches(api, cache or ClusterCache(lambda: 0.0), [], woken.__setitem__, 30.0)  # type: ignore[arg-type]
     (reflector,) = (r for r in watches._reflectors if r._what[0] == kind)
     api.acts[1:] = [list(events)]
     with pytest.raises(TimeoutError):
@@ -119,57 +119,57 @@ async def seen(*events: Change, kind: str = "Pod", stores: Stores | None = None)
 
 
 async def test_one_watch_of_pods_tells_what_all_use_and_wakes_whose_they_are() -> None:
-    stores = Stores(lambda: 0.0)
-    assert await seen(Change("ADDED", pod(2, "n1")), Change("ADDED", pod(3, "n2", "demo")), stores=stores) == {JOB: 0.0}
-    assert {use.node for use in stores.usage.values()} == {"n1", "n2"} and len(stores.pods) == 1
+    cache = ClusterCache(lambda: 0.0)
+    assert await seen(Change("ADDED", pod(2, "n1")), Change("ADDED", pod(3, "n2", "demo")), cache=cache) == {JOB: 0.0}
+    assert {use.node for use in cache.usage.values()} == {"n1", "n2"} and len(cache.pods) == 1
     stripped = pod(4, "n2", "demo")
     stripped["metadata"]["labels"] = {}
-    assert await seen(Change("MODIFIED", stripped), stores=stores) == {JOB: 0.0}, "it is not ours any more"
-    assert len(stores.pods) == 0 and len(stores.usage) == 2
+    assert await seen(Change("MODIFIED", stripped), cache=cache) == {JOB: 0.0}, "it is not ours any more"
+    assert len(cache.pods) == 0 and len(cache.usage) == 2
 
 
 async def test_pods_of_one_name_in_two_namespaces_are_two() -> None:
     """Jobs of one name in two namespaces have them."""
-    stores, ours, theirs = Stores(lambda: 0.0), pod(2, "n1", "demo"), pod(3, "n2", "demo")
+    cache, ours, theirs = ClusterCache(lambda: 0.0), pod(2, "n1", "demo"), pod(3, "n2", "demo")
     theirs["metadata"] |= {"namespace": "production", "uid": "other"}
-    await seen(Change("ADDED", ours), Change("ADDED", theirs), stores=stores)
-    assert {use.node for use in stores.usage.values()} == {"n1", "n2"}
+    await seen(Change("ADDED", ours), Change("ADDED", theirs), cache=cache)
+    assert {use.node for use in cache.usage.values()} == {"n1", "n2"}
     deleted = ours | {"metadata": ours["metadata"] | {"resourceVersion": "4"}}
-    woken = await seen(Change("DELETED", deleted), Change("MODIFIED", theirs), stores=stores)
+    woken = await seen(Change("DELETED", deleted), Change("MODIFIED", theirs), cache=cache)
     assert set(woken) == {("research", "demo")}
-    assert {use.node for use in stores.usage.values()} == {"n2"}
+    assert {use.node for use in cache.usage.values()} == {"n2"}
     changed = theirs | {"metadata": theirs["metadata"] | {"resourceVersion": "5"}, "spec": {"nodeName": "n3"}}
-    assert set(await seen(Change("MODIFIED", changed), stores=stores)) == {("production", "demo")}
+    assert set(await seen(Change("MODIFIED", changed), cache=cache)) == {("production", "demo")}
 
 
 async def test_a_pod_that_goes_wakes_who_waits_for_room() -> None:
-    stores = Stores(lambda: 0.0)
+    cache = ClusterCache(lambda: 0.0)
     for name, problem in (("waits", "no room"), ("runs", "")):
         meta = {"name": name, "namespace": "research", "uid": name, "resourceVersion": "2"}
-        stores.put({"kind": "RLJob", "metadata": meta, "spec": {}, "status": {"placement": {"problem": problem}}})
-    assert await seen(Change("ADDED", pod(3, "n1")), stores=stores) == {}, "one that comes gives nobody room"
+        cache.put({"kind": "RLJob", "metadata": meta, "spec": {}, "status": {"placement": {"problem": problem}}})
+    assert await seen(Change("ADDED", pod(3, "n1")), cache=cache) == {}, "one that comes gives nobody room"
     ended = Change("MODIFIED", pod(4, "n1", phase="Succeeded"))
-    assert await seen(ended, stores=stores) == {("research", "waits"): ROOM_DELAY}
+    assert await seen(ended, cache=cache) == {("research", "waits"): ROOM_DELAY}
 
 
 async def test_a_job_that_is_deleted_wakes_who_waits_for_its_seats() -> None:
-    stores = Stores(lambda: 0.0)
+    cache = ClusterCache(lambda: 0.0)
     for name, problem in (("waits", "no room"), ("goes", "")):
         meta = {"name": name, "namespace": "research", "uid": name, "resourceVersion": "2"}
-        stores.put({"kind": "RLJob", "metadata": meta, "spec": {}, "status": {"placement": {"problem": problem}}})
+        cache.put({"kind": "RLJob", "metadata": meta, "spec": {}, "status": {"placement": {"problem": problem}}})
     changed = {"kind": "RLJob", "metadata": meta | {"resourceVersion": "3"}, "spec": {"suspend": True}}
-    assert await seen(Change("MODIFIED", changed), kind="RLJob", stores=stores) == {("research", "goes"): 0.0}
+    assert await seen(Change("MODIFIED", changed), kind="RLJob", cache=cache) == {("research", "goes"): 0.0}
     gone = Change("DELETED", {"kind": "RLJob", "metadata": meta | {"resourceVersion": "4"}})
-    woken = await seen(gone, kind="RLJob", stores=stores)
+    woken = await seen(gone, kind="RLJob", cache=cache)
     assert woken == {("research", "goes"): 0.0, ("research", "waits"): ROOM_DELAY}
 
 
 async def test_a_heartbeat_wakes_its_job_when_its_progress_is_due() -> None:
     beat = thing(2) | {"kind": "ConfigMap", "data": {"report.json": "{}"}}
     beats = [Change("MODIFIED", beat | {"metadata": beat["metadata"] | {"resourceVersion": str(i)}}) for i in (3, 4)]
-    stores = Stores(lambda: 0.0)
-    stores.put(beat)
-    assert await seen(*beats, kind="ConfigMap", stores=stores) == {JOB: 30.0}
+    cache = ClusterCache(lambda: 0.0)
+    cache.put(beat)
+    assert await seen(*beats, kind="ConfigMap", cache=cache) == {JOB: 30.0}
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -6,21 +6,21 @@ from random import Random
 import pytest
 
 from api.specs import raw_spec
-from rljob_operator.api import ApiError, Conflict, Object
-from rljob_operator.apply import covers, together
-from rljob_operator.client import owned_by_creation
-from rljob_operator.reconcile import Reconciler
-from rljob_operator.stores import Stores
+from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.kube.api import ApiError, Conflict, Object
+from rljob_operator.kube.client import owned_by_creation
+from rljob_operator.reconcile.reconciler import Reconciler
+from rljob_operator.reconcile.writer import covers, together
 from simulator.cluster import FakeCluster, job_object
 from simulator.feed import PROMPT, Feed
 from simulator.world import NAMESPACE, World
 
 
 def operating(cluster: FakeCluster) -> Reconciler:
-    """With stores that show the cluster as it is now."""
-    stores = Stores(lambda: 1000.0)
-    Feed(cluster, stores, PROMPT, Random()).deliver()
-    return Reconciler(cluster, stores, progress_interval=30, clock=lambda: 1000.0)
+    """With cache that show the cluster as it is now."""
+    cache = ClusterCache(lambda: 1000.0)
+    Feed(cluster, cache, PROMPT, Random()).deliver()
+    return Reconciler(cluster, cache, progress_interval=30, clock=lambda: 1000.0)
 
 
 async def test_a_pass_over_an_unchanged_job_writes_nothing() -> None:
@@ -51,10 +51,10 @@ class SlowCluster(FakeCluster):
 async def test_counts_are_told_the_less_often_the_longer_a_write_takes(takes: float, spacing: float) -> None:
     cluster = SlowCluster(takes)
     cluster.put(job_object("demo", raw_spec()))
-    stores = Stores(lambda: cluster.now)
-    feed = Feed(cluster, stores, PROMPT, Random())
+    cache = ClusterCache(lambda: cluster.now)
+    feed = Feed(cluster, cache, PROMPT, Random())
     feed.deliver()
-    operator = Reconciler(cluster, stores, progress_interval=30, clock=lambda: cluster.now)
+    operator = Reconciler(cluster, cache, progress_interval=30, clock=lambda: cluster.now)
     await operator((NAMESPACE, "demo"))
     cluster.sync_stateful_sets()
     feed.deliver()

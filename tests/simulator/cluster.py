@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from rljob_api import names
-from rljob_operator.api import AlreadyExists, ApiError, Change, Conflict, Listing, NotFound, Object
-from rljob_operator.store import is_ours
+from rljob_operator.cache.cache import is_ours
+from rljob_operator.kube.api import AlreadyExists, ApiError, Change, Conflict, Listing, NotFound, Object
 
 
 class Crash(Exception):

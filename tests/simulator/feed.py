@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from rljob_operator.api import Key, Listing, Object
-from rljob_operator.stores import Stores
+from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.kube.api import Key, Listing, Object
 from rljob_operator.watch import SELECTORS
 from simulator.cluster import FakeCluster, copied
 
@@ -29,8 +29,8 @@ HOSTILE = Faults(late=4, doubled=0.2, lost=0.2)
 class Feed:
     """One operator's: a new one begins with a list."""
 
-    def __init__(self, cluster: FakeCluster, stores: Stores, faults: Faults, random: Random) -> None:
-        self._cluster, self.stores, self._faults, self._random = cluster, stores, faults, random
+    def __init__(self, cluster: FakeCluster, cache: ClusterCache, faults: Faults, random: Random) -> None:
+        self._cluster, self.cache, self._faults, self._random = cluster, cache, faults, random
         self._sent: dict[tuple[str, str | None, str], Object] = {}
         self._queue: list[tuple[int, bool, Object]] = []
         """Turn, whether it is gone, object."""
@@ -48,7 +48,7 @@ class Feed:
         due = [event for event in self._queue if event[0] <= self._turn]
         self._queue = [event for event in self._queue if event[0] > self._turn]
         for _, gone, obj in due:
-            store = self.stores.of_kind(obj["kind"])
+            store = self.cache.of_kind(obj["kind"])
             self.told(obj["kind"], store.remove(obj) if gone else store.put(obj))
             if obj["kind"] == "ConfigMap":
                 self.heard(obj)
@@ -60,7 +60,7 @@ class Feed:
             objects = [o for (k, _, _), o in self._cluster.objects.items() if k == kind]
             matching = [o for o in objects if wanted.items() <= o["metadata"].get("labels", {}).items()]
             listing = Listing(str(self._cluster.version), copied(matching))
-            self.told(kind, self.stores.of_kind(kind).replace(listing, None))
+            self.told(kind, self.cache.of_kind(kind).replace(listing, None))
 
     def _send(self) -> None:
         now = {key: o for key, o in self._cluster.objects.items() if key[0] in SELECTORS}

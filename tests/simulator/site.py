@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from random import Random
 
-from rljob_operator.api import Conflict
-from rljob_operator.reconcile import Reconciler
-from rljob_operator.stores import Stores
+from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.kube.api import Conflict
+from rljob_operator.reconcile.reconciler import Reconciler
 from simulator.cluster import Crash, FakeCluster
 from simulator.feed import PROMPT, Faults, Feed
 
@@ -26,12 +26,12 @@ class Site:
         self.restart_operator()
 
     def restart_operator(self) -> None:
-        """Its stores begin with a list."""
-        stores = Stores(lambda: self.now)
+        """Its cache begin with a list."""
+        cache = ClusterCache(lambda: self.now)
         self.cluster.revive()
-        self.feed = Feed(self.cluster, stores, self.faults, self.random)
+        self.feed = Feed(self.cluster, cache, self.faults, self.random)
         self.feed.relist()
-        self.operator = Reconciler(self.cluster, stores, progress_interval=0, clock=lambda: self.now)
+        self.operator = Reconciler(self.cluster, cache, progress_interval=0, clock=lambda: self.now)
 
     async def pass_over(self, job: str) -> None:
         """One pass of the operator, which may be killed in it."""

@@ -8,7 +8,7 @@ from api.specs import raw_spec
 from rljob_api import names
 from rljob_api.protocol import Checkpoint, Control, Failure, Progress, Report
 from rljob_api.status import JobStatus
-from rljob_operator.api import Object
+from rljob_operator.kube.api import Object
 from simulator.cluster import job_object
 from simulator.site import NAMESPACE, Site
 

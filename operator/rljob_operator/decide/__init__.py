@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from rljob_api.status import JobStatus
+from rljob_operator.cache.pods import Pod
 from rljob_operator.decide.attempt import advance
 from rljob_operator.decide.change import Binding, Event, Policy
 from rljob_operator.decide.deadlines import collect, expire, wait
@@ -16,7 +17,7 @@ from rljob_operator.decide.request import consume
 from rljob_operator.decide.restart import account
 from rljob_operator.decide.success import finish
 from rljob_operator.decide.suspend import expire_override, release
-from rljob_operator.snapshot import Pod, Snapshot
+from rljob_operator.model.snapshot import Snapshot
 
 POLICIES: tuple[Policy, ...] = (
     consume,  # what a user asked for, once

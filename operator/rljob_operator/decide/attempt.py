@@ -6,13 +6,14 @@ from rljob_api import reasons
 from rljob_api.protocol import Command
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.decide.cause import Cause, recorded, root
-from rljob_operator.decide.change import Change, Event, is_open, set_
+from rljob_operator.decide.change import Change, Event, set_
 from rljob_operator.decide.deadlines import active_until
 from rljob_operator.decide.members import View, views
 from rljob_operator.decide.rollouts import misconfigured
 from rljob_operator.decide.stall import stalled
 from rljob_operator.decide.suspend import wanted
-from rljob_operator.snapshot import Snapshot
+from rljob_operator.model.effective_spec import is_open
+from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.times import seconds, stamp
 
 

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from rljob_api.status import Attempt, JobStatus
-from rljob_operator.snapshot import Pod, Snapshot
+from rljob_api.status import JobStatus
+from rljob_operator.cache.pods import Pod
+from rljob_operator.model.effective_spec import is_open
+from rljob_operator.model.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,6 @@ Policy = Callable[[Snapshot, JobStatus], Change]
 
 def set_(status: JobStatus, **fields: object) -> JobStatus:
     return status.model_copy(update=fields)
-
-
-def is_open(attempt: Attempt | None) -> bool:
-    return attempt is not None and not attempt.closed
 
 
 def just_closed(s: Snapshot, status: JobStatus) -> bool:

@@ -2,8 +2,8 @@
 
 from rljob_api import reasons
 from rljob_api.status import Condition, ConditionType, JobStatus, State
-from rljob_operator.decide.change import is_open
-from rljob_operator.snapshot import Snapshot
+from rljob_operator.model.effective_spec import is_open
+from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.times import stamp
 
 Verdict = tuple[bool | None, str, str]

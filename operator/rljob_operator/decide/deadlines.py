@@ -2,9 +2,10 @@
 
 from rljob_api import reasons
 from rljob_api.status import JobStatus
-from rljob_operator.decide.change import Change, Event, is_open, just_closed, set_
+from rljob_operator.decide.change import Change, Event, just_closed, set_
 from rljob_operator.decide.opening import problems
-from rljob_operator.snapshot import Snapshot
+from rljob_operator.model.effective_spec import is_open
+from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.times import seconds, stamp
 
 

@@ -2,11 +2,12 @@
 
 from rljob_api import names
 from rljob_api.status import JobStatus, ProgressStatus, RoleStatus
+from rljob_operator.cache.pods import Pod
 from rljob_operator.decide.change import Change, set_
 from rljob_operator.decide.conditions import conditions
 from rljob_operator.decide.message import message
 from rljob_operator.decide.state import state
-from rljob_operator.snapshot import Pod, Snapshot
+from rljob_operator.model.snapshot import Snapshot
 
 
 def describe(s: Snapshot, status: JobStatus) -> Change:

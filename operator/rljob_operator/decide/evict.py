@@ -4,11 +4,13 @@ from dataclasses import replace
 
 from rljob_api import names, reasons
 from rljob_api.status import Attempt, JobStatus
-from rljob_operator.decide.change import Change, Event, is_open
+from rljob_operator.cache.pods import Pod
+from rljob_operator.decide.change import Change, Event
 from rljob_operator.decide.members import views
-from rljob_operator.ordinals import certainly_dead, lost_at
+from rljob_operator.model.effective_spec import is_open
+from rljob_operator.model.ordinals import certainly_dead, lost_at
+from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.render.template import template_hash
-from rljob_operator.snapshot import Pod, Snapshot
 from rljob_operator.times import seconds
 
 STOP_PATIENCE = 60.0

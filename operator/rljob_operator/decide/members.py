@@ -6,8 +6,9 @@ from typing import Literal
 from rljob_api import reasons
 from rljob_api.protocol import Failure, Member, Report, Result
 from rljob_api.status import Attempt
-from rljob_operator.ordinals import is_lost
-from rljob_operator.snapshot import Pod, Snapshot
+from rljob_operator.cache.pods import Pod
+from rljob_operator.model.ordinals import is_lost
+from rljob_operator.model.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

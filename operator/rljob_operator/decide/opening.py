@@ -5,13 +5,15 @@ from collections.abc import Iterator
 from rljob_api import names, reasons
 from rljob_api.protocol import Member
 from rljob_api.status import Attempt, JobStatus
-from rljob_operator.decide.change import Change, Event, is_open, set_
+from rljob_operator.cache.pods import Pod
+from rljob_operator.decide.change import Change, Event, set_
 from rljob_operator.decide.place import rank
 from rljob_operator.decide.restart import is_ahead
 from rljob_operator.decide.suspend import saved
-from rljob_operator.ordinals import is_held, trainer_ordinals
+from rljob_operator.model.effective_spec import is_open
+from rljob_operator.model.ordinals import is_held, trainer_ordinals
+from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.render.template import template_hash
-from rljob_operator.snapshot import Pod, Snapshot
 from rljob_operator.times import seconds, stamp
 
 

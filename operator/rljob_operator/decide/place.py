@@ -4,10 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rljob_api import names, reasons
 from rljob_api.status import Exclusion, JobStatus, PlacementStatus, Seat
-from rljob_operator.decide.change import Binding, Change, Event, is_open, set_
+from rljob_operator.cache.pods import Pod
+from rljob_operator.decide.change import Binding, Change, Event, set_
+from rljob_operator.model.effective_spec import is_open
+from rljob_operator.model.scheduling import Assignment
+from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.placement.asked import EXCLUDED_SECONDS, excluded_nodes, places_itself, pod_names
-from rljob_operator.placement.turn import Verdict
-from rljob_operator.snapshot import Pod, Snapshot
 from rljob_operator.times import stamp
 
 UNBOUND_SECONDS = 60.0
@@ -46,7 +48,7 @@ def rank(status: JobStatus, pod: Pod, index: int) -> int:
 def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tuple[Event, ...]]:
     """By the verdict on this snapshot, if something was asked."""
     excluded = [e for e in before.excluded if e.node in excluded_nodes(s.status, s.now)]
-    verdict = s.verdict
+    verdict = s.assignment
     if verdict is None:
         wanted = set[str]().union(*_names(s))
         kept = [x for x in before.seats if x.pod in wanted]
@@ -67,7 +69,7 @@ def _names(s: Snapshot) -> tuple[list[str], list[str]]:
     return pod_names(s.job.name, spec, s.status, s.pods, s.now) if spec else ([], [])
 
 
-def _seats(s: Snapshot, verdict: Verdict) -> list[Seat]:
+def _seats(s: Snapshot, verdict: Assignment) -> list[Seat]:
     trainers, rollouts = _names(s)
     old = {x.pod: x.rank for x in s.status.placement.seats} if s.status.placement else {}
     ranks = assign(trainers, verdict.plan.trainers, verdict.asked.homes, old)

@@ -3,8 +3,9 @@
 from rljob_api import reasons
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
-from rljob_operator.decide.change import Change, Event, is_open
-from rljob_operator.snapshot import Snapshot, scales
+from rljob_operator.decide.change import Change, Event
+from rljob_operator.model.effective_spec import is_open, scales
+from rljob_operator.model.snapshot import Snapshot
 
 
 def postpone(s: Snapshot, status: JobStatus) -> Change:

@@ -6,8 +6,10 @@ from rljob_api import reasons
 from rljob_api.protocol import Checkpoint, Point, Progress
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, CheckpointStatus, JobStatus, ProgressStatus, Restarts
-from rljob_operator.decide.change import Change, Event, is_open, just_closed, set_
-from rljob_operator.snapshot import Snapshot
+from rljob_operator.cache.reports import stage
+from rljob_operator.decide.change import Change, Event, just_closed, set_
+from rljob_operator.model.effective_spec import is_open
+from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.times import seconds, stamp
 
 STABLE_STEPS = 3
@@ -102,10 +104,6 @@ def _same(a: ProgressStatus, b: ProgressStatus) -> bool:
 def _urgent(p: ProgressStatus) -> tuple[object, ...]:
     """What is written at once. The phases within a step change several times per step and are not among it."""
     return (p.attempt, p.started_from, p.export, p.evaluation, p.backend, stage(p.phase), p.steps)
-
-
-def stage(phase: str) -> str:
-    return phase if phase in ("loading", "waiting", "finishing") else "stepping"
 
 
 def _stable(status: JobStatus, p: Progress) -> Restarts:

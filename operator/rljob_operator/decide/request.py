@@ -8,9 +8,10 @@ from rljob_api import names, reasons
 from rljob_api.request import Request
 from rljob_api.status import JobStatus, Override
 from rljob_operator.decide.attempt import tell
-from rljob_operator.decide.change import Change, Event, is_open, set_
+from rljob_operator.decide.change import Change, Event, set_
 from rljob_operator.decide.suspend import is_leaving
-from rljob_operator.snapshot import Snapshot
+from rljob_operator.model.effective_spec import is_open
+from rljob_operator.model.snapshot import Snapshot
 
 
 def consume(s: Snapshot, status: JobStatus) -> Change:

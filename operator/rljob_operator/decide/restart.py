@@ -4,7 +4,7 @@ from rljob_api import reasons
 from rljob_api.status import JobStatus, LastFailure, Restarts
 from rljob_operator.decide.cause import Cause, recorded
 from rljob_operator.decide.change import Change, Event, just_closed, set_
-from rljob_operator.snapshot import Snapshot
+from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.times import stamp
 
 LONGEST_BACKOFF = 600.0

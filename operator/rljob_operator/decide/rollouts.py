@@ -3,7 +3,7 @@
 from rljob_api import reasons
 from rljob_api.status import Attempt
 from rljob_operator.decide.cause import Cause
-from rljob_operator.snapshot import Snapshot
+from rljob_operator.model.snapshot import Snapshot
 
 
 def misconfigured(s: Snapshot, attempt: Attempt) -> Cause | None:

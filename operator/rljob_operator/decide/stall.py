@@ -5,7 +5,7 @@ from rljob_api.protocol import Failure
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.decide.cause import Cause
 from rljob_operator.decide.progress import current
-from rljob_operator.snapshot import Snapshot
+from rljob_operator.model.snapshot import Snapshot
 
 ROLLOUT_PHASES = ("waiting", "generating", "evaluating")
 

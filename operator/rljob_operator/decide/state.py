@@ -3,11 +3,11 @@
 from rljob_api import reasons
 from rljob_api.protocol import Progress
 from rljob_api.status import Attempt, JobStatus, State
-from rljob_operator.decide.change import is_open
 from rljob_operator.decide.members import View, views
 from rljob_operator.decide.progress import current
 from rljob_operator.decide.suspend import wanted
-from rljob_operator.snapshot import Snapshot
+from rljob_operator.model.effective_spec import is_open
+from rljob_operator.model.snapshot import Snapshot
 
 
 def state(s: Snapshot, status: JobStatus) -> State:

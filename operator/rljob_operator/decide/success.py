@@ -5,7 +5,7 @@ from rljob_api import reasons
 from rljob_api.status import JobStatus
 from rljob_operator.decide.change import Change, Event, just_closed, set_
 from rljob_operator.decide.members import views
-from rljob_operator.snapshot import Snapshot
+from rljob_operator.model.snapshot import Snapshot
 
 
 def finish(s: Snapshot, status: JobStatus) -> Change:

@@ -2,8 +2,9 @@
 
 from rljob_api import reasons
 from rljob_api.status import JobStatus
-from rljob_operator.decide.change import Change, Event, is_open, set_
-from rljob_operator.snapshot import Snapshot
+from rljob_operator.decide.change import Change, Event, set_
+from rljob_operator.model.effective_spec import is_open
+from rljob_operator.model.snapshot import Snapshot
 
 
 def wanted(s: Snapshot, status: JobStatus) -> bool:

@@ -10,9 +10,9 @@ from rljob_api.placement.gang import Demand, Gang
 from rljob_api.placement.plan import Stay
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
-from rljob_operator.api import Key
-from rljob_operator.ordinals import is_lost, rollout_ordinals, trainer_ordinals
-from rljob_operator.snapshot import Pod
+from rljob_operator.cache.pods import Pod
+from rljob_operator.model.ordinals import is_lost, rollout_ordinals, trainer_ordinals
+from rljob_operator.model.scheduling import SchedulingRequest
 from rljob_operator.times import seconds
 
 EXCLUDED_SECONDS = 600.0
@@ -30,29 +30,6 @@ class View:
     now: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One job's wish. Two are equal if the answer to one is the answer to the other."""
-
-    job: Key
-    uid: str
-    created: str
-    urgent: bool
-    """Trainers, or rollouts of the minimum, have no place; otherwise further rollouts, or ranks."""
-    priority: int
-    gang: Gang
-    homes: Mapping[str, str]
-    """Nodes of pods that stay, and of seats that are set aside, by pod."""
-    stay: Stay
-    excluded: frozenset[str]
-    """Nodes that did not take a pod of this job."""
-
-    @property
-    def turn(self) -> tuple[bool, int, str, str]:
-        """Sorts: urgent first, then by priority, then by age."""
-        return (not self.urgent, -self.priority, self.created, self.uid)
-
-
 def places_itself(spec: RLJobSpec | None, status: JobStatus) -> bool:
     """Whether this backend has something to do with the job now."""
     if spec is None or spec.scheduling.backend != "builtin" or status.outcome or status.suspended:
@@ -60,7 +37,7 @@ def places_itself(spec: RLJobSpec | None, status: JobStatus) -> bool:
     return not status.wants_suspend(spec.suspend)
 
 
-def asked(view: View, node: Callable[[str], Node | None]) -> Asked | None:
+def asked(view: View, node: Callable[[str], Node | None]) -> SchedulingRequest | None:
     """None: every pod has its seat. Every pass of every job asks, so what only a plan needs is made at the end."""
     spec, status = view.spec, view.status
     if not places_itself(spec, status):
@@ -74,7 +51,7 @@ def asked(view: View, node: Callable[[str], Node | None]) -> Asked | None:
         return None
     gang = Gang.of(spec)
     whole = all(ranks.get(rank) for rank in range(gang.trainers))
-    return Asked(
+    return SchedulingRequest(
         job=(view.job.namespace, view.job.name),
         uid=view.job.uid,
         created=view.job.creation_timestamp,

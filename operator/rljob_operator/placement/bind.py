@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_api import names
-from rljob_operator.snapshot import Pod
+from rljob_operator.cache.pods import Pod
 from rljob_operator.times import stamp
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

@@ -5,12 +5,13 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from rljob_api.placement.cluster import Cluster
-from rljob_operator.api import Key
-from rljob_operator.placement.asked import Asked, View, asked
+from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.kube.api import Key
+from rljob_operator.model.scheduling import Assignment, SchedulingRequest
+from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.placement.asked import View, asked
 from rljob_operator.placement.board import Board
-from rljob_operator.placement.turn import Verdict, has_grown, take_turns
-from rljob_operator.snapshot import Snapshot
-from rljob_operator.stores import Stores
+from rljob_operator.placement.turn import has_grown, take_turns
 
 
 class Placer:
@@ -18,20 +19,20 @@ class Placer:
     each of its members. What is remembered is lost without harm: seats are given by the status that is written in a turn.
     """
 
-    def __init__(self, stores: Stores) -> None:
-        self._board = Board(stores)
+    def __init__(self, cache: ClusterCache) -> None:
+        self._board = Board(cache)
         self._planning = asyncio.Lock()
-        self._promised: dict[Key, Verdict] = {}
+        self._promised: dict[Key, Assignment] = {}
         """Seats of the round that nobody has fetched yet."""
-        self._fetched: dict[Key, Verdict] = {}
+        self._fetched: dict[Key, Assignment] = {}
         """Seats that are being written to status."""
-        self._refused: dict[Key, Verdict] = {}
+        self._refused: dict[Key, Assignment] = {}
         """By the round: no seats, or not all that were asked for."""
         self._left = Cluster(())
         """What the round left free."""
 
     @asynccontextmanager
-    async def turn(self, s: Snapshot) -> AsyncIterator[Verdict | None]:
+    async def turn(self, s: Snapshot) -> AsyncIterator[Assignment | None]:
         """Until the seats are in status. None, and nobody waits, if the job asks for nothing."""
         key = (s.job.namespace, s.job.name)
         mine = self._asks(s)
@@ -53,13 +54,13 @@ class Placer:
         self._promised.pop(job, None)
         self._refused.pop(job, None)
 
-    def _asks(self, s: Snapshot) -> Asked | None:
+    def _asks(self, s: Snapshot) -> SchedulingRequest | None:
         spec = s.spec_of(s.status.attempt)
         if spec is None or s.is_void(s.status.attempt):
             return None
         return asked(View(job=s.job, spec=spec, status=s.status, pods=s.pods, now=s.now), self._board.node)
 
-    def _standing(self, mine: Asked) -> Verdict | None:
+    def _standing(self, mine: SchedulingRequest) -> Assignment | None:
         """The round's word on the same wish: seats that are free, or a refusal since when nothing became free."""
         if (found := self._promised.get(mine.job)) and found.asked == mine:
             return found if found.fits(self._free(self._fetched)) else None
@@ -67,7 +68,7 @@ class Placer:
             return None if has_grown(self._left, self._free(self._fetched | self._promised)) else found
         return None
 
-    async def _round(self, mine: Asked, now: float) -> Verdict:
+    async def _round(self, mine: SchedulingRequest, now: float) -> Assignment:
         others = self._board.waiting(now, {mine.job, *self._fetched})
         free = self._free(self._fetched)
         verdicts, self._left = await asyncio.to_thread(take_turns, free, [mine, *others])
@@ -75,6 +76,6 @@ class Placer:
         self._refused = {v.asked.job: v for v in verdicts if not v.complete}
         return next(v for v in verdicts if v.asked is mine)
 
-    def _free(self, but: Mapping[Key, Verdict]) -> Cluster:
+    def _free(self, but: Mapping[Key, Assignment]) -> Cluster:
         """What is free in the cluster, but for these seats."""
         return self._board.cluster(verdict.taken() for verdict in but.values())

@@ -5,13 +5,13 @@ from typing import Any
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
-from rljob_operator.ordinals import rollout_ordinals, trainer_ordinals
+from rljob_operator.model.ordinals import rollout_ordinals, trainer_ordinals
+from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.render.backend import companions
 from rljob_operator.render.channel import control, report
 from rljob_operator.render.gang import resized, stateful_set, token
 from rljob_operator.render.network import network_policy
 from rljob_operator.render.rbac import access
-from rljob_operator.snapshot import Snapshot
 
 Object = dict[str, Any]
 

@@ -7,8 +7,8 @@ from rljob_api.address import http_url
 from rljob_api.protocol import Control, Resume, RolloutEndpoint
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
+from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.render.meta import metadata
-from rljob_operator.snapshot import Snapshot
 
 
 def report(job: RLJobMeta, role: str, name: str) -> dict[str, Any]:

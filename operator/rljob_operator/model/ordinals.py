@@ -6,7 +6,8 @@ from itertools import count, islice
 
 from rljob_api import names
 from rljob_api.status import JobStatus
-from rljob_operator.snapshot import Pod
+from rljob_operator.cache.pods import Pod
+from rljob_operator.model.effective_spec import is_open
 
 
 def ordinals(pods: Iterable[Pod], role: str, size: int, node_loss_seconds: float, now: float) -> list[int]:
@@ -20,7 +21,7 @@ def trainer_ordinals(
 ) -> list[int]:
     """An open attempt keeps its members."""
     attempt = status.attempt
-    if attempt and not attempt.closed and attempt.members:
+    if attempt and is_open(attempt) and attempt.members:
         return sorted(int(m.pod.rpartition("-")[2]) for m in attempt.members)
     return ordinals(pods, names.ROLE_TRAINER, size, node_loss_seconds, now)
 
@@ -31,7 +32,7 @@ def rollout_ordinals(
     """While an attempt is open those that serve stay, then those that run: a node that is back does not cost the replacement of its rollout."""
     pods = [p for p in pods if p.role == names.ROLE_ROLLOUT]
     first = ordinals(pods, names.ROLE_ROLLOUT, size, node_loss_seconds, now)
-    if status.attempt is None or status.attempt.closed:
+    if not is_open(status.attempt):
         return first
     live = [p for p in pods if p.running and not p.deleting and not is_lost(p, node_loss_seconds, now)]
     kept = [p.ordinal for p in sorted(live, key=lambda p: (not p.ready, p.ordinal))][:size]

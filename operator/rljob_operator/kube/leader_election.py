@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from rljob_operator.api import Api, ApiError, Conflict, NotFound, Object
+from rljob_operator.kube.api import Api, ApiError, Conflict, NotFound, Object
 
 log = logging.getLogger(__name__)
 
@@ -23,14 +23,14 @@ class LeaseLost(RuntimeError):
     """Somebody else may be acting now."""
 
 
-class Lease:
+class LeaderElector:
     """`identity` is the pod's name: a restarted container is the same holder, and its predecessor is certainly dead."""
 
-    def __init__(self, api: Api, namespace: str, identity: str, beat: Callable[[], None]) -> None:
+    def __init__(self, api: Api, namespace: str, identity: str, heartbeat: Callable[[], None]) -> None:
         self._api = api
         self._namespace = namespace
         self._identity = identity
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._held = 0.0
         """When we asked for what was granted last, on our clock: others may count from then on, not from the answer."""
         self._seen: tuple[str, float] = ("", 0.0)
@@ -63,7 +63,7 @@ class Lease:
                 return True
         return False
 
-    async def release(self) -> None:
+    async def release_lease(self) -> None:
         """Lets a successor start without waiting."""
         try:
             lease = await self._api.get("Lease", self._namespace, NAME)
@@ -79,7 +79,7 @@ class Lease:
         except (ApiError, TimeoutError) as error:
             log.warning("lease %s/%s: %r", self._namespace, NAME, error)
             return False
-        self._beat()
+        self._heartbeat()
         self._held = asked if held else self._held
         return held
 

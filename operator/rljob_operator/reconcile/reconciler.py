@@ -5,16 +5,16 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from rljob_operator.api import Api, Key, Object
-from rljob_operator.apply import Writer
+from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.decide import Decision, decide
 from rljob_operator.decide.describe import is_account, is_display
-from rljob_operator.memory import Memory
-from rljob_operator.observe import Observer
+from rljob_operator.kube.api import Api, Key, Object
+from rljob_operator.model.observer import Observer
+from rljob_operator.model.reconciler_state import ReconcilerState
+from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.placement.placer import Placer
+from rljob_operator.reconcile.writer import Writer
 from rljob_operator.render import render
-from rljob_operator.snapshot import Snapshot
-from rljob_operator.stores import Stores
 
 log = logging.getLogger(__name__)
 
@@ -34,31 +34,31 @@ class Reconciler:
     def __init__(
         self,
         api: Api,
-        stores: Stores,
+        cache: ClusterCache,
         progress_interval: float,
         network_policies: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._stores = stores
-        self._memory = Memory()
-        self._observer = Observer(api, stores, self._memory, progress_interval, network_policies)
-        self._writer = Writer(api, stores)
-        self._placer = Placer(stores)
+        self._cache = cache
+        self._state = ReconcilerState()
+        self._observer = Observer(api, cache, self._state, progress_interval, network_policies)
+        self._writer = Writer(api, cache)
+        self._placer = Placer(cache)
         self._longest = progress_interval
         self._clock = clock
 
     async def __call__(self, key: Key) -> float | None:
         """Seconds until the job wants another pass, if any."""
-        kept = self._stores.jobs.get(key)
-        if kept is None or kept.value.meta.deletion_timestamp:  # owner references take the children along
-            self._memory.forget(key)
+        entry = self._cache.jobs.get(key)
+        if entry is None or entry.value.meta.deletion_timestamp:  # owner references take the children along
+            self._state.forget(key)
             self._placer.forget(key)
-            self._stores.forget(key)
+            self._cache.forget(key)
             return None
-        job = kept.value
+        job = entry.value
         s = await self._observer.snapshot(key, job, self._clock())
-        async with self._placer.turn(s) as verdict:  # which ends when the seats are in status
-            s = replace(s, verdict=verdict)
+        async with self._placer.turn(s) as assignment:  # which ends when the seats are in status
+            s = replace(s, assignment=assignment)
             decision = decide(s)
             if intends := not is_account(s.status, decision.status):
                 await self._write_status(key, job.object, s, decision)
@@ -67,7 +67,7 @@ class Reconciler:
         finally:  # an account comes last: if we die of each write, all that is to be done is done all the same
             postponed = None if intends else await self._write_status(key, job.object, s, decision)
             await self._writer.events(s.job, decision.events, s.now)
-        self._memory.conflicts[key] = conflicts
+        self._state.conflicts[key] = conflicts
         if conflicts != s.conflicts:
             return 0.0
         waits = [decision.requeue_after, CONFLICT_RETRY if conflicts else None, postponed]
@@ -88,11 +88,11 @@ class Reconciler:
         """Seconds by which the write is put off, if it is."""
         if decision.status == s.status and "status" in job:
             return None
-        wait = self._memory.display.get(key, 0.0) - s.now
+        wait = self._state.display.get(key, 0.0) - s.now
         if wait > 0 and is_display(s.status, decision.status):
             return wait
         began = self._clock()
         await self._writer.status(job, decision.status)
         spacing = max(DISPLAY_SPACING, (self._clock() - began) / DISPLAY_SHARE)
-        self._memory.display[key] = s.now + min(spacing, self._longest)
+        self._state.display[key] = s.now + min(spacing, self._longest)
         return None

@@ -3,7 +3,7 @@
 import asyncio
 
 
-class Throttle:
+class RateLimiter:
     """`qps` requests a second in the long run, `burst` at once. First come, first served."""
 
     def __init__(self, qps: float, burst: int) -> None:

@@ -1,13 +1,13 @@
-"""What the operator knows of the cluster: the newest seen version of every object that concerns it, reduced to what decisions need.
+"""One kind of object: the newest version seen of each, with an index by group.
 
-Why passes may decide on it instead of reading live:
+Why reconciles may decide on it instead of reading live:
 
 - An object never goes back: an older version than the known one is ignored, also the echo of our own writes, which enter as they are answered.
-- A store that lags can therefore only show a past of the cluster. Every write that follows carries the uid or resourceVersion that was seen, so
+- A cache that lags can therefore only show a past of the cluster. Every write that follows carries the uid or resourceVersion that was seen, so
   that it fails (Conflict) where the past is not the present; the status, in which every intent is written first, always does. We are its only
-  writer (see lease.py) and know our own writes, so the same attempt is never opened twice.
+  writer (see kube/leader_election.py) and know our own writes, so the same attempt is never opened twice.
 - That something is *absent* (a member's pod, a heartbeat, a node) is what a broken watch looks like, too. It is asked live before it is believed:
-  see observe.py.
+  see model/observer.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rljob_api import names
-from rljob_operator.api import Key, Listing, Object
+from rljob_operator.kube.api import Key, Listing, Object
 
 
 def is_ours(obj: Object) -> bool:
@@ -24,7 +24,7 @@ def is_ours(obj: Object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept[T]:
+class Entry[T]:
     """One object."""
 
     value: T
@@ -40,38 +40,38 @@ def job_of(obj: Object) -> Key | None:
     return (obj["metadata"].get("namespace", ""), name) if name else None
 
 
-class Store[T]:
-    """`keep(object, before)` makes the value that is kept; `before` is that of the former version, or None. It never raises.
+class Cache[T]:
+    """`transform(object, before)` makes the value of an entry; `before` is that of the former version, or None. It never raises.
 
-    `matters(before, after)`: whether somebody should decide again. Methods that change something return the groups for which it matters.
+    `predicate(before, after)`: whether somebody should decide again. Methods that change something return the groups for which it holds.
     """
 
     def __init__(
         self,
-        keep: Callable[[Object, T | None], T],
-        matters: Callable[[T, T], bool] = lambda a, b: a != b,
+        transform: Callable[[Object, T | None], T],
+        predicate: Callable[[T, T], bool] = lambda a, b: a != b,
         group: Callable[[Object], Key | None] = job_of,
     ) -> None:
-        self._keep, self._matters, self._group = keep, matters, group
-        self._objects: dict[Key, Kept[T]] = {}
-        self._groups: dict[Key, dict[Key, Kept[T]]] = {}
+        self._transform, self._predicate, self._group = transform, predicate, group
+        self._objects: dict[Key, Entry[T]] = {}
+        self._groups: dict[Key, dict[Key, Entry[T]]] = {}
 
     def __len__(self) -> int:
         return len(self._objects)
 
-    def get(self, key: Key) -> Kept[T] | None:
+    def get(self, key: Key) -> Entry[T] | None:
         return self._objects.get(key)
 
-    def of(self, group: Key) -> Mapping[Key, Kept[T]]:
+    def of(self, group: Key) -> Mapping[Key, Entry[T]]:
         """By namespace and name: a group may reach over namespaces."""
         return self._groups.get(group, {})
 
     def values(self) -> list[T]:
-        return [kept.value for kept in self._objects.values()]
+        return [entry.value for entry in self._objects.values()]
 
     def groups_of(self, wanted: Callable[[T], bool]) -> set[Key]:
         """Those that have such a value."""
-        return {kept.group for kept in self._objects.values() if kept.group and wanted(kept.value)}
+        return {entry.group for entry in self._objects.values() if entry.group and wanted(entry.value)}
 
     def put(self, obj: Object) -> set[Key]:
         """Unless a newer version is known."""
@@ -80,36 +80,36 @@ class Store[T]:
         if old and version <= old.version:
             return set()
         same = old if old and old.uid == obj["metadata"]["uid"] else None
-        value = self._keep(obj, same.value if same else None)
-        new = Kept(value, version, obj["metadata"]["uid"], self._group(obj))
+        value = self._transform(obj, same.value if same else None)
+        new = Entry(value, version, obj["metadata"]["uid"], self._group(obj))
         self._forget(key)
         self._objects[key] = new
         if new.group:
             self._groups.setdefault(new.group, {})[key] = new
-        silent = same and same.group == new.group and not self._matters(same.value, value)
+        silent = same and same.group == new.group and not self._predicate(same.value, value)
         return set() if silent else _groups(old, new)
 
     def remove(self, obj: Object) -> set[Key]:
         """A deletion's version is newer than the object's; a successor of the same name is newer still, and stays."""
         key = key_of(obj)
         old = self._objects.get(key)
-        return self.lose(key) if old and version_of(obj) >= old.version else set()
+        return self.delete(key) if old and version_of(obj) >= old.version else set()
 
-    def lose(self, key: Key) -> set[Key]:
-        """It is gone, as we have just been told live."""
+    def delete(self, key: Key) -> set[Key]:
+        """It is gone: a live read has just said so."""
         return _groups(self._forget(key))
 
     def replace(self, listing: Listing, namespace: str | None) -> set[Key]:
         """All of `namespace` (None: everywhere), as listed. What is newer than the list stays."""
         listed = {key_of(obj) for obj in listing.objects}
         changed = set[Key]().union(*map(self.put, listing.objects))
-        for key, kept in list(self._objects.items()):
+        for key, entry in list(self._objects.items()):
             in_scope = namespace is None or key[0] == namespace
-            if in_scope and key not in listed and kept.version <= int(listing.version):
-                changed |= self.lose(key)
+            if in_scope and key not in listed and entry.version <= int(listing.version):
+                changed |= self.delete(key)
         return changed
 
-    def _forget(self, key: Key) -> Kept[T] | None:
+    def _forget(self, key: Key) -> Entry[T] | None:
         old = self._objects.pop(key, None)
         if old and old.group:
             siblings = self._groups[old.group]
@@ -119,8 +119,8 @@ class Store[T]:
         return old
 
 
-def _groups(*kept: Kept[Any] | None) -> set[Key]:
-    return {k.group for k in kept if k and k.group}
+def _groups(*entries: Entry[Any] | None) -> set[Key]:
+    return {e.group for e in entries if e and e.group}
 
 
 def key_of(obj: Object) -> Key:
@@ -132,7 +132,7 @@ def version_of(obj: Object) -> int:
     return int(obj["metadata"]["resourceVersion"])
 
 
-def bare(obj: Object, *dropped: str) -> Object:
+def strip_managed_fields(obj: Object, *dropped: str) -> Object:
     """Without the bookkeeping of field owners, which is most of many objects, and without `dropped`."""
     meta = {k: v for k, v in obj["metadata"].items() if k != "managedFields"}
     return {k: v for k, v in obj.items() if k not in dropped} | {"metadata": meta}

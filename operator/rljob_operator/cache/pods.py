@@ -1,17 +1,53 @@
-"""The JSON of pods and nodes, reduced to what decisions need."""
+"""A pod's JSON, reduced to what decisions need."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_api import names
-from rljob_api.placement import cluster as place
-from rljob_operator.snapshot import Node, Pod
+from rljob_operator.kube.api import Object
 from rljob_operator.times import seconds
 
-Object = dict[str, Any]
 CALM = ("ContainerCreating", "PodInitializing")
 """Reasons for waiting that are nobody's trouble."""
-OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 CONTAINERS = (names.TRAINER_CONTAINER, names.ROLLOUT_CONTAINER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """What matters of one pod."""
+
+    name: str
+    uid: str
+    role: str
+    ordinal: int
+    node: str = ""
+    """Where it is bound to; empty: nowhere yet."""
+    ip: str = ""
+    phase: str = "Pending"
+    ready: bool = False
+    running: bool = False
+    """Our container has a live process."""
+    deleting: bool = False
+    disrupted: str = ""
+    """Message of the DisruptionTarget condition, when it is true."""
+    lost_since: float | None = None
+    """Since when its node has not answered, by the cluster's clock; 0 if the node does not exist any more."""
+    out_of_service: bool = False
+    """Its node is tainted out-of-service."""
+    waiting: str = ""
+    """Why the container does not run, such as `ImagePullBackOff: ...`."""
+    exited: str = ""
+    """How the container ended last, such as `OOMKilled (exit code 137)`."""
+    unschedulable: str = ""
+    """The scheduler's message."""
+    template_hash: str = ""
+    gates: tuple[str, ...] = ()
+    """Scheduling gates that are left."""
+    affinity: Mapping[str, Any] = field(default_factory=dict)
+    """While it is gated."""
+    released: float | None = None
+    """When we released it to its node."""
 
 
 def parse_pod(pod: Object) -> Pod:
@@ -30,7 +66,7 @@ def parse_pod(pod: Object) -> Pod:
         node=pod.get("spec", {}).get("nodeName", ""),
         ip=status.get("podIP", ""),
         phase=status.get("phase", "Pending"),
-        ready=_condition(status, "Ready").get("status") == "True",
+        ready=condition_of(status, "Ready").get("status") == "True",
         running="running" in state,
         deleting="deletionTimestamp" in meta,
         disrupted=_disrupted(status),
@@ -44,32 +80,15 @@ def parse_pod(pod: Object) -> Pod:
     )
 
 
-def parse_node(node: Object) -> Node:
-    meta, spec, status = node["metadata"], node.get("spec", {}), node.get("status", {})
-    return Node(
-        name=meta["name"],
-        lost_since=_lost_since(meta, status),
-        out_of_service=any(t["key"] == OUT_OF_SERVICE for t in spec.get("taints", [])),
-        place=place.parse_node(node, {}),
-    )
-
-
-def _condition(status: Object, kind: str) -> Object:
+def condition_of(status: Object, kind: str) -> Object:
     return next((c for c in status.get("conditions", []) if c["type"] == kind), {})
 
 
 def _disrupted(status: Object) -> str:
-    condition = _condition(status, "DisruptionTarget")
+    condition = condition_of(status, "DisruptionTarget")
     if condition.get("status") != "True":
         return ""
     return condition.get("message") or condition.get("reason") or "disrupted"
-
-
-def _lost_since(meta: Object, status: Object) -> float | None:
-    """A node is silent since its Ready condition left `True`."""
-    ready = _condition(status, "Ready")
-    since: str = ready.get("lastTransitionTime") or meta.get("creationTimestamp", "")
-    return None if ready.get("status") == "True" else seconds(since)
 
 
 def _released(note: str | None) -> float | None:
@@ -92,6 +111,6 @@ def _exited(terminated: Object) -> str:
 
 def _unschedulable(status: Object) -> str:
     """A gate is nobody's trouble."""
-    condition = _condition(status, "PodScheduled")
+    condition = condition_of(status, "PodScheduled")
     waits = condition.get("status") != "False" or condition.get("reason") == "SchedulingGated"
     return "" if waits else condition.get("message", "")

@@ -1,22 +1,21 @@
-"""The writes of one pass. Their order is that of reconcile.py."""
+"""The writes of one reconcile. Their order is that of reconciler.py."""
 
 import asyncio
 import logging
-import socket
-import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from typing import Any
 
-from rljob_api import names
 from rljob_api.status import JobStatus, RLJobMeta
-from rljob_operator.api import AlreadyExists, Api, ApiError, Conflict, NotFound, Object
+from rljob_operator.cache.cache import job_of
+from rljob_operator.cache.cluster import UNWATCHED, ClusterCache
+from rljob_operator.cache.pods import Pod
 from rljob_operator.decide import Event
 from rljob_operator.decide.change import Binding
+from rljob_operator.kube.api import AlreadyExists, Api, ApiError, Conflict, NotFound, Object
+from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.placement.bind import is_gated, operations
-from rljob_operator.snapshot import Pod, Snapshot
-from rljob_operator.store import job_of
-from rljob_operator.stores import UNWATCHED, Stores
-from rljob_operator.times import stamp
+from rljob_operator.reconcile.events import event_object
+from rljob_operator.reconcile.ownership import controls, covers
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +26,15 @@ LATER = ("RoleBinding", "StatefulSet")
 
 
 class Writer:
-    """Every answer enters the stores, so that the next pass sees what this one did."""
+    """Every answer enters the cache, so that the next pass sees what this one did."""
 
-    def __init__(self, api: Api, stores: Stores) -> None:
-        self._api, self._stores = api, stores
+    def __init__(self, api: Api, cache: ClusterCache) -> None:
+        self._api, self._cache = api, cache
 
     async def status(self, job: Object, status: JobStatus) -> None:
         """With the resourceVersion that was seen. If somebody wrote since, or deleted it: Conflict, and the next pass decides on what he did."""
         try:
-            self._stores.put(await self._api.replace(job | {"status": status.dump()}, "status"))
+            self._cache.put(await self._api.replace(job | {"status": status.dump()}, "status"))
         except (Conflict, NotFound) as error:
             await self._refresh(*_name(job))
             raise Conflict(error.code, f"status of {job['metadata']['name']}: {error}") from error
@@ -106,14 +105,14 @@ class Writer:
         try:
             live = await self._api.get(kind, namespace, name)
         except NotFound:
-            self._stores.of_kind(kind).lose((namespace, name))
+            self._cache.of_kind(kind).delete((namespace, name))
             return None
         self._put(live)
         return live
 
     def _put(self, obj: Object) -> None:
         if obj["kind"] != "Secret":
-            self._stores.put(obj)
+            self._cache.put(obj)
 
     async def deletions(self, namespace: str, pods: tuple[Pod, ...], *, force: bool = False) -> None:
         for pod in pods:
@@ -134,7 +133,7 @@ class Writer:
             await self._refresh(kind, namespace, name)
             raise
         if kind in UNWATCHED:
-            self._stores.of_kind(kind).lose((namespace, name))
+            self._cache.of_kind(kind).delete((namespace, name))
 
     async def bindings(self, namespace: str, bindings: tuple[Binding, ...], now: float) -> None:
         await together([self._bind(namespace, b, now) for b in bindings])
@@ -154,7 +153,7 @@ class Writer:
         for event in events:
             log.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, event.message)
             try:
-                await self._api.create(_event(job, event, now))
+                await self._api.create(event_object(job, event, now))
             except ApiError as error:
                 log.warning("event %s of %s/%s is lost: %s", event.reason, job.namespace, job.name, error)
 
@@ -191,45 +190,3 @@ def _name(obj: Object) -> tuple[str, str, str]:
 
 def _conflict(child: Object, why: str) -> str:
     return f"{child['kind']} {child['metadata']['name']} exists and {why}; delete it or rename the job"
-
-
-def controls(job: RLJobMeta, live: Mapping[str, Any]) -> bool:
-    owners = live["metadata"].get("ownerReferences", [])
-    return any(o.get("controller") and o["uid"] == job.uid for o in owners)
-
-
-def covers(live: Any, wanted: Any) -> bool:
-    """Whether everything that is wanted is so already; what the API server or others added does not matter."""
-    if live == wanted:  # far faster than to look at each part
-        return True
-    if isinstance(wanted, dict):
-        return isinstance(live, Mapping) and all(covers(live.get(k), v) for k, v in wanted.items())
-    if isinstance(wanted, list):
-        same = isinstance(live, list) and len(live) == len(wanted)
-        return same and all(covers(a, b) for a, b in zip(live, wanted, strict=True))
-    return bool(live == wanted) or (live is None and wanted in ("", False))
-
-
-def _event(job: RLJobMeta, event: Event, now: float) -> Object:
-    about = {
-        "apiVersion": names.API_VERSION,
-        "kind": names.KIND,
-        "name": job.name,
-        "namespace": job.namespace,
-        "uid": job.uid,
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": f"{job.name}.{uuid.uuid4().hex[:16]}", "namespace": job.namespace},
-        "involvedObject": about,
-        "type": event.type,
-        "reason": event.reason,
-        "message": event.message[:1024],
-        "source": {"component": names.FIELD_MANAGER},
-        "reportingComponent": names.FIELD_MANAGER,
-        "reportingInstance": socket.gethostname(),
-        "firstTimestamp": stamp(now),
-        "lastTimestamp": stamp(now),
-        "count": 1,
-    }

@@ -8,26 +8,26 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from rljob_operator.api import ApiError, Conflict, Key
+from rljob_operator.kube.api import ApiError, Conflict, Key
 
 log = logging.getLogger(__name__)
 
-Work = Callable[[Key], Awaitable[float | None]]
+Reconcile = Callable[[Key], Awaitable[float | None]]
 """Returns the seconds after which the key is due again, or None."""
 
-SPACING, LONGEST_SPACING = 0.25, 0.5
-"""Seconds between two passes over one key: as long as the last one took. So bursts of watch events become one pass, the more the busier we are."""
+COOL_DOWN, LONGEST_COOL_DOWN = 0.25, 0.5
+"""Seconds between two reconciles of one key: as long as the last one took. A burst of events becomes one reconcile, the more so under load."""
 FIRST_RETRY, LONGEST_RETRY = 0.5, 60.0
-"""Seconds after a failed pass; doubles."""
+"""Seconds after a failed reconcile; doubles."""
 CONFLICTS = 5
 """In a row, that are repeated at once."""
 
 
-class Queue:
+class WorkQueue:
     """Everything runs in one event loop."""
 
-    def __init__(self, work: Work, workers: int = 16) -> None:
-        self._work = work
+    def __init__(self, reconcile: Reconcile, workers: int = 16) -> None:
+        self._reconcile = reconcile
         self._due: dict[Key, float] = {}
         self._running: set[Key] = set()
         self._ready_at: dict[Key, float] = {}
@@ -35,8 +35,11 @@ class Queue:
         self._free = workers
         self._changed = asyncio.Event()
 
-    def add(self, key: Key, after: float = 0.0) -> None:
-        due = asyncio.get_running_loop().time() + after
+    def add(self, key: Key) -> None:
+        self.add_after(key, 0.0)
+
+    def add_after(self, key: Key, seconds: float) -> None:
+        due = asyncio.get_running_loop().time() + seconds
         self._due[key] = min(due, self._due.get(key, due))
         self._changed.set()
 
@@ -46,7 +49,7 @@ class Queue:
         return max((now - self._at(k) for k in self._due), default=0.0)
 
     async def run(self) -> None:
-        """Until cancelled; then running passes are cancelled too."""
+        """Until cancelled; then running reconciles are cancelled too."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()
@@ -66,36 +69,36 @@ class Queue:
         del self._due[key]
         self._running.add(key)
         self._free -= 1
-        group.create_task(self._pass(key))
+        group.create_task(self._run_one(key))
 
-    async def _pass(self, key: Key) -> None:
+    async def _run_one(self, key: Key) -> None:
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
-            after = await self._work(key)
+            after = await self._reconcile(key)
             self._failures.pop(key, None)
         except Exception as error:
             after = self._failed(key, error)
         finally:
             self._running.discard(key)
             self._free += 1
-            self._rest(key, min(max(SPACING, clock() - began), LONGEST_SPACING))
+            self._cool_down(key, min(max(COOL_DOWN, clock() - began), LONGEST_COOL_DOWN))
             self._changed.set()
         if after is not None:
-            self.add(key, after)
+            self.add_after(key, after)
 
-    def _rest(self, key: Key, spacing: float) -> None:
+    def _cool_down(self, key: Key, cool_down: float) -> None:
         loop = asyncio.get_running_loop()
-        self._ready_at[key] = until = loop.time() + spacing
-        loop.call_at(until, self._rested, key, until)
+        self._ready_at[key] = until = loop.time() + cool_down
+        loop.call_at(until, self._cooled_down, key, until)
 
-    def _rested(self, key: Key, until: float) -> None:
+    def _cooled_down(self, key: Key, until: float) -> None:
         """Nothing is kept of jobs that are gone."""
         if self._ready_at.get(key) == until:
             del self._ready_at[key]
 
     def _failed(self, key: Key, error: Exception) -> float:
-        """A conflict only means that the job changed while we looked: the next pass sees the change. One that does not end is an error."""
+        """A conflict only means that the job changed while we looked: the next reconcile sees the change. One that does not end is an error."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         at_once = CONFLICTS if isinstance(error, Conflict) else 0
         if failures <= at_once:

@@ -15,8 +15,8 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from rljob_api import names
-from rljob_operator.api import ApiError, Change, Listing, Object, error, path
-from rljob_operator.throttle import Throttle
+from rljob_operator.kube.api import ApiError, Change, Listing, Object, error, path
+from rljob_operator.kube.rate_limit import RateLimiter
 
 TIMEOUT = 20.0
 """Seconds for any one request."""
@@ -41,9 +41,9 @@ async def connect() -> client.Configuration:
 class KubernetesApi:
     """`calls` counts requests by verb and kind, watches excepted."""
 
-    def __init__(self, settings: client.Configuration, throttle: Throttle) -> None:
+    def __init__(self, settings: client.Configuration, rate_limiter: RateLimiter) -> None:
         self._settings = settings
-        self._throttle = throttle
+        self._rate_limiter = rate_limiter
         # aiohttp would ask a thread for .netrc and for proxies at every request, which takes as long as the request
         settings.client_session_kwargs = {"trust_env": bool(getproxies())}
         self._session = client.ApiClient(settings).rest_client._create_pool_manager()
@@ -133,7 +133,7 @@ class KubernetesApi:
         """
         pause = FIRST_PAUSE
         for tries_left in reversed(range(TRIES)):
-            await self._throttle.wait()
+            await self._rate_limiter.wait()
             self.calls[method, kind] = self.calls.get((method, kind), 0) + 1
             status, text, after = await self._answer(method, where, body, query, content)
             if status < 400:

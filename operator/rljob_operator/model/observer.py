@@ -1,4 +1,4 @@
-"""Everything about one job, from the stores, as a `Snapshot`. What is absent there is asked live before it is believed."""
+"""Everything about one job, from the cache, as a `Snapshot`. What is absent there is asked live before it is believed."""
 
 import secrets
 from dataclasses import replace
@@ -6,12 +6,12 @@ from dataclasses import replace
 from rljob_api import names
 from rljob_api.protocol import Member
 from rljob_api.status import Attempt
-from rljob_operator.api import Api, Key, NotFound, Object
-from rljob_operator.decide.change import is_open
-from rljob_operator.memory import Memory
-from rljob_operator.pods import parse_pod
-from rljob_operator.snapshot import Pod, Snapshot
-from rljob_operator.stores import SeenJob, Stores
+from rljob_operator.cache.cluster import CachedJob, ClusterCache
+from rljob_operator.cache.pods import Pod, parse_pod
+from rljob_operator.kube.api import Api, Key, NotFound, Object
+from rljob_operator.model.effective_spec import is_open
+from rljob_operator.model.reconciler_state import ReconcilerState
+from rljob_operator.model.snapshot import Snapshot
 
 ABSENT = 0.0
 """`lost_since` of a pod whose node does not exist."""
@@ -22,13 +22,18 @@ class Observer:
     alive, so each is confirmed by a GET. All else that a store shows was so at some time, and stays true of the uid that it speaks of."""
 
     def __init__(
-        self, api: Api, stores: Stores, memory: Memory, progress_interval: float, network_policies: bool = True
+        self,
+        api: Api,
+        cache: ClusterCache,
+        memory: ReconcilerState,
+        progress_interval: float,
+        network_policies: bool = True,
     ) -> None:
-        self._api, self._stores, self._memory = api, stores, memory
+        self._api, self._cache, self._state = api, cache, memory
         self._interval, self._network_policies = progress_interval, network_policies
 
-    async def snapshot(self, key: Key, job: SeenJob, now: float) -> Snapshot:
-        pods = [kept.value for kept in self._stores.pods.of(key).values()]
+    async def snapshot(self, key: Key, job: CachedJob, now: float) -> Snapshot:
+        pods = [entry.value for entry in self._cache.pods.of(key).values()]
         attempt = job.status.attempt
         if attempt and is_open(attempt):
             pods += await self._strays(key, attempt, {pod.uid for pod in pods})
@@ -36,22 +41,22 @@ class Observer:
         found = self._snapshot(key, job, located, now)
         return await self._with_beat(found, key, job, attempt) if attempt and is_open(attempt) else found
 
-    def _snapshot(self, key: Key, job: SeenJob, pods: tuple[Pod, ...], now: float) -> Snapshot:
-        children = self._stores.children_of(key)
-        notes = [kept.value for kept in self._stores.config_maps.of(key).values()]
-        said = self._stores.config_maps.get((key[0], names.control(key[1])))
+    def _snapshot(self, key: Key, job: CachedJob, pods: tuple[Pod, ...], now: float) -> Snapshot:
+        children = self._cache.children_of(key)
+        notes = [entry.value for entry in self._cache.config_maps.of(key).values()]
+        said = self._cache.config_maps.get((key[0], names.control(key[1])))
         return Snapshot(
             job=job.meta,
-            spec=job.verdict.spec,
-            violations=job.verdict.violations,
-            spec_suspend=bool(job.verdict.raw.get("suspend")),
+            spec=job.validation.spec,
+            violations=job.validation.violations,
+            spec_suspend=bool(job.validation.raw.get("suspend")),
             status=job.status,
             pods=pods,
             reports={note.report.pod: note.report for note in notes if note.report},
             unreadable={note.pod: note.trouble for note in notes if note.trouble},
             control=said.value.control if said else None,
             children=children,
-            conflicts=self._memory.conflicts.get(key, ()),
+            conflicts=self._state.conflicts.get(key, ()),
             progress_interval=self._interval,
             network_policy=self._network_policies,
             fresh_token=secrets.token_urlsafe(32),
@@ -60,7 +65,7 @@ class Observer:
 
     async def _strays(self, key: Key, attempt: Attempt, known: set[str]) -> list[Pod]:
         """Members' pods that exist although the store does not show them, for example because somebody took their labels away."""
-        gone = self._memory.gone.setdefault(key, set())
+        gone = self._state.gone.setdefault(key, set())
         found = [await self._stray(key[0], m, gone) for m in attempt.members if m.pod_uid not in known | gone]
         return [pod for pod in found if pod]
 
@@ -75,36 +80,36 @@ class Observer:
         """A pod on a silent node is not ready, so only then is the node worth a look."""
         if pod.ready or not pod.node:
             return pod
-        node = self._stores.nodes.get(("", pod.node))
+        node = self._cache.nodes.get(("", pod.node))
         if node is None and (live := await self._live("Node", None, pod.node)):
-            self._stores.put(live)
-            node = self._stores.nodes.get(("", pod.node))
+            self._cache.put(live)
+            node = self._cache.nodes.get(("", pod.node))
         if node is None:
             return replace(pod, lost_since=ABSENT)
         return replace(pod, lost_since=node.value.lost_since, out_of_service=node.value.out_of_service)
 
-    async def _with_beat(self, s: Snapshot, key: Key, job: SeenJob, attempt: Attempt) -> Snapshot:
+    async def _with_beat(self, s: Snapshot, key: Key, job: CachedJob, attempt: Attempt) -> Snapshot:
         """Age of the heartbeat on our clock, since we have seen this attempt: our own restart is no stall, and an outage of the API, which
         ends us with our lease, neither."""
-        since = self._memory.since(key, (s.job.uid, attempt.number), s.now)
-        aged = replace(s, beat_age=s.now - max(since, self._moved(key, attempt)))
+        since = self._state.since(key, (s.job.uid, attempt.number), s.now)
+        aged = replace(s, beat_age=s.now - max(since, self._last_heartbeat(key, attempt)))
         if (aged.beat_age or 0.0) < s.lifecycle.stall_timeout_seconds or not attempt.members:
             return aged
         live = await self._live("ConfigMap", key[0], names.report(_rank_0(attempt).pod))
         if live is not None:
-            self._stores.put(live)
+            self._cache.put(live)
             aged = self._snapshot(key, job, s.pods, s.now)
-        return replace(aged, beat_age=s.now - max(since, self._moved(key, attempt)))
+        return replace(aged, beat_age=s.now - max(since, self._last_heartbeat(key, attempt)))
 
-    def _moved(self, key: Key, attempt: Attempt) -> float:
+    def _last_heartbeat(self, key: Key, attempt: Attempt) -> float:
         """When rank 0's heartbeat in this attempt was seen to move last; 0: it has none yet."""
         if not attempt.members:
             return 0.0
         member = _rank_0(attempt)
-        kept = self._stores.config_maps.get((key[0], names.report(member.pod)))
-        report = kept.value.report if kept else None
+        entry = self._cache.config_maps.get((key[0], names.report(member.pod)))
+        report = entry.value.report if entry else None
         its = report and (report.boot_id, report.attempt) == (member.boot_id, attempt.number)
-        return kept.value.moved if kept and its else 0.0
+        return entry.value.last_heartbeat if entry and its else 0.0
 
     async def _live(self, kind: str, namespace: str | None, name: str) -> Object | None:
         try:

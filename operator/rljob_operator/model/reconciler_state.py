@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from rljob_operator.api import Key
+from rljob_operator.kube.api import Key
 
 AttemptId = tuple[str, int]
 """Job's uid and attempt's number."""
 
 
 @dataclass(slots=True)
-class Memory:
+class ReconcilerState:
     """By job."""
 
     conflicts: dict[Key, tuple[str, ...]] = field(default_factory=dict)

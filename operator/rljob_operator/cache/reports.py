@@ -8,13 +8,12 @@ from pydantic import ValidationError
 
 from rljob_api import names
 from rljob_api.protocol import Control, Progress, Report
-from rljob_operator.api import Object
-from rljob_operator.decide.progress import stage
-from rljob_operator.store import bare
+from rljob_operator.cache.cache import strip_managed_fields
+from rljob_operator.kube.api import Object
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class CachedConfigMap:
     """One ConfigMap. Reports are untrusted: one that cannot be read is named and otherwise ignored."""
 
     object: Object
@@ -26,25 +25,25 @@ class Note:
     """Whose report it is or claims to be."""
     trouble: str = ""
     """What is wrong with the report."""
-    moved: float = 0.0
+    last_heartbeat: float = 0.0
     """When the heartbeat was seen to move last, on the operator's clock."""
 
 
-def keeper(clock: Callable[[], float]) -> Callable[[Object, Note | None], Note]:
-    def keep(obj: Object, before: Note | None) -> Note:
+def cached(clock: Callable[[], float]) -> Callable[[Object, CachedConfigMap | None], CachedConfigMap]:
+    def transform(obj: Object, before: CachedConfigMap | None) -> CachedConfigMap:
         text = (obj.get("data") or {}).get(names.REPORT_KEY)
         if text is None:
-            return Note(bare(obj), parse_control(obj))
+            return CachedConfigMap(strip_managed_fields(obj), parse_control(obj))
         parsed, pod, trouble = _parse(obj["metadata"]["name"], text)
         still = before is not None and _beat(before.report) == _beat(parsed)
-        moved = before.moved if before and still else clock()
-        return Note(bare(obj, "data"), None, parsed, pod, trouble, moved)
+        last_heartbeat = before.last_heartbeat if before and still else clock()
+        return CachedConfigMap(strip_managed_fields(obj, "data"), None, parsed, pod, trouble, last_heartbeat)
 
-    return keep
+    return transform
 
 
-def matters(before: Note, after: Note) -> bool:
-    """A heartbeat and the numbers of a step alone do not: a pass that looks at them can wait (see watch.py)."""
+def predicate(before: CachedConfigMap, after: CachedConfigMap) -> bool:
+    """A heartbeat and the numbers of a step alone do not: a pass that looks at them can wait (see handlers.py)."""
     return before.trouble != after.trouble or _gist(before) != _gist(after)
 
 
@@ -80,7 +79,7 @@ def _beat(report: Report | None) -> tuple[object, ...]:
     return report.pod_uid, report.boot_id, report.attempt, report.progress and report.progress.beat
 
 
-def _gist(note: Note) -> tuple[object, ...]:
+def _gist(note: CachedConfigMap) -> tuple[object, ...]:
     object_ = {k: v for k, v in note.object["metadata"].items() if k != "resourceVersion"}, note.object.get("data")
     r = note.report
     if r is None:
@@ -93,3 +92,8 @@ def _milestones(p: Progress | None) -> tuple[object, ...]:
         return ()
     stepped = p.step > (p.started_from or 0)
     return p.started_from, stepped, stage(p.phase), p.export, p.evaluation, p.backend, p.checkpoints
+
+
+def stage(phase: str) -> str:
+    """A phase without the parts of a step, which change several times a step."""
+    return phase if phase in ("loading", "waiting", "finishing") else "stepping"

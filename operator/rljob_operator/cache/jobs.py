@@ -1,0 +1,72 @@
+"""RLJobs as they are cached: one version of the object, and what its spec means."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import JobStatus, RLJobMeta
+from rljob_api.validate import violations
+from rljob_api.violation import Violation
+from rljob_operator.cache.cache import same_but_version, strip_managed_fields
+from rljob_operator.kube.api import Object
+
+KNOWN_META = {
+    "name",
+    "namespace",
+    "uid",
+    "generation",
+    "resourceVersion",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "annotations",
+}
+
+
+@dataclass(eq=False)
+class ValidationResult:
+    """What a raw spec means. Worked out once, when somebody first asks."""
+
+    raw: Object
+    name: str
+
+    @cached_property
+    def violations(self) -> tuple[Violation, ...]:
+        return tuple(violations(self.raw, self.name))
+
+    @cached_property
+    def spec(self) -> RLJobSpec | None:
+        return None if self.violations else RLJobSpec.model_validate(self.raw)
+
+
+@dataclass(eq=False)
+class CachedJob:
+    """One version of an RLJob. A status that cannot be read is an error of the pass that asks for it: it is authoritative, so nobody guesses."""
+
+    object: Object
+    validation: ValidationResult
+
+    @cached_property
+    def meta(self) -> RLJobMeta:
+        return RLJobMeta.model_validate({k: v for k, v in self.object["metadata"].items() if k in KNOWN_META})
+
+    @cached_property
+    def status(self) -> JobStatus:
+        return JobStatus.model_validate(self.object.get("status") or {})
+
+    @property
+    def lacks_room(self) -> bool:
+        """By its status, unparsed: many jobs are asked often."""
+        placement = (self.object.get("status") or {}).get("placement") or {}
+        return bool(placement.get("problem")) or "" in placement.get("report", {}).get("rollouts", [])
+
+
+def cached(obj: Object, before: CachedJob | None) -> CachedJob:
+    raw = obj.get("spec") or {}
+    same = before is not None and before.validation.raw == raw
+    validation = before.validation if before and same else ValidationResult(raw, obj["metadata"]["name"])
+    return CachedJob(strip_managed_fields(obj), validation)
+
+
+def predicate(before: CachedJob, after: CachedJob) -> bool:
+    """The echoes of our own status writes are no news: they were cached when they were answered."""
+    return not same_but_version(before.object, after.object)

@@ -1,0 +1,1 @@
+"""The Kubernetes API server: requests on plain dicts, leader election, rate limit."""

@@ -1,0 +1,84 @@
+"""Everything that was observed of one job, as values: the only input of `decide` and `render`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from rljob_api import names
+from rljob_api.protocol import Control, Member, Report
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.job import LifecycleSpec
+from rljob_api.status import Attempt, JobStatus, RLJobMeta
+from rljob_api.violation import Violation
+from rljob_operator.cache.pods import Pod
+from rljob_operator.model import effective_spec
+from rljob_operator.model.scheduling import Assignment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """One job at one moment."""
+
+    job: RLJobMeta
+    spec: RLJobSpec | None
+    """None: it has violations."""
+    violations: tuple[Violation, ...] = ()
+    spec_suspend: bool = False
+    status: JobStatus = field(default_factory=JobStatus)
+    pods: tuple[Pod, ...] = ()
+    reports: Mapping[str, Report] = field(default_factory=dict)
+    """By pod name; only those that could be parsed and speak our protocol."""
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """By pod name: what is wrong with its report."""
+    control: Control | None = None
+    """As published last."""
+    children: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    """Live objects with this job's label, by kind and name."""
+    conflicts: tuple[str, ...] = ()
+    """Children that could not be written, because their names belong to others."""
+    beat_age: float | None = None
+    """Seconds since the open attempt's heartbeat was seen to advance."""
+    progress_interval: float = 30.0
+    """Seconds between writes of progress alone."""
+    network_policy: bool = True
+    """Whether the job gets one."""
+    fresh_token: str = ""
+    """Random; becomes the rollout servers' token when the job has none."""
+    assignment: Assignment | None = None
+    """What placement answers to this job, if it asks."""
+    now: float = 0.0
+
+    @cached_property
+    def trainers(self) -> tuple[Pod, ...]:
+        return self._of(names.ROLE_TRAINER)
+
+    @cached_property
+    def rollouts(self) -> tuple[Pod, ...]:
+        return self._of(names.ROLE_ROLLOUT)
+
+    def _of(self, role: str) -> tuple[Pod, ...]:
+        return tuple(sorted((p for p in self.pods if p.role == role), key=lambda p: p.ordinal))
+
+    def pod(self, member: Member) -> Pod | None:
+        """The pod that was this member, if it still exists."""
+        return next((p for p in self.pods if p.uid == member.pod_uid), None)
+
+    def report(self, of: Pod | Member) -> Report | None:
+        """The pod's own word, also after it is gone; a report that another pod of that name left behind is not."""
+        name, uid = (of.name, of.uid) if isinstance(of, Pod) else (of.pod, of.pod_uid)
+        report = self.reports.get(name)
+        return report if report and report.pod_uid == uid else None
+
+    @cached_property
+    def lifecycle(self) -> LifecycleSpec:
+        """The limits in force."""
+        return effective_spec.lifecycle_of(self.spec, self.control)
+
+    def spec_of(self, attempt: Attempt | None) -> RLJobSpec | None:
+        """The spec in force for this attempt, see effective_spec.py."""
+        return effective_spec.spec_of(attempt, self.spec, self.control)
+
+    def is_void(self, attempt: Attempt | None) -> bool:
+        """Whether this attempt can never run as published, see effective_spec.py."""
+        return effective_spec.is_void(attempt, self.job.generation, self.spec, self.control)

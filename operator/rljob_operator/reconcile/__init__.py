@@ -1,0 +1,1 @@
+"""One reconcile of one job, and when the next is due: observe, decide, write."""
