@@ -86,19 +86,19 @@ format: setup ## Format and mend what the linter can
 ##@ Generated files
 .PHONY: generate
 generate: setup ## Write the CRD, known keys and reference pages again
-	$(PY) -m rljob_api.crd crds/rljob.yaml
+	$(PY) -m rljob_api.schema.crd crds/rljob.yaml
 	cp crds/rljob.yaml charts/rljob/files/rljob.yaml
 	$(PY) charts/values_reference.py charts/rljob/values.schema.json docs/reference/values.md
 	$(PY) gitops/argocd/config_map.py gitops/argocd/argocd-cm.yaml
 	$(PY) -W ignore -m rljob_trainer.known_keys
-	$(PY) -m rljob_api.reference docs/reference
+	$(PY) -m rljob_api.schema.docs docs/reference
 	$(PY) -m kubectl_rljob.reference docs/reference/cli.md
 
 .PHONY: generate-check
 generate-check: setup ## Fail when a generated file has drifted
 	@tmp=$$(mktemp -d) && trap 'rm -rf $$tmp' EXIT && \
-	$(PY) -m rljob_api.crd $$tmp/crd && diff -u crds/rljob.yaml $$tmp/crd && diff -u crds/rljob.yaml charts/rljob/files/rljob.yaml && \
-	mkdir $$tmp/reference && $(PY) -m rljob_api.reference $$tmp/reference && $(PY) -m kubectl_rljob.reference $$tmp/reference/cli.md && \
+	$(PY) -m rljob_api.schema.crd $$tmp/crd && diff -u crds/rljob.yaml $$tmp/crd && diff -u crds/rljob.yaml charts/rljob/files/rljob.yaml && \
+	mkdir $$tmp/reference && $(PY) -m rljob_api.schema.docs $$tmp/reference && $(PY) -m kubectl_rljob.reference $$tmp/reference/cli.md && \
 	$(PY) charts/values_reference.py $$tmp/schema $$tmp/reference/values.md && diff -u charts/rljob/values.schema.json $$tmp/schema && \
 	diff -ru docs/reference $$tmp/reference && \
 	$(PY) gitops/argocd/config_map.py $$tmp/argocd && diff -u gitops/argocd/argocd-cm.yaml $$tmp/argocd && \

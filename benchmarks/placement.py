@@ -6,10 +6,10 @@ python -m benchmarks.placement
 import time
 from random import Random
 
-from rljob_api.placement.cluster import Cluster
-from rljob_api.placement.gang import Gang
-from rljob_api.placement.plan import plan
 from rljob_api.spec import RLJobSpec
+from rljob_placement.cluster import Cluster
+from rljob_placement.gang import Gang
+from rljob_placement.plan import plan
 
 GPU = "nvidia.com/gpu"
 RACK, BLOCK = 16, 128

@@ -7,12 +7,12 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 
-from rljob_api.layout import Amounts, Layout
-from rljob_api.memory import rollout_memory, trainer_memory
-from rljob_api.shape import Shape
+from rljob_api.sizing.layout import Amounts, Layout
+from rljob_api.sizing.memory import rollout_memory, trainer_memory
+from rljob_api.sizing.shape import Shape
 from rljob_api.spec import RLJobSpec
-from rljob_api.validate import violations
-from rljob_api.violation import Violation
+from rljob_api.validation.validate import violations
+from rljob_api.validation.violation import Violation
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from typing import Any
 
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.planning import Plan
-from rljob_api.placement.cluster import Cluster
-from rljob_api.placement.gang import Gang
-from rljob_api.placement.plan import plan
-from rljob_api.placement.report import report
-from rljob_api.shape import NOMINAL, Shape
+from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.status import PlacementReport
+from rljob_placement.cluster import Cluster
+from rljob_placement.gang import Gang
+from rljob_placement.plan import plan
+from rljob_placement.report import report
 
 Read = Callable[[], tuple[list[dict[str, Any]], list[dict[str, Any]]]]
 """Nodes, and pods of all namespaces. Raises UserError."""

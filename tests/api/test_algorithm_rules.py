@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from api.specs import raw_spec
-from rljob_api.validate import violations
+from rljob_api.validation.validate import violations
 
 CRITIC = {"critic": {}}
 CORRECTED = {"algorithm": {"rolloutCorrection": {"importanceSampling": "token"}}}

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from api.specs import make_spec, raw_spec
-from rljob_api import crd
-from rljob_api.validate import violations
+from rljob_api.schema import crd
+from rljob_api.validation.validate import violations
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = crd.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec, raw_spec
-from rljob_api.layout import Amounts, Layout, required_servers, servers_per_pod
-from rljob_api.validate import violations
+from rljob_api.sizing.layout import Amounts, Layout, required_servers, servers_per_pod
+from rljob_api.validation.validate import violations
 
 P, T = "spec.trainer.parallelism", "spec.trainer.transformerConfig"
 

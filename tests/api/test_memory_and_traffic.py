@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec
-from rljob_api.memory import (
+from rljob_api.sizing.memory import (
     SERVER_OVERHEAD,
     TRAINER_OVERHEAD,
     Phase,
@@ -13,9 +13,9 @@ from rljob_api.memory import (
     rollout_memory,
     trainer_memory,
 )
-from rljob_api.shape import NOMINAL, Shape
+from rljob_api.sizing.shape import NOMINAL, Shape
+from rljob_api.sizing.traffic import Link, links
 from rljob_api.spec import RLJobSpec
-from rljob_api.traffic import Link, links
 
 GIB = 2**30
 QWEN_1_5B = Shape(28, 1536, 12, 2, 128, 8960, 151936, tied=True)

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec
-from rljob_api.model_rules import SUPPORTED, model_violations
+from rljob_api.validation.model import SUPPORTED, model_violations
 
 P, M = "spec.trainer.parallelism", "spec.model.path"
 DENSE = {

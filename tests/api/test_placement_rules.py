@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec, raw_spec
-from rljob_api.placement.cluster import Node
-from rljob_api.placement.gang import Gang
-from rljob_api.validate import violations
+from rljob_api.validation.validate import violations
+from rljob_placement.cluster import Node
+from rljob_placement.gang import Gang
 
 
 def broken(**changes: Any) -> list[str]:

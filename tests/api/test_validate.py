@@ -3,7 +3,7 @@
 import pytest
 
 from api.specs import raw_spec
-from rljob_api.validate import violations
+from rljob_api.validation.validate import violations
 
 
 def test_a_valid_spec_has_no_violations() -> None:

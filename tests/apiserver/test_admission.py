@@ -13,7 +13,7 @@ from api.specs import raw_spec
 from apiserver.lab import lab
 from apiserver.proxy import Faults
 from e2e.control_plane import ControlPlane
-from rljob_api.validate import violations
+from rljob_api.validation.validate import violations
 from rljob_operator.kube.api import NotFound
 from simulator.cluster import job_object
 

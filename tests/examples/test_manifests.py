@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from rljob_api import names
-from rljob_api.validate import violations
+from rljob_api.validation.validate import violations
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

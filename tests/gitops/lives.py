@@ -5,7 +5,7 @@ import copy
 from functools import cache
 from typing import Any
 
-from rljob_api.crd import crd
+from rljob_api.schema.crd import crd
 from simulator.world import World
 
 Seen = tuple[str, dict[str, Any]]

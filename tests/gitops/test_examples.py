@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from chart.chart import HELM, NO_HELM, helm
-from rljob_api.validate import violations
+from rljob_api.validation.validate import violations
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "gitops"
 

@@ -7,7 +7,6 @@ import pytest
 
 from api.specs import raw_spec
 from rljob_api import names
-from rljob_api.placement.cluster import Node as Place
 from rljob_api.protocol import Member, Progress, Report
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.cache.cluster import ClusterCache
@@ -17,6 +16,7 @@ from rljob_operator.model.observer import Observer
 from rljob_operator.model.reconciler_state import ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.times import seconds
+from rljob_placement.cluster import Node as Place
 from simulator.cluster import FakeCluster, job_object, node_object
 from simulator.feed import PROMPT, Faults, Feed
 

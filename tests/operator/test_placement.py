@@ -5,11 +5,11 @@ from random import Random
 import pytest
 
 from rljob_api import names, reasons
-from rljob_api.placement.cluster import Cluster
 from rljob_operator.decide.place import EXCLUDED_SECONDS, UNBOUND_SECONDS
 from rljob_operator.model.scheduling import Assignment, SchedulingRequest
 from rljob_operator.placement import placer
 from rljob_operator.placement.turn import take_turns
+from rljob_placement.cluster import Cluster
 from simulator.cluster import node_object
 from simulator.crowd import NAMESPACE, Crowd
 from simulator.feed import HOSTILE

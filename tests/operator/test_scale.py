@@ -1,7 +1,7 @@
 """Rollouts come and go while the gang trains."""
 
 from rljob_api import names
-from rljob_api.crd import crd
+from rljob_api.schema.crd import crd
 from simulator.world import NAMESPACE, World
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from rljob_api import names, reasons
-from rljob_api.placement.cluster import Cluster, Node
 from rljob_api.status import PlacementStatus, Seat
 from rljob_operator.cache.pods import Pod
 from rljob_operator.decide.place import UNBOUND_SECONDS, assign
@@ -15,6 +14,7 @@ from rljob_operator.placement.asked import View, asked
 from rljob_operator.placement.bind import operations, pinned
 from rljob_operator.placement.turn import take_turns
 from rljob_operator.times import stamp
+from rljob_placement.cluster import Cluster, Node
 from simulator.makers import META, NOW, Job, make_job
 
 NODES = {name: Node(name, free={"pods": 3000}) for name in ("a", "b")}

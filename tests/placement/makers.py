@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from api.specs import make_spec
-from rljob_api.placement.cluster import Cluster
-from rljob_api.placement.gang import Demand, Gang
-from rljob_api.traffic import Link
+from rljob_api.sizing.traffic import Link
+from rljob_placement.cluster import Cluster
+from rljob_placement.gang import Demand, Gang
 
 GPU = "nvidia.com/gpu"
 

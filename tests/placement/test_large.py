@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.placement import cluster, gang
 from placement.makers import make_cluster, make_gang, make_racks
-from rljob_api.placement.plan import LOOKS, plan
-from rljob_api.placement.report import report
+from rljob_placement.plan import LOOKS, plan
+from rljob_placement.report import report
 
 
 def test_a_gang_of_256_pods_on_1000_nodes_looks_at_a_bounded_number_of_costs() -> None:

@@ -7,10 +7,10 @@ import pytest
 from api.specs import make_spec
 from placement.makers import GPU, make_cluster, make_gang, make_node, make_pod, make_racks
 from rljob_api import names
-from rljob_api.placement.cluster import Node, parse_node, requests
-from rljob_api.placement.gang import Demand
-from rljob_api.placement.plan import Stay, plan
-from rljob_api.placement.quantity import exact, parse, show
+from rljob_api.quantity import exact, parse, show
+from rljob_placement.cluster import Node, parse_node, requests
+from rljob_placement.gang import Demand
+from rljob_placement.plan import Stay, plan
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placement.makers import GPU, bare_gang, make_cluster, make_gang, make_node, make_pod, make_racks
-from rljob_api.placement.cluster import Cluster
-from rljob_api.placement.gang import Gang
-from rljob_api.placement.plan import Plan, Stay, plan
-from rljob_api.placement.space import FACTOR
-from rljob_api.traffic import Link
+from rljob_api.sizing.traffic import Link
+from rljob_placement.cluster import Cluster
+from rljob_placement.gang import Gang
+from rljob_placement.plan import Plan, Stay, plan
+from rljob_placement.space import FACTOR
 
 WITHIN = 1.05
 

@@ -15,7 +15,7 @@ from repository.pages import PAGES, ROOT, TRACKED, WRITTEN, anchors, commands, n
 from rljob_api import reasons
 from rljob_api.metrics import METRICS
 from rljob_api.status import ConditionType, State
-from rljob_api.validate import violations
+from rljob_api.validation.validate import violations
 
 CODE = "".join(path.read_text() for file in TRACKED if file.endswith(".py") and (path := ROOT / file).is_file())
 PROGRAM = r"(?:python -m ((?:benchmarks|rljob_trainer|kubectl_rljob)[\w.]*)|([\w/]*\w\.py)(?= --))([^`\n]*)"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from api.specs import make_spec
-from rljob_api.memory import Phase
+from rljob_api.sizing.memory import Phase
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.memory import Meter, Plan, device_bytes

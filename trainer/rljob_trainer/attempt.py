@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from rljob_api import names
-from rljob_api.memory import PhaseName
 from rljob_api.protocol import Control, RolloutEndpoint
+from rljob_api.sizing.memory import PhaseName
 from rljob_trainer.batch import Sample, StepBatch
 from rljob_trainer.checkpoint.manifest import read_manifest
 from rljob_trainer.checkpoint.store import Store

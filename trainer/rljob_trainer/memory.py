@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from rljob_api.layout import Layout
-from rljob_api.memory import Phase, PhaseName, phases
-from rljob_api.serving import server_defaults
-from rljob_api.shape import Shape
+from rljob_api.sizing.layout import Layout
+from rljob_api.sizing.memory import Phase, PhaseName, phases
+from rljob_api.sizing.serving import server_defaults
+from rljob_api.sizing.shape import Shape
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
 

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from rljob_api import names
-from rljob_api.layout import Layout, servers_per_pod
 from rljob_api.protocol import Control, RolloutEndpoint
+from rljob_api.sizing.layout import Layout, servers_per_pod
 from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure, loop
 from rljob_trainer.checkpoint.files import write_json

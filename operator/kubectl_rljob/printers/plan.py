@@ -7,9 +7,9 @@ from kubectl_rljob.planning import Plan, roles
 from kubectl_rljob.preview import Preview
 from kubectl_rljob.printers import placement
 from kubectl_rljob.printers.text import plural, table
-from rljob_api.layout import Amounts, Layout
+from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.spec import RLJobSpec
-from rljob_api.violation import Violation
+from rljob_api.validation.violation import Violation
 
 MODEL_KEYS = {
     "num_hidden_layers": "layers",

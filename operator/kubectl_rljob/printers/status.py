@@ -11,8 +11,8 @@ from kubectl_rljob.printers import placement
 from kubectl_rljob.printers.failure import where
 from kubectl_rljob.printers.metrics import curve, line
 from kubectl_rljob.printers.text import age, clip, duration, moment, table
-from rljob_api.layout import Layout
 from rljob_api.protocol import Failure
+from rljob_api.sizing.layout import Layout
 
 LINES = 25
 EVENTS = 6

@@ -4,9 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from rljob_api import names
 from rljob_api.base import Model
 from rljob_api.spec.algorithm import AlgorithmSpec, EvaluationSpec, TrainSpec
-from rljob_api.spec.common import AbsolutePath, EnvVar, NonNegativeInt, PositiveInt, Verbatim, Volume
+from rljob_api.spec.common import AbsolutePath, EnvVar, NonNegativeInt, PositiveInt, Template, Verbatim, Volume
 from rljob_api.spec.model import DataSpec, ModelSpec, RewardSpec
 from rljob_api.spec.roles import CriticSpec, ReferenceSpec, RolloutSpec, TrainerSpec
 
@@ -125,3 +126,15 @@ class RLJobSpec(Model):
     """Kubernetes `envFrom` sources of all containers."""
     volumes: Annotated[list[Volume], Field(max_length=32)] = []
     """Volumes of all pods; model, data and checkpoints live on them."""
+
+    def template(self, role: str) -> Template:
+        """Pod settings of a role."""
+        return self.trainer.template if role == names.ROLE_TRAINER else self.rollout.template
+
+    def container_resources(self, role: str) -> dict[str, dict[str, str]]:
+        """Requests and limits of the role's container: the template's, and one device per process."""
+        processes = self.trainer.processes_per_node if role == names.ROLE_TRAINER else self.rollout.tensor_parallel
+        devices = {self.trainer.resource_name: str(processes)} if self.trainer.device == "gpu" else {}
+        given = self.template(role).resources
+        found = {"requests": dict(given.requests), "limits": given.limits | devices}
+        return {k: v for k, v in found.items() if v}

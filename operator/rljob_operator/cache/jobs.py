@@ -5,8 +5,8 @@ from functools import cached_property
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
-from rljob_api.validate import violations
-from rljob_api.violation import Violation
+from rljob_api.validation.validate import violations
+from rljob_api.validation.violation import Violation
 from rljob_operator.cache.cache import same_but_version, strip_managed_fields
 from rljob_operator.kube.api import Object
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from rljob_api.placement import cluster as place
-from rljob_api.placement.cluster import Node as Place
 from rljob_operator.cache.pods import condition_of
 from rljob_operator.kube.api import Object
 from rljob_operator.times import seconds
+from rljob_placement import cluster as place
+from rljob_placement.cluster import Node as Place
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 

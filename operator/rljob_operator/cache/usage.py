@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_api.placement.cluster import occupied, requests
-from rljob_api.placement.quantity import Resources
+from rljob_api.quantity import Resources
+from rljob_placement.cluster import occupied, requests
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """status.message: one sentence for people about what is happening, or what to do."""
 
-from rljob_api import reasons, violation
+from rljob_api import reasons
 from rljob_api.status import Attempt, JobStatus, LastFailure
+from rljob_api.validation.violation import message as violation_message
 from rljob_operator.cache.pods import Pod
 from rljob_operator.decide.cause import Cause
 from rljob_operator.decide.opening import problems
@@ -30,7 +31,7 @@ def _message(s: Snapshot, status: JobStatus) -> str:
     if status.attempt and is_open(status.attempt):
         return _of_open(s, status, status.attempt)
     if s.violations:
-        return violation.message(s.violations)
+        return violation_message(s.violations)
     if s.conflicts:
         return "; ".join(s.conflicts)
     if status.suspended and not wanted(s, status):
@@ -61,7 +62,7 @@ def _of_open(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
         return f"stopping attempt {attempt.number}: {cause}"
     if runs(s, attempt):
         return (
-            f"runs on with its former spec; the new one is refused: {violation.message(s.violations)}"
+            f"runs on with its former spec; the new one is refused: {violation_message(s.violations)}"
             if s.violations
             else postponed(s, status)
         )

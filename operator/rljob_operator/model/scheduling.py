@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rljob_api.placement.cluster import Cluster, Node
-from rljob_api.placement.gang import Demand, Gang
-from rljob_api.placement.plan import Plan, Stay
-from rljob_api.placement.quantity import Resources, add
+from rljob_api.quantity import Resources, add
 from rljob_api.status import PlacementReport
 from rljob_operator.kube.api import Key
+from rljob_placement.cluster import Cluster, Node
+from rljob_placement.gang import Demand, Gang
+from rljob_placement.plan import Plan, Stay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

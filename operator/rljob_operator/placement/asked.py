@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from functools import cache
 
 from rljob_api import names
-from rljob_api.placement.cluster import Node
-from rljob_api.placement.gang import Demand, Gang
-from rljob_api.placement.plan import Stay
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import is_lost, rollout_ordinals, trainer_ordinals
 from rljob_operator.model.scheduling import SchedulingRequest
 from rljob_operator.times import seconds
+from rljob_placement.cluster import Node
+from rljob_placement.gang import Demand, Gang
+from rljob_placement.plan import Stay
 
 EXCLUDED_SECONDS = 600.0
 """How long a job leaves a node alone that did not take a pod of it."""

@@ -4,13 +4,13 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from rljob_api import names
-from rljob_api.placement.cluster import Cluster, Node
-from rljob_api.placement.quantity import Resources, add
+from rljob_api.quantity import Resources, add
 from rljob_api.status import PlacementStatus
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
 from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import SchedulingRequest
 from rljob_operator.placement.asked import View, asked
+from rljob_placement.cluster import Cluster, Node
 
 
 class Board:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from rljob_api.placement.cluster import Cluster
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import Assignment, SchedulingRequest
@@ -12,6 +11,7 @@ from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.placement.asked import View, asked
 from rljob_operator.placement.board import Board
 from rljob_operator.placement.turn import has_grown, take_turns
+from rljob_placement.cluster import Cluster
 
 
 class Placer:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from rljob_api.placement.cluster import Cluster, Node
-from rljob_api.placement.plan import Plan, plan
-from rljob_api.placement.report import report
 from rljob_api.status import PlacementReport
 from rljob_operator.model.scheduling import Assignment, SchedulingRequest
+from rljob_placement.cluster import Cluster, Node
+from rljob_placement.plan import Plan, plan
+from rljob_placement.report import report
 
 EXCLUDED = "lately did not take a pod of this job"
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_api import names
-from rljob_api.placement.gang import Gang
-from rljob_api.placement.quantity import Resources, add, exact
+from rljob_api.quantity import Resources, add, exact
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobMeta
 from rljob_operator.render.meta import metadata
+from rljob_placement.gang import Gang
 
 KUEUE = "kueue.x-k8s.io"
 POD_INDEX = "apps.kubernetes.io/pod-index"

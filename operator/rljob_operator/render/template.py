@@ -5,7 +5,6 @@ import json
 from typing import Any
 
 from rljob_api import names
-from rljob_api.placement.gang import resources
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
 from rljob_api.spec.roles import RolloutSpec, TrainerSpec
@@ -73,7 +72,7 @@ def _container(job: RLJobMeta, spec: RLJobSpec, role: str) -> dict[str, Any]:
         "command": ["python", "-m", "rljob_trainer", COMMANDS[role]],
         "env": _env(job, spec, t),
         "envFrom": list(spec.env_from),
-        "resources": resources(spec, role),
+        "resources": spec.container_resources(role),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

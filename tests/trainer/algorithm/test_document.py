@@ -9,7 +9,7 @@ import yaml
 
 from api.specs import raw_spec
 from rljob_api.spec.algorithm import AlgorithmSpec
-from rljob_api.validate import violations
+from rljob_api.validation.validate import violations
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs/algorithms.md").read_text()

@@ -70,7 +70,7 @@ def sample(number: int, prompt: int, response: int) -> Sample:
 
 
 def place(ranks: int, rank: int, tensor: int = 1) -> Any:
-    from rljob_api.layout import Layout
+    from rljob_api.sizing.layout import Layout
 
     layout = Layout(ranks * tensor, tensor=tensor, context=ranks)
     return SimpleNamespace(layout=layout, data_rank=0, context_rank=rank, device=torch.device("cpu"))

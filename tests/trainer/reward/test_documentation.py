@@ -10,7 +10,7 @@ import yaml
 
 from rljob_api.metrics import METRICS
 from rljob_api.spec.model import HttpReward, PythonReward, RewardSpec
-from rljob_api.validate import violations
+from rljob_api.validation.validate import violations
 from rljob_trainer.reward.case import Case
 from rljob_trainer.reward.judge import Judge
 from trainer.driver.specs import job

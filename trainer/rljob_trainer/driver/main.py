@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from rljob_api import names
-from rljob_api.layout import required_servers
 from rljob_api.protocol import Control
-from rljob_api.serving import sequences
+from rljob_api.sizing.layout import required_servers
+from rljob_api.sizing.serving import sequences
 from rljob_trainer import failure
 from rljob_trainer.data.prompts import PromptSet, load_prompts
 from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer

@@ -9,8 +9,8 @@ import yaml
 
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
-from rljob_api.validate import violations
-from rljob_api.violation import message
+from rljob_api.validation.validate import violations
+from rljob_api.validation.violation import message
 
 MOUNTED = ("model", "critic", "reference", "data", "rewards", "train", "checkpoint")
 """Sections of the spec whose paths lie on volumes."""

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from rljob_api.layout import Amounts
+from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Sample
 from rljob_trainer.megatron import backend, checkpoint

@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
-from rljob_api.layout import Layout
+from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.algorithm.aggregation import token_weights
 from rljob_trainer.batch import Sample

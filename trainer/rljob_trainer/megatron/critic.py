@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from rljob_api.layout import Amounts
+from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import CriticSpec
 from rljob_trainer.algorithm.advantage import Advantages, Episodes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from rljob_api.layout import Layout
+from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.algorithm.kl import adapt
 from rljob_trainer.batch import Sample, StepBatch, token_ages

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-from rljob_api.layout import Layout
+from rljob_api.sizing.layout import Layout
 
 SEED = 1234
 """Of megatron's random states. Nothing draws from them: dropout is 0 and weights come from files."""

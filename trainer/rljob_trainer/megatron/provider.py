@@ -11,10 +11,10 @@ from megatron.bridge import AutoBridge
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import gpt_layer_specs
 
-from rljob_api.layout import Layout
-from rljob_api.layout_rules import COMPILED, RECOMPUTE
-from rljob_api.model_rules import SUPPORTED, model_violations
+from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
+from rljob_api.validation.layout import COMPILED, RECOMPUTE
+from rljob_api.validation.model import SUPPORTED, model_violations
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron import layers
 from rljob_trainer.megatron import mixtral as mixtral  # registers itself with the bridge

@@ -11,8 +11,8 @@ from megatron.bridge.models.hf_pretrained.causal_lm import PreTrainedCausalLM
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 
-from rljob_api.model_rules import model_violations
 from rljob_api.spec import RLJobSpec
+from rljob_api.validation.model import model_violations
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.batching import MicroBatch
 from rljob_trainer.megatron.model import require_all_weights

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rljob_api.serving import longest_context, server_defaults
+from rljob_api.sizing.serving import longest_context, server_defaults
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.network import any_address
 from rljob_trainer.weights.backends import backend

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rljob_api.placement.quantity import Resources, add, most, parse
+from rljob_api.quantity import Resources, add, most, parse
 
 Object = Mapping[str, Any]
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-from rljob_api.layout import Layout
-from rljob_api.layout_rules import PARALLELISM, RECOMPUTE, unfit_module
-from rljob_api.passthrough import SPLITS
-from rljob_api.serving import longest_context
-from rljob_api.shape import experts_of
+from rljob_api.sizing.layout import Layout
+from rljob_api.sizing.serving import longest_context
+from rljob_api.sizing.shape import experts_of
 from rljob_api.spec import RLJobSpec
-from rljob_api.violation import Violation
+from rljob_api.validation.layout import PARALLELISM, RECOMPUTE, unfit_module
+from rljob_api.validation.passthrough import SPLITS
+from rljob_api.validation.violation import Violation
 
 SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral")
 """`model_type` of config.json. Llama 2 and 3 are llama, Qwen2.5 is qwen2."""

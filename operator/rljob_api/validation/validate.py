@@ -7,14 +7,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rljob_api import algorithm_rules, names, placement_rules, pod_rules
-from rljob_api.layout_rules import batch_violations, layout_violations, overlap_violations, recompute_violations
-from rljob_api.model_rules import model_violations
-from rljob_api.passthrough import passthrough_violations
+from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template, Volume
 from rljob_api.spec.roles import RolloutSpec
-from rljob_api.violation import Violation
+from rljob_api.validation import algorithm, pods, scheduling
+from rljob_api.validation.layout import batch_violations, layout_violations, overlap_violations, recompute_violations
+from rljob_api.validation.model import model_violations
+from rljob_api.validation.passthrough import passthrough_violations
+from rljob_api.validation.violation import Violation
 
 Rule = Callable[[RLJobSpec], Iterable[Violation]]
 
@@ -164,13 +165,13 @@ RULES: tuple[Rule, ...] = (
     recompute_violations,
     batch_violations,
     passthrough_violations,
-    *algorithm_rules.RULES,
-    *placement_rules.RULES,
+    *algorithm.RULES,
+    *scheduling.RULES,
     rollout_violations,
     colocation_violations,
     evaluation_violations,
     environment_violations,
-    *pod_rules.RULES,
+    *pods.RULES,
     path_violations,
 )
 

@@ -1,13 +1,17 @@
 """Keys of Megatron and vLLM that pass through verbatim, and those that are refused there because something of ours says them."""
 
 import difflib
+import json
 from collections.abc import Iterator
+from importlib.resources import files
 
-from rljob_api.known_keys import TRANSFORMER_CONFIG, VLLM_ARGUMENTS
-from rljob_api.layout_rules import PARALLELISM, RECOMPUTE
 from rljob_api.spec import RLJobSpec
-from rljob_api.violation import Violation
+from rljob_api.validation.layout import PARALLELISM, RECOMPUTE
+from rljob_api.validation.violation import Violation
 
+_KNOWN = json.loads((files("rljob_api") / "schema/known_keys.json").read_text())
+TRANSFORMER_CONFIG, VLLM_ARGUMENTS = (frozenset(_KNOWN[field]["keys"]) for field in ("transformerConfig", "vllmArgs"))
+"""Of the pinned versions, as their own packages name them."""
 TRANSFORMER = "spec.trainer.transformerConfig"
 SPLITS = (
     ("pipeline_model_parallel_layout",),

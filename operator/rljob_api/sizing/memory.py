@@ -28,9 +28,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from rljob_api.layout import Amounts, Layout, servers_per_pod
-from rljob_api.serving import sequences, server_defaults
-from rljob_api.shape import BYTES, Shape
+from rljob_api.sizing.layout import Amounts, Layout, servers_per_pod
+from rljob_api.sizing.serving import sequences, server_defaults
+from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import Offload
 

@@ -1,6 +1,6 @@
 """The generated pages of docs/reference: api.md from the CRD's schema, metrics.md from the table of metrics.
 
-python -m rljob_api.reference DIRECTORY
+python -m rljob_api.schema.docs DIRECTORY
 """
 
 import json
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api import names
-from rljob_api.crd import crd
 from rljob_api.metrics import METRICS
+from rljob_api.schema.crd import crd
 
 Schema = dict[str, Any]
 

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from rljob_api.placement.cluster import Cluster, Node
-from rljob_api.placement.gang import Demand, Gang
+from rljob_placement.cluster import Cluster, Node
+from rljob_placement.gang import Demand, Gang
 
 FACTOR = 4
 """A byte that crosses a level costs so many times as much as one that crosses the next narrower; between nodes of one narrowest domain it costs 1."""

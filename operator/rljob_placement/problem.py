@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from rljob_api.placement.gang import Gang
-from rljob_api.placement.space import Space
+from rljob_placement.gang import Gang
+from rljob_placement.space import Space
 
 
 @dataclass(slots=True)

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from rljob_api.layout import Amounts, Layout
-from rljob_api.shape import BYTES, Shape
+from rljob_api.sizing.layout import Amounts, Layout
+from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.spec import RLJobSpec
 
 Kind = Literal["tensor", "context", "expert", "data", "pipeline", "weights"]

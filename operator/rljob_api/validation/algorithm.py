@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from rljob_api.layout import Amounts
+from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import Optimizer
 from rljob_api.spec.model import RewardSpec
 from rljob_api.spec.roles import ReferenceSpec
-from rljob_api.violation import Violation
+from rljob_api.validation.violation import Violation
 
 GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce++-baseline", "opo")
 """Compare the samples of one prompt."""

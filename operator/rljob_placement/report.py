@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from rljob_api.placement.cluster import Cluster
-from rljob_api.placement.gang import Gang
-from rljob_api.placement.space import common
 from rljob_api.status import Crossing, PlacementReport
+from rljob_placement.cluster import Cluster
+from rljob_placement.gang import Gang
+from rljob_placement.space import common
 
 Path = tuple[str, ...]
 NODE = "node"

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from rljob_api import names
-from rljob_api.placement.gang import template
-from rljob_api.placement.quantity import parse
+from rljob_api.quantity import parse
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
-from rljob_api.violation import Violation
+from rljob_api.validation.violation import Violation
 
 SOURCES = (
     "configMap",
@@ -50,7 +49,7 @@ def _twice(field: str, values: list[str]) -> Iterator[Violation]:
 
 def templates(spec: RLJobSpec) -> Iterator[tuple[str, Template]]:
     """By role."""
-    return ((role, template(spec, role)) for role in names.ROLES)
+    return ((role, spec.template(role)) for role in names.ROLES)
 
 
 def metadata_violations(spec: RLJobSpec) -> Iterator[Violation]:

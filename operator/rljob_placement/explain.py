@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from rljob_api.placement.cluster import Cluster, Node
-from rljob_api.placement.gang import Demand, Gang
-from rljob_api.placement.space import capacity, refusal
+from rljob_placement.cluster import Cluster, Node
+from rljob_placement.gang import Demand, Gang
+from rljob_placement.space import capacity, refusal
 
 DOMAINS = 4
 """Domains of a level that are named."""

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rljob_api import names
-from rljob_api.placement.cluster import Node, requests
-from rljob_api.placement.quantity import Resources, show
-from rljob_api.shape import NOMINAL, Shape
+from rljob_api.quantity import Resources, show
+from rljob_api.sizing.shape import NOMINAL, Shape
+from rljob_api.sizing.traffic import Link, links
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.common import Template
-from rljob_api.traffic import Link, links
+from rljob_placement.cluster import Node, requests
 
 Term = Mapping[str, Any]
 """One of a node affinity's required terms."""
@@ -27,10 +26,10 @@ class Demand:
 
     @staticmethod
     def of(spec: RLJobSpec, role: str) -> "Demand":
-        t = template(spec, role)
+        t = spec.template(role)
         affinity = (t.affinity or {}).get("nodeAffinity") or {}
         terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms", [])
-        wanted = requests({"containers": [{"resources": resources(spec, role)}]})
+        wanted = requests({"containers": [{"resources": spec.container_resources(role)}]})
         return Demand(wanted, t.node_selector, tuple(terms), tuple(t.tolerations))
 
     def refuses(self, node: Node) -> str:
@@ -80,19 +79,6 @@ class Gang:
             levels=tuple(spec.scheduling.topology_levels),
             stages=spec.trainer.parallelism.pipeline,
         )
-
-
-def template(spec: RLJobSpec, role: str) -> Template:
-    return spec.trainer.template if role == names.ROLE_TRAINER else spec.rollout.template
-
-
-def resources(spec: RLJobSpec, role: str) -> dict[str, dict[str, str]]:
-    """Of the role's container: the template's, and one device per process."""
-    processes = spec.trainer.processes_per_node if role == names.ROLE_TRAINER else spec.rollout.tensor_parallel
-    devices = {spec.trainer.resource_name: str(processes)} if spec.trainer.device == "gpu" else {}
-    t = template(spec, role).resources
-    found = {"requests": dict(t.requests), "limits": t.limits | devices}
-    return {k: v for k, v in found.items() if v}
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:

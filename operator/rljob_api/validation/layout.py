@@ -6,10 +6,10 @@ megatron.training/arguments.py, which the package does not contain), checked bef
 
 from collections.abc import Iterator
 
-from rljob_api.layout import Amounts, Layout
+from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import Recompute
-from rljob_api.violation import Violation
+from rljob_api.validation.violation import Violation
 
 PARALLELISM = "spec.trainer.parallelism"
 RECOMPUTE = "spec.trainer.recompute"

@@ -4,14 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rljob_api.placement.cluster import Cluster
-from rljob_api.placement.exact import perfect
-from rljob_api.placement.gang import Gang
-from rljob_api.placement.improve import improve
-from rljob_api.placement.space import Space, space
-from rljob_api.placement.start import nearest, starts
-from rljob_api.placement.state import Places, Problem
-from rljob_api.placement.why import why
+from rljob_placement.cluster import Cluster
+from rljob_placement.explain import why
+from rljob_placement.gang import Gang
+from rljob_placement.improve import improve, perfect
+from rljob_placement.problem import Places, Problem
+from rljob_placement.space import Space, space
+from rljob_placement.start import nearest, starts
 
 BEST = 2
 """Starting points that are improved."""

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, ValidationError
 
 from rljob_api.base import Wire
-from rljob_api.pod_rules import templates
 from rljob_api.spec import RLJobSpec
-from rljob_api.violation import Violation
+from rljob_api.validation.pods import templates
+from rljob_api.validation.violation import Violation
 
 SCHEDULING = "spec.scheduling"
 HOST = "kubernetes.io/hostname"

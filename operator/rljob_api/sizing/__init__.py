@@ -1,0 +1,1 @@
+"""Arithmetic of a spec: ranks, samples, bytes per communicator, bytes per GPU."""
