@@ -15,7 +15,7 @@ from api.specs import make_spec
 from e2e.control_plane import ControlPlane
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
-from rljob_operator.render.backend import companions
+from rljob_operator.render import scheduler_objects
 from rljob_operator.render.gang import stateful_set
 from simulator.makers import META
 
@@ -49,13 +49,13 @@ def create(plane: ControlPlane, group: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_volcanos_crd_takes_our_pod_group_as_it_is(volcano: ControlPlane) -> None:
-    (group,) = companions(META, spec(backend="volcano"))
+    (group,) = scheduler_objects(META, spec(backend="volcano"))
     assert create(volcano, group)["spec"] == group["spec"], "nothing was dropped"
 
 
 @pytest.mark.parametrize("wrong", [{"minMembers": 1}, {"minMember": "1"}, {"minTaskMember": {"trainer": "all"}}])
 def test_volcanos_crd_refuses_others(volcano: ControlPlane, wrong: dict[str, Any]) -> None:
-    (group,) = companions(META, spec(backend="volcano"))
+    (group,) = scheduler_objects(META, spec(backend="volcano"))
     group["metadata"]["name"] = "wrong"
     with pytest.raises(urllib.error.HTTPError, match="4[02][02]"):
         create(volcano, group | {"spec": group["spec"] | wrong})

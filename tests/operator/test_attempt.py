@@ -7,7 +7,7 @@ import pytest
 from rljob_api import reasons
 from rljob_api.protocol import Member, Progress
 from rljob_api.status import Attempt, Restarts
-from rljob_operator.decide.attempt import tell
+from rljob_operator.policies.attempt import give_command
 from rljob_operator.times import seconds, stamp
 from simulator.makers import META, NOW, checkpoint, make_job
 
@@ -161,7 +161,7 @@ def test_all_members_finishing_is_success() -> None:
 def test_a_request_to_go_back_that_meets_the_end_of_the_last_step_is_not_lost() -> None:
     """It is consumed, so nobody would ever go back if the job ended now."""
     job = make_job().with_attempt().running(step=10, checkpoints=[checkpoint(4)])
-    back = {"attempt": job.status.attempt and tell(job.status.attempt, "stop", reasons.RESUME_REQUESTED, NOW)}
+    back = {"attempt": job.status.attempt and give_command(job.status.attempt, "stop", reasons.RESUME_REQUESTED, NOW)}
     job = job.with_status(**back, resume_step=4).reported(state="stopped", result="succeeded")
     status = job.next()
     assert status.outcome == ""

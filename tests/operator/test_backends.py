@@ -15,7 +15,7 @@ from api.specs import make_spec
 from rljob_api import names
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.reconcile.reconciler import Reconciler
-from rljob_operator.render.backend import companions
+from rljob_operator.render import scheduler_objects
 from rljob_operator.render.gang import stateful_set
 from simulator.cluster import FakeCluster, job_object
 from simulator.makers import META
@@ -79,7 +79,7 @@ def test_a_set_itself_is_no_workload_of_kueue() -> None:
 
 def test_volcano_gets_one_pod_group_with_a_minimum_of_each_role() -> None:
     spec = gpu_spec(backend="volcano", queue="team")
-    (group,) = companions(META, spec)
+    (group,) = scheduler_objects(META, spec)
     assert (group["apiVersion"], group["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
     assert group["metadata"]["name"] == "demo-gang"
     assert group["metadata"]["ownerReferences"][0]["uid"] == META.uid
@@ -100,7 +100,7 @@ def test_volcano_gets_one_pod_group_with_a_minimum_of_each_role() -> None:
 
 @pytest.mark.parametrize("backend", ["builtin", "none", "kueue"])
 def test_only_volcano_has_an_object_of_its_own(backend: str) -> None:
-    assert companions(META, gpu_spec(backend=backend)) == []
+    assert scheduler_objects(META, gpu_spec(backend=backend)) == []
 
 
 def test_builtin_gates_its_pods_and_none_does_nothing() -> None:

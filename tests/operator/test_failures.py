@@ -4,7 +4,7 @@ import pytest
 
 from rljob_api import reasons
 from rljob_api.status import Restarts
-from rljob_operator.decide.restart import backoff
+from rljob_operator.policies.outcome import backoff
 from rljob_operator.times import stamp
 from simulator.makers import NOW, checkpoint, make_job
 

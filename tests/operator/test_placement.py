@@ -5,10 +5,10 @@ from random import Random
 import pytest
 
 from rljob_api import names, reasons
-from rljob_operator.decide.place import EXCLUDED_SECONDS, UNBOUND_SECONDS
-from rljob_operator.model.scheduling import Assignment, SchedulingRequest
-from rljob_operator.placement import placer
-from rljob_operator.placement.turn import take_turns
+from rljob_operator.model.scheduling import SchedulingRequest, SchedulingResult
+from rljob_operator.policies.placement import EXCLUDED_SECONDS, UNBOUND_SECONDS
+from rljob_operator.schedulers.builtin import scheduler
+from rljob_operator.schedulers.builtin.cycle import schedule_pending
 from rljob_placement.cluster import Cluster
 from simulator.cluster import node_object
 from simulator.crowd import NAMESPACE, Crowd
@@ -90,11 +90,11 @@ async def test_a_crowd_is_planned_once_and_not_once_for_each_of_its_jobs(monkeyp
     """Also those who find no room, until some becomes free."""
     planned: list[int] = []
 
-    def counted(cluster: Cluster, waiting: list[SchedulingRequest]) -> tuple[list[Assignment], Cluster]:
+    def counted(cluster: Cluster, waiting: list[SchedulingRequest]) -> tuple[list[SchedulingResult], Cluster]:
         planned.append(len(waiting))
-        return take_turns(cluster, waiting)
+        return schedule_pending(cluster, waiting)
 
-    monkeypatch.setattr(placer, "take_turns", counted)
+    monkeypatch.setattr(scheduler, "schedule_pending", counted)
     crowd = Crowd({f"n{i}": 6 for i in range(10)})
     for i in range(30):
         crowd.apply(f"job-{i}", trainers=2)

@@ -8,11 +8,11 @@ import pytest
 from rljob_api import names, reasons
 from rljob_api.status import PlacementStatus, Seat
 from rljob_operator.cache.pods import Pod
-from rljob_operator.decide.place import UNBOUND_SECONDS, assign
 from rljob_operator.model.scheduling import SchedulingRequest
-from rljob_operator.placement.asked import View, asked
-from rljob_operator.placement.bind import operations, pinned
-from rljob_operator.placement.turn import take_turns
+from rljob_operator.policies.placement import UNBOUND_SECONDS, assign
+from rljob_operator.schedulers.builtin.cycle import schedule_pending
+from rljob_operator.schedulers.builtin.request import JobView, scheduling_request
+from rljob_operator.schedulers.builtin.ungate import operations, pinned
 from rljob_operator.times import stamp
 from rljob_placement.cluster import Cluster, Node
 from simulator.makers import META, NOW, Job, make_job
@@ -26,7 +26,7 @@ def placed(**scheduling: Any) -> Job:
 
 def wish(job: Job, uid: str = "job-uid", **changes: Any) -> SchedulingRequest:
     meta = META.model_copy(update={"uid": uid, "name": uid, "creation_timestamp": changes.pop("created", "")})
-    found = asked(View(job=meta, spec=job.spec, status=job.status, pods=(), now=NOW), NODES.get)
+    found = scheduling_request(JobView(job=meta, spec=job.spec, status=job.status, pods=(), now=NOW), NODES.get)
     assert found
     return replace(found, **changes)
 
@@ -82,8 +82,8 @@ def test_turns_are_by_urgency_then_priority_then_age() -> None:
     young = wish(placed(), "young", created="2026-01-02T00:00:00Z")
     high = wish(placed(priority=9), "high", created="2026-01-03T00:00:00Z")
     calm = wish(placed(priority=99), "calm", urgent=False)
-    verdicts, left = take_turns(cluster, [young, calm, old, high])
-    assert [(v.asked.uid, bool(v.plan.problem)) for v in verdicts] == [
+    results, left = schedule_pending(cluster, [young, calm, old, high])
+    assert [(v.request.uid, bool(v.plan.problem)) for v in results] == [
         ("high", False),
         ("old", True),
         ("young", True),
@@ -94,16 +94,18 @@ def test_turns_are_by_urgency_then_priority_then_age() -> None:
 
 def test_a_job_asks_for_nothing_when_it_does_not_place_itself() -> None:
     for job in (placed(backend="none"), placed().with_status(suspended=True), placed().with_status(outcome="Failed")):
-        assert asked(View(job=META, spec=job.spec, status=job.status, pods=(), now=NOW), NODES.get) is None
+        assert (
+            scheduling_request(JobView(job=META, spec=job.spec, status=job.status, pods=(), now=NOW), NODES.get) is None
+        )
 
 
 def test_a_seat_on_a_node_that_takes_nobody_any_more_is_asked_for_again() -> None:
     seats = [Seat(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
     job = placed().with_status(placement=PlacementStatus(seats=[*seats, Seat(pod="demo-rollout-0", node="b")]))
-    view = View(job=META, spec=job.spec, status=job.status, pods=(), now=NOW)
-    assert asked(view, NODES.get) is None
-    found = asked(view, (NODES | {"b": replace(NODES["b"], closed="cordoned")}).get)
-    assert found and found.homes == {"demo-trainer-0": "a", "demo-trainer-1": "a"}
+    view = JobView(job=META, spec=job.spec, status=job.status, pods=(), now=NOW)
+    assert scheduling_request(view, NODES.get) is None
+    found = scheduling_request(view, (NODES | {"b": replace(NODES["b"], closed="cordoned")}).get)
+    assert found and found.current == {"demo-trainer-0": "a", "demo-trainer-1": "a"}
     assert found.stay.ranks == {0: "a", 1: "a"}, "ranks are planned again only when a trainer moves"
 
 
@@ -125,10 +127,10 @@ def test_gated_pods_are_released_when_the_whole_gang_has_seats() -> None:
     waiting = {"node": "", "running": False, "phase": "Pending", "gates": (names.GATE,)}
     job = placed().with_pods(**waiting).with_rollout(**waiting)
     partly = job.with_status(placement=PlacementStatus(seats=seats)).decide()
-    assert partly.bind == ()
+    assert partly.ungate == ()
     whole = [*seats, Seat(pod="demo-rollout-0", node="b")]
     decision = job.with_status(placement=PlacementStatus(seats=whole)).decide()
-    assert [(b.pod.name, b.node) for b in decision.bind] == [
+    assert [(b.pod.name, b.node) for b in decision.ungate] == [
         ("demo-trainer-0", "a"),
         ("demo-trainer-1", "a"),
         ("demo-rollout-0", "b"),

@@ -9,8 +9,8 @@ from rljob_api.protocol import Checkpoint, Failure, Member, Progress, Report
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.cache.pods import Pod
-from rljob_operator.decide import Decision, decide
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.decide import Decision, decide
 from rljob_operator.render.template import template_hash
 from rljob_operator.times import stamp
 

@@ -12,14 +12,16 @@ def is_open(attempt: Attempt | None) -> bool:
     return attempt is not None and not attempt.closed
 
 
-def spec_of(attempt: Attempt | None, spec: RLJobSpec | None, control: Control | None) -> RLJobSpec | None:
+def spec_of(
+    attempt: Attempt | None, spec: RLJobSpec | None, control: Control | None, scalable: bool
+) -> RLJobSpec | None:
     """An open attempt keeps the spec it was published with, except for the number of rollouts; otherwise the job's own applies.
 
     An attempt that was not published before the spec became invalid is told to stop, for which a former spec is enough.
     """
     if attempt is None or not is_open(attempt) or control is None:
         return spec
-    return published(spec, control) if control.attempt == attempt.number or spec is None else spec
+    return published(spec, control, scalable) if control.attempt == attempt.number or spec is None else spec
 
 
 def lifecycle_of(spec: RLJobSpec | None, control: Control | None) -> LifecycleSpec:
@@ -35,26 +37,19 @@ def is_void(attempt: Attempt | None, generation: int, spec: RLJobSpec | None, co
     """
     if attempt is None or not is_open(attempt):
         return False
-    effective = spec_of(attempt, spec, control)
+    effective = spec_of(attempt, spec, control, scalable=False)
     unpublished = control is not None and control.attempt < attempt.number
     misfit = effective is not None and effective.trainer.nodes != len(attempt.members)
     return misfit or (unpublished and attempt.generation != generation) or attempt.reason == reasons.SPEC_CHANGED
 
 
-def published(spec: RLJobSpec | None, control: Control) -> RLJobSpec:
-    """The spec of the control message, with the number of rollouts that the job wants now."""
-    return scaled(control.spec, spec.rollout.replicas) if spec else control.spec
-
-
-def scales(spec: RLJobSpec) -> bool:
-    """Whether rollouts come and go while an attempt runs. A pod group of Kueue keeps the number of pods that it was admitted with."""
-    return spec.scheduling.backend != "kueue"
+def published(spec: RLJobSpec | None, control: Control, scalable: bool) -> RLJobSpec:
+    """The spec of the control message; if its scheduler lets rollouts come and go, with the number of them that the job wants now."""
+    return scaled(control.spec, spec.rollout.replicas) if spec and scalable else control.spec
 
 
 def scaled(spec: RLJobSpec, replicas: int) -> RLJobSpec:
     """With so many rollouts, or as many as its trainers wait for."""
-    if not scales(spec):
-        return spec
     r = spec.rollout
     replicas = max(replicas, r.required)
     return spec.model_copy(update={"rollout": r.model_copy(update={"replicas": replicas})})

@@ -1,10 +1,12 @@
 """Everything about one job, from the cache, as a `Snapshot`. What is absent there is asked live before it is believed."""
 
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 
 from rljob_api import names
 from rljob_api.protocol import Member
+from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
 from rljob_operator.cache.pods import Pod, parse_pod
@@ -28,7 +30,9 @@ class Observer:
         memory: ReconcilerState,
         progress_interval: float,
         network_policies: bool = True,
+        scalable: Callable[[RLJobSpec], bool] = lambda spec: True,
     ) -> None:
+        self._scalable = scalable
         self._api, self._cache, self._state = api, cache, memory
         self._interval, self._network_policies = progress_interval, network_policies
 
@@ -45,6 +49,7 @@ class Observer:
         children = self._cache.children_of(key)
         notes = [entry.value for entry in self._cache.config_maps.of(key).values()]
         said = self._cache.config_maps.get((key[0], names.control(key[1])))
+        control = said.value.control if said else None
         return Snapshot(
             job=job.meta,
             spec=job.validation.spec,
@@ -54,9 +59,10 @@ class Observer:
             pods=pods,
             reports={note.report.pod: note.report for note in notes if note.report},
             unreadable={note.pod: note.trouble for note in notes if note.trouble},
-            control=said.value.control if said else None,
+            control=control,
             children=children,
             conflicts=self._state.conflicts.get(key, ()),
+            scalable=control is None or self._scalable(control.spec),
             progress_interval=self._interval,
             network_policy=self._network_policies,
             fresh_token=secrets.token_urlsafe(32),

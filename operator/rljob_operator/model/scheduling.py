@@ -1,4 +1,4 @@
-"""What a job asks of the builtin scheduler, and what it answers: values that the snapshot carries and the scheduling cycle makes."""
+"""What a job asks of the `builtin` scheduler, and what it gets: values, without anything that plans."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,32 +13,32 @@ from rljob_placement.plan import Plan, Stay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingRequest:
-    """Two are equal if the answer to one is the answer to the other."""
+    """What one job asks for. Two are equal if the answer to one is the answer to the other."""
 
     job: Key
     uid: str
     created: str
     urgent: bool
-    """Trainers, or rollouts of the minimum, have no place; otherwise further rollouts, or ranks."""
+    """Trainers, or rollouts of the minimum, have no node; otherwise further rollouts, or ranks."""
     priority: int
     gang: Gang
-    homes: Mapping[str, str]
-    """Nodes of pods that stay, and of seats that are set aside, by pod."""
+    current: Mapping[str, str]
+    """Nodes by pod: of pods that stay where they are, and of assignments whose pods are on their way."""
     stay: Stay
     excluded: frozenset[str]
     """Nodes that did not take a pod of this job."""
 
     @property
-    def turn(self) -> tuple[bool, int, str, str]:
+    def order(self) -> tuple[bool, int, str, str]:
         """Sorts: urgent first, then by priority, then by age."""
         return (not self.urgent, -self.priority, self.created, self.uid)
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
-    """The answer to what a job asked."""
+class SchedulingResult:
+    """The answer to a request."""
 
-    asked: SchedulingRequest
+    request: SchedulingRequest
     plan: Plan
     report: PlacementReport
 
@@ -48,21 +48,21 @@ class Assignment:
         return not self.plan.problem and all(self.plan.rollouts)
 
     def taken(self) -> dict[str, Resources]:
-        """By node, what pods request that have no home yet."""
+        """By node: what pods request that had no node before."""
         found: dict[str, Resources] = {}
         for node, demand in self._newcomers():
             found[node] = add(found.get(node, {}), demand.requests)
         return found
 
     def fits(self, cluster: Cluster) -> bool:
-        """Whether the cluster still has room for those who have no home yet."""
+        """Whether the cluster still has room for the pods that had no node before."""
         nodes, taken = {n.name: n for n in cluster.nodes}, self.taken()
         room = all(n in nodes and _holds(nodes[n], requests) for n, requests in taken.items())
         return room and not any(demand.refuses(nodes[n]) for n, demand in self._newcomers())
 
     def _newcomers(self) -> Iterator[tuple[str, Demand]]:
         """Node and demand of each."""
-        asked = self.asked
+        asked = self.request
         stay = list(asked.stay.ranks.values() or asked.stay.trainers)
         for node in self.plan.trainers:
             if node in stay:

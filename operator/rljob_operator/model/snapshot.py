@@ -13,7 +13,7 @@ from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_api.validation.violation import Violation
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model import effective_spec
-from rljob_operator.model.scheduling import Assignment
+from rljob_operator.model.scheduling import SchedulingResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,10 @@ class Snapshot:
     """Whether the job gets one."""
     fresh_token: str = ""
     """Random; becomes the rollout servers' token when the job has none."""
-    assignment: Assignment | None = None
-    """What placement answers to this job, if it asks."""
+    scalable: bool = True
+    """Whether the scheduler of the published spec lets rollouts come and go while an attempt runs."""
+    scheduling: SchedulingResult | None = None
+    """What the `builtin` scheduler answers to this job, if it asks."""
     now: float = 0.0
 
     @cached_property
@@ -77,7 +79,7 @@ class Snapshot:
 
     def spec_of(self, attempt: Attempt | None) -> RLJobSpec | None:
         """The spec in force for this attempt, see effective_spec.py."""
-        return effective_spec.spec_of(attempt, self.spec, self.control)
+        return effective_spec.spec_of(attempt, self.spec, self.control, self.scalable)
 
     def is_void(self, attempt: Attempt | None) -> bool:
         """Whether this attempt can never run as published, see effective_spec.py."""

@@ -5,8 +5,8 @@ import uuid
 
 from rljob_api import names
 from rljob_api.status import RLJobMeta
-from rljob_operator.decide import Event
 from rljob_operator.kube.api import Object
+from rljob_operator.policies.decide import Event
 from rljob_operator.times import stamp
 
 

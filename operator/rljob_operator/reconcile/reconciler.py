@@ -5,16 +5,18 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from rljob_api.spec import RLJobSpec
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.decide import Decision, decide
-from rljob_operator.decide.describe import is_account, is_display
 from rljob_operator.kube.api import Api, Key, Object
 from rljob_operator.model.observer import Observer
 from rljob_operator.model.reconciler_state import ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.placement.placer import Placer
+from rljob_operator.policies.decide import Decision, decide
+from rljob_operator.policies.describe import is_display, is_observational
 from rljob_operator.reconcile.writer import Writer
 from rljob_operator.render import render
+from rljob_operator.schedulers import scheduler_of
+from rljob_operator.schedulers.builtin.scheduler import GangScheduler
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +43,9 @@ class Reconciler:
     ) -> None:
         self._cache = cache
         self._state = ReconcilerState()
-        self._observer = Observer(api, cache, self._state, progress_interval, network_policies)
+        self._observer = Observer(api, cache, self._state, progress_interval, network_policies, _scalable)
         self._writer = Writer(api, cache)
-        self._placer = Placer(cache)
+        self._scheduler = GangScheduler(cache)
         self._longest = progress_interval
         self._clock = clock
 
@@ -52,15 +54,15 @@ class Reconciler:
         entry = self._cache.jobs.get(key)
         if entry is None or entry.value.meta.deletion_timestamp:  # owner references take the children along
             self._state.forget(key)
-            self._placer.forget(key)
+            self._scheduler.forget(key)
             self._cache.forget(key)
             return None
         job = entry.value
         s = await self._observer.snapshot(key, job, self._clock())
-        async with self._placer.turn(s) as assignment:  # which ends when the seats are in status
-            s = replace(s, assignment=assignment)
+        async with self._scheduler.cycle(s) as result:  # which ends when the assignments are in status
+            s = replace(s, scheduling=result)
             decision = decide(s)
-            if intends := not is_account(s.status, decision.status):
+            if intends := not is_observational(s.status, decision.status):
                 await self._write_status(key, job.object, s, decision)
         try:
             conflicts = await self._act(s, decision)
@@ -81,7 +83,7 @@ class Reconciler:
         await self._writer.deletions(namespace, decision.force, force=True)
         if decision.status.collected:
             await self._writer.collection(s)
-        await self._writer.bindings(namespace, decision.bind, s.now)
+        await self._writer.ungate(namespace, decision.ungate, s.now)
         return conflicts
 
     async def _write_status(self, key: Key, job: Object, s: Snapshot, decision: Decision) -> float | None:
@@ -96,3 +98,7 @@ class Reconciler:
         spacing = max(DISPLAY_SPACING, (self._clock() - began) / DISPLAY_SHARE)
         self._state.display[key] = s.now + min(spacing, self._longest)
         return None
+
+
+def _scalable(spec: RLJobSpec) -> bool:
+    return scheduler_of(spec).scalable

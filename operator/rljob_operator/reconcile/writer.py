@@ -9,13 +9,13 @@ from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.cache.cache import job_of
 from rljob_operator.cache.cluster import UNWATCHED, ClusterCache
 from rljob_operator.cache.pods import Pod
-from rljob_operator.decide import Event
-from rljob_operator.decide.change import Binding
 from rljob_operator.kube.api import AlreadyExists, Api, ApiError, Conflict, NotFound, Object
 from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.placement.bind import is_gated, operations
+from rljob_operator.policies.change import Ungate
+from rljob_operator.policies.decide import Event
 from rljob_operator.reconcile.events import event_object
 from rljob_operator.reconcile.ownership import controls, covers
+from rljob_operator.schedulers.builtin.ungate import is_gated, operations
 
 log = logging.getLogger(__name__)
 
@@ -135,10 +135,10 @@ class Writer:
         if kind in UNWATCHED:
             self._cache.of_kind(kind).delete((namespace, name))
 
-    async def bindings(self, namespace: str, bindings: tuple[Binding, ...], now: float) -> None:
-        await together([self._bind(namespace, b, now) for b in bindings])
+    async def ungate(self, namespace: str, ungate: tuple[Ungate, ...], now: float) -> None:
+        await together([self._ungate(namespace, b, now) for b in ungate])
 
-    async def _bind(self, namespace: str, binding: Binding, now: float) -> None:
+    async def _ungate(self, namespace: str, binding: Ungate, now: float) -> None:
         """Each pod is patched once: what was released already, or is gone, answers with a refusal."""
         pod = binding.pod
         try:

@@ -4,14 +4,15 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import JobStatus
+from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.ordinals import rollout_ordinals, trainer_ordinals
 from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.render.backend import companions
 from rljob_operator.render.channel import control, report
 from rljob_operator.render.gang import resized, stateful_set, token
+from rljob_operator.render.meta import metadata
 from rljob_operator.render.network import network_policy
 from rljob_operator.render.rbac import access
+from rljob_operator.schedulers import scheduler_of
 
 Object = dict[str, Any]
 
@@ -28,7 +29,7 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     objects = access(s.job, list(reports))
     objects += [network_policy(s.job)] if s.network_policy else []
     objects += [report(s.job, role, name) for name, role in reports.items()]
-    objects += [control(s, status, spec), *companions(s.job, spec)]
+    objects += [control(s, status, spec), *scheduler_objects(s.job, spec)]
     sets = {role: s.children.get(("StatefulSet", names.gang(s.job.name, role))) for role in sizes}
     absent = [role for role, live in sets.items() if live is None and not _in_the_way(s, role)]
     objects += [token(s.job, s.fresh_token)] if absent else []
@@ -38,6 +39,12 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
         elif live is not None or role in absent:
             objects.append(stateful_set(s.job, spec, role, 0 if released else sizes[role]))
     return objects
+
+
+def scheduler_objects(job: RLJobMeta, spec: RLJobSpec) -> list[Object]:
+    """What the job's scheduler wants alongside the StatefulSets."""
+    objects = scheduler_of(spec).objects(job, spec)
+    return [obj | {"metadata": metadata(job, obj["metadata"]["name"])} for obj in objects]
 
 
 def _emptied(s: Snapshot) -> list[Object]:

@@ -9,7 +9,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
 from rljob_api.spec.roles import RolloutSpec, TrainerSpec
 from rljob_api.status import RLJobMeta
-from rljob_operator.render.backend import pod_settings
+from rljob_operator.schedulers import scheduler_of
 
 COMMANDS = {names.ROLE_TRAINER: "launch", names.ROLE_ROLLOUT: "rollout"}
 CONTAINERS = {names.ROLE_TRAINER: names.TRAINER_CONTAINER, names.ROLE_ROLLOUT: names.ROLLOUT_CONTAINER}
@@ -51,11 +51,11 @@ def _template(job: RLJobMeta, spec: RLJobSpec, role: str) -> dict[str, Any]:
         "containers": [_container(job, spec, role)],
         "volumes": _volumes(spec, settings),
     }
-    backend = pod_settings(job, spec, role)
-    labels = t.labels | backend.labels | names.labels(job.name, role)
+    scheduler = scheduler_of(spec).pod_settings(job, spec, role)
+    labels = t.labels | scheduler.labels | names.labels(job.name, role)
     return {
-        "metadata": {"labels": labels, "annotations": t.annotations | backend.annotations},
-        "spec": {k: v for k, v in (pod | backend.pod).items() if v not in (None, [], {})},
+        "metadata": {"labels": labels, "annotations": t.annotations | scheduler.annotations},
+        "spec": {k: v for k, v in (pod | scheduler.pod).items() if v not in (None, [], {})},
     }
 
 

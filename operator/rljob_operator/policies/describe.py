@@ -3,11 +3,11 @@
 from rljob_api import names
 from rljob_api.status import JobStatus, ProgressStatus, RoleStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.decide.change import Change, set_
-from rljob_operator.decide.conditions import conditions
-from rljob_operator.decide.message import message
-from rljob_operator.decide.state import state
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.change import Change, set_
+from rljob_operator.policies.conditions import conditions
+from rljob_operator.policies.message import message
+from rljob_operator.policies.state import state
 
 
 def describe(s: Snapshot, status: JobStatus) -> Change:
@@ -35,7 +35,7 @@ def _role(s: Snapshot, role: str, pods: tuple[Pod, ...], desired: int) -> RoleSt
 
 
 DISPLAY = ("trainer", "rollout", "message", "conditions")
-ACCOUNT = (*DISPLAY, "state", "observed_generation", "progress", "checkpoint", "lost_steps", "first_step")
+OBSERVATIONAL = (*DISPLAY, "state", "observed_generation", "progress", "checkpoint", "lost_steps", "first_step")
 
 
 def is_display(old: JobStatus, new: JobStatus) -> bool:
@@ -43,9 +43,9 @@ def is_display(old: JobStatus, new: JobStatus) -> bool:
     return _differ_only_in(DISPLAY, old, new)
 
 
-def is_account(old: JobStatus, new: JobStatus) -> bool:
+def is_observational(old: JobStatus, new: JobStatus) -> bool:
     """It tells what happened; nothing that is done now follows from it."""
-    return _differ_only_in(ACCOUNT, old, new)
+    return _differ_only_in(OBSERVATIONAL, old, new)
 
 
 def _differ_only_in(fields: tuple[str, ...], old: JobStatus, new: JobStatus) -> bool:

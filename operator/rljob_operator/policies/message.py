@@ -4,14 +4,13 @@ from rljob_api import reasons
 from rljob_api.status import Attempt, JobStatus, LastFailure
 from rljob_api.validation.violation import message as violation_message
 from rljob_operator.cache.pods import Pod
-from rljob_operator.decide.cause import Cause
-from rljob_operator.decide.opening import problems
-from rljob_operator.decide.postponed import postponed
-from rljob_operator.decide.progress import current
-from rljob_operator.decide.state import runs
-from rljob_operator.decide.suspend import saved, wanted
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.causes import Cause
+from rljob_operator.policies.opening import problems
+from rljob_operator.policies.progress import current
+from rljob_operator.policies.state import postponed, runs
+from rljob_operator.policies.suspension import saved, wanted
 from rljob_operator.times import seconds
 
 LONGEST = 4096

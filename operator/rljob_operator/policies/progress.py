@@ -7,9 +7,9 @@ from rljob_api.protocol import Checkpoint, Point, Progress
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, CheckpointStatus, JobStatus, ProgressStatus, Restarts
 from rljob_operator.cache.reports import stage
-from rljob_operator.decide.change import Change, Event, just_closed, set_
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.change import Change, Event, just_ended, set_
 from rljob_operator.times import seconds, stamp
 
 STABLE_STEPS = 3
@@ -26,7 +26,7 @@ def current(s: Snapshot, attempt: Attempt | None) -> Progress | None:
     return report.progress if report.boot_id == member.boot_id and report.attempt == attempt.number else None
 
 
-def record(s: Snapshot, status: JobStatus) -> Change:
+def record_progress(s: Snapshot, status: JobStatus) -> Change:
     progress, spec = current(s, status.attempt), s.spec_of(status.attempt)
     if progress is None or spec is None or status.attempt is None or not is_open(s.status.attempt):
         return Change(status)
@@ -47,7 +47,7 @@ def record(s: Snapshot, status: JobStatus) -> Change:
     if _same(new, old):
         return Change(status, events)
     due, latest = seconds(old.updated) + s.progress_interval, s.now + s.progress_interval + 1.0
-    if _urgent(new) == _urgent(old) and not events and s.now < due <= latest and not just_closed(s, status):
+    if _urgent(new) == _urgent(old) and not events and s.now < due <= latest and not just_ended(s, status):
         return Change(status, due=(due,))
     return Change(set_(status, progress=new), events)
 

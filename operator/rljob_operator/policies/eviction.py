@@ -5,11 +5,11 @@ from dataclasses import replace
 from rljob_api import names, reasons
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.decide.change import Change, Event
-from rljob_operator.decide.members import views
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.ordinals import certainly_dead, lost_at
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.change import Change, Event
+from rljob_operator.policies.members import member_statuses
 from rljob_operator.render.template import template_hash
 from rljob_operator.times import seconds
 
@@ -17,7 +17,7 @@ STOP_PATIENCE = 60.0
 """Seconds that a launcher has to answer `stop`; ranks are killed within a few."""
 
 
-def evict(s: Snapshot, status: JobStatus) -> Change:
+def delete_pods(s: Snapshot, status: JobStatus) -> Change:
     dead = tuple(p for p in s.pods if certainly_dead(p))
     change = _evict(s, status)
     events = tuple(_event(p, "its node is gone or out of service") for p in dead)
@@ -44,7 +44,7 @@ def _unresponsive(s: Snapshot, status: JobStatus, attempt: Attempt) -> Change:
     until = told + STOP_PATIENCE
     if told <= s.now + 1.0 and s.now < until:  # else the clock was set back
         return Change(status, due=(until,))
-    deaf = tuple(v.pod for v in views(s, attempt) if not v.ended and v.pod and not v.pod.deleting)
+    deaf = tuple(v.pod for v in member_statuses(s, attempt) if not v.ended and v.pod and not v.pod.deleting)
     return Change(status, tuple(_event(p, "its launcher does not answer") for p in deaf), delete=deaf)
 
 

@@ -2,17 +2,17 @@
 
 from rljob_api import reasons
 from rljob_api.status import JobStatus
-from rljob_operator.decide.change import Change, Event, just_closed, set_
-from rljob_operator.decide.opening import problems
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.change import Change, Event, just_ended, set_
+from rljob_operator.policies.opening import problems
 from rljob_operator.times import seconds, stamp
 
 
-def expire(s: Snapshot, status: JobStatus) -> Change:
+def enforce_active_deadline(s: Snapshot, status: JobStatus) -> Change:
     """An attempt's time counts from its opening to its end; who goes back to a checkpoint begins anew. One that ran out has been drained (see
     attempt.py)."""
-    if just_closed(s, status) and status.attempt and status.attempt.reason != reasons.RESUME_REQUESTED:
+    if just_ended(s, status) and status.attempt and status.attempt.reason != reasons.RESUME_REQUESTED:
         spent = status.active_seconds + seconds(status.attempt.closed) - seconds(status.attempt.opened)
         status = set_(status, active_seconds=max(0.0, spent))
     limit = s.lifecycle.active_deadline_seconds
@@ -29,7 +29,7 @@ def active_until(s: Snapshot, status: JobStatus) -> float | None:
     return seconds(attempt.opened) + limit - status.active_seconds if limit is not None and attempt else None
 
 
-def wait(s: Snapshot, status: JobStatus) -> Change:
+def enforce_pending_deadline(s: Snapshot, status: JobStatus) -> Change:
     """From the first pass, or from a resume, until an attempt opens."""
     if is_open(status.attempt) or status.suspended or status.outcome:
         return Change(set_(status, pending_since="") if status.pending_since else status)
@@ -48,7 +48,7 @@ def wait(s: Snapshot, status: JobStatus) -> Change:
     return _fail(set_(status, pending_since=""), reasons.PENDING_DEADLINE_EXCEEDED, message)
 
 
-def collect(s: Snapshot, status: JobStatus) -> Change:
+def clean_up_after_ttl(s: Snapshot, status: JobStatus) -> Change:
     """The job stays, and with it its status, so that nobody runs this generation again; its children go."""
     if not status.outcome:
         return Change(set_(status, finished="", collected=False) if status.finished else status)

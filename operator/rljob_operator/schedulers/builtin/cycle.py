@@ -1,30 +1,30 @@
-"""Who gets what: one job after the other, each with what those before it left. All or nothing, so nobody waits half-placed."""
+"""One scheduling cycle: jobs are planned in order, each on what those before it left. A gang gets all of its nodes or none."""
 
 from collections.abc import Iterable
 
 from rljob_api.status import PlacementReport
-from rljob_operator.model.scheduling import Assignment, SchedulingRequest
+from rljob_operator.model.scheduling import SchedulingRequest, SchedulingResult
 from rljob_placement.cluster import Cluster, Node
 from rljob_placement.plan import Plan, plan
 from rljob_placement.report import report
 
-EXCLUDED = "lately did not take a pod of this job"
+EXCLUDED = "recently refused a pod of this job"
 
 
-def take_turns(cluster: Cluster, waiting: Iterable[SchedulingRequest]) -> tuple[list[Assignment], Cluster]:
-    """A verdict for each, in the order of their turns, and what they left. Who finds no room keeps nobody else waiting."""
-    verdicts = []
-    for one in sorted(waiting, key=lambda a: a.turn):
+def schedule_pending(cluster: Cluster, pending: Iterable[SchedulingRequest]) -> tuple[list[SchedulingResult], Cluster]:
+    """A result for each, in their order, and what they left free. A job that does not fit holds no later one back."""
+    results = []
+    for one in sorted(pending, key=lambda request: request.order):
         found = plan(cluster.closing(one.excluded, EXCLUDED), one.gang, one.stay)
-        if found.problem and one.excluded:  # rather there again than nowhere
+        if found.problem and one.excluded:  # rather an excluded node than none
             found = plan(cluster, one.gang, one.stay)
-        verdicts.append(Assignment(one, found, _report(cluster, one, found)))
-        cluster = cluster.without(verdicts[-1].taken())
-    return verdicts, cluster
+        results.append(SchedulingResult(one, found, _report(cluster, one, found)))
+        cluster = cluster.without(results[-1].taken())
+    return results, cluster
 
 
 def has_grown(before: Cluster, now: Cluster) -> bool:
-    """Whether somebody may fit now who did not."""
+    """Whether a job may fit now that did not."""
     known = {node.name: node for node in before.nodes}
     return any(_offers_more(known.get(node.name), node) for node in now.nodes)
 

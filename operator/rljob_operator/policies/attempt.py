@@ -5,40 +5,38 @@ from collections.abc import Iterator
 from rljob_api import reasons
 from rljob_api.protocol import Command
 from rljob_api.status import Attempt, JobStatus
-from rljob_operator.decide.cause import Cause, recorded, root
-from rljob_operator.decide.change import Change, Event, set_
-from rljob_operator.decide.deadlines import active_until
-from rljob_operator.decide.members import View, views
-from rljob_operator.decide.rollouts import misconfigured
-from rljob_operator.decide.stall import stalled
-from rljob_operator.decide.suspend import wanted
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.causes import Cause, misconfigured, recorded, root, stalled
+from rljob_operator.policies.change import Change, Event, set_
+from rljob_operator.policies.deadlines import active_until
+from rljob_operator.policies.members import MemberStatus, member_statuses
+from rljob_operator.policies.suspension import wanted
 from rljob_operator.times import seconds, stamp
 
 
-def advance(s: Snapshot, status: JobStatus) -> Change:
+def advance_attempt(s: Snapshot, status: JobStatus) -> Change:
     attempt = status.attempt
     if attempt is None or not is_open(attempt):
         return Change(status)
-    members = views(s, attempt)
+    members = member_statuses(s, attempt)
     finished = all(v.result == "succeeded" for v in members)
     cause = None if finished else root(attempt, members) or stalled(s, status, attempt) or misconfigured(s, attempt)
     if cause and cause != recorded(attempt):
         attempt = _failed(attempt, cause, s.now)
     elif attempt.command == "run" and s.is_void(attempt):
-        attempt = tell(attempt, "stop", reasons.SPEC_CHANGED, s.now)
+        attempt = give_command(attempt, "stop", reasons.SPEC_CHANGED, s.now)
     elif attempt.command == "run" and (reason := _reason_to_drain(s, status, members)):
-        attempt = tell(attempt, "drain", reason, s.now)
+        attempt = give_command(attempt, "drain", reason, s.now)
     elif attempt.command == "drain" and s.now >= _drained_by(s, attempt):
-        attempt = tell(attempt, "stop", attempt.reason, s.now)
+        attempt = give_command(attempt, "stop", attempt.reason, s.now)
     if all(v.ended for v in members):
         attempt = attempt.model_copy(update={"closed": stamp(s.now)})
         return Change(set_(status, attempt=attempt), _drained(attempt, finished))
     return Change(set_(status, attempt=attempt), due=tuple(t for t in _deadlines(s, attempt) if t > s.now))
 
 
-def tell(attempt: Attempt, command: Command, reason: str, now: float) -> Attempt:
+def give_command(attempt: Attempt, command: Command, reason: str, now: float) -> Attempt:
     return attempt.model_copy(update={"command": command, "reason": reason, "told": stamp(now)})
 
 
@@ -48,7 +46,7 @@ def _failed(attempt: Attempt, cause: Cause, now: float) -> Attempt:
     return attempt.model_copy(update=news)
 
 
-def _reason_to_drain(s: Snapshot, status: JobStatus, members: list[View]) -> str:
+def _reason_to_drain(s: Snapshot, status: JobStatus, members: list[MemberStatus]) -> str:
     if wanted(s, status):
         return reasons.SUSPENDED
     if (until := active_until(s, status)) is not None and s.now >= until:

@@ -12,7 +12,7 @@ from rljob_operator.model.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class MemberStatus:
     """One member, now."""
 
     member: Member
@@ -30,11 +30,11 @@ class View:
         return self.state != "alive"
 
 
-def views(s: Snapshot, attempt: Attempt) -> list[View]:
-    return [view(s, attempt, m) for m in attempt.members]
+def member_statuses(s: Snapshot, attempt: Attempt) -> list[MemberStatus]:
+    return [member_status(s, attempt, m) for m in attempt.members]
 
 
-def view(s: Snapshot, attempt: Attempt, member: Member) -> View:
+def member_status(s: Snapshot, attempt: Attempt, member: Member) -> MemberStatus:
     pod = s.pod(member)
     report = s.report(member)
     reported = _stopped(member, pod, report, attempt.number)
@@ -43,18 +43,18 @@ def view(s: Snapshot, attempt: Attempt, member: Member) -> View:
     reason, message = _gone(s, member, pod, report)
     if reason:
         failure = Failure(kind="killed", exception=reason, message=message)
-        return View(member, pod, "gone", failure=failure, reason=reason)
-    return View(member, pod, "alive")
+        return MemberStatus(member, pod, "gone", failure=failure, reason=reason)
+    return MemberStatus(member, pod, "alive")
 
 
-def _stopped(member: Member, pod: Pod | None, report: Report | None, number: int) -> View | None:
+def _stopped(member: Member, pod: Pod | None, report: Report | None, number: int) -> MemberStatus | None:
     """The launcher's word that the attempt ended there; it stands, whatever happens to the pod afterwards."""
     if report is None or report.boot_id != member.boot_id or report.attempt != number or report.state != "stopped":
         return None
     failure = report.failure
     if report.result == "failed" and failure is None:
         failure = Failure(kind="application", message="the launcher named no cause")
-    return View(member, pod, "stopped", report.result, failure if report.result == "failed" else None)
+    return MemberStatus(member, pod, "stopped", report.result, failure if report.result == "failed" else None)
 
 
 def _gone(s: Snapshot, member: Member, pod: Pod | None, report: Report | None) -> tuple[str, str]:

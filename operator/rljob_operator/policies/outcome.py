@@ -1,20 +1,21 @@
-"""What a failed attempt costs: a restart that counts, one that does not, or the job."""
+"""What the end of an attempt means for the job: a restart that counts, one that does not, failure or success."""
 
 from rljob_api import reasons
 from rljob_api.status import JobStatus, LastFailure, Restarts
-from rljob_operator.decide.cause import Cause, recorded
-from rljob_operator.decide.change import Change, Event, just_closed, set_
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.causes import Cause, recorded
+from rljob_operator.policies.change import Change, Event, just_ended, set_
+from rljob_operator.policies.members import member_statuses
 from rljob_operator.times import stamp
 
 LONGEST_BACKOFF = 600.0
 """Seconds."""
 
 
-def account(s: Snapshot, status: JobStatus) -> Change:
+def count_restart(s: Snapshot, status: JobStatus) -> Change:
     """Written in one status with the attempt's end, so no crash can count it twice or lose it."""
     attempt = status.attempt
-    if attempt is None or not just_closed(s, status):
+    if attempt is None or not just_ended(s, status):
         return Change(status)
     cause = recorded(attempt)
     if cause is None:
@@ -52,3 +53,14 @@ def is_ahead(start: float, now: float) -> bool:
 
 def _again(restarts: Restarts) -> Restarts:
     return restarts.model_copy(update={"total": restarts.total + 1})
+
+
+def succeed(s: Snapshot, status: JobStatus) -> Change:
+    """When every member of an attempt says so, unless somebody asked meanwhile for an earlier checkpoint. A success is final."""
+    attempt = status.attempt
+    if attempt is None or not just_ended(s, status) or attempt.reason == reasons.RESUME_REQUESTED:
+        return Change(status)
+    if not all(v.result == "succeeded" for v in member_statuses(s, attempt)):
+        return Change(status)
+    event = Event("Normal", reasons.SUCCEEDED, f"all {status.progress.steps} steps are done")
+    return Change(set_(status, outcome="Succeeded", outcome_reason=reasons.SUCCEEDED), (event,))

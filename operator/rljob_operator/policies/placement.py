@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from rljob_api import names, reasons
 from rljob_api.status import Exclusion, JobStatus, PlacementStatus, Seat
 from rljob_operator.cache.pods import Pod
-from rljob_operator.decide.change import Binding, Change, Event, set_
 from rljob_operator.model.effective_spec import is_open
-from rljob_operator.model.scheduling import Assignment
+from rljob_operator.model.scheduling import SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.placement.asked import EXCLUDED_SECONDS, excluded_nodes, places_itself, pod_names
+from rljob_operator.policies.change import Change, Event, Ungate, set_
+from rljob_operator.schedulers.builtin.request import EXCLUDED_SECONDS, excluded_nodes, is_scheduled_here, pod_names
 from rljob_operator.times import stamp
 
 UNBOUND_SECONDS = 60.0
@@ -18,9 +18,9 @@ RETRY = 60.0
 """Seconds between two looks for room. A watch that sees a pod go, or a node come, wakes who waits before that."""
 
 
-def place(s: Snapshot, status: JobStatus) -> Change:
+def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
     spec = s.spec_of(status.attempt)
-    if not places_itself(spec, status):
+    if not is_scheduled_here(spec, status):
         return Change(set_(status, placement=None) if status.placement else status)
     before = status.placement or PlacementStatus()
     unbound = [p for p in s.pods if p.released is not None and not p.node and not p.deleting]
@@ -30,9 +30,9 @@ def place(s: Snapshot, status: JobStatus) -> Change:
     placement, events = _seated(s, before)
     due = [p.released + UNBOUND_SECONDS for p in unbound if p.released is not None]
     due += [s.now + RETRY] if _incomplete(s, placement) else []
-    bind = tuple(_bindings(s, placement))
-    due += [s.now + UNBOUND_SECONDS] if bind else []
-    return Change(set_(status, placement=placement), events, tuple(due), bind=bind)
+    ungate = tuple(_ungated(s, placement))
+    due += [s.now + UNBOUND_SECONDS] if ungate else []
+    return Change(set_(status, placement=placement), events, tuple(due), ungate=ungate)
 
 
 def seat(status: JobStatus, pod: str) -> Seat | None:
@@ -46,21 +46,21 @@ def rank(status: JobStatus, pod: Pod, index: int) -> int:
 
 
 def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tuple[Event, ...]]:
-    """By the verdict on this snapshot, if something was asked."""
+    """By the result on this snapshot, if something was asked."""
     excluded = [e for e in before.excluded if e.node in excluded_nodes(s.status, s.now)]
-    verdict = s.assignment
-    if verdict is None:
+    result = s.scheduling
+    if result is None:
         wanted = set[str]().union(*_names(s))
         kept = [x for x in before.seats if x.pod in wanted]
         return before.model_copy(update={"seats": kept, "excluded": excluded, "problem": ""}), ()
-    problem = verdict.plan.problem
+    problem = result.plan.problem
     if problem:
-        kept = [x for x in before.seats if verdict.asked.homes.get(x.pod) == x.node]
+        kept = [x for x in before.seats if result.request.current.get(x.pod) == x.node]
         news = () if before.problem else (Event("Warning", reasons.UNPLACEABLE, problem),)
         return before.model_copy(update={"seats": kept, "excluded": excluded, "problem": problem}), news
-    gang = verdict.asked.gang
+    gang = result.request.gang
     needs = {names.ROLE_TRAINER: gang.trainer.requests, names.ROLE_ROLLOUT: gang.rollout.requests}
-    return PlacementStatus(seats=_seats(s, verdict), needs=needs, excluded=excluded, report=verdict.report), ()
+    return PlacementStatus(seats=_seats(s, result), needs=needs, excluded=excluded, report=result.report), ()
 
 
 def _names(s: Snapshot) -> tuple[list[str], list[str]]:
@@ -69,28 +69,28 @@ def _names(s: Snapshot) -> tuple[list[str], list[str]]:
     return pod_names(s.job.name, spec, s.status, s.pods, s.now) if spec else ([], [])
 
 
-def _seats(s: Snapshot, verdict: Assignment) -> list[Seat]:
+def _seats(s: Snapshot, result: SchedulingResult) -> list[Seat]:
     trainers, rollouts = _names(s)
     old = {x.pod: x.rank for x in s.status.placement.seats} if s.status.placement else {}
-    ranks = assign(trainers, verdict.plan.trainers, verdict.asked.homes, old)
-    seats = [Seat(pod=pod, node=verdict.plan.trainers[ranks[pod]], rank=ranks[pod]) for pod in trainers]
-    placed = zip(rollouts, verdict.plan.rollouts, strict=True)
+    ranks = assign(trainers, result.plan.trainers, result.request.current, old)
+    seats = [Seat(pod=pod, node=result.plan.trainers[ranks[pod]], rank=ranks[pod]) for pod in trainers]
+    placed = zip(rollouts, result.plan.rollouts, strict=True)
     return seats + [Seat(pod=pod, node=node) for pod, node in placed if node]
 
 
 def assign(
-    pods: Sequence[str], nodes: Sequence[str], homes: Mapping[str, str], old: Mapping[str, int | None]
+    pods: Sequence[str], nodes: Sequence[str], current: Mapping[str, str], old: Mapping[str, int | None]
 ) -> dict[str, int]:
     """A rank for every trainer. `nodes` by rank. Who stays gets a rank of his node, his old one if it is there; the others take what is left."""
     free, found = dict(enumerate(nodes)), dict[str, int]()
     for pod in pods:
         rank = old.get(pod)
-        if rank is not None and pod in homes and free.get(rank) == homes[pod]:
+        if rank is not None and pod in current and free.get(rank) == current[pod]:
             found[pod] = rank
             del free[rank]
     for pod in pods:
-        if pod in homes and pod not in found:
-            found[pod] = next(rank for rank, node in free.items() if node == homes[pod])
+        if pod in current and pod not in found:
+            found[pod] = next(rank for rank, node in free.items() if node == current[pod])
             del free[found[pod]]
     rest = iter(free)
     return {pod: found[pod] if pod in found else next(rest) for pod in pods}
@@ -120,14 +120,14 @@ def _not_bound(pod: Pod, node: str) -> str:
     return f"pod {pod.name} did not get onto node {node} in {UNBOUND_SECONDS:.0f} s and is placed anew{why}"
 
 
-def _bindings(s: Snapshot, placement: PlacementStatus) -> Iterator[Binding]:
+def _ungated(s: Snapshot, placement: PlacementStatus) -> Iterator[Ungate]:
     """Gated pods that have a seat: not before every pod of the gang has one, but a single rollout joins an attempt that goes on without it."""
     nodes = {x.pod: x.node for x in placement.seats}
     whole = not placement.problem and _whole(s, nodes)
     for pod in s.pods:
         free = whole or (pod.role == names.ROLE_ROLLOUT and is_open(s.status.attempt))
         if free and pod.name in nodes and names.GATE in pod.gates and not pod.deleting:
-            yield Binding(pod, nodes[pod.name])
+            yield Ungate(pod, nodes[pod.name])
 
 
 def _whole(s: Snapshot, nodes: Mapping[str, str]) -> bool:

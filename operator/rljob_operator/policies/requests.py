@@ -7,14 +7,14 @@ from pydantic import ValidationError
 from rljob_api import names, reasons
 from rljob_api.request import Request
 from rljob_api.status import JobStatus, Override
-from rljob_operator.decide.attempt import tell
-from rljob_operator.decide.change import Change, Event, set_
-from rljob_operator.decide.suspend import is_leaving
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.attempt import give_command
+from rljob_operator.policies.change import Change, Event, set_
+from rljob_operator.policies.suspension import is_leaving
 
 
-def consume(s: Snapshot, status: JobStatus) -> Change:
+def consume_request(s: Snapshot, status: JobStatus) -> Change:
     text = s.job.annotations.get(names.ANNOTATION_REQUEST)
     if not text:
         return Change(status)
@@ -46,7 +46,7 @@ def _restart(s: Snapshot, status: JobStatus) -> Change:
         return _refuse(status, "no attempt runs that could be restarted")
     if attempt.command != "run":
         return _refuse(status, f"attempt {attempt.number} is ending already ({attempt.reason})")
-    return Change(set_(status, attempt=tell(attempt, "drain", reasons.RESTART_REQUESTED, s.now)))
+    return Change(set_(status, attempt=give_command(attempt, "drain", reasons.RESTART_REQUESTED, s.now)))
 
 
 def _go_back(s: Snapshot, status: JobStatus, step: int) -> Change:
@@ -57,7 +57,7 @@ def _go_back(s: Snapshot, status: JobStatus, step: int) -> Change:
         return _refuse(status, f"there is no complete checkpoint of step {step}; kept are: {has}")
     attempt = status.attempt
     if attempt and is_open(attempt):
-        attempt = tell(attempt, "stop", reasons.RESUME_REQUESTED, s.now)
+        attempt = give_command(attempt, "stop", reasons.RESUME_REQUESTED, s.now)
     restarts = status.restarts.model_copy(update={"counted": 0, "not_before": ""})
     override = Override(suspend=False, spec_suspend=s.spec_suspend)
     news = {"outcome": "", "outcome_reason": "", "outcome_message": "", "active_seconds": 0.0, "resume_step": step}

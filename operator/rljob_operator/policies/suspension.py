@@ -2,9 +2,9 @@
 
 from rljob_api import reasons
 from rljob_api.status import JobStatus
-from rljob_operator.decide.change import Change, Event, set_
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.change import Change, Event, set_
 
 
 def wanted(s: Snapshot, status: JobStatus) -> bool:
@@ -17,7 +17,7 @@ def expire_override(s: Snapshot, status: JobStatus) -> Change:
     return Change(set_(status, override=None) if expired else status)
 
 
-def release(s: Snapshot, status: JobStatus) -> Change:
+def free_pods(s: Snapshot, status: JobStatus) -> Change:
     """Give the pods back, or ask for them again when they are gone."""
     suspended = wanted(s, status) and not status.outcome
     if suspended == status.suspended or is_open(status.attempt) or is_leaving(s, status):

@@ -6,18 +6,18 @@ from rljob_api import names, reasons
 from rljob_api.protocol import Member
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.decide.change import Change, Event, set_
-from rljob_operator.decide.place import rank
-from rljob_operator.decide.restart import is_ahead
-from rljob_operator.decide.suspend import saved
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.ordinals import is_held, trainer_ordinals
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.change import Change, Event, set_
+from rljob_operator.policies.outcome import is_ahead
+from rljob_operator.policies.placement import rank
+from rljob_operator.policies.suspension import saved
 from rljob_operator.render.template import template_hash
 from rljob_operator.times import seconds, stamp
 
 
-def open_(s: Snapshot, status: JobStatus) -> Change:
+def open_attempt(s: Snapshot, status: JobStatus) -> Change:
     if not may_open(s, status) or s.spec is None:
         return Change(status)
     start = seconds(status.restarts.not_before)

@@ -20,7 +20,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
+class Ungate:
     """A gated pod and the node that it is released to."""
 
     pod: Pod
@@ -39,7 +39,7 @@ class Change:
     """Pods to delete, by their uid."""
     force: tuple[Pod, ...] = ()
     """Pods to delete without waiting for their kubelet, which is dead."""
-    bind: tuple[Binding, ...] = ()
+    ungate: tuple[Ungate, ...] = ()
     """Pods to release to their nodes."""
 
 
@@ -50,6 +50,6 @@ def set_(status: JobStatus, **fields: object) -> JobStatus:
     return status.model_copy(update=fields)
 
 
-def just_closed(s: Snapshot, status: JobStatus) -> bool:
+def just_ended(s: Snapshot, status: JobStatus) -> bool:
     """The attempt that was open when this pass began has ended: what follows is written together with that, hence once."""
     return is_open(s.status.attempt) and not is_open(status.attempt)

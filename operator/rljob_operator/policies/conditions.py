@@ -6,7 +6,7 @@ from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.times import stamp
 
-Verdict = tuple[bool | None, str, str]
+ConditionValue = tuple[bool | None, str, str]
 """True, false or unknown; reason; message."""
 MOVING = ("Pending", "Starting", "Restarting", "Suspending")
 """States that the operator works to leave."""
@@ -15,7 +15,7 @@ WORDS = {True: "True", False: "False", None: "Unknown"}
 
 def conditions(s: Snapshot, status: JobStatus, state: State) -> list[Condition]:
     old = {c.type: c for c in status.conditions}
-    verdicts: dict[ConditionType, Verdict] = {
+    values: dict[ConditionType, ConditionValue] = {
         "Admitted": _admitted(s),
         "Placed": _placed(s, status),
         "TrainerReady": (state == "Running", _reason(status, state), ""),
@@ -30,11 +30,11 @@ def conditions(s: Snapshot, status: JobStatus, state: State) -> list[Condition]:
         "Stalled": (state == "Failed", _reason(status, state), status.message if state == "Failed" else ""),
         "Succeeded": _succeeded(status),
     }
-    return [_condition(s, kind, verdict, old.get(kind)) for kind, verdict in verdicts.items()]
+    return [_condition(s, kind, found, old.get(kind)) for kind, found in values.items()]
 
 
-def _condition(s: Snapshot, kind: ConditionType, verdict: Verdict, old: Condition | None) -> Condition:
-    value, reason, message = verdict
+def _condition(s: Snapshot, kind: ConditionType, found: ConditionValue, old: Condition | None) -> Condition:
+    value, reason, message = found
     word = WORDS[value]
     since = old.last_transition_time if old and old.status == word else stamp(s.now)
     return Condition(
@@ -47,7 +47,7 @@ def _condition(s: Snapshot, kind: ConditionType, verdict: Verdict, old: Conditio
     )
 
 
-def _admitted(s: Snapshot) -> Verdict:
+def _admitted(s: Snapshot) -> ConditionValue:
     if s.violations:
         return False, reasons.INVALID_SPEC, f"rules that are broken: {len(s.violations)}; see status.message"
     if s.conflicts:
@@ -55,7 +55,7 @@ def _admitted(s: Snapshot) -> Verdict:
     return True, reasons.SPEC_ACCEPTED, ""
 
 
-def _placed(s: Snapshot, status: JobStatus) -> Verdict:
+def _placed(s: Snapshot, status: JobStatus) -> ConditionValue:
     """Whoever placed them: every pod of the gang is on a node."""
     spec = s.spec_of(status.attempt)
     if spec is None or status.suspended or status.outcome:
@@ -67,7 +67,7 @@ def _placed(s: Snapshot, status: JobStatus) -> Verdict:
     return placed, reasons.PLACED if placed else reasons.PLACING, ""
 
 
-def _rollouts_ready(s: Snapshot, status: JobStatus) -> Verdict:
+def _rollouts_ready(s: Snapshot, status: JobStatus) -> ConditionValue:
     spec = s.spec_of(status.attempt)
     if spec is None:
         return False, reasons.TOO_FEW_ROLLOUTS, ""
@@ -75,14 +75,14 @@ def _rollouts_ready(s: Snapshot, status: JobStatus) -> Verdict:
     return enough, reasons.ENOUGH_ROLLOUTS if enough else reasons.TOO_FEW_ROLLOUTS, status.rollout.text
 
 
-def _checkpointed(status: JobStatus) -> Verdict:
+def _checkpointed(status: JobStatus) -> ConditionValue:
     latest = status.checkpoint.latest
     if latest is None:
         return False, reasons.NO_CHECKPOINT, ""
     return True, reasons.CHECKPOINT_SAVED, f"step {latest.step} at {latest.path}"
 
 
-def _succeeded(status: JobStatus) -> Verdict:
+def _succeeded(status: JobStatus) -> ConditionValue:
     if status.outcome:
         return status.outcome == "Succeeded", status.outcome_reason, ""
     return None, reasons.NOT_FINISHED, ""

@@ -1,4 +1,4 @@
-"""What a job asks of the cluster: which of its pods have no seat, and which stay where they are."""
+"""The scheduling request of a job: which of its pods lack a node, and which stay where they are."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,18 +10,19 @@ from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import is_lost, rollout_ordinals, trainer_ordinals
 from rljob_operator.model.scheduling import SchedulingRequest
+from rljob_operator.schedulers import scheduler_of
 from rljob_operator.times import seconds
 from rljob_placement.cluster import Node
 from rljob_placement.gang import Demand, Gang
 from rljob_placement.plan import Stay
 
 EXCLUDED_SECONDS = 600.0
-"""How long a job leaves a node alone that did not take a pod of it."""
+"""For how long a job avoids a node that did not take one of its pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """As much of a job as its placement needs."""
+class JobView:
+    """The part of a job that scheduling reads."""
 
     job: RLJobMeta
     spec: RLJobSpec
@@ -30,23 +31,23 @@ class View:
     now: float
 
 
-def places_itself(spec: RLJobSpec | None, status: JobStatus) -> bool:
-    """Whether this backend has something to do with the job now."""
-    if spec is None or spec.scheduling.backend != "builtin" or status.outcome or status.suspended:
+def is_scheduled_here(spec: RLJobSpec | None, status: JobStatus) -> bool:
+    """Whether this operator chooses the nodes of the job's pods, and the job wants pods now."""
+    if spec is None or not scheduler_of(spec).assigns_nodes or status.outcome or status.suspended:
         return False
     return not status.wants_suspend(spec.suspend)
 
 
-def asked(view: View, node: Callable[[str], Node | None]) -> SchedulingRequest | None:
-    """None: every pod has its seat. Every pass of every job asks, so what only a plan needs is made at the end."""
+def scheduling_request(view: JobView, node: Callable[[str], Node | None]) -> SchedulingRequest | None:
+    """None: every pod has its node. Every reconcile of every job asks, so what only a plan needs is made at the end."""
     spec, status = view.spec, view.status
-    if not places_itself(spec, status):
+    if not is_scheduled_here(spec, status):
         return None
     trainers, rollouts = pod_names(view.job.name, spec, status, view.pods, view.now)
     seats = {seat.pod: seat for seat in status.placement.seats} if status.placement else {}
-    homes = _homes(view, {names.ROLE_TRAINER: trainers, names.ROLE_ROLLOUT: rollouts}, node)
-    settled = all(name in seats and seats[name].node == homes.get(name) for name in (*trainers, *rollouts))
-    ranks = {seats[name].rank: homes.get(name) for name in trainers if name in seats}
+    current = _current(view, {names.ROLE_TRAINER: trainers, names.ROLE_ROLLOUT: rollouts}, node)
+    settled = all(name in seats and seats[name].node == current.get(name) for name in (*trainers, *rollouts))
+    ranks = {seats[name].rank: current.get(name) for name in trainers if name in seats}
     if settled and set(ranks) == set(range(spec.trainer.nodes)):
         return None
     gang = Gang.of(spec)
@@ -55,14 +56,14 @@ def asked(view: View, node: Callable[[str], Node | None]) -> SchedulingRequest |
         job=(view.job.namespace, view.job.name),
         uid=view.job.uid,
         created=view.job.creation_timestamp,
-        urgent=any(name not in homes for name in (*trainers, *rollouts[: gang.minimum])),
+        urgent=any(name not in current for name in (*trainers, *rollouts[: gang.minimum])),
         priority=spec.scheduling.priority,
         gang=gang,
-        homes=homes,
+        current=current,
         stay=Stay(
-            trainers=() if whole else tuple(homes[name] for name in trainers if name in homes),
+            trainers=() if whole else tuple(current[name] for name in trainers if name in current),
             ranks={rank: str(ranks[rank]) for rank in range(gang.trainers)} if whole else {},
-            rollouts={i: homes[name] for i, name in enumerate(rollouts) if name in homes},
+            rollouts={i: current[name] for i, name in enumerate(rollouts) if name in current},
         ),
         excluded=excluded_nodes(status, view.now),
     )
@@ -90,13 +91,13 @@ def _lasts(until: float, now: float) -> bool:
     return now < until <= now + EXCLUDED_SECONDS + 1.0
 
 
-def _homes(view: View, wanted: Mapping[str, Sequence[str]], node: Callable[[str], Node | None]) -> dict[str, str]:
-    """By pod: the node of one that stays, else the seat of one that is on its way, if its node still takes it."""
+def _current(view: JobView, wanted: Mapping[str, Sequence[str]], node: Callable[[str], Node | None]) -> dict[str, str]:
+    """By pod: the node of one that stays, else the assignment of one that is on its way, if its node still takes it."""
     pods = {pod.name: pod for pod in view.pods}
     seats = {seat.pod: seat.node for seat in view.status.placement.seats} if view.status.placement else {}
     demand = cache(lambda role: Demand.of(view.spec, role))
 
-    def home(role: str, name: str) -> str:
+    def node_of(role: str, name: str) -> str:
         pod = pods.get(name)
         if pod and pod.node and not pod.deleting:
             lost = is_lost(pod, view.spec.lifecycle.node_loss_seconds, view.now)
@@ -104,4 +105,4 @@ def _homes(view: View, wanted: Mapping[str, Sequence[str]], node: Callable[[str]
         there = node(seats.get(name, ""))
         return "" if there is None or demand(role).refuses(there) else there.name
 
-    return {name: found for role, pods_ in wanted.items() for name in pods_ if (found := home(role, name))}
+    return {name: found for role, pods_ in wanted.items() for name in pods_ if (found := node_of(role, name))}

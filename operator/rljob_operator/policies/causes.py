@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from rljob_api import reasons
 from rljob_api.protocol import Failure
-from rljob_api.status import Attempt
-from rljob_operator.decide.members import View
+from rljob_api.status import Attempt, JobStatus
+from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.members import MemberStatus
+from rljob_operator.policies.progress import current
 
 BY_KIND = {
     "application": reasons.APPLICATION_FAILED,
@@ -18,6 +20,8 @@ BY_KIND = {
     "killed": reasons.PROCESS_KILLED,
 }
 OF_PROCESSES = frozenset(BY_KIND.values()) - {reasons.COLLECTIVE_FAILED}
+ROLLOUT_PHASES = ("waiting", "generating", "evaluating")
+"""In which the trainer waits for its rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ def recorded(attempt: Attempt) -> Cause | None:
     return Cause(attempt.reason, attempt.failed_pod, attempt.failure)
 
 
-def root(attempt: Attempt, views: list[View]) -> Cause | None:
+def root(attempt: Attempt, views: list[MemberStatus]) -> Cause | None:
     """The best explanation so far; None: nothing failed, or only after the gang was told to stop for another reason."""
     known = recorded(attempt)
     if known is None and attempt.command == "stop":
@@ -62,7 +66,7 @@ def root(attempt: Attempt, views: list[View]) -> Cause | None:
     return min(processes, key=lambda c: c.failure.time, default=known or next(iter(found), None))
 
 
-def _cause(attempt: Attempt, view: View) -> Cause | None:
+def _cause(attempt: Attempt, view: MemberStatus) -> Cause | None:
     if view.state == "gone" and view.failure:
         return Cause(view.reason, view.member.pod, view.failure)
     if view.failure:
@@ -70,4 +74,30 @@ def _cause(attempt: Attempt, view: View) -> Cause | None:
     if view.result == "stopped" and attempt.command == "run":
         unasked = Failure(kind="killed", exception="Stopped", message="the launcher stopped the attempt unasked")
         return Cause(reasons.PROCESS_KILLED, view.member.pod, unasked)
+    return None
+
+
+def stalled(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:
+    """The age is measured by the operator while it can see reports, so its own restart or an API outage is no stall."""
+    limit = s.lifecycle.stall_timeout_seconds
+    if attempt.command == "stop" or s.beat_age is None or s.beat_age < limit:
+        return None
+    progress = current(s, attempt)
+    phase = progress.phase if progress else "loading"
+    role = "rollouts" if phase in ROLLOUT_PHASES else "trainer"
+    message = f"no progress for {limit} s while {phase} at step {progress.step if progress else status.progress.step}"
+    if role == "rollouts":
+        message += f"; the trainer is waiting for its rollouts, of which {sum(p.ready for p in s.rollouts)} answer"
+    failure = Failure(kind="application", exception=reasons.NO_PROGRESS, message=message, time=s.now)
+    return Cause(reasons.NO_PROGRESS, attempt.members[0].pod if role == "trainer" else "", failure)
+
+
+def misconfigured(s: Snapshot, attempt: Attempt) -> Cause | None:
+    """A rollout that says its configuration is wrong, while none answers."""
+    if attempt.command == "stop" or any(p.ready for p in s.rollouts):
+        return None
+    for pod in s.rollouts:
+        report = s.report(pod)
+        if report and report.failure and report.failure.kind == "configuration":
+            return Cause(reasons.CONFIGURATION_ERROR, pod.name, report.failure)
     return None

@@ -1,0 +1,21 @@
+"""Who decides which pod runs where: one file per value of `spec.scheduling.backend`, all with the interface of `base.Scheduler`."""
+
+from collections.abc import Mapping
+
+from rljob_api.spec import RLJobSpec
+from rljob_operator.schedulers.base import Scheduler
+from rljob_operator.schedulers.builtin.settings import Builtin
+from rljob_operator.schedulers.kueue import Kueue
+from rljob_operator.schedulers.none import ClusterScheduler
+from rljob_operator.schedulers.volcano import Volcano
+
+SCHEDULERS: Mapping[str, Scheduler] = {
+    "builtin": Builtin(),
+    "none": ClusterScheduler(),
+    "kueue": Kueue(),
+    "volcano": Volcano(),
+}
+
+
+def scheduler_of(spec: RLJobSpec) -> Scheduler:
+    return SCHEDULERS[spec.scheduling.backend]

@@ -1,0 +1,83 @@
+"""All jobs that ask are planned together, in one scheduling cycle; each takes its part when it is reconciled."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.kube.api import Key
+from rljob_operator.model.scheduling import SchedulingRequest, SchedulingResult
+from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.schedulers.builtin.cache import SchedulerCache
+from rljob_operator.schedulers.builtin.cycle import has_grown, schedule_pending
+from rljob_operator.schedulers.builtin.request import JobView, scheduling_request
+from rljob_placement.cluster import Cluster
+
+
+class GangScheduler:
+    """A cycle plans every job that asks at that moment. Its results stand while they hold true, so that a crowd is planned once, and not once for
+    each of its members. What is remembered may be lost without harm: an assignment counts when the status holds it.
+    """
+
+    def __init__(self, cache: ClusterCache) -> None:
+        self._cache = SchedulerCache(cache)
+        self._planning = asyncio.Lock()
+        self._reserved: dict[Key, SchedulingResult] = {}
+        """Results of the last cycle whose jobs have not been reconciled yet."""
+        self._assumed: dict[Key, SchedulingResult] = {}
+        """Results that are being written to status."""
+        self._unschedulable: dict[Key, SchedulingResult] = {}
+        """Results of the last cycle without nodes, or without all that were asked for."""
+        self._left = Cluster(())
+        """What the last cycle left free."""
+
+    @asynccontextmanager
+    async def cycle(self, s: Snapshot) -> AsyncIterator[SchedulingResult | None]:
+        """Lasts until the assignments are in status. None, without waiting, if the job asks for nothing."""
+        key = (s.job.namespace, s.job.name)
+        request = self._request(s)
+        if request is None:
+            self.forget(key)
+            yield None
+            return
+        async with self._planning:
+            result = self._known(request) or await self._schedule(request, s.now)
+            self._reserved.pop(key, None)
+            self._assumed[key] = result
+        try:
+            yield result
+        finally:
+            del self._assumed[key]
+
+    def forget(self, job: Key) -> None:
+        """The job asks for nothing any more."""
+        self._reserved.pop(job, None)
+        self._unschedulable.pop(job, None)
+
+    def _request(self, s: Snapshot) -> SchedulingRequest | None:
+        spec = s.spec_of(s.status.attempt)
+        if spec is None or s.is_void(s.status.attempt):
+            return None
+        return scheduling_request(
+            JobView(job=s.job, spec=spec, status=s.status, pods=s.pods, now=s.now), self._cache.node
+        )
+
+    def _known(self, request: SchedulingRequest) -> SchedulingResult | None:
+        """The last cycle's result for the same request: nodes that are still free, or none, if nothing became free since."""
+        if (found := self._reserved.get(request.job)) and found.request == request:
+            return found if found.fits(self._free(self._assumed)) else None
+        if (found := self._unschedulable.get(request.job)) and found.request == request:
+            return None if has_grown(self._left, self._free(self._assumed | self._reserved)) else found
+        return None
+
+    async def _schedule(self, request: SchedulingRequest, now: float) -> SchedulingResult:
+        others = self._cache.pending(now, {request.job, *self._assumed})
+        free = self._free(self._assumed)
+        results, self._left = await asyncio.to_thread(schedule_pending, free, [request, *others])
+        self._reserved = {v.request.job: v for v in results if not v.plan.problem}
+        self._unschedulable = {v.request.job: v for v in results if not v.complete}
+        return next(v for v in results if v.request is request)
+
+    def _free(self, but: Mapping[Key, SchedulingResult]) -> Cluster:
+        """What is free in the cluster, less these results."""
+        return self._cache.cluster(result.taken() for result in but.values())

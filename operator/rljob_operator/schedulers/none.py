@@ -1,0 +1,7 @@
+"""The cluster's own scheduler, pod by pod."""
+
+from rljob_operator.schedulers.base import Scheduler
+
+
+class ClusterScheduler(Scheduler):
+    """Asks for nothing."""

@@ -1,0 +1,47 @@
+"""Volcano: its scheduler by name, and a PodGroup for the whole gang. Names are those of Volcano 1.15."""
+
+from rljob_api import names
+from rljob_api.quantity import Resources, add, exact
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import RLJobMeta
+from rljob_operator.schedulers.base import Object, PodSettings, Scheduler
+from rljob_placement.gang import Gang
+
+VOLCANO = "scheduling.volcano.sh"
+
+
+class Volcano(Scheduler):
+    """A PodGroup may grow: pods beyond its minimum are scheduled one by one."""
+
+    fields = frozenset({"queue"})
+
+    def pod_settings(self, job: RLJobMeta, spec: RLJobSpec, role: str) -> PodSettings:
+        annotations = {"scheduling.k8s.io/group-name": names.pod_group(job.name), "volcano.sh/task-spec": role}
+        return PodSettings(annotations=annotations, pod={"schedulerName": "volcano"})
+
+    def objects(self, job: RLJobMeta, spec: RLJobSpec) -> list[Object]:
+        """The gang's minimum, by role: without it further rollouts would count as trainers."""
+        gang = Gang.of(spec)
+        members = {names.ROLE_TRAINER: gang.trainers, names.ROLE_ROLLOUT: gang.minimum}
+        wanted = {
+            "minMember": sum(members.values()),
+            "minTaskMember": {role: count for role, count in members.items() if count},
+            "minResources": _total(gang),
+            "queue": spec.scheduling.queue,
+            "priorityClassName": spec.trainer.template.priority_class_name,
+        }
+        group = {
+            "apiVersion": f"{VOLCANO}/v1beta1",
+            "kind": "PodGroup",
+            "metadata": {"name": names.pod_group(job.name)},
+            "spec": {k: v for k, v in wanted.items() if v},
+        }
+        return [group]
+
+
+def _total(gang: Gang) -> dict[str, str]:
+    """Requests of the gang's minimum, as quantities."""
+    total: Resources = {}
+    for demand, count in ((gang.trainer, gang.trainers), (gang.rollout, gang.minimum)):
+        total = add(total, {k: v * count for k, v in demand.requests.items() if k != "pods"})
+    return {name: exact(amount) for name, amount in total.items()}
