@@ -29,7 +29,7 @@ METRICS: dict[str, str] = {
     "train/entropy": "Mean entropy of the policy, per response token, in nats.",
     "train/grad_norm": "Global norm of the gradient before clipping.",
     "train/policy_loss": "Mean policy loss per response token, with the weights of rollout correction.",
-    "train/policy_kl": "Mean k3 estimate of how far the step moved the policy so far: per response token; 0 in its first update.",
+    "train/approx_kl": "Mean k3 estimate of how far the step moved the policy so far: per response token; 0 in its first update.",
     "train/kl_coefficient": "Weight of the KL penalty in this step: fixed, or what the controller has made of it.",
     "train/skipped": "Optimizer steps that were left out because a loss or gradient was not a finite number (`onNonFinite: skip`).",
     "train/rejected": "Fraction of response tokens that rollout correction left out.",

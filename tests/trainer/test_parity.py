@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rljob_trainer.batch import Sample, Span, StepBatch
-from rljob_trainer.parity import PROBE_SEQUENCES, PROBE_TOKENS, MismatchError, Probe, excerpt
+from rljob_trainer.parity import PROBE_SEQUENCES, PROBE_TOKENS, MismatchError, Probe, probe_samples
 
 
 def make_sample(prompt: tuple[int, ...], response: tuple[int, ...]) -> Sample:
@@ -30,7 +30,7 @@ def test_a_mean_above_the_limit_of_the_type_is_a_mismatch() -> None:
 
 def test_an_excerpt_is_the_beginning_of_a_few_samples_without_their_last_token() -> None:
     short, long = make_sample((1, 2), (3, 4)), make_sample(tuple(range(50)), tuple(range(50, 100)))
-    found = excerpt(StepBatch(2, (make_sample((1,), (2,)), short, long, short, short, short), {}))
+    found = probe_samples(StepBatch(2, (make_sample((1,), (2,)), short, long, short, short, short), {}))
     assert len(found) == PROBE_SEQUENCES
     assert [(s.prompt_tokens, s.response_tokens) for s in found[:2]] == [
         ((1,), (2, 3)),
@@ -40,6 +40,6 @@ def test_an_excerpt_is_the_beginning_of_a_few_samples_without_their_last_token()
 
 def test_a_batch_with_tokens_of_its_own_policy_needs_no_probe() -> None:
     sample = make_sample((1, 2), (3, 4))
-    assert excerpt(StepBatch(2, (sample,), {}))
+    assert probe_samples(StepBatch(2, (sample,), {}))
     mixed = replace(sample, spans=(Span(0, 1), Span(1, 1)))
-    assert excerpt(StepBatch(2, (sample, mixed), {})) == ()
+    assert probe_samples(StepBatch(2, (sample, mixed), {})) == ()

@@ -21,7 +21,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.huggingface import write_hugging_face
 from rljob_trainer.memory import Plan
-from rljob_trainer.parity import Probe, excerpt
+from rljob_trainer.parity import Probe, probe_samples
 from rljob_trainer.restoring import corruption
 from rljob_trainer.saving import Saver
 from rljob_trainer.senders import Senders
@@ -56,7 +56,7 @@ class Attempt:
         self._start = 0
         self._digest = ""
         self._expected: tuple[int, str] | None = None
-        self._excerpt: tuple[Sample, ...] = ()
+        self._probe_samples: tuple[Sample, ...] = ()
         """Of the last batch, when that did not show that rollouts have the policy."""
         self._probed: dict[str, float] = {}
         """What the last probe found."""
@@ -96,7 +96,7 @@ class Attempt:
             self._senders.rest()
         metrics = self._engine.train_step(parsed)
         self._engine.memory.enter("generate")
-        self._excerpt = excerpt(parsed)
+        self._probe_samples = probe_samples(parsed)
         peaks = self._peaks()
         if self._first:
             self._first.store.check()
@@ -135,10 +135,10 @@ class Attempt:
 
     def _probe(self) -> Probe | None:
         """What those who get the policy are to agree with."""
-        if not self._excerpt:
+        if not self._probe_samples:
             return None
-        found = self._engine.log_probs(self._excerpt)
-        sequences = tuple(s.prompt_tokens + s.response_tokens for s in self._excerpt)
+        found = self._engine.log_probs(self._probe_samples)
+        sequences = tuple(s.prompt_tokens + s.response_tokens for s in self._probe_samples)
         return Probe(sequences, tuple(tuple(values.tolist()) for values in found), self._spec.model.dtype)
 
     def _exported(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -150,7 +150,7 @@ class Attempt:
     def _rest(self) -> None:
         """Colocated: no rank keeps memory that it does not need."""
         if self._senders.colocated:
-            self._engine.rest()
+            self._engine.release_memory()
             self._ranks.barrier()
 
     def save_due(self, step: int) -> bool:
@@ -207,7 +207,7 @@ class Attempt:
         """Every rank checks its share of the files before any is loaded."""
         manifest = read_manifest(directory)
         assert manifest is not None, f"{directory} was chosen by rank 0"
-        if found := corruption(manifest, directory, self._ranks, self._engine.beat):
+        if found := corruption(manifest, directory, self._ranks, self._engine.heartbeat):
             fix = "restore the file, or go back to an older checkpoint with resume --from-step"
             raise ConfigurationError("spec.checkpoint.path", str(directory), found, fix)
         self._engine.load(directory / manifest.engine)

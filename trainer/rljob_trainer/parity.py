@@ -46,7 +46,7 @@ class Probe:
         return mean, worst
 
 
-def excerpt(batch: StepBatch) -> tuple[Sample, ...]:
+def probe_samples(batch: StepBatch) -> tuple[Sample, ...]:
     """What to ask, where the batch itself does not show that rollouts have the policy, because it was drawn by an older one: the beginnings of a
     few samples, all but the first token as the response. Their last token is left to the server, which draws one within the model's length."""
     if any(span.policy_step == batch.step - 1 for sample in batch.samples for span in sample.spans):

@@ -66,7 +66,7 @@ class Saver:
         if pending is None:
             return None
         if wait:
-            self._ranks.until(pending.writing.wait, lambda: pending.writing.tally.bytes, self._engine.beat)
+            self._ranks.until(pending.writing.wait, lambda: pending.writing.tally.bytes, self._engine.heartbeat)
         elif not self._ranks.all(pending.writing.done):
             return None
         self._pending = None

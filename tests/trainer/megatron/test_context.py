@@ -39,12 +39,12 @@ def oracle() -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_shared_attention_is_the_attention_of_each_sequence_alone(megatron: None, ranks: int) -> None:
     def on_a_rank() -> list[torch.Tensor]:
-        from rljob_trainer.megatron import shares
+        from rljob_trainer.megatron import context_parallel
         from rljob_trainer.megatron.attention import TEDotProductAttention
 
         group = torch.distributed.group.WORLD
         starts = tuple(torch.tensor((0, *LENGTHS)).cumsum(0).tolist())
-        rows = shares.rows(starts, ranks, group.rank())
+        rows = context_parallel.rows(starts, ranks, group.rank())
         query, key, value, weights = (x[rows] for x in inputs())
         layer = TEDotProductAttention(SimpleNamespace(**CONFIG), pg_collection=SimpleNamespace(cp=group))
         leaves = [x.clone().requires_grad_() for x in (query, key, value)]
@@ -79,7 +79,7 @@ def place(ranks: int, rank: int, tensor: int = 1) -> Any:
 @pytest.mark.parametrize(("ranks", "tensor"), [(1, 1), (2, 1), (2, 2), (4, 1)])
 def test_labels_are_shifted_before_the_sequences_are_shared(megatron: None, ranks: int, tensor: int) -> None:
     """Of every rank's tokens the target is the sample's next token, and all ranks together have every response token once."""
-    from rljob_trainer.megatron.batching import micro_batch
+    from rljob_trainer.megatron.packing import micro_batch
 
     samples = [sample(1, 3, 6), sample(2, 5, 1), sample(3, 2, 11)]
     seen: list[int] = []
@@ -95,7 +95,7 @@ def test_labels_are_shifted_before_the_sequences_are_shared(megatron: None, rank
 
 
 def test_columns_go_out_to_the_ranks_and_come_back_whole(megatron: None) -> None:
-    from rljob_trainer.megatron.batching import micro_batch
+    from rljob_trainer.megatron.packing import micro_batch
 
     samples = [sample(1, 3, 6), sample(2, 5, 1), sample(3, 2, 11)]
     values = [torch.tensor(s.log_probs) for s in samples]

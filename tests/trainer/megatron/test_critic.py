@@ -73,7 +73,7 @@ def test_values_are_those_of_the_classifier_before_each_token(model: Path, class
     def values(engine: Any) -> list[torch.Tensor]:
         from rljob_trainer.megatron.step import Step
 
-        step = Step.of(batch.samples, engine._spec, engine._place)
+        step = Step.of(batch.samples, engine._spec, engine._parallel)
         step.keep("values", engine._critic.values(step))
         return step.gather("values")
 

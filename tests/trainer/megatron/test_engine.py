@@ -125,13 +125,13 @@ def test_learning_makes_rewarded_responses_likelier(model: Path) -> None:
     )
 
     def on_a_rank() -> float:
-        from rljob_trainer.megatron.batching import micro_batch
         from rljob_trainer.megatron.engine import Engine
+        from rljob_trainer.megatron.packing import micro_batch
 
         engine = Engine(job(model, algorithm={}), lambda: None)
         for _ in range(5):
             engine.train_step(batch)
-        micro = micro_batch(batch.samples, range(len(batch.samples)), engine._place)
+        micro = micro_batch(batch.samples, range(len(batch.samples)), engine._parallel)
         after = micro.row.collect(engine._actor._passes.log_probs([micro])[0])
         return sum(
             (2 * s.reward - 1) * float((a - torch.tensor(s.log_probs)).sum())

@@ -3,26 +3,26 @@
 import torch
 
 from rljob_api.spec.roles import Offload
-from rljob_trainer.megatron.offload import Parked, Residence
+from rljob_trainer.megatron.offload import OffloadedPart, Offloader
 
 
 def test_views_of_a_storage_have_their_values_again_when_it_is_back() -> None:
     whole = torch.arange(10.0)
     head, tail = whole[:4], whole[4:]
-    parked = Parked(lambda: [whole, head, tail])
+    part = OffloadedPart(lambda: [whole, head, tail])
     assert whole.untyped_storage().nbytes() == 0
-    with parked.fetched():
+    with part.fetched():
         assert torch.equal(tail, torch.arange(4.0, 10.0))
         head.zero_()
-    with parked.fetched():
+    with part.fetched():
         assert whole.tolist() == [0, 0, 0, 0, 4, 5, 6, 7, 8, 9]
 
 
 def test_phases_may_be_nested() -> None:
     tensor = torch.ones(3)
-    parked = Parked(lambda: [tensor])
-    with parked.fetched():
-        with parked.fetched():
+    part = OffloadedPart(lambda: [tensor])
+    with part.fetched():
+        with part.fetched():
             pass
         assert tensor.sum() == 3
     assert tensor.untyped_storage().nbytes() == 0
@@ -30,22 +30,22 @@ def test_phases_may_be_nested() -> None:
 
 def test_what_is_not_kept_only_gives_its_memory_back() -> None:
     tensor = torch.ones(3)
-    parked = Parked(lambda: [tensor], keep=False)
-    with parked.fetched():
+    part = OffloadedPart(lambda: [tensor], keep=False)
+    with part.fetched():
         assert tensor.zero_().shape == (3,)
-    assert not parked._host
+    assert not part._host
 
 
 def test_only_what_is_named_leaves_and_tensors_made_meanwhile_leave_with_it() -> None:
     module = torch.nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(module.parameters())
     wrapped = type("Optimizer", (), {"optimizer": optimizer})()
-    residence = Residence(Offload(optimizer=True), [module], optimizer=wrapped)
+    offloader = Offloader(Offload(optimizer=True), [module], optimizer=wrapped)
     module(torch.ones(4)).sum().backward()
-    with residence.using("parameters", "gradients", "optimizer"):
+    with offloader.using("parameters", "gradients", "optimizer"):
         optimizer.step()
     moments = [s["exp_avg"] for s in optimizer.state.values()]
     assert all(m.untyped_storage().nbytes() == 0 for m in moments)
     assert all(p.untyped_storage().nbytes() > 0 for p in module.parameters())
-    with residence.using("optimizer"):
+    with offloader.using("optimizer"):
         assert all(float(m.abs().sum()) > 0 for m in moments)

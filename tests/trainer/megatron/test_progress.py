@@ -74,7 +74,7 @@ def on_a_rank(model: Path, root: Path) -> dict[str, Seen]:
     ranks.barrier()
     manifest = read_manifest(directory := root / "global_step_1")
     assert manifest
-    seen["check"] = watch(beats, lambda: corruption(manifest, directory, ranks, engine.beat))
+    seen["check"] = watch(beats, lambda: corruption(manifest, directory, ranks, engine.heartbeat))
     seen["load"] = watch(beats, lambda: engine.load(directory / manifest.engine))
     seen["export"] = watch(beats, lambda: write_hugging_face(engine, model, root / "exported"))
     return seen

@@ -42,7 +42,7 @@ def test_the_score_of_a_reward_model_is_transformers_score_of_the_whole_sample(
     def scored(engine: Any) -> tuple[list[float], float]:
         from rljob_trainer.megatron.step import Step
 
-        step = engine._reward_models.add_to(Step.of(batch.samples, engine._spec, engine._place))
+        step = engine._reward_models.add_to(Step.of(batch.samples, engine._spec, engine._parallel))
         return [s.reward for s in step.samples], engine.train_step(batch)["reward/with_models"]
 
     layouts: list[dict[str, int]] = [{"tensor": 2, "pipeline": 2}, {"context": 2}]

@@ -44,7 +44,7 @@ def test_a_step_runs_with_every_advantage_and_every_loss(model: Path) -> None:
         metrics = found[f"{advantage}, {loss}"]
         assert all(math.isfinite(x) for x in metrics.values())
         assert metrics["train/grad_norm"] > 0
-        assert metrics["train/policy_kl"] > 0, "later updates see a policy that has moved"
+        assert metrics["train/approx_kl"] > 0, "later updates see a policy that has moved"
         assert ("critic/loss" in metrics) == (spec.critic is not None)
 
 
@@ -67,7 +67,7 @@ def test_a_policy_that_does_not_learn_measures_the_same_again(model: Path) -> No
         assert unchanged
         for step in metrics:
             assert step["train/ratio_mean"] == 1.0
-            assert step["train/clip_fraction"] == step["train/policy_kl"] == 0.0
+            assert step["train/clip_fraction"] == step["train/approx_kl"] == 0.0
             assert step["train/kl"] == 0.0, "the recomputed log-probabilities are the reference's, bit for bit"
             assert step["train_rollout/log_prob_diff_max"] < 1e-5
             assert step["train_rollout/effective_sample_size"] == pytest.approx(1.0, abs=1e-6)
@@ -142,7 +142,7 @@ def test_what_is_not_finite_is_skipped_on_all_ranks_and_counted(model: Path) -> 
 
 
 def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_were(model: Path) -> None:
-    from rljob_trainer.megatron.learner import NonFiniteError
+    from rljob_trainer.megatron.optimizer import NonFiniteError
 
     def step(engine: Any) -> tuple[str, bool]:
         before = weights(engine)

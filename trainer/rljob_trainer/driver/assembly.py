@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.algorithm.overlong import overlong_penalty
 from rljob_trainer.batch import Sample, StepBatch
+from rljob_trainer.objectives.overlong import overlong_penalty
 from rljob_trainer.reward.case import KINDS, RewardFailed
 
 

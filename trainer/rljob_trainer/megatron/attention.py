@@ -14,7 +14,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn.attention.varlen import varlen_attn
 
-from rljob_trainer.megatron import shares
+from rljob_trainer.megatron import context_parallel
 
 FLASH_TYPES = (torch.bfloat16, torch.float16)
 """What torch's flash attention for packed sequences takes, on a GPU."""
@@ -52,7 +52,7 @@ class TEDotProductAttention(MegatronModule):
                 query, key, value, starts, starts, longest, longest, scale=self.scale, window_size=(-1, 0)
             )
             return cast(torch.Tensor, out).flatten(1)  # a pair only when it is asked for
-        starts = shares.boundaries(packed_seq_params.cu_seqlens_q)
+        starts = context_parallel.boundaries(packed_seq_params.cu_seqlens_q)
         if ranks > 1:
             both = gather_from_sequence_parallel_region(torch.stack([key, value], 1), group=self.group)
             key, value = both.unbind(1)
@@ -102,10 +102,10 @@ def _buckets(
     """
     by_size: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     at = 0
-    for sequence, chunk, size in shares.pieces(starts, ranks, rank):
+    for sequence, chunk, size in context_parallel.pieces(starts, ranks, rank):
         by_size.setdefault((chunk, size.bit_length()), []).append((at, starts[sequence], size))
         at += size
-    where, place = shares.gathered(starts, ranks), torch.empty(at, dtype=torch.long)
+    where, place = context_parallel.gathered(starts, ranks), torch.empty(at, dtype=torch.long)
     buckets, offset = [], 0
     for (chunk, _), found in by_size.items():
         width = max(size for _, _, size in found)
@@ -128,6 +128,8 @@ def rotate_packed(
 
     megatron's own goes sequence by sequence (rope_utils.py), which takes half of a step's time when there are hundreds of short ones.
     """
-    positions = shares.positions(shares.boundaries(cu_seqlens), cp_group.size(), cp_group.rank(), t.device)
+    positions = context_parallel.positions(
+        context_parallel.boundaries(cu_seqlens), cp_group.size(), cp_group.rank(), t.device
+    )
     angles = freqs.index_select(0, positions)
     return rope_utils._apply_rotary_pos_emb_bshd(t.unsqueeze(1), angles, **kwargs).squeeze(1)

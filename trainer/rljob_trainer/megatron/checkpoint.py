@@ -23,8 +23,8 @@ from megatron.core.transformer.module import MegatronModule
 
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron import gathering
-from rljob_trainer.megatron.offload import Residence, states
-from rljob_trainer.megatron.reading import telling
+from rljob_trainer.megatron.offload import Offloader, states
+from rljob_trainer.megatron.reading import reporting
 from rljob_trainer.megatron.writing import Writing
 
 THREADS = 8
@@ -39,7 +39,7 @@ class Network:
     """Its pieces on this rank, without their wrappers, whose names would get into the file."""
     optimizer: Any
     scheduler: OptimizerParamScheduler
-    residence: Residence
+    offloader: Offloader
     """Parameters and optimizer must be on the device."""
 
     @property
@@ -85,9 +85,9 @@ def save(directory: Path, state: State, reshardable: bool) -> Writing:
     return Writing(directory, sharded | common, live, threads)
 
 
-def load(directory: Path, state: State, beat: Callable[[], None]) -> float:
+def load(directory: Path, state: State, heartbeat: Callable[[], None]) -> float:
     """Put what `save` wrote into the live objects, and return the KL coefficient. Random states are taken only in the same layout. Collective.
-    `beat` is called with every tensor that this rank has read.
+    `heartbeat` is called with every tensor that this rank has read.
 
     Raises ConfigurationError when a network that is to be trained is not in it, or does not lie in it as it does here.
     """
@@ -99,7 +99,7 @@ def load(directory: Path, state: State, beat: Callable[[], None]) -> float:
     same_layout = common["layout"] == state.layout
     if not same_layout:
         del wanted["random"]
-    with telling(beat):
+    with reporting(heartbeat):
         loaded = dist_checkpointing.load(wanted, str(directory))
     for name, network in state.networks.items():
         _put(loaded[name], network)
@@ -179,7 +179,7 @@ def _sharded_optimizer(network: Network, model: dict[Any, Any], metadata: dict[s
     make = partial(network.optimizer.sharded_state_dict, model, is_loading=loading, metadata=metadata)
     if loading or metadata["distrib_optim_sharding_type"] != "fully_reshardable":
         return make()
-    with network.residence.using("gradients"):
+    with network.offloader.using("gradients"):
         sharded = make()
     gathering.separate(sharded)
     return sharded

@@ -9,18 +9,18 @@ import torch
 
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.algorithm.kl import adapt
 from rljob_trainer.batch import Sample, StepBatch, token_ages
-from rljob_trainer.megatron import checkpoint, parallel
+from rljob_trainer.megatron import checkpoint, parallel_state
 from rljob_trainer.megatron.actor import Actor
-from rljob_trainer.megatron.critic import Critic, critic_figures
-from rljob_trainer.megatron.estimate import estimate
-from rljob_trainer.megatron.figures import policy_figures
-from rljob_trainer.megatron.learner import NonFiniteError
+from rljob_trainer.megatron.critic import Critic, critic_metrics
+from rljob_trainer.megatron.estimate import compute_advantages
+from rljob_trainer.megatron.metrics import policy_metrics
+from rljob_trainer.megatron.optimizer import NonFiniteError
 from rljob_trainer.megatron.reward_models import RewardModels
-from rljob_trainer.megatron.step import Step, drawn_by
+from rljob_trainer.megatron.step import Step, generated_by
 from rljob_trainer.megatron.writing import Writing
 from rljob_trainer.memory import Meter
+from rljob_trainer.objectives.kl import adapt
 from rljob_trainer.parity import MismatchError
 
 __all__ = ["Engine", "MismatchError", "NonFiniteError"]
@@ -29,14 +29,14 @@ __all__ = ["Engine", "MismatchError", "NonFiniteError"]
 class Engine:
     """Everything that is trained or measured on the ranks. The default process group must exist; `runtime.install()` must have been called."""
 
-    def __init__(self, spec: RLJobSpec, beat: Callable[[], None]) -> None:
-        """Raises ConfigurationError for what is wrong with the models or does not fit the layout. `beat` is called with every bit of progress."""
+    def __init__(self, spec: RLJobSpec, heartbeat: Callable[[], None]) -> None:
+        """Raises ConfigurationError for models that are wrong or do not fit the layout. `heartbeat` is called whenever something moved."""
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        self._spec, self.layout, self.beat = spec, str(Layout.of(spec)), beat
-        self._place = parallel.start(Layout.of(spec), device, spec.lifecycle.stall_timeout_seconds)
-        self._actor = Actor(spec, self._place, beat)
-        self._critic = Critic(spec, spec.critic, self._place, beat) if spec.critic else None
-        self._reward_models = RewardModels(spec, self._place, beat)
+        self._spec, self.layout, self.heartbeat = spec, str(Layout.of(spec)), heartbeat
+        self._parallel = parallel_state.initialize(Layout.of(spec), device, spec.lifecycle.stall_timeout_seconds)
+        self._actor = Actor(spec, self._parallel, heartbeat)
+        self._critic = Critic(spec, spec.critic, self._parallel, heartbeat) if spec.critic else None
+        self._reward_models = RewardModels(spec, self._parallel, heartbeat)
         self._kl_coefficient = spec.algorithm.kl.coefficient
         self.backend = self._actor.backend
         self.memory = Meter()
@@ -51,17 +51,17 @@ class Engine:
             MismatchError: before the policy's optimizer step; see parity.LIMIT.
             NonFiniteError: before an optimizer step, unless `onNonFinite: skip`.
         """
-        step = self._reward_models.add_to(Step.of(batch.samples, self._spec, self._place))
+        step = self._reward_models.add_to(Step.of(batch.samples, self._spec, self._parallel))
         self._actor.measure(step)
         if self._critic:
             step.keep("values", self._critic.values(step))
         age, oldest = token_ages(batch.step, step.samples)
         own = batch.step - 1 if self._spec.train.batches.replay is None else None
-        step.put("fresh", [drawn_by(own, s) for s in step.samples])
+        step.put("on_policy", [generated_by(own, s) for s in step.samples])
         self.memory.enter("train")
         metrics = (
             self._learn(step, batch.step)
-            | self._reward_models.figures(step)
+            | self._reward_models.metrics(step)
             | {
                 "train/kl_coefficient": self._kl_coefficient,
                 "train_rollout/policy_age": age,
@@ -80,7 +80,7 @@ class Engine:
         """Hugging Face names and full tensors of the policy in its dtype, one at a time. Every rank must drain it."""
         return self._actor.export()
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Give the device what memory is held and not in use. Before servers wake that share it."""
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -93,21 +93,21 @@ class Engine:
     def load(self, directory: Path) -> None:
         """Go on from what `save` wrote, in this or another layout. The reference stays the model that the job started from."""
         with self._all_here():
-            held = checkpoint.load(directory, self._state(), self.beat)
+            held = checkpoint.load(directory, self._state(), self.heartbeat)
         if self._spec.algorithm.kl.adaptive:
             self._kl_coefficient = held
 
     def _learn(self, step: Step, number: int) -> dict[str, float]:
         """The critic first: its networks and the policy's change places once per step."""
-        advantages, episodes = estimate(step, self._spec, self._kl_coefficient)
+        advantages, episodes = compute_advantages(step, self._spec, self._kl_coefficient)
         step.put("advantages", step.rows(advantages.advantages))
-        figures: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         if self._critic and advantages.returns is not None:
             step.put("returns", step.rows(advantages.returns))
-            figures = critic_figures(self._critic.learn(step), advantages, episodes)
+            metrics = critic_metrics(self._critic.learn(step), advantages, episodes)
         waits = self._spec.critic is not None and number <= self._spec.critic.warmup_steps
-        teach = self._actor.look if waits else self._actor.learn
-        return figures | policy_figures(teach(step, self._kl_coefficient))
+        teach = self._actor.evaluate_loss if waits else self._actor.learn
+        return metrics | policy_metrics(teach(step, self._kl_coefficient))
 
     def _adapt(self, kl: float, samples: int) -> None:
         """The controller sees the mean divergence of the step."""
@@ -122,6 +122,6 @@ class Engine:
     def _all_here(self) -> ExitStack:
         """What a checkpoint is made of lies on the device inside."""
         stack = ExitStack()
-        for residence in [self._actor.residence] + ([self._critic.residence] if self._critic else []):
-            stack.enter_context(residence.using("parameters", "optimizer"))
+        for offloader in [self._actor.offloader] + ([self._critic.offloader] if self._critic else []):
+            stack.enter_context(offloader.using("parameters", "optimizer"))
         return stack

@@ -3,9 +3,9 @@
 import torch
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.algorithm.advantage import ADVANTAGES, Advantages, Episodes
-from rljob_trainer.algorithm.kl import token_rewards
 from rljob_trainer.megatron.step import Step
+from rljob_trainer.objectives.advantages import ADVANTAGES, Advantages, Episodes
+from rljob_trainer.objectives.kl import token_rewards
 
 
 def penalises_reward(spec: RLJobSpec) -> bool:
@@ -14,7 +14,7 @@ def penalises_reward(spec: RLJobSpec) -> bool:
     return kl.coefficient > 0 and kl.where == "reward"
 
 
-def estimate(step: Step, spec: RLJobSpec, kl_coefficient: float) -> tuple[Advantages, Episodes]:
+def compute_advantages(step: Step, spec: RLJobSpec, kl_coefficient: float) -> tuple[Advantages, Episodes]:
     """What every response token of the step is worth, and what that was made of. Collective where it takes what ranks measured."""
     baselines = [s.baseline_reward for s in step.samples]
     mask = step.padded([torch.ones(n) for n in step.counts])

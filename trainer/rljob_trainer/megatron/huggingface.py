@@ -34,7 +34,7 @@ def _telling(engine: Engine) -> Iterator[tuple[str, torch.Tensor]]:
     """The policy; the next tensor is taken when the one before is copied, and now and then a shard written."""
     for named in engine.export():
         yield named
-        engine.beat()
+        engine.heartbeat()
 
 
 def _write_weights(tensors: Iterable[tuple[str, torch.Tensor]], target: Path, shard_bytes: int) -> torch.dtype:

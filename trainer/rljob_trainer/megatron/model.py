@@ -11,9 +11,9 @@ from megatron.core.transformer.module import Float16Module, MegatronModule
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.megatron.experts import keep_apart
 from rljob_trainer.megatron.initial import load_weights
-from rljob_trainer.megatron.parallel import Place
+from rljob_trainer.megatron.layers import keep_apart
+from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import configure, open_bridge
 
 _VOCABULARY_WEIGHTS = ("embedding.word_embeddings.weight", "output_layer.weight")
@@ -22,14 +22,14 @@ _VOCABULARY_WEIGHTS = ("embedding.word_embeddings.weight", "output_layer.weight"
 class Policy:
     """One model, wrapped for data parallelism, and the bridge that knows its Hugging Face form."""
 
-    def __init__(self, spec: RLJobSpec, place: Place, frozen: bool = False) -> None:
+    def __init__(self, spec: RLJobSpec, parallel: ParallelState, frozen: bool = False) -> None:
         """`frozen`: without gradients and their buffers."""
         self.bridge = open_bridge(spec)
         checkpoint = spec.model.megatron_checkpoint
         self.config: Any = self.bridge.to_megatron_provider(load_weights=checkpoint is None)
         configure(self.config, spec)
         self.modules: list[MegatronModule] = self.config.provide_distributed_model(
-            wrap_with_ddp=False, mixed_precision_wrapper=None, use_cpu_initialization=place.device.type == "cpu"
+            wrap_with_ddp=False, mixed_precision_wrapper=None, use_cpu_initialization=parallel.device.type == "cpu"
         )
         """The pieces of this rank's stage: one, or as many as `virtualPipeline` says."""
         if checkpoint is None:

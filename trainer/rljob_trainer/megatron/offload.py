@@ -1,4 +1,4 @@
-"""Networks that take turns on a device: what the one in use does not need lies in host memory, and its device memory is given back.
+"""Networks that share a device in turn: what the one in use does not need lies in host memory, and its device memory is given back.
 
 Storages are emptied and filled in place, so that every view of them (parameters in DDP's buffers, shards of the optimizer) stays what it is.
 megatron's own helpers are not used: `MegatronOptimizer.offload_to_cpu` (core/optimizer/optimizer.py:555) puts new tensors in place of the
@@ -17,7 +17,7 @@ Part = Literal["parameters", "gradients", "optimizer"]
 Tensors = Callable[[], Iterable[torch.Tensor]]
 
 
-class Residence:
+class Offloader:
     """Where the parts of one network lie. A part that `offload` names is on the device only inside `using`."""
 
     def __init__(
@@ -30,8 +30,10 @@ class Residence:
             "gradients": lambda: (b.grad_data for d in ddp for b in d.buffers + d.expert_parallel_buffers),
             "optimizer": lambda: states(optimizer, {p.untyped_storage().data_ptr() for p in parameters()}),
         }
-        self._parked = {
-            name: Parked(tensors, keep=name != "gradients") for name, tensors in parts.items() if getattr(offload, name)
+        self._parts = {
+            name: OffloadedPart(tensors, keep=name != "gradients")
+            for name, tensors in parts.items()
+            if getattr(offload, name)
         }
 
     @contextmanager
@@ -39,12 +41,12 @@ class Residence:
         """These parts are on the device. May be nested. Gradients are not kept: whoever uses them sets them to zero."""
         with ExitStack() as stack:
             for part in parts:
-                if part in self._parked:
-                    stack.enter_context(self._parked[part].fetched())
+                if part in self._parts:
+                    stack.enter_context(self._parts[part].fetched())
             yield
 
 
-class Parked:
+class OffloadedPart:
     """The storages of some tensors, on the device or not."""
 
     def __init__(self, tensors: Tensors, keep: bool = True) -> None:
@@ -52,7 +54,7 @@ class Parked:
         self._tensors, self._keep, self._users = tensors, keep, 0
         self._away: list[tuple[torch.UntypedStorage, int]] = []
         self._host: dict[int, torch.Tensor] = {}
-        self._park()
+        self._offload()
 
     @contextmanager
     def fetched(self) -> Iterator[None]:
@@ -64,9 +66,9 @@ class Parked:
         finally:
             self._users -= 1
             if self._users == 0:
-                self._park()
+                self._offload()
 
-    def _park(self) -> None:
+    def _offload(self) -> None:
         storages = {s.data_ptr(): s for s in (t.untyped_storage() for t in self._tensors()) if s.nbytes()}
         self._away = [(s, s.nbytes()) for s in storages.values()]
         for i, (storage, size) in enumerate(self._away):

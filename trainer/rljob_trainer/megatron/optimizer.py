@@ -1,6 +1,8 @@
-"""AdamW on megatron's distributed optimizer, and the schedule of its learning rate."""
+"""One optimizer step, what happens when it cannot be taken, and AdamW on megatron's distributed optimizer with its schedule."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from megatron.core.distributed import DistributedDataParallel
@@ -8,6 +10,51 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from rljob_api.spec.algorithm import Optimizer
+from rljob_trainer.megatron.metrics import LOSS, MetricAccumulator, Update
+from rljob_trainer.megatron.offload import Offloader
+
+
+class NonFiniteError(RuntimeError):
+    """The loss or the gradient is not a number. The parameters are as they were before the optimizer step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """A model's buffers, optimizer and schedule."""
+
+    chunks: Sequence[DistributedDataParallel]
+    optimizer: Any
+    scheduler: OptimizerParamScheduler
+    offloader: Offloader
+    skips: bool
+    """Leave out an optimizer step whose loss or gradient is not finite, instead of failing."""
+
+    def step(self, gradients: Callable[[], MetricAccumulator]) -> Update:
+        """One optimizer step. `gradients` fills the buffers and returns the sums over the world. Collective; the same result on all ranks.
+        Parameters and gradients must be on the device.
+
+        Raises NonFiniteError, with parameters and moments as they were.
+        """
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        sums, rate = gradients(), self.optimizer.param_groups[0]["lr"]
+        loss, norm = sums[LOSS], math.nan
+        with self.offloader.using("optimizer"):
+            if math.isfinite(loss):
+                norm = self._norm()
+            if math.isfinite(norm):
+                self.optimizer.step()
+                self.scheduler.step(1)
+        if not math.isfinite(norm) and not self.skips:
+            what = f"the norm of the gradient is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
+            raise NonFiniteError(what)
+        return Update(sums, norm, rate, skipped=not math.isfinite(norm))
+
+    def _norm(self) -> float:
+        """Known before parameters change; the optimizer measures it again to clip."""
+        self.optimizer.prepare_grads()
+        return float(self.optimizer.get_grad_norm())
 
 
 def build_optimizer(

@@ -9,15 +9,15 @@ from megatron.core.dist_checkpointing.strategies import torch as strategy
 
 
 @contextmanager
-def telling(beat: Callable[[], None]) -> Iterator[None]:
-    """`beat` is called with every tensor that is read inside. megatron makes the planner, which is told of each, itself (strategies/torch.py:982)."""
+def reporting(heartbeat: Callable[[], None]) -> Iterator[None]:
+    """`heartbeat` is called with every tensor that is read inside. megatron makes the planner, which sees each, itself (strategies/torch.py:982)."""
 
-    class Telling(strategy.MCoreLoadPlanner):
+    class Reporting(strategy.MCoreLoadPlanner):
         def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
             super().commit_tensor(read_item, tensor)
-            beat()
+            heartbeat()
 
-    theirs, strategy.MCoreLoadPlanner = strategy.MCoreLoadPlanner, Telling
+    theirs, strategy.MCoreLoadPlanner = strategy.MCoreLoadPlanner, Reporting
     try:
         yield
     finally:

@@ -7,9 +7,9 @@ import torch
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.megatron.batching import MicroBatch
 from rljob_trainer.megatron.model import Policy
-from rljob_trainer.megatron.parallel import Place
+from rljob_trainer.megatron.packing import MicroBatch
+from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.passes import PolicyPasses
 
 FIELD = "spec.reference.path"
@@ -17,7 +17,7 @@ LogProbs = Callable[[Sequence[MicroBatch]], list[torch.Tensor]]
 
 
 def reference_of(
-    spec: RLJobSpec, policy: Policy, passes: PolicyPasses, place: Place, beat: Callable[[], None]
+    spec: RLJobSpec, policy: Policy, passes: PolicyPasses, parallel: ParallelState, heartbeat: Callable[[], None]
 ) -> LogProbs:
     """What measures log-probabilities under the reference. To be made while `policy` is still the starting point. Collective.
 
@@ -25,8 +25,8 @@ def reference_of(
     """
     reference = spec.reference
     if not reference.offload:
-        return PolicyPasses(_load(spec, place), place, spec, beat).log_probs
-    copy = HostCopy(policy.modules, _load(spec, place).modules if reference.path else policy.modules)
+        return PolicyPasses(_load(spec, parallel), parallel, spec, heartbeat).log_probs
+    copy = HostCopy(policy.modules, _load(spec, parallel).modules if reference.path else policy.modules)
 
     def log_probs(micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
         with copy.swapped_in():
@@ -35,14 +35,14 @@ def reference_of(
     return log_probs
 
 
-def _load(spec: RLJobSpec, place: Place) -> Policy:
+def _load(spec: RLJobSpec, parallel: ParallelState) -> Policy:
     """Like the policy, but for its gradients."""
     path = spec.reference.path
     if path is None:
-        return Policy(spec, place, frozen=True)
+        return Policy(spec, parallel, frozen=True)
     model = spec.model.model_copy(update={"path": path, "megatron_checkpoint": None})
     try:
-        return Policy(spec.model_copy(update={"model": model}), place, frozen=True)
+        return Policy(spec.model_copy(update={"model": model}), parallel, frozen=True)
     except ConfigurationError as error:
         raise ConfigurationError(FIELD, path, error.rule, error.fix) from error
 

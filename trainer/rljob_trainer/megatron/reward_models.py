@@ -6,10 +6,10 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import MegatronReward
 from rljob_api.spec.roles import Offload
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.megatron.batching import pack
 from rljob_trainer.megatron.model import freeze
-from rljob_trainer.megatron.offload import Residence
-from rljob_trainer.megatron.parallel import Place
+from rljob_trainer.megatron.offload import Offloader
+from rljob_trainer.megatron.packing import pack
+from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.passes import Passes
 from rljob_trainer.megatron.step import Step, gather
 from rljob_trainer.megatron.value_model import ValueModel, values_of
@@ -19,11 +19,11 @@ from rljob_trainer.reward.entries import entries_of
 class RewardModels:
     """The entries of spec.rewards with `model`. Every method is collective."""
 
-    def __init__(self, spec: RLJobSpec, place: Place, beat: Callable[[], None]) -> None:
+    def __init__(self, spec: RLJobSpec, parallel: ParallelState, heartbeat: Callable[[], None]) -> None:
         """Raises ConfigurationError for a directory that is no classifier with one label."""
         self._spec = spec
         self._models = {
-            i: _RewardModel(spec, reward.model, f"spec.rewards[{i}].model.path", place, beat)
+            i: _RewardModel(spec, reward.model, f"spec.rewards[{i}].model.path", parallel, heartbeat)
             for i, reward in enumerate(spec.rewards)
             if reward.model
         }
@@ -42,29 +42,34 @@ class RewardModels:
                 rewards[i] += weight * score
         return step.with_rewards(rewards) if self._models else step
 
-    def figures(self, step: Step) -> dict[str, float]:
+    def metrics(self, step: Step) -> dict[str, float]:
         """Of the rewards with the scores in them; nothing when there is no entry."""
         return {"reward/with_models": sum(s.reward for s in step.samples) / len(step.samples)} if self._models else {}
 
 
 class _RewardModel:
     def __init__(
-        self, spec: RLJobSpec, reward: MegatronReward, field: str, place: Place, beat: Callable[[], None]
+        self,
+        spec: RLJobSpec,
+        reward: MegatronReward,
+        field: str,
+        parallel: ParallelState,
+        heartbeat: Callable[[], None],
     ) -> None:
-        model = ValueModel(spec, reward.path, field, place)
+        model = ValueModel(spec, reward.path, field, parallel)
         if not model.has_head:
             fix = "name a sequence classifier with one label"
             raise ConfigurationError(field, reward.path, "has no classifier's head (score.weight)", fix)
-        self._residence = Residence(Offload(parameters=reward.offload), model.modules)
-        self._passes = Passes(freeze(model.modules, model.config), model.config, beat)
-        self._budget, self._place = spec.train.tokens_per_micro_batch, place
+        self._offloader = Offloader(Offload(parameters=reward.offload), model.modules)
+        self._passes = Passes(freeze(model.modules, model.config), model.config, heartbeat)
+        self._budget, self._parallel = spec.train.tokens_per_micro_batch, parallel
 
     def scores(self, step: Step, members: list[int]) -> list[float]:
         """Of these samples of the step, in their order, on every rank."""
         if not members:
             return []
-        micro_batches = pack(step.samples, members, self._budget, self._place, complete=True)
-        with self._residence.using("parameters"):
+        micro_batches = pack(step.samples, members, self._budget, self._parallel, complete=True)
+        with self._offloader.using("parameters"):
             parts = values_of(self._passes, micro_batches)
-        values = gather(list(zip(micro_batches, parts, strict=False)), step.counts, self._place)
+        values = gather(list(zip(micro_batches, parts, strict=False)), step.counts, self._parallel)
         return [float(values[i][-1]) for i in members]

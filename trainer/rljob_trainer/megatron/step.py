@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Sample
-from rljob_trainer.megatron.batching import MicroBatch, MiniBatch, mini_batches
-from rljob_trainer.megatron.parallel import Place
+from rljob_trainer.megatron.packing import MicroBatch, MiniBatch, mini_batches
+from rljob_trainer.megatron.parallel_state import ParallelState
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +19,15 @@ class Step:
 
     samples: tuple[Sample, ...]
     batches: list[MiniBatch]
-    place: Place
+    parallel: ParallelState
 
     @staticmethod
-    def of(samples: Iterable[Sample], spec: RLJobSpec, place: Place) -> "Step":
+    def of(samples: Iterable[Sample], spec: RLJobSpec, parallel: ParallelState) -> "Step":
         """Raises ValueError when no sample has a response."""
         ordered = tuple(sorted((s for s in samples if s.response_tokens), key=lambda s: (s.group, s.sample)))
         if not ordered:
             raise ValueError("the step has no samples to train on")
-        step = Step(ordered, mini_batches(ordered, spec, place), place)
+        step = Step(ordered, mini_batches(ordered, spec, parallel), parallel)
         step.put("rollout_log_probs", [torch.frombuffer(array("f", s.log_probs), dtype=torch.float32) for s in ordered])
         if spec.algorithm.overlong.filter:
             step.put(
@@ -61,7 +61,7 @@ class Step:
     def gather(self, name: str) -> list[torch.Tensor]:
         """A column of every sample, [count] each in float32, on every rank. Collective; 4 bytes per response token of the step."""
         measured = [(m, m.columns[name]) for m in self.micro_batches() if name in m.columns]
-        return gather(measured, self.counts, self.place)
+        return gather(measured, self.counts, self.parallel)
 
     def padded(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
         """Per-sample values [count] as [n, T] in float64, with zeros behind."""
@@ -72,22 +72,22 @@ class Step:
         return [row[:n] for row, n in zip(padded, self.counts, strict=True)]
 
 
-def drawn_by(policy_step: int | None, sample: Sample) -> torch.Tensor:
+def generated_by(policy_step: int | None, sample: Sample) -> torch.Tensor:
     """[count], 1.0 for response tokens that the policy of this step drew."""
     return torch.cat([torch.full((span.tokens,), float(span.policy_step == policy_step)) for span in sample.spans])
 
 
 def gather(
-    measured: Sequence[tuple[MicroBatch, torch.Tensor]], counts: Sequence[int], place: Place
+    measured: Sequence[tuple[MicroBatch, torch.Tensor]], counts: Sequence[int], parallel: ParallelState
 ) -> list[torch.Tensor]:
     """Per-token values [t] of micro-batches, as every rank measured its own, to per-sample ones [count] on every rank.
 
-    One rank of each copy of the model speaks, and samples differ between copies: all others add zeros, so that the sum is exact.
+    One rank of each copy of the model contributes, and samples differ between copies: all others add zeros, so that the sum is exact.
     """
     found = [torch.zeros(n) for n in counts]
-    for micro, part in measured if place.speaks else ():
+    for micro, part in measured if parallel.reports_metrics else ():
         for i, values in zip(micro.row.samples, micro.row.collect(part), strict=True):
             found[i] = values
-    whole = torch.cat(found).to(place.device)
+    whole = torch.cat(found).to(parallel.device)
     dist.all_reduce(whole)
     return list(whole.cpu().split(list(counts)))

@@ -14,9 +14,9 @@ from megatron.core.transformer.module import MegatronModule
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.model import model_violations
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.megatron.batching import MicroBatch
 from rljob_trainer.megatron.model import require_all_weights
-from rljob_trainer.megatron.parallel import Place
+from rljob_trainer.megatron.packing import MicroBatch
+from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.passes import Passes
 from rljob_trainer.megatron.provider import DTYPES, MODEL, configure, converting, read_config
 
@@ -40,7 +40,7 @@ class ValueHead(MegatronModule):
 class ValueModel:
     """A backbone of the policy's layout with a value head on the last stage."""
 
-    def __init__(self, spec: RLJobSpec, path: str, field: str, place: Place) -> None:
+    def __init__(self, spec: RLJobSpec, path: str, field: str, parallel: ParallelState) -> None:
         """The head is the directory's, or zero. Raises ConfigurationError, by `field`, for what cannot be one."""
         bridge = _open(spec, path, field)
         score = _score(bridge, path, field)
@@ -50,7 +50,7 @@ class ValueModel:
         self.config.register_pre_wrap_hook(partial(_put_heads, score=score))  # after the bridge's own, which loads
         configure(self.config, spec)
         self.modules: list[MegatronModule] = self.config.provide_distributed_model(
-            wrap_with_ddp=False, mixed_precision_wrapper=None, use_cpu_initialization=place.device.type == "cpu"
+            wrap_with_ddp=False, mixed_precision_wrapper=None, use_cpu_initialization=parallel.device.type == "cpu"
         )
         """The pieces of this rank's stage."""
         require_all_weights(bridge, self.modules, field, path, but="output_layer.weight")

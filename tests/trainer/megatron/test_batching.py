@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from rljob_trainer.megatron.packing import plan
+from rljob_trainer.megatron.batching import plan
 
 
 def flat(found: list[list[list[int]]]) -> list[int]:

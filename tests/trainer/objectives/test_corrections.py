@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from rljob_trainer.algorithm.correction import correct, mismatch
-from rljob_trainer.algorithm.objective import Terms, objective
-from trainer.algorithm.cases import algorithm, columns, responses, tensor
+from rljob_trainer.objectives.corrections import correct, mismatch
+from rljob_trainer.objectives.policy import Terms, objective
+from trainer.objectives.cases import algorithm, columns, responses, tensor
 
 OFF = [math.log(1.5), math.log(0.8), math.log(4), math.log(0.2)]
 """log old - log rollout of four tokens."""

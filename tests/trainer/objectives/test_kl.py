@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.spec.algorithm import KL, AdaptiveKL
-from rljob_trainer.algorithm.kl import ESTIMATORS, adapt, k1, k2, k3, token_rewards
-from trainer.algorithm.cases import tensor
-from trainer.algorithm.strategies import PROPERTY
+from rljob_trainer.objectives.kl import ESTIMATORS, adapt, k1, k2, k3, token_rewards
+from trainer.objectives.cases import tensor
+from trainer.objectives.strategies import PROPERTY
 
 REFERENCE = tensor([0.3, 0.3, 0.4]).log()
 Estimator = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.algorithm.aggregation import token_weights
-from rljob_trainer.algorithm.objective import Terms, objective
-from rljob_trainer.algorithm.tokens import Sequences, TokenColumns
-from trainer.algorithm.cases import algorithm, columns, responses, tensor
-from trainer.algorithm.strategies import PROPERTY
+from rljob_trainer.objectives.aggregation import token_weights
+from rljob_trainer.objectives.policy import Terms, objective
+from rljob_trainer.objectives.tokens import Sequences, TokenColumns
+from trainer.objectives.cases import algorithm, columns, responses, tensor
+from trainer.objectives.strategies import PROPERTY
 
 AGGREGATIONS = ("tokenMean", "sequenceMeanTokenMean", "sequenceMeanTokenSumNorm")
 EVERYTHING: dict[str, Any] = {
@@ -71,7 +71,7 @@ def test_a_policy_that_has_not_moved_has_ratio_one(loss: str) -> None:
     still = tokens._replace(old_log_probs=tokens.log_probs.detach(), reference_log_probs=tokens.log_probs.detach())
     found = measure(still, responses(*LENGTHS), loss=loss, kl={"coefficient": 0.1})
     assert found.ratio.tolist() == [1.0] * 10
-    assert not any(column.any() for column in (found.change, found.kl, found.clipped))
+    assert not any(column.any() for column in (found.approx_kl, found.kl, found.clipped))
 
 
 def test_what_the_mask_leaves_out_has_neither_loss_nor_metrics() -> None:

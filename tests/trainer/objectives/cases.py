@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from rljob_api.spec.algorithm import AlgorithmSpec
-from rljob_trainer.algorithm.advantage import ADVANTAGES, Advantages, Episodes
-from rljob_trainer.algorithm.tokens import Sequences, TokenColumns
+from rljob_trainer.objectives.advantages import ADVANTAGES, Advantages, Episodes
+from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 
 Rows = Sequence[Sequence[float]]
 

@@ -3,8 +3,8 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from rljob_trainer.algorithm.advantage import Episodes
-from trainer.algorithm.cases import episodes
+from rljob_trainer.objectives.advantages import Episodes
+from trainer.objectives.cases import episodes
 
 PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
 """The same examples in every run, however slow the machine."""

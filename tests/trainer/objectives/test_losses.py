@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.spec.algorithm import AlgorithmSpec, Clip
-from rljob_trainer.algorithm.loss import LOSSES
-from rljob_trainer.algorithm.loss.value import value_loss
-from trainer.algorithm import restatements
-from trainer.algorithm.cases import algorithm, columns, responses, tensor
-from trainer.algorithm.strategies import PROPERTY
+from rljob_trainer.objectives.losses import LOSSES, value_loss
+from trainer.objectives import restatements
+from trainer.objectives.cases import algorithm, columns, responses, tensor
+from trainer.objectives.strategies import PROPERTY
 
 NUMBERS = st.floats(-2, 2, allow_subnormal=False)
 

@@ -7,14 +7,13 @@ from typing import Any
 import torch
 
 from rljob_api.spec.algorithm import AdaptiveKL, Overlong
-from rljob_trainer.algorithm.aggregation import token_weights
-from rljob_trainer.algorithm.correction import correct
-from rljob_trainer.algorithm.kl import ESTIMATORS, adapt
-from rljob_trainer.algorithm.loss import LOSSES
-from rljob_trainer.algorithm.loss.value import value_loss
-from rljob_trainer.algorithm.overlong import overlong_penalty
-from trainer.algorithm.cases import algorithm, columns, responses, tensor
-from trainer.algorithm.oracles import Numbers, Oracle
+from rljob_trainer.objectives.aggregation import token_weights
+from rljob_trainer.objectives.corrections import correct
+from rljob_trainer.objectives.kl import ESTIMATORS, adapt
+from rljob_trainer.objectives.losses import LOSSES, value_loss
+from rljob_trainer.objectives.overlong import overlong_penalty
+from trainer.objectives.cases import algorithm, columns, responses, tensor
+from trainer.objectives.oracles import Numbers, Oracle
 
 
 def policy(log_ratios: Numbers, advantages: Numbers, lengths: Numbers = (), **fields: Any) -> Callable[[], Numbers]:

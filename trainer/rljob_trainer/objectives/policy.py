@@ -5,10 +5,10 @@ from typing import NamedTuple
 import torch
 
 from rljob_api.spec.algorithm import AlgorithmSpec
-from rljob_trainer.algorithm.correction import correct, mismatch
-from rljob_trainer.algorithm.kl import ESTIMATORS, k3
-from rljob_trainer.algorithm.loss import LOSSES
-from rljob_trainer.algorithm.tokens import Sequences, TokenColumns
+from rljob_trainer.objectives.corrections import correct, mismatch
+from rljob_trainer.objectives.kl import ESTIMATORS, k3
+from rljob_trainer.objectives.losses import LOSSES
+from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 
 __all__ = ["Sequences", "Terms", "TokenColumns", "objective"]
 
@@ -22,7 +22,7 @@ class Terms(NamedTuple):
     """The part of `loss` that is the policy's."""
     kl: torch.Tensor
     """k3 estimate of the divergence from the reference, whatever estimator the penalty uses; 0 without a reference."""
-    change: torch.Tensor
+    approx_kl: torch.Tensor
     """k3 estimate of the divergence from the old policy: KL(old || policy)."""
     entropy: torch.Tensor
     ratio: torch.Tensor
@@ -54,7 +54,7 @@ def objective(algorithm: AlgorithmSpec, kl_coefficient: float, tokens: TokenColu
         loss=loss * kept,
         policy=corrected.detach() * kept,
         kl=_divergence(tokens),
-        change=k3(tokens.old_log_probs, tokens.log_probs.detach()),
+        approx_kl=k3(tokens.old_log_probs, tokens.log_probs.detach()),
         entropy=tokens.entropy.detach(),
         ratio=policy.ratio.detach(),
         clipped=policy.clipped,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from rljob_api.spec.algorithm import RolloutCorrection
-from rljob_trainer.algorithm.tokens import Sequences, TokenColumns
+from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 
 LARGEST_LOG_RATIO = 20.0
 

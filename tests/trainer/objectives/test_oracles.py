@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.algorithm.oracles import ADVANTAGE_ORACLES, Oracle
-from trainer.algorithm.token_oracles import AMOUNT_ORACLES, CORRECTION_ORACLES, KL_ORACLES, LOSS_ORACLES
+from trainer.objectives.oracles import ADVANTAGE_ORACLES, Oracle
+from trainer.objectives.token_oracles import AMOUNT_ORACLES, CORRECTION_ORACLES, KL_ORACLES, LOSS_ORACLES
 
 ORACLES = (*ADVANTAGE_ORACLES, *LOSS_ORACLES, *KL_ORACLES, *CORRECTION_ORACLES, *AMOUNT_ORACLES)
 TOLERANCE = 1e-9

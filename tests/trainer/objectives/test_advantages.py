@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.spec.algorithm import AlgorithmSpec
-from rljob_trainer.algorithm.advantage import ADVANTAGES, Episodes
-from rljob_trainer.algorithm.advantage.whitening import whiten
-from trainer.algorithm import restatements
-from trainer.algorithm.cases import episodes, estimate, of_responses, tensor
-from trainer.algorithm.strategies import PROPERTY, steps
+from rljob_trainer.objectives.advantages import ADVANTAGES, Episodes, whiten
+from trainer.objectives import restatements
+from trainer.objectives.cases import episodes, estimate, of_responses, tensor
+from trainer.objectives.strategies import PROPERTY, steps
 
 GROUPED = ("grpo", "rloo", "reinforce++-baseline", "opo")
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from trainer.algorithm.cases import Rows, episodes, estimate
+from trainer.objectives.cases import Rows, episodes, estimate
 
 Numbers = Sequence[float]
 

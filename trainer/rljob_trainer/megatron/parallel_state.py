@@ -1,4 +1,4 @@
-"""This rank's place in the layout."""
+"""This rank's process groups and its coordinates in the layout."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ SEED = 1234
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What the passes need to know of the process groups."""
+class ParallelState:
+    """What the passes need to know of them."""
 
     layout: Layout
     data_rank: int
     last_stage: bool
     """Holds the output layer: losses and log-probabilities exist here only."""
-    speaks: bool
+    reports_metrics: bool
     """One rank per token adds to sums over the world: of each data-parallel copy and context-parallel share, tensor rank 0 of the last stage."""
     tensor_group: dist.ProcessGroup
     context_rank: int
@@ -37,7 +37,7 @@ class Place:
         return values
 
 
-def start(layout: Layout, device: torch.device, timeout_seconds: float) -> Place:
+def initialize(layout: Layout, device: torch.device, timeout_seconds: float) -> ParallelState:
     """Cut the world into megatron's groups (rank order: tensor, context, data, pipeline; experts: tensor, expert, data, pipeline). Collective.
 
     `timeout_seconds`: for every collective of these groups, which do not take over the default group's.
@@ -53,11 +53,11 @@ def start(layout: Layout, device: torch.device, timeout_seconds: float) -> Place
     )
     model_parallel_cuda_manual_seed(SEED)
     last = mpu.is_pipeline_last_stage()
-    return Place(
+    return ParallelState(
         layout=layout,
         data_rank=mpu.get_data_parallel_rank(),
         last_stage=last,
-        speaks=last and mpu.get_tensor_model_parallel_rank() == 0,
+        reports_metrics=last and mpu.get_tensor_model_parallel_rank() == 0,
         tensor_group=mpu.get_tensor_model_parallel_group(),
         context_rank=mpu.get_context_parallel_rank(),
         context_group=mpu.get_context_parallel_group(),
