@@ -21,8 +21,9 @@ import torch
 
 from rljob_api.protocol import Resume
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Sample, Span, StepBatch
+from rljob_trainer.batch import Batch
 from rljob_trainer.megatron import runtime
+from rljob_trainer.trajectory import Trajectory
 
 SHAPE = {
     "hidden_size": 384,
@@ -131,14 +132,21 @@ class Steps:
     def take(self) -> float:
         """Train once; seconds."""
         began, self.done = time.monotonic(), self.done + 1
-        samples = (
-            Sample(
-                g, g, s, (1, 2, 3, 4), tuple(range(5, 37)), (-9.7,) * 32, (Span(-1, 32),), "stop", float(s % 2), "bench"
+        response = ((1, 2, 3, 4), range(5, 37), [-9.7] * 32, -1)
+        samples = [
+            Trajectory.of_response(
+                *response,
+                prompt_index=g,
+                group=g,
+                sample=s,
+                finish_reason="stop",
+                reward=float(s % 2),
+                data_source="bench",
             )
             for g in range(4)
             for s in range(4)
-        )
-        self._engine.train_step(StepBatch(self.done, tuple(samples), {}))
+        ]
+        self._engine.train_step(Batch.of(self.done, samples, {}))
         return time.monotonic() - began
 
 

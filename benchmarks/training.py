@@ -188,25 +188,26 @@ def batch(shape: Shape, step: int) -> Any:
     """Groups of two, with rewards that differ; drawn by an older policy, so that nothing is compared."""
     import random
 
-    from rljob_trainer.batch import Sample, Span, StepBatch
+    from rljob_trainer.batch import Batch
+    from rljob_trainer.trajectory import Trajectory
 
     tokens, prompt = random.Random(step), 100
-    samples = tuple(
-        Sample(
+    samples = [
+        Trajectory.of_response(
+            tokens.choices(range(1000, 150000), k=prompt),
+            tokens.choices(range(1000, 150000), k=length + 1 - prompt),
+            [-12.0] * (length + 1 - prompt),
+            policy_step=step - 2,
             prompt_index=0,
             group=i // 2,
             sample=i % 2,
-            prompt_tokens=tuple(tokens.choices(range(1000, 150000), k=prompt)),
-            response_tokens=tuple(tokens.choices(range(1000, 150000), k=length + 1 - prompt)),
-            log_probs=(-12.0,) * (length + 1 - prompt),
-            spans=(Span(step - 2, length + 1 - prompt),),
             finish_reason="stop",
             reward=float(i % 2),
             data_source="none",
         )
         for i, length in enumerate(shape.lengths)
-    )
-    return StepBatch(step, samples, {})
+    ]
+    return Batch.of(step, samples, {})
 
 
 if __name__ == "__main__":

@@ -48,11 +48,13 @@ def test_a_deleted_rollout_starts_no_new_attempt_and_gets_current_weights_before
 
 def test_no_sample_was_lost_doubled_or_drawn_from_an_old_policy(lab: Lab, job: Job) -> None:
     program = f"""
-import gzip, json, pathlib
-for path in sorted(pathlib.Path("/data/runs/{job.name}/batches").glob("step_*.json.gz")):
-    batch = json.loads(gzip.decompress(path.read_bytes()))
-    policies = {{policy for s in batch["samples"] for policy, _ in s["spans"]}}
-    print(json.dumps([batch["step"], [[s["group"], s["sample"]] for s in batch["samples"]], sorted(policies)]))
+import json, pathlib
+from safetensors import safe_open
+for path in sorted(pathlib.Path("/data/runs/{job.name}/batches").glob("step_*.safetensors")):
+    batch = safe_open(path, "np")
+    samples = [[int(i) for i in pair] for pair in zip(batch.get_tensor("group"), batch.get_tensor("sample"))]
+    policies = sorted({{int(step) for step in batch.get_tensor("policy_steps")}} - {{-1}})
+    print(json.dumps([json.loads(batch.metadata()["step"]), samples, policies]))
 """
     lines = [json.loads(line) for line in lab.python(program).splitlines()]
     assert lines

@@ -138,7 +138,7 @@ def log_dir(root: Path, attempt: int) -> Path:
 
 
 def batch_file(root: Path, step: int) -> Path:
-    return root / "batches" / f"step_{step}.json.gz"
+    return root / "batches" / f"step_{step}.safetensors"
 
 
 def samples_file(root: Path, step: int) -> Path:

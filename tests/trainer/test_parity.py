@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from rljob_trainer.batch import Sample, Span, StepBatch
+from rljob_trainer.batch import Batch
 from rljob_trainer.parity import PROBE_SEQUENCES, PROBE_TOKENS, MismatchError, Probe, probe_samples
+from rljob_trainer.trajectory import Trajectory, prompt, sampled
 
 
-def make_sample(prompt: tuple[int, ...], response: tuple[int, ...]) -> Sample:
-    return Sample(0, 0, 0, prompt, response, (0.0,) * len(response), (Span(0, len(response)),), "stop", 1.0, "test")
+def make_sample(prompt: tuple[int, ...], response: tuple[int, ...]) -> Trajectory:
+    fields = {"prompt_index": 0, "group": 0, "sample": 0, "finish_reason": "stop", "reward": 1.0, "data_source": "test"}
+    return Trajectory.of_response(prompt, response, (0.0,) * len(response), 0, **fields)
 
 
 def test_a_probe_says_how_far_apart_they_are() -> None:
@@ -28,18 +30,18 @@ def test_a_mean_above_the_limit_of_the_type_is_a_mismatch() -> None:
         probe.compare([[float("nan")]])
 
 
-def test_an_excerpt_is_the_beginning_of_a_few_samples_without_their_last_token() -> None:
+def test_probe_samples_are_the_beginning_of_a_few_samples_without_their_last_token() -> None:
     short, long = make_sample((1, 2), (3, 4)), make_sample(tuple(range(50)), tuple(range(50, 100)))
-    found = probe_samples(StepBatch(2, (make_sample((1,), (2,)), short, long, short, short, short), {}))
+    found = probe_samples(Batch.of(2, (make_sample((1,), (2,)), short, long, short, short, short), {}))
     assert len(found) == PROBE_SEQUENCES
-    assert [(s.prompt_tokens, s.response_tokens) for s in found[:2]] == [
-        ((1,), (2, 3)),
-        ((0,), tuple(range(1, PROBE_TOKENS))),
+    assert [(s.prompt_tokens.tolist(), s.response_tokens.tolist()) for s in found[:2]] == [
+        ([1], [2, 3]),
+        ([0], list(range(1, PROBE_TOKENS))),
     ]
 
 
 def test_a_batch_with_tokens_of_its_own_policy_needs_no_probe() -> None:
     sample = make_sample((1, 2), (3, 4))
-    assert probe_samples(StepBatch(2, (sample,), {}))
-    mixed = replace(sample, spans=(Span(0, 1), Span(1, 1)))
-    assert probe_samples(StepBatch(2, (sample, mixed), {})) == ()
+    assert probe_samples(Batch.of(2, (sample,), {}))
+    mixed = replace(sample, segments=(prompt((1, 2)), sampled((3,), (0.0,), 0), sampled((4,), (0.0,), 1)))
+    assert probe_samples(Batch.of(2, (sample, mixed), {})) == ()

@@ -12,11 +12,11 @@ import torch
 from rljob_api import names
 from rljob_api.protocol import Control, RolloutEndpoint
 from rljob_api.sizing.memory import PhaseName
-from rljob_trainer.batch import Sample, StepBatch
 from rljob_trainer.checkpoint.manifest import read_manifest
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import DriverClient
+from rljob_trainer.driver.recording import from_text
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.huggingface import write_hugging_face
@@ -25,6 +25,7 @@ from rljob_trainer.parity import Probe, probe_samples
 from rljob_trainer.restoring import corruption
 from rljob_trainer.saving import Saver
 from rljob_trainer.senders import Senders
+from rljob_trainer.trajectory import Trajectory
 
 MEASURED_STEPS = 2
 """After so many steps every phase has been measured."""
@@ -56,7 +57,7 @@ class Attempt:
         self._start = 0
         self._digest = ""
         self._expected: tuple[int, str] | None = None
-        self._probe_samples: tuple[Sample, ...] = ()
+        self._probe_samples: tuple[Trajectory, ...] = ()
         """Of the last batch, when that did not show that rollouts have the policy."""
         self._probed: dict[str, float] = {}
         """What the last probe found."""
@@ -89,7 +90,7 @@ class Attempt:
     def train(self, step: int, batch: str) -> None:
         """One step on the driver's batch."""
         began = time.monotonic()
-        parsed = StepBatch.from_json(batch)
+        parsed = from_text(batch)
         assert parsed.step == step, f"batch of step {parsed.step} at step {step}"
         self._engine.memory.enter("score")
         if self._senders.colocated:
@@ -138,7 +139,7 @@ class Attempt:
         if not self._probe_samples:
             return None
         found = self._engine.log_probs(self._probe_samples)
-        sequences = tuple(s.prompt_tokens + s.response_tokens for s in self._probe_samples)
+        sequences = tuple(tuple(s.tokens.tolist()) for s in self._probe_samples)
         return Probe(sequences, tuple(tuple(values.tolist()) for values in found), self._spec.model.dtype)
 
     def _exported(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,85 +1,111 @@
-"""What the driver hands to the ranks: immutable, complete, in (group, sample) order. No torch here."""
+"""The trajectories of one step: of all of them what fits into a few columns, and the tokens of those that are here. No torch here.
 
-import json
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+Rank 0's driver has every trajectory. A rank has the columns of all, so that it can plan and estimate advantages of the whole step, and only its
+own part of the trajectories.
+"""
 
-from rljob_trainer.packed import Kind, pack, unpack
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-ROWS: dict[str, Kind] = {"prompt_tokens": "i", "response_tokens": "i", "log_probs": "d"}
-"""Fields of a sample that hold a number per token."""
+import numpy as np
+import numpy.typing as npt
+
+from rljob_trainer.trajectory import Trajectory, same_bits
+
+Array = npt.NDArray[Any]
 
 
-class Span(NamedTuple):
-    """Response tokens behind each other that one policy drew."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """One value per trajectory, [n], in (group, sample) order."""
 
-    policy_step: int
-    """Step of that policy."""
-    tokens: int
-    """How many."""
+    prompt_index: npt.NDArray[np.int64]
+    group: npt.NDArray[np.int32]
+    sample: npt.NDArray[np.int32]
+    length: npt.NDArray[np.int32]
+    """Tokens in all."""
+    prompt_length: npt.NDArray[np.int32]
+    truncated: npt.NDArray[np.bool_]
+    """Cut off at maxTokens."""
+    reward: npt.NDArray[np.float64]
+    baseline_reward: npt.NDArray[np.float64]
+    """NaN where there is none."""
+    data_source: npt.NDArray[np.str_]
+
+    @staticmethod
+    def of(trajectories: Sequence[Trajectory]) -> "Columns":
+        found: dict[str, Array] = {
+            "prompt_index": np.array([t.prompt_index for t in trajectories], np.int64),
+            "group": np.array([t.group for t in trajectories], np.int32),
+            "sample": np.array([t.sample for t in trajectories], np.int32),
+            "length": np.array([len(t) for t in trajectories], np.int32),
+            "prompt_length": np.array([t.prompt_length for t in trajectories], np.int32),
+            "truncated": np.array([t.finish_reason == "length" for t in trajectories], np.bool_),
+            "reward": np.array([t.reward for t in trajectories], np.float64),
+            "baseline_reward": np.array(
+                [np.nan if t.baseline_reward is None else t.baseline_reward for t in trajectories], np.float64
+            ),
+            "data_source": np.array([t.data_source for t in trajectories], np.str_),
+        }
+        return Columns(**found)
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    def __eq__(self, other: object) -> bool:
+        """Bit by bit."""
+        if not isinstance(other, Columns):
+            return NotImplemented
+        return all(same_bits(mine, other.arrays()[name]) for name, mine in self.arrays().items())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def response_length(self) -> npt.NDArray[np.int32]:
+        return self.length - self.prompt_length
+
+    def arrays(self) -> dict[str, Array]:
+        """By name, in the order of the fields."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def at(self, index: int) -> dict[str, Any]:
+        """What a Trajectory of that row is made of, but for its segments."""
+        baseline = float(self.baseline_reward[index])
+        return {
+            "prompt_index": int(self.prompt_index[index]),
+            "group": int(self.group[index]),
+            "sample": int(self.sample[index]),
+            "finish_reason": "length" if self.truncated[index] else "stop",
+            "reward": float(self.reward[index]),
+            "data_source": str(self.data_source[index]),
+            "baseline_reward": None if np.isnan(baseline) else baseline,
+        }
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One response and its reward."""
-
-    prompt_index: int
-    """Row of the prompt in the data set."""
-    group: int
-    """Position of the prompt in the step, 0 .. promptsPerStep - 1; its samples share it."""
-    sample: int
-    """Position in the group, 0 .. samplesPerPrompt - 1."""
-    prompt_tokens: tuple[int, ...]
-    response_tokens: tuple[int, ...]
-    """Includes the end-of-sequence token when the response ended by itself."""
-    log_probs: tuple[float, ...]
-    """Of each response token under the policy and temperature that drew it, as the rollout server computed it."""
-    spans: tuple[Span, ...]
-    """Which policy drew which response tokens, in their order. More than one only with `partialRollouts`."""
-    finish_reason: Literal["stop", "length"]
-    """`length`: cut off at maxTokens."""
-    reward: float
-    """Weighted sum of the driver's entries of spec.rewards, less the overlong penalty. Entries with `model` are added by the ranks."""
-    data_source: str
-    """Of the prompt: it says which entries judge the sample (reward/entries.py)."""
-    baseline_reward: float | None = None
-    """Of the prompt's greedy response (`remax`), like `reward`; the same in all samples of the group."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepBatch:
-    """The samples of one step and what generating and scoring them measured."""
+class Batch:
+    """Immutable. `trajectories` may be those of one part; `columns` and `metrics` are always of the whole step."""
 
     step: int
     """The step they train, from 1."""
-    samples: tuple[Sample, ...]
-    metrics: dict[str, float]
-
-    def to_json(self) -> str:
-        """Rows of tokens and log-probabilities are packed (packed.py)."""
-        found = {"step": self.step, "samples": [_packed(s) for s in self.samples], "metrics": self.metrics}
-        return json.dumps(found, separators=(",", ":"))
+    columns: Columns
+    trajectories: Mapping[int, Trajectory]
+    """By their row in `columns`: those that are here."""
+    metrics: Mapping[str, float]
+    """What generating and scoring the step measured."""
 
     @staticmethod
-    def from_json(text: str) -> "StepBatch":
-        data = json.loads(text)
-        return StepBatch(data["step"], tuple(_sample(s) for s in data["samples"]), data["metrics"])
+    def of(step: int, trajectories: Sequence[Trajectory], metrics: Mapping[str, float]) -> "Batch":
+        """A whole batch."""
+        return Batch(step, Columns.of(trajectories), dict(enumerate(trajectories)), metrics)
 
+    @property
+    def samples(self) -> tuple[Trajectory, ...]:
+        """Every trajectory, in order. Of a whole batch only."""
+        assert len(self.trajectories) == len(self.columns), "a part has not all of them"
+        return tuple(self.trajectories[i] for i in range(len(self.columns)))
 
-def token_ages(step: int, samples: Iterable[Sample]) -> tuple[float, int]:
-    """Mean and largest age of the response tokens: trained steps between the policy that drew a token and the one that `step` trains."""
-    spans = [span for s in samples for span in s.spans]
-    ages = [step - 1 - span.policy_step for span in spans]
-    count = sum(span.tokens for span in spans)
-    return sum(age * span.tokens for age, span in zip(ages, spans, strict=True)) / count, max(ages)
-
-
-def _packed(sample: Sample) -> dict[str, Any]:
-    rows = {name: pack(kind, getattr(sample, name)) for name, kind in ROWS.items()}
-    return {field.name: getattr(sample, field.name) for field in fields(sample)} | rows
-
-
-def _sample(data: dict[str, Any]) -> Sample:
-    rows = {name: unpack(kind, data[name]) for name, kind in ROWS.items()}
-    return Sample(**data | rows | {"spans": tuple(Span(*span) for span in data["spans"])})
+    def part(self, rows: Collection[int]) -> "Batch":
+        """With the trajectories of these rows only."""
+        return replace(self, trajectories={i: self.trajectories[i] for i in rows})

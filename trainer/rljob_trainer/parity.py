@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from rljob_trainer.batch import Sample, StepBatch
+from rljob_trainer.batch import Batch
+from rljob_trainer.trajectory import NO_POLICY, Trajectory, prompt, sampled
 
 LIMIT = {"float32": 1e-2, "bfloat16": 0.2}
 """Largest mean |train - rollout| log-probability of tokens under one policy.
@@ -46,14 +47,15 @@ class Probe:
         return mean, worst
 
 
-def probe_samples(batch: StepBatch) -> tuple[Sample, ...]:
+def probe_samples(batch: Batch) -> tuple[Trajectory, ...]:
     """What to ask, where the batch itself does not show that rollouts have the policy, because it was drawn by an older one: the beginnings of a
     few samples, all but the first token as the response. Their last token is left to the server, which draws one within the model's length."""
-    if any(span.policy_step == batch.step - 1 for sample in batch.samples for span in sample.spans):
+    if any(s.policy_step == batch.step - 1 for sample in batch.samples for s in sample.sampled_segments):
         return ()
     found = []
     for sample in batch.samples:
-        tokens = (sample.prompt_tokens + sample.response_tokens)[:-1][:PROBE_TOKENS]
+        tokens = sample.tokens[:-1][:PROBE_TOKENS]
         if len(tokens) > 1:
-            found.append(replace(sample, prompt_tokens=tokens[:1], response_tokens=tokens[1:]))
+            response = sampled(tokens[1:], [0.0] * (len(tokens) - 1), NO_POLICY)
+            found.append(replace(sample, segments=(prompt(tokens[:1]), response)))
     return tuple(found[:PROBE_SEQUENCES])

@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 
 from rljob_api import names
 from rljob_api.protocol import Control, Progress, Resume, RolloutEndpoint
-from rljob_trainer.batch import StepBatch
+from rljob_trainer.batch import Batch
 from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.driver.frame import listen
+from rljob_trainer.driver.recording import from_text
 from trainer.driver.servers import EOS, Server
 
 METRICS = {"train/loss": 0.5, "train/tokens": 48.0}
@@ -133,5 +134,5 @@ async def begun(
         bench.driver.cancel()
 
 
-async def batch(rank: DriverClient) -> StepBatch:
-    return StepBatch.from_json((await until(rank, "train"))["batch"])
+async def batch(rank: DriverClient) -> Batch:
+    return from_text((await until(rank, "train"))["batch"])

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rljob_trainer.batch import StepBatch
+from rljob_trainer.batch import Batch
 from rljob_trainer.data.order import permutation
 from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverClient, DriverLost
@@ -23,11 +23,11 @@ def bench(tmp_path, monkeypatch):
     return bench
 
 
-def ages(found: StepBatch) -> set[int]:
-    return {found.step - 1 - span.policy_step for s in found.samples for span in s.spans}
+def ages(found: Batch) -> set[int]:
+    return {found.step - 1 - part.policy_step for s in found.samples for part in s.sampled_segments}
 
 
-def in_order(found: StepBatch, seed: int) -> bool:
+def in_order(found: Batch, seed: int) -> bool:
     """The prompts are those of the step, as if nothing had ever been interrupted."""
     places = [divmod(4 * (found.step - 1) + i, 12) for i in range(4)]
     expected = [permutation(12, seed, epoch)[place] for epoch, place in places]

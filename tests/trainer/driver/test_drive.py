@@ -1,15 +1,15 @@
 """The driver as rank 0 sees it: the real process's code, over its real socket, with rollout servers in this process."""
 
 import asyncio
-import json
 
 import pytest
 
 from rljob_api import names
-from rljob_trainer.batch import StepBatch, token_ages
 from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverLost
+from rljob_trainer.driver.recording import from_text
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.trajectory import token_ages
 from trainer.driver.bench import Bench, Characters, call, publish, trained, until
 from trainer.driver.servers import Server
 
@@ -31,7 +31,7 @@ async def test_a_run_from_the_first_publish_to_the_goodbye(bench):
         assert {r["pod"] for r in targets["replicas"]} == {"demo-rollout-0", "demo-rollout-1"}
         await publish(rank, 0, [a, b])
         for step in (1, 2):
-            batch = StepBatch.from_json((await until(rank, "train"))["batch"])
+            batch = from_text((await until(rank, "train"))["batch"])
             assert [(s.group, s.sample) for s in batch.samples] == [(g, s) for g in range(4) for s in range(3)]
             assert token_ages(step, batch.samples) == (0, 0) and {s.reward for s in batch.samples} == {1.0}
             assert len(await trained(rank, step)) == 2
@@ -62,7 +62,7 @@ async def test_a_replica_that_dies_while_it_generates_costs_no_sample_and_comes_
         await until(rank, "publish")
         b.dying = True
         await publish(rank, 0, [a, b])
-        batch = StepBatch.from_json((await until(rank, "train"))["batch"])
+        batch = from_text((await until(rank, "train"))["batch"])
         assert len(batch.samples) == 12 and batch.metrics["rollout/redispatched"] > 0
         b.dying, a.delay = False, 3.0
         assert await trained(rank, 1) == ["demo-rollout-0"]
@@ -148,7 +148,7 @@ async def test_a_resumed_attempt_draws_what_an_uninterrupted_one_would_have_draw
         await trained(rank, 1)
         state = await call(rank.saving)
         await publish(rank, 1, [a])
-        expected = json.loads((await until(rank, "train"))["batch"])["samples"]
+        expected = from_text((await until(rank, "train"))["batch"]).samples
         await call(rank.end, "")
         await asyncio.wait_for(bench.driver, 5)
 
@@ -156,7 +156,7 @@ async def test_a_resumed_attempt_draws_what_an_uninterrupted_one_would_have_draw
         await call(rank.start, 1, state, [], "")
         await until(rank, "publish")
         await publish(rank, 1, [a])
-        assert json.loads((await until(rank, "train"))["batch"])["samples"] == expected
+        assert from_text((await until(rank, "train"))["batch"]).samples == expected
         bench.driver.cancel()
 
 

@@ -7,13 +7,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rljob_trainer.batch import Span, StepBatch, token_ages
+from rljob_trainer.batch import Batch
 from rljob_trainer.data.order import permutation
 from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.driver.groups import chosen
-from rljob_trainer.driver.response import Response
-from rljob_trainer.rollout.client import Generation
+from rljob_trainer.trajectory import Segment, appended, sampled, token_ages
 from trainer.driver.bench import Bench, Characters, batch, begun, call, publish, trained, until
 from trainer.driver.servers import Thinker
 
@@ -31,14 +30,10 @@ def test_a_step_is_made_of_what_is_due_and_of_the_first_complete_groups() -> Non
 
 def test_a_response_knows_which_policy_drew_which_token() -> None:
     pieces = [((), 1), ((5, 6), 1), ((7,), 1), ((), 2), ((8,), 3)]
-    response = Response()
-    for tokens, policy in pieces:
-        assert response.finish_reason is None
-        response = response.then(Generation(tokens, tuple(-float(t) for t in tokens), "abort", policy))
-    response = response.then(Generation((9,), (-9.0,), "stop", 3))
-    assert response == Response((5, 6, 7, 8, 9), (-5.0, -6.0, -7.0, -8.0, -9.0), (Span(1, 3), Span(3, 2)), "stop")
-    with pytest.raises(AssertionError, match="does not go on"):
-        response.then(Generation((9,), (-9.0,), "stop", 3))
+    response: tuple[Segment, ...] = ()
+    for tokens, policy in [*pieces, ((9,), 3)]:
+        response = appended(response, sampled(tokens, [-float(t) for t in tokens], policy))
+    assert response == (sampled((5, 6, 7), (-5.0, -6.0, -7.0), 1), sampled((8, 9), (-8.0, -9.0), 3))
 
 
 @pytest.fixture
@@ -74,7 +69,7 @@ async def train(rank: DriverClient, server: Thinker, step: int) -> dict:
     return await call(rank.saving)
 
 
-def positions(found: StepBatch) -> list[int]:
+def positions(found: Batch) -> list[int]:
     """Of the batch's prompts in the first epoch; its samples are whole and right, every token with its policy and log-probability."""
     prompts = [s.prompt_index for s in found.samples[::2]]
     assert [(s.prompt_index, s.group, s.sample) for s in found.samples] == [
@@ -82,8 +77,9 @@ def positions(found: StepBatch) -> list[int]:
     ]
     for s in found.samples:
         assert s.reward == 1.0 and s.finish_reason == "stop"
-        assert s.log_probs == tuple(-1.0 - span.policy_step for span in s.spans for _ in range(span.tokens))
-        assert [span.policy_step for span in s.spans] == sorted({span.policy_step for span in s.spans})
+        assert (s.log_probs[s.loss_mask] == -1.0 - s.policy_steps[s.loss_mask]).all()
+        policies = [part.policy_step for part in s.sampled_segments]
+        assert policies == sorted(set(policies))
     return [permutation(12, 0, 0).index(p) for p in prompts]
 
 
@@ -109,8 +105,8 @@ async def test_what_is_not_complete_goes_on_behind_its_tokens_under_the_next_pol
         assert 0 in positions(found) and found.metrics["sampling/continued"] >= 0.5
         assert [body["n"] for body in server.requests[:10]] == [2] * 4 + [1] * 4 + [2] * 2, "what was kept comes first"
         long = [s for s in found.samples if s.prompt_index == permutation(12, 0, 0)[0]]
-        assert all(len(s.response_tokens) == 42 and len(s.spans) > 1 for s in long)
-        first, *rest = [body for body in server.requests if body["prompt"][:4] == list(long[0].prompt_tokens)]
+        assert all(s.response_length == 42 and len(s.sampled_segments) > 1 for s in long)
+        first, *rest = [body for body in server.requests if body["prompt"][:4] == long[0].prompt_tokens.tolist()]
         assert first["n"] == 2 and {body["n"] for body in rest} == {1}
         assert len({first["seed"], *(body["seed"] for body in rest)}) == 1 + len(rest), "no random number comes twice"
         assert {len(body["prompt"]) - 4 + body["max_tokens"] for body in [first, *rest]} == {1024}
@@ -181,6 +177,6 @@ def remembered(thoughts):
     return lambda a, b: known.setdefault((a, b), thoughts(a, b))
 
 
-def positions_of(found: StepBatch) -> list[int]:
+def positions_of(found: Batch) -> list[int]:
     """Rows of its prompts."""
     return [s.prompt_index for s in found.samples[::2]]

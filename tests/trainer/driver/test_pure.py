@@ -2,19 +2,32 @@ import pytest
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Sample, Span
 from rljob_trainer.driver.assembly import Outcome, assemble, failure_metrics, require_judged, shaped
 from rljob_trainer.driver.recording import record, replay
 from rljob_trainer.driver.replicas import Replicas
 from rljob_trainer.driver.seeds import continuation_seed, evaluation_seed, training_seed
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.reward.case import Kind, RewardFailed
+from rljob_trainer.trajectory import Trajectory
 from trainer.driver.specs import job
 
 
 def outcome(group: int, sample: int, reward: float = 1.0, policy_step: int = 2) -> Outcome:
-    return Outcome(
-        group, sample, Sample(7, group, sample, (1, 2), (3,), (-0.1,), (Span(policy_step, 1),), "stop", reward, "sum")
+    return Outcome(group, sample, trajectory(group, sample, 1, reward, policy_step))
+
+
+def trajectory(group: int, sample: int, length: int, reward: float, policy_step: int) -> Trajectory:
+    return Trajectory.of_response(
+        (1, 2),
+        (3,) * length,
+        (-0.1,) * length,
+        policy_step,
+        prompt_index=7,
+        group=group,
+        sample=sample,
+        finish_reason="stop",
+        reward=reward,
+        data_source="sum",
     )
 
 
@@ -69,7 +82,7 @@ def test_a_penalty_for_length_grows_over_the_buffer_and_is_reported():
     def spec(**overlong: float) -> RLJobSpec:
         return job(algorithm={"overlong": overlong}, rollout={"sampling": {"maxTokens": 8}})
 
-    long = Sample(7, 0, 0, (1, 2), (3,) * 7, (-0.1,) * 7, (Span(2, 7),), "stop", 1.0, "sum")
+    long = trajectory(0, 0, 7, 1.0, 2)
     outcomes = [Outcome(0, 0, long), outcome(0, 1), failed(0, 2)]
     assert shaped(outcomes, spec()) == (outcomes, {})
     found, metrics = shaped(outcomes, spec(bufferTokens=4, penalty=2.0))

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from rljob_api import names
-from rljob_trainer.batch import StepBatch
+from rljob_trainer.batch import Batch
 from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverClient, DriverLost
+from rljob_trainer.driver.recording import from_text
 from rljob_trainer.failure import ConfigurationError
 from trainer.driver.bench import Bench, Characters, call, publish, trained, until
 from trainer.driver.servers import EOS, Server
@@ -28,11 +29,11 @@ async def begin(bench: Bench, server: Server, step: int = 0, data: dict[str, int
     return rank
 
 
-async def batch(rank: DriverClient) -> StepBatch:
-    return StepBatch.from_json((await until(rank, "train"))["batch"])
+async def batch(rank: DriverClient) -> Batch:
+    return from_text((await until(rank, "train"))["batch"])
 
 
-async def first_batch(bench: Bench, server: Server) -> StepBatch:
+async def first_batch(bench: Bench, server: Server) -> Batch:
     found = await batch(await begin(bench, server))
     bench.driver.cancel()
     return found
@@ -43,8 +44,9 @@ async def test_a_response_ends_once_and_every_token_has_its_own_log_probability(
     async with Server("demo-rollout-0") as a:
         found = await first_batch(bench, a)
     for sample in found.samples:
-        assert sample.response_tokens.count(EOS) == 1 and sample.response_tokens[-1] == EOS
-        assert sample.log_probs == tuple(-0.5 - i for i in range(len(sample.response_tokens)))
+        response = sample.response_tokens.tolist()
+        assert response.count(EOS) == 1 and response[-1] == EOS
+        assert sample.response_log_probs.tolist() == [-0.5 - i for i in range(len(response))]
         assert sample.data_source == "sum" and sample.baseline_reward is None
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from rljob_trainer.batch import Sample, Span
 from rljob_trainer.driver.assembly import Outcome
 from rljob_trainer.driver.selection import Selection, verdict
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.reward.case import RewardFailed
+from rljob_trainer.trajectory import Trajectory
 from trainer.driver.specs import job
 
 FAILED = None
@@ -22,7 +22,18 @@ def outcomes(first: int, *groups: tuple[float | None, ...]) -> list[Outcome]:
             i,
             RewardFailed("timeout", "spec.rewards[0].python.path", "/r.py", "took longer than 1 s")
             if reward is None
-            else Sample(g, g, i, (1,), (2,), (-0.1,), (Span(0, 1),), "stop", reward, "s"),
+            else Trajectory.of_response(
+                (1,),
+                (2,),
+                (-0.1,),
+                0,
+                prompt_index=g,
+                group=g,
+                sample=i,
+                finish_reason="stop",
+                reward=reward,
+                data_source="s",
+            ),
         )
         for g, group in enumerate(groups, first)
         for i, reward in enumerate(group)

@@ -18,9 +18,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rljob_api import names
-from rljob_trainer.batch import StepBatch, token_ages
+from rljob_trainer.batch import Batch
 from rljob_trainer.data.order import permutation
 from rljob_trainer.driver.recording import replay
+from rljob_trainer.trajectory import token_ages
 from trainer.megatron.models import make_model
 
 pytestmark = pytest.mark.slow
@@ -64,7 +65,7 @@ class Run:
             found.setdefault(metrics.pop("step"), {}).update(metrics)
         return {step: m for step, m in found.items() if "train/loss" in m}
 
-    def batch(self, step: int) -> StepBatch:
+    def batch(self, step: int) -> Batch:
         return replay(self.root / "batches", step)
 
 
@@ -100,7 +101,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
         process.wait()
 
 
-def in_order(batch: StepBatch) -> bool:
+def in_order(batch: Batch) -> bool:
     places = [divmod(4 * (batch.step - 1) + i, PROMPTS) for i in range(4)]
     expected = [permutation(PROMPTS, 0, epoch)[place] for epoch, place in places]
     return [s.prompt_index for s in batch.samples] == [index for index in expected for _ in range(16)]

@@ -16,7 +16,7 @@ import pytest
 from rljob_api import names
 from rljob_api.protocol import Resume
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import StepBatch
+from rljob_trainer.batch import Batch
 from trainer.megatron.models import job, make_batch, make_model
 from trainer.megatron.test_parity import off_policy
 from trainer.ranks import run_ranks
@@ -87,7 +87,7 @@ def lead(program: Program, writer: int) -> None:
         os._exit(1)
 
 
-def live(root: Path, spec: RLJobSpec, batch: StepBatch, attempt: int, say: Callable[[int], Any]) -> None:
+def live(root: Path, spec: RLJobSpec, batch: Batch, attempt: int, say: Callable[[int], Any]) -> None:
     """One rank: restore, compare with what was recorded; then train and save for ever, beside training and in both formats."""
     from rljob_trainer.checkpoint.lineage import Run
     from rljob_trainer.checkpoint.store import Store

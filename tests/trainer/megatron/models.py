@@ -2,14 +2,19 @@
 
 import json
 import random
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from api.specs import make_spec
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Sample, Span, StepBatch
+from rljob_trainer.batch import Batch
+from rljob_trainer.trajectory import Segment, Trajectory, appended, sampled
 
 SHAPE = {
     "hidden_size": 64,
@@ -65,7 +70,7 @@ def make_model(
     return directory
 
 
-def make_batch(model: Path, step: int = 1, groups: int = 4, samples: int = 4, temperature: float = 1.0) -> StepBatch:
+def make_batch(model: Path, step: int = 1, groups: int = 4, samples: int = 4, temperature: float = 1.0) -> Batch:
     """Random tokens in prompts of 2-8 and responses of 1-8, with the log-probabilities that the model in `model` gives them."""
     from transformers import AutoModelForCausalLM
 
@@ -78,20 +83,43 @@ def make_batch(model: Path, step: int = 1, groups: int = 4, samples: int = 4, te
         response = tokens(draw.randrange(1, 9))
         log_probs = response_log_probs(policy, prompts[group], response, temperature)
         found.append(
-            Sample(
+            Trajectory.of_response(
+                prompts[group],
+                response,
+                log_probs,
+                policy_step=step - 1,
                 prompt_index=group,
                 group=group,
                 sample=sample,
-                prompt_tokens=prompts[group],
-                response_tokens=response,
-                log_probs=log_probs,
-                spans=(Span(step - 1, len(response)),),
                 finish_reason="stop",
                 reward=float(draw.random() < 0.5),
                 data_source="test",
             )
         )
-    return StepBatch(step, tuple(found), {})
+    return Batch.of(step, found, {})
+
+
+def changed_samples(batch: Batch, change: Callable[[Trajectory], Trajectory]) -> Batch:
+    """With what `change` makes of each sample."""
+    return Batch.of(batch.step, [change(s) for s in batch.samples], batch.metrics)
+
+
+def written_by(sample: Trajectory, *policy_steps: int) -> Trajectory:
+    """Its response in as many parts as there are policies, of about equal length."""
+    n, count = sample.response_length, len(policy_steps)
+    cuts = [n * i // count for i in range(count + 1)]
+    response: tuple[Segment, ...] = ()
+    for (start, end), step in zip(pairwise(cuts), policy_steps, strict=True):
+        tokens, log_probs = sample.response_tokens[start:end], sample.response_log_probs[start:end]
+        response = appended(response, sampled(tokens, log_probs, step))
+    return replace(sample, segments=(sample.segments[0], *response))
+
+
+def shifted(sample: Trajectory, by: float, policy_step: int | None = None) -> Trajectory:
+    """With log-probabilities moved by so much: all, or those of what one policy wrote."""
+    chosen = lambda s: s.source == "policy" and policy_step in (None, s.policy_step)  # noqa: E731
+    moved = lambda s: replace(s, log_probs=s.log_probs + np.float32(by)) if chosen(s) else s  # noqa: E731
+    return replace(sample, segments=tuple(moved(s) for s in sample.segments))
 
 
 @torch.no_grad()

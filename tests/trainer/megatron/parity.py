@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import StepBatch
+from rljob_trainer.batch import Batch
 from trainer.megatron.models import job
 from trainer.ranks import run_ranks
 
@@ -73,7 +73,7 @@ class Result:
         return losses, max(float((w.float() - other.weights[n].float()).abs().max()) for n, w in self.weights.items())
 
 
-def run(cases: list[Case], models: dict[str, Path], batches: dict[str, list[StepBatch]]) -> dict[str, Result]:
+def run(cases: list[Case], models: dict[str, Path], batches: dict[str, list[Batch]]) -> dict[str, Result]:
     """All cases, of one world size, in one gang, one after the other; all ranks have to report the same losses."""
 
     def on_a_rank() -> list[tuple[list[float], dict[str, Any] | None]]:
@@ -85,7 +85,7 @@ def run(cases: list[Case], models: dict[str, Path], batches: dict[str, list[Step
     return {case.name: Result(*found) for case, found in zip(cases, ranks[0], strict=True)}
 
 
-def _train(spec: RLJobSpec, batches: list[StepBatch]) -> tuple[list[float], dict[str, Any] | None]:
+def _train(spec: RLJobSpec, batches: list[Batch]) -> tuple[list[float], dict[str, Any] | None]:
     from megatron.core import parallel_state
 
     from rljob_trainer.megatron.engine import Engine

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import StepBatch
+from rljob_trainer.batch import Batch
 from trainer.megatron.gang import changed, run_engines
 from trainer.megatron.models import job, make_batch, ranks_of
 from trainer.megatron.test_parity import off_policy
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def batches(model: Path) -> list[StepBatch]:
+def batches(model: Path) -> list[Batch]:
     return [make_batch(model, step) for step in (1, 2, 3, 4)]
 
 
@@ -33,7 +33,7 @@ def write(engine: Any, directory: Path, reshardable: bool = True) -> None:
     writing.finish()
 
 
-def run(spec: RLJobSpec, batches: list[StepBatch], load: Path | None = None, save: Path | None = None) -> Any:
+def run(spec: RLJobSpec, batches: list[Batch], load: Path | None = None, save: Path | None = None) -> Any:
     """Load, train on `batches`; after the second of four save to `save`/any and `save`/fixed. Metrics, exported weights, Adam's count."""
 
     def on_a_rank() -> Any:
@@ -63,7 +63,7 @@ def adam_steps(engine: Any) -> set[float]:
     [(1, 1, 1, "float32"), (1, 1, 2, "float32"), (2, 2, 1, "float32"), (2, 1, 2, "bfloat16")],
 )
 def test_resume_in_the_same_layout_is_bit_exact_from_both_formats(
-    model: Path, batches: list[StepBatch], tmp_path: Path, tensor: int, pipeline: int, data: int, dtype: str
+    model: Path, batches: list[Batch], tmp_path: Path, tensor: int, pipeline: int, data: int, dtype: str
 ) -> None:
     """Losses, KL to the starting model and weights: so the optimizer, the schedule and the reference are right too."""
     spec = off_policy(
@@ -79,7 +79,7 @@ def test_resume_in_the_same_layout_is_bit_exact_from_both_formats(
 
 @pytest.mark.parametrize("reshardable", [True, False])
 def test_nothing_that_is_trained_while_a_save_is_written_gets_into_it(
-    model: Path, batches: list[StepBatch], tmp_path: Path, reshardable: bool
+    model: Path, batches: list[Batch], tmp_path: Path, reshardable: bool
 ) -> None:
     spec = off_policy(job(model, 2, 1, 1))
 
@@ -128,7 +128,7 @@ def test_what_a_rank_could_not_write_is_known_with_its_reason(model: Path, tmp_p
     assert "File too large" in run_ranks(1, on_a_rank)[0]
 
 
-def test_the_spec_has_the_last_word_on_the_optimizer(model: Path, batches: list[StepBatch], tmp_path: Path) -> None:
+def test_the_spec_has_the_last_word_on_the_optimizer(model: Path, batches: list[Batch], tmp_path: Path) -> None:
     first, second = (
         off_policy(job(model, optimizer={"learningRate": rate, "beta1": beta}))
         for rate, beta in ((1e-3, 0.9), (5e-4, 0.5))
@@ -148,7 +148,7 @@ def test_the_spec_has_the_last_word_on_the_optimizer(model: Path, batches: list[
     assert run_ranks(1, on_a_rank) == [[(0.5, [5e-4, 5e-4])] * 2]
 
 
-def test_training_twice_gives_the_same_bits(model: Path, batches: list[StepBatch]) -> None:
+def test_training_twice_gives_the_same_bits(model: Path, batches: list[Batch]) -> None:
     spec = off_policy(job(model, 2, 1, 1))
     (first, first_weights, _), (second, second_weights, _) = run(spec, batches), run(spec, batches)
     assert first == second

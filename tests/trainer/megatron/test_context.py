@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from rljob_trainer.batch import Sample, Span
+from rljob_trainer.trajectory import Trajectory
 from trainer.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -61,11 +61,20 @@ def test_shared_attention_is_the_attention_of_each_sequence_alone(megatron: None
         assert (found[:, : expected.flatten(1).shape[1]] - expected.flatten(1)).abs().max() < 1e-5
 
 
-def sample(number: int, prompt: int, response: int) -> Sample:
+def sample(number: int, prompt: int, response: int) -> Trajectory:
     tokens = tuple(100 * number + i for i in range(prompt + response))
     log_probs = tuple(-0.1 * i for i in range(response))
-    return Sample(
-        number, number, 0, tokens[:prompt], tokens[prompt:], log_probs, (Span(0, len(log_probs)),), "stop", 1.0, "test"
+    return Trajectory.of_response(
+        tokens[:prompt],
+        tokens[prompt:],
+        log_probs,
+        policy_step=0,
+        prompt_index=number,
+        group=number,
+        sample=0,
+        finish_reason="stop",
+        reward=1.0,
+        data_source="test",
     )
 
 
@@ -98,7 +107,7 @@ def test_columns_go_out_to_the_ranks_and_come_back_whole(megatron: None) -> None
     from rljob_trainer.megatron.packing import micro_batch
 
     samples = [sample(1, 3, 6), sample(2, 5, 1), sample(3, 2, 11)]
-    values = [torch.tensor(s.log_probs) for s in samples]
+    values = [torch.tensor(s.response_log_probs) for s in samples]
     back = []
     for rank in range(2):
         micro = micro_batch(samples, [0, 1, 2], place(2, rank))

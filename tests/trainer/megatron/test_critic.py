@@ -10,7 +10,7 @@ import torch
 from rljob_api.spec import RLJobSpec
 from trainer.megatron.classifiers import make_classifier, scores_of_prefixes
 from trainer.megatron.gang import changed, equal, run_engines, weights
-from trainer.megatron.models import job, make_batch, make_model
+from trainer.megatron.models import changed_samples, job, make_batch, make_model
 
 pytestmark = pytest.mark.slow
 
@@ -80,14 +80,14 @@ def test_values_are_those_of_the_classifier_before_each_token(model: Path, class
     specs = {name: ppo(model, 4, LAYOUTS[name], path=str(classifier)) for name in ("TP2 PP2", "CP2 DP2")}
     for found in run_engines(4, {name: (spec, values) for name, spec in specs.items()}).values():
         for sample, ours in zip(batch.samples, found, strict=True):
-            theirs = scores_of_prefixes(classifier, sample.prompt_tokens + sample.response_tokens)
-            before = theirs[len(sample.prompt_tokens) - 1 : -1]
+            theirs = scores_of_prefixes(classifier, tuple(sample.tokens.tolist()))
+            before = theirs[sample.prompt_length - 1 : -1]
             assert float((ours - before).abs().max()) < 1e-5
 
 
 def test_the_critic_learns_what_prompts_are_worth(model: Path) -> None:
     made = make_batch(model)
-    batch = replace(made, samples=tuple(replace(s, reward=float(s.group % 2)) for s in made.samples))
+    batch = changed_samples(made, lambda s: replace(s, reward=float(s.group % 2)))
 
     def steps(engine: Any) -> list[float]:
         return [engine.train_step(batch)["critic/explained_variance"] for _ in range(25)]

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import StepBatch
+from rljob_trainer.batch import Batch
 from trainer.megatron.gang import gradient, run_engines
-from trainer.megatron.models import job, make_batch
+from trainer.megatron.models import changed_samples, job, make_batch
 
 pytestmark = pytest.mark.slow
 
@@ -45,12 +45,10 @@ CUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def batch(model: Path) -> StepBatch:
+def batch(model: Path) -> Batch:
     """With rollouts that are a little off, and a few responses that were cut off."""
     made = make_batch(model, temperature=1.05)
-    return replace(
-        made, samples=tuple(replace(s, finish_reason="length" if s.sample == 1 else "stop") for s in made.samples)
-    )
+    return changed_samples(made, lambda s: replace(s, finish_reason="length" if s.sample == 1 else "stop"))
 
 
 def spec(model: Path, algorithm: str, world: int, tokens: int = 4096, **sizes: int) -> RLJobSpec:
@@ -59,7 +57,7 @@ def spec(model: Path, algorithm: str, world: int, tokens: int = 4096, **sizes: i
     return job(model, trainer=trainer, algorithm=ALGORITHMS[algorithm], tokensPerMicroBatch=tokens, **train)
 
 
-def test_gradients_are_equal_over_any_cut_into_ranks_stages_and_micro_batches(model: Path, batch: StepBatch) -> None:
+def test_gradients_are_equal_over_any_cut_into_ranks_stages_and_micro_batches(model: Path, batch: Batch) -> None:
     def step(engine: Any) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         return engine.train_step(batch), gradient(engine)
 

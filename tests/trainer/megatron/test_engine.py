@@ -10,16 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from rljob_trainer.batch import Sample, Span, StepBatch
+from rljob_trainer.batch import Batch
 from rljob_trainer.failure import ConfigurationError
-from trainer.megatron.models import job, make_batch, make_model, ranks_of
+from rljob_trainer.trajectory import Trajectory
+from trainer.megatron.models import changed_samples, job, make_batch, make_model, ranks_of, shifted, written_by
 from trainer.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
-
-
-def change(batch: StepBatch, function: Callable[[Sample], Sample]) -> StepBatch:
-    return replace(batch, samples=tuple(function(s) for s in batch.samples))
 
 
 def weights(engine: Any) -> dict[str, torch.Tensor]:
@@ -30,7 +27,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def attempt(model: Path, batch: StepBatch, error: str, **train: Any) -> tuple[str, bool]:
+def attempt(model: Path, batch: Batch, error: str, **train: Any) -> tuple[str, bool]:
     """The message of the error that a step raised, and whether the weights are as before it."""
 
     def on_a_rank() -> tuple[str, bool]:
@@ -49,15 +46,14 @@ def attempt(model: Path, batch: StepBatch, error: str, **train: Any) -> tuple[st
 
 @pytest.mark.parametrize("mini_batches", [1, 2])
 def test_rollouts_with_other_weights_stop_the_step_before_the_optimizer(model: Path, mini_batches: int) -> None:
-    batch = change(make_batch(model), lambda s: replace(s, log_probs=tuple(x - 0.5 for x in s.log_probs)))
+    batch = changed_samples(make_batch(model), lambda s: shifted(s, -0.5))
     message, unchanged = attempt(model, batch, "MismatchError", miniBatches=mini_batches)
     assert unchanged
     assert "differ by 0.5 per token on average" in message
 
 
 def test_samples_of_an_older_policy_may_differ_and_are_measured_with_their_age(model: Path) -> None:
-    shifted = change(make_batch(model, step=2), lambda s: replace(s, log_probs=tuple(x - 0.5 for x in s.log_probs)))
-    batch = change(shifted, lambda s: replace(s, spans=(Span(0, len(s.log_probs)),)))
+    batch = changed_samples(make_batch(model, step=2), lambda s: written_by(shifted(s, -0.5), 0))
 
     def on_a_rank() -> dict[str, float]:
         from rljob_trainer.megatron.engine import Engine
@@ -71,16 +67,10 @@ def test_samples_of_an_older_policy_may_differ_and_are_measured_with_their_age(m
     assert metrics["train_rollout/weight_mean"] == pytest.approx(math.exp(0.5), rel=1e-3)
 
 
-def half(own: int) -> Callable[[Sample], Sample]:
+def half(own: int) -> Callable[[Trajectory], Trajectory]:
     """The first half of each response is of policy 0, the second of policy 1, and the log-probabilities of policy `own` are wrong."""
 
-    def change(s: Sample) -> Sample:
-        spans = (Span(0, len(s.log_probs) // 2), Span(1, -(-len(s.log_probs) // 2)))
-        owners = [span.policy_step for span in spans for _ in range(span.tokens)]
-        log_probs = tuple(x - 0.5 * (owner == own) for x, owner in zip(s.log_probs, owners, strict=True))
-        return replace(s, log_probs=log_probs, spans=spans)
-
-    return change
+    return lambda s: shifted(written_by(s, 0, 1), -0.5, policy_step=own)
 
 
 def test_of_a_continued_response_only_what_the_policy_drew_itself_has_to_match(model: Path) -> None:
@@ -93,17 +83,21 @@ def test_of_a_continued_response_only_what_the_policy_drew_itself_has_to_match(m
     def on_a_rank() -> dict[str, float]:
         from rljob_trainer.megatron.engine import Engine
 
-        return Engine(job(model, **partial), lambda: None).train_step(change(make_batch(model, step=2), half(own=0)))
+        return Engine(job(model, **partial), lambda: None).train_step(
+            changed_samples(make_batch(model, step=2), half(own=0))
+        )
 
     metrics = run_ranks(1, on_a_rank)[0]
     assert 0 < metrics["train_rollout/policy_age"] < 1 == metrics["train_rollout/policy_age_max"]
     assert metrics["train_rollout/weight_mean"] > 1
-    message, unchanged = attempt(model, change(make_batch(model, step=2), half(own=1)), "MismatchError", **partial)
+    message, unchanged = attempt(
+        model, changed_samples(make_batch(model, step=2), half(own=1)), "MismatchError", **partial
+    )
     assert unchanged and "differ by 0.5 per token" in message
 
 
 def test_a_reward_that_is_not_finite_stops_the_step_before_the_optimizer(model: Path) -> None:
-    batch = change(make_batch(model), lambda s: replace(s, reward=math.inf if s.sample == 0 else 0.0))
+    batch = changed_samples(make_batch(model), lambda s: replace(s, reward=math.inf if s.sample == 0 else 0.0))
     message, unchanged = attempt(model, batch, "NonFiniteError")
     assert unchanged
     assert message == "the loss is nan"
@@ -120,9 +114,7 @@ def test_the_learning_rate_rises_from_zero_and_stays(model: Path) -> None:
 
 
 def test_learning_makes_rewarded_responses_likelier(model: Path) -> None:
-    batch = change(
-        make_batch(model), lambda s: replace(s, reward=float(s.sample % 2), spans=(Span(-1, len(s.log_probs)),))
-    )
+    batch = changed_samples(make_batch(model), lambda s: written_by(replace(s, reward=float(s.sample % 2)), -1))
 
     def on_a_rank() -> float:
         from rljob_trainer.megatron.engine import Engine
@@ -134,7 +126,7 @@ def test_learning_makes_rewarded_responses_likelier(model: Path) -> None:
         micro = micro_batch(batch.samples, range(len(batch.samples)), engine._parallel)
         after = micro.row.collect(engine._actor._passes.log_probs([micro])[0])
         return sum(
-            (2 * s.reward - 1) * float((a - torch.tensor(s.log_probs)).sum())
+            (2 * s.reward - 1) * float((a - torch.tensor(s.response_log_probs)).sum())
             for s, a in zip(batch.samples, after, strict=True)
         )
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from rljob_trainer.batch import StepBatch
+from rljob_trainer.batch import Batch
 from trainer.megatron.gang import equal, run_engines
 from trainer.megatron.models import job, make_batch, make_model
 
@@ -29,7 +29,7 @@ class Found(NamedTuple):
 FINE = Found(True, True, True, True)
 
 
-def compare(engine: Any, batch: StepBatch) -> list[Found]:
+def compare(engine: Any, batch: Batch) -> list[Found]:
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
     from rljob_trainer.megatron.gathering import gathered

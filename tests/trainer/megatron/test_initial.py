@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import StepBatch
+from rljob_trainer.batch import Batch
 from rljob_trainer.checkpoint.manifest import engine_directory
 from rljob_trainer.failure import ConfigurationError
 from trainer.megatron.models import job, make_batch, make_model
@@ -77,7 +77,7 @@ def test_weights_are_taken_from_a_periodic_checkpoint_as_well(megatron: None, tm
 
 
 def _save(
-    spec: RLJobSpec, batches: list[StepBatch], checkpoint: Path, reshardable: bool = True
+    spec: RLJobSpec, batches: list[Batch], checkpoint: Path, reshardable: bool = True
 ) -> tuple[dict[str, torch.Tensor], float]:
     """Train on the first batch and save; the weights then, and the loss of the second batch."""
     engine = _engine(spec)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.batch import StepBatch
+from rljob_trainer.batch import Batch
 from trainer.megatron import parity
 from trainer.megatron.models import make_batch, make_model
 
 DOCUMENT = Path(__file__).parents[3] / "docs/parallelism.md"
 
-World = tuple[dict[str, Path], dict[str, list[StepBatch]], dict[str, parity.Result]]
+World = tuple[dict[str, Path], dict[str, list[Batch]], dict[str, parity.Result]]
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import StepBatch
+from rljob_trainer.batch import Batch
 from trainer.megatron.models import job, make_batch, ranks_of
 from trainer.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
 
-def train(spec: RLJobSpec, batches: list[StepBatch]) -> list[list[dict[str, float]]]:
+def train(spec: RLJobSpec, batches: list[Batch]) -> list[list[dict[str, float]]]:
     """The metrics of every step on every rank."""
 
     def on_a_rank() -> list[dict[str, float]]:
@@ -25,7 +25,7 @@ def train(spec: RLJobSpec, batches: list[StepBatch]) -> list[list[dict[str, floa
 
 
 @pytest.fixture(scope="module")
-def batches(model: Path) -> list[StepBatch]:
+def batches(model: Path) -> list[Batch]:
     return [make_batch(model, step) for step in (1, 2, 3)]
 
 
@@ -40,7 +40,7 @@ def off_policy(spec: RLJobSpec) -> RLJobSpec:
 
 
 @pytest.fixture(scope="module")
-def one_rank(model: Path, batches: list[StepBatch]) -> list[dict[str, float]]:
+def one_rank(model: Path, batches: list[Batch]) -> list[dict[str, float]]:
     return train(off_policy(job(model, miniBatches=2)), batches)[0]
 
 
@@ -51,9 +51,7 @@ def test_the_terms_of_the_loss_take_part(one_rank: list[dict[str, float]]) -> No
     assert one_rank[2]["train/kl"] > one_rank[0]["train/kl"]
 
 
-def test_bfloat16_trains_close_to_float32(
-    model: Path, batches: list[StepBatch], one_rank: list[dict[str, float]]
-) -> None:
+def test_bfloat16_trains_close_to_float32(model: Path, batches: list[Batch], one_rank: list[dict[str, float]]) -> None:
     metrics = train(off_policy(job(model, 2, 1, 1, dtype="bfloat16", miniBatches=2)), batches)[0]
     for step, expected in zip(metrics, one_rank, strict=True):
         assert step["train/loss"] == pytest.approx(expected["train/loss"], abs=0.02)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import StepBatch
+from rljob_trainer.batch import Batch
 from trainer.megatron.gang import changed
 from trainer.megatron.models import job, make_batch, make_model, ranks_of
 from trainer.megatron.test_checkpoint import write
@@ -68,7 +68,7 @@ def spec_of(name: str, model: Path, layout: str) -> RLJobSpec:
     return changed(job(model, trainer=trainer, batches={"replay": "/r"}, **arguments), **sections)
 
 
-def uninterrupted(spec: RLJobSpec, batches: list[StepBatch], directory: Path) -> Any:
+def uninterrupted(spec: RLJobSpec, batches: list[Batch], directory: Path) -> Any:
     """Four steps; both formats are saved after the second. Metrics of the last two, and the weights."""
 
     def on_a_rank() -> Any:
@@ -85,12 +85,12 @@ def uninterrupted(spec: RLJobSpec, batches: list[StepBatch], directory: Path) ->
     return run_ranks(ranks_of(spec), on_a_rank)[0]
 
 
-def train(engine: Any, batches: list[StepBatch]) -> list[float]:
+def train(engine: Any, batches: list[Batch]) -> list[float]:
     steps = [engine.train_step(batch) for batch in batches]
     return [step[name] for step in steps for name in MEASURES if name in step]
 
 
-def resumed(spec: RLJobSpec, batches: list[StepBatch], directory: Path, form: str) -> Any:
+def resumed(spec: RLJobSpec, batches: list[Batch], directory: Path, form: str) -> Any:
     """The last two steps from a save, and whether the optimizer's state, saved again, is the saved one bit for bit."""
 
     def on_a_rank() -> Any:

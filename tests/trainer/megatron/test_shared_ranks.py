@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rljob_trainer.batch import StepBatch
+from rljob_trainer.batch import Batch
 from trainer.megatron.classifiers import make_classifier, scores_of_prefixes
 from trainer.megatron.gang import changed, equal, run_engines, weights
-from trainer.megatron.models import job, make_batch, make_model
+from trainer.megatron.models import changed_samples, job, make_batch, make_model
 
 pytestmark = pytest.mark.slow
 
@@ -23,14 +23,14 @@ def classifier(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="module")
-def batch(model: Path) -> StepBatch:
+def batch(model: Path) -> Batch:
     """Of two data sources."""
     made = make_batch(model)
-    return replace(made, samples=tuple(replace(s, data_source="ab"[s.group % 2]) for s in made.samples))
+    return changed_samples(made, lambda s: replace(s, data_source="ab"[s.group % 2]))
 
 
 def test_the_score_of_a_reward_model_is_transformers_score_of_the_whole_sample(
-    model: Path, classifier: Path, batch: StepBatch
+    model: Path, classifier: Path, batch: Batch
 ) -> None:
     judge = {"path": str(classifier)}
     rewards = [
@@ -52,8 +52,7 @@ def test_the_score_of_a_reward_model_is_transformers_score_of_the_whole_sample(
     }
     expected = [
         s.reward
-        + {"a": 0.5, "b": -2.0}[s.data_source]
-        * float(scores_of_prefixes(classifier, s.prompt_tokens + s.response_tokens)[-1])
+        + {"a": 0.5, "b": -2.0}[s.data_source] * float(scores_of_prefixes(classifier, tuple(s.tokens.tolist()))[-1])
         for s in batch.samples
     ]
     for found, mean in run_engines(4, {name: (spec, scored) for name, spec in specs.items()}).values():

@@ -9,9 +9,8 @@ from typing import Any, get_args
 import pytest
 
 from rljob_api.spec.algorithm import AlgorithmSpec
-from rljob_trainer.batch import Sample, StepBatch
 from trainer.megatron.gang import changed, equal, moments, run_engines, weights
-from trainer.megatron.models import job, make_batch
+from trainer.megatron.models import changed_samples, job, make_batch
 
 pytestmark = pytest.mark.slow
 
@@ -21,12 +20,8 @@ REPLAY = {"batches": {"replay": "/r"}}
 STILL = {"optimizer": {"learningRate": 1e-30}}
 
 
-def change(batch: StepBatch, function: Callable[[Sample], Sample]) -> StepBatch:
-    return replace(batch, samples=tuple(function(s) for s in batch.samples))
-
-
 def test_a_step_runs_with_every_advantage_and_every_loss(model: Path) -> None:
-    batch = change(make_batch(model), lambda s: replace(s, baseline_reward=0.5))
+    batch = changed_samples(make_batch(model), lambda s: replace(s, baseline_reward=0.5))
 
     def step(engine: Any) -> dict[str, float]:
         return engine.train_step(batch)
@@ -94,7 +89,7 @@ def test_the_coefficient_of_the_divergence_follows_its_target(model: Path) -> No
 
 def test_a_step_that_leaves_nothing_to_learn_from_measures_nothing(model: Path) -> None:
     """All responses are cut off and filtered: a divergence of 0 would be a lie, and lower the coefficient."""
-    cut = change(make_batch(model), lambda s: replace(s, finish_reason="length"))
+    cut = changed_samples(make_batch(model), lambda s: replace(s, finish_reason="length"))
     adaptive = {"coefficient": 0.1, "adaptive": {"target": 1e-4, "horizon": 16}}
     spec = job(model, algorithm={"kl": adaptive, "overlong": {"filter": True}}, **REPLAY)
 
@@ -124,8 +119,8 @@ def test_bypass_takes_the_rollouts_log_probabilities_for_the_old_ones(model: Pat
 def test_what_is_not_finite_is_skipped_on_all_ranks_and_counted(model: Path) -> None:
     """Group 0 is in the first of two mini-batches; the second mini-batch is learnt from."""
     good = make_batch(model)
-    half = change(good, lambda s: replace(s, reward=math.inf if s.group == 0 and s.sample == 0 else s.reward))
-    bad = change(good, lambda s: replace(s, reward=math.nan))
+    half = changed_samples(good, lambda s: replace(s, reward=math.inf if s.group == 0 and s.sample == 0 else s.reward))
+    bad = changed_samples(good, lambda s: replace(s, reward=math.nan))
 
     def steps(engine: Any) -> Any:
         first = engine.train_step(half)

@@ -1,8 +1,9 @@
 import json
 
 from rljob_api import names
-from rljob_trainer.batch import Sample, Span, StepBatch
+from rljob_trainer.batch import Batch
 from rljob_trainer.report.samples import KEPT_STEPS, LONGEST_TEXT, PROMPTS, SAMPLES, write_samples
+from rljob_trainer.trajectory import Trajectory
 
 
 class Letters:
@@ -12,14 +13,25 @@ class Letters:
         return "".join(map(chr, token_ids))
 
 
-def batch(step: int, groups: int = 1, samples: int = 1, response: str = "ä.") -> StepBatch:
+def batch(step: int, groups: int = 1, samples: int = 1, response: str = "ä.") -> Batch:
     tokens = tuple(map(ord, response))
     made = [
-        Sample(7, g, i, (ord("?"),), tokens, (0.0,) * len(tokens), (Span(step - 1, len(tokens)),), "length", 0.5, "sum")
+        Trajectory.of_response(
+            (ord("?"),),
+            tokens,
+            (0.0,) * len(tokens),
+            step - 1,
+            prompt_index=7,
+            group=g,
+            sample=i,
+            finish_reason="length",
+            reward=0.5,
+            data_source="sum",
+        )
         for g in range(groups)
         for i in range(samples)
     ]
-    return StepBatch(step, tuple(made), {})
+    return Batch.of(step, made, {})
 
 
 def lines(root, step: int) -> list[dict]:

@@ -54,5 +54,5 @@ def log_probs(path: Path, prompt: tuple[int, ...], response: tuple[int, ...], te
     """[len(response)]: of each response token, by Hugging Face's implementation."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1] / temperature
-    return logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0]
+        logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1] / temperature
+    return logits.log_softmax(-1).gather(1, torch.tensor([*response])[:, None])[:, 0]

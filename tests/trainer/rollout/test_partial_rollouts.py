@@ -4,18 +4,19 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import PartialRollouts, TrainSpec
-from rljob_trainer.batch import Sample
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import load_tokenizer
 from rljob_trainer.driver.generation import Generator
 from rljob_trainer.driver.groups import Groups
 from rljob_trainer.reward.judge import Judge
 from rljob_trainer.rollout.pool import Pool
+from rljob_trainer.trajectory import Trajectory
 from rljob_trainer.weights.publisher import Publisher
 from trainer.rollout import models
 from trainer.rollout.servers import TOKEN, Server, spec
@@ -33,7 +34,7 @@ TRAIN = TrainSpec(
 
 def prompt(position: int) -> Prompt:
     """Longer than a block of vLLM's cache on CPU, so that one that outlives its weights would show."""
-    return Prompt(position, tuple(2 + (position * 7 + j * 3) % 120 for j in range(140)), "", "", "")
+    return Prompt(position, np.array([2 + (position * 7 + j * 3) % 120 for j in range(140)], np.int32), "", "", "")
 
 
 class Lab:
@@ -51,7 +52,7 @@ class Lab:
         self.pending: list[int] = []
         self._drawn = 0
 
-    async def step(self, step: int) -> list[Sample]:
+    async def step(self, step: int) -> list[Trajectory]:
         """Publish the policy before it, and draw its groups."""
         await self.pool.dismiss(self._endpoint.pod_uid)
         tensors = iter(models.tensors(self.policies[(step - 1) % 2]))
@@ -63,26 +64,26 @@ class Lab:
         self._drawn += new
         found = await self._groups.draw(step, step - 1, {p: prompt(p) for p in positions})
         self.pending = [p for p in positions if p not in found]
-        samples = [o.result for group in found.values() for o in group if isinstance(o.result, Sample)]
+        samples = [o.result for group in found.values() for o in group if isinstance(o.result, Trajectory)]
         assert [(s.group, s.sample) for s in samples] == [(p, i) for p in found for i in range(SAMPLES)]
         return samples
 
 
-def difference(sample: Sample, policies: Sequence[Path]) -> float:
+def difference(sample: Trajectory, policies: Sequence[Path]) -> float:
     """Largest between a token's log-probability and Hugging Face's, under the policy that is said to have drawn it and behind all tokens before."""
-    begin, found = 0, []
-    for policy, count in sample.spans:
-        behind = sample.prompt_tokens + sample.response_tokens[:begin]
-        drawn = slice(begin, begin + count)
-        expected = models.log_probs(policies[policy % 2], behind, sample.response_tokens[drawn], TEMPERATURE)
-        found.append((expected - torch.tensor(sample.log_probs[drawn])).abs().max().item())
-        begin += count
-    assert begin == len(sample.response_tokens) == len(sample.log_probs)
+    found = []
+    tokens, begin = tuple(sample.tokens.tolist()), sample.prompt_length
+    for part in sample.sampled_segments:
+        end = begin + len(part.tokens)
+        expected = models.log_probs(policies[part.policy_step % 2], tokens[:begin], tokens[begin:end], TEMPERATURE)
+        found.append((expected - torch.tensor(part.log_probs)).abs().max().item())
+        begin = end
+    assert begin == len(tokens)
     return max(found)
 
 
-def continued(samples: Sequence[Sample]) -> list[Sample]:
-    return [s for s in samples if len(s.spans) > 1]
+def continued(samples: Sequence[Trajectory]) -> list[Trajectory]:
+    return [s for s in samples if len(s.sampled_segments) > 1]
 
 
 async def test_every_token_is_of_the_policy_that_it_names_and_none_is_lost(
@@ -90,26 +91,28 @@ async def test_every_token_is_of_the_policy_that_it_names_and_none_is_lost(
 ) -> None:
     lab = Lab(start(checkpoints["old"]), checkpoints)
     await lab.judge.start()
-    samples: list[Sample] = []
+    samples: list[Trajectory] = []
     step = 0
     while step < FEWEST or (step < STEPS and not continued(samples)):
         step += 1
         drawn = await asyncio.wait_for(lab.step(step), 60)
         assert len(drawn) == WANTED * SAMPLES
         assert all(
-            step - 1 - TRAIN.partial_rollouts.max_age <= s.spans[0].policy_step <= s.spans[-1].policy_step < step
+            step - 1 - TRAIN.partial_rollouts.max_age
+            <= s.sampled_segments[0].policy_step
+            <= s.sampled_segments[-1].policy_step
+            < step
             for s in drawn
         )
         samples += drawn
     assert sorted([*(s.group for s in samples[::SAMPLES]), *lab.pending]) == list(range((step + 1) * WANTED))
     assert lab.pool.redispatched == 0
     several = continued(samples)
-    print(
-        f"\n{len(several)} of {len(samples)} samples are of several policies: {[[*map(tuple, s.spans)] for s in several]}"
-    )
+    policies = [[(part.policy_step, len(part.tokens)) for part in s.sampled_segments] for s in several]
+    print(f"\n{len(several)} of {len(samples)} samples are of several policies: {policies}")
     assert several
     assert max(difference(s, lab.policies) for s in samples) < 1e-4
-    assert all(len(s.response_tokens) == LONGEST for s in samples if s.finish_reason == "length")
+    assert all(s.response_length == LONGEST for s in samples if s.finish_reason == "length")
     swapped = [lab.policies[1], lab.policies[0]]
     assert min(difference(s, swapped) for s in several) > 0.1, (
         "the two models must differ for this test to say anything"

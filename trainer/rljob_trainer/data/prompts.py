@@ -69,9 +69,8 @@ class PromptSet(Sequence[Prompt]):
         if isinstance(place, slice):
             return [self[i] for i in range(*place.indices(len(self)))]
         place = range(len(self))[place]
-        return Prompt(
-            self._indices[place], tuple(self._tokens[self._ends[place] : self._ends[place + 1]]), *self._texts[place]
-        )
+        tokens = tuple(self._tokens[self._ends[place] : self._ends[place + 1]])
+        return Prompt(self._indices[place], tokens, *self._texts[place])
 
 
 def load_prompts(spec: DataSpec, split: str, tokenizer: Tokenizer, objection: Objection) -> PromptSet:

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Sample, StepBatch
+from rljob_trainer.batch import Batch
 from rljob_trainer.objectives.overlong import overlong_penalty
 from rljob_trainer.reward.case import KINDS, RewardFailed
+from rljob_trainer.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,18 +17,18 @@ class Outcome:
 
     group: int
     sample: int
-    result: Sample | RewardFailed
+    result: Trajectory | RewardFailed
 
     def at(self, group: int) -> "Outcome":
         """As a member of the group of that number."""
         result = self.result
-        return Outcome(group, self.sample, replace(result, group=group) if isinstance(result, Sample) else result)
+        return Outcome(group, self.sample, replace(result, group=group) if isinstance(result, Trajectory) else result)
 
 
 def require_judged(outcomes: Iterable[Outcome]) -> None:
     """Raises RewardFailed.as_error when no sample could be judged."""
     results = [o.result for o in outcomes]
-    if results and not any(isinstance(r, Sample) for r in results):
+    if results and not any(isinstance(r, Trajectory) for r in results):
         raise next(r for r in results if isinstance(r, RewardFailed)).as_error()
 
 
@@ -38,15 +39,14 @@ def assemble(
     samples_per_prompt: int,
     outcomes: Iterable[Outcome],
     metrics: dict[str, float],
-) -> StepBatch:
+) -> Batch:
     """The batch of `step` in (group, sample) order, every token drawn by one of `policies`; `metrics` is what generation measured."""
     ordered = sorted(outcomes, key=lambda o: (o.group, o.sample))
     require_complete(ordered, range(prompts), samples_per_prompt)
-    samples = tuple(o.result for o in ordered if isinstance(o.result, Sample))
-    strange = [s for s in samples if not all(span.policy_step in policies for span in s.spans)]
+    samples = tuple(o.result for o in ordered if isinstance(o.result, Trajectory))
+    strange = [s for s in samples if not all(part.policy_step in policies for part in s.sampled_segments)]
     assert not strange, f"{len(strange)} samples of step {step} come from other policies than those of steps {policies}"
-    assert all(sum(span.tokens for span in s.spans) == len(s.response_tokens) for s in samples), "a token has no policy"
-    return StepBatch(step, samples, metrics | batch_metrics(samples))
+    return Batch.of(step, samples, metrics | batch_metrics(samples))
 
 
 def require_complete(ordered: Sequence[Outcome], groups: range, samples_per_prompt: int) -> None:
@@ -56,9 +56,9 @@ def require_complete(ordered: Sequence[Outcome], groups: range, samples_per_prom
     assert held == expected, f"lost {set(expected) - set(held)}, {len(held)} of {len(expected)} held"
 
 
-def penalised(sample: Sample, spec: RLJobSpec) -> Sample:
+def penalised(sample: Trajectory, spec: RLJobSpec) -> Trajectory:
     """With spec.algorithm.overlong's penalty taken from the reward."""
-    length, longest = len(sample.response_tokens), spec.rollout.sampling.max_tokens
+    length, longest = sample.response_length, spec.rollout.sampling.max_tokens
     return replace(sample, reward=sample.reward - overlong_penalty(length, longest, spec.algorithm.overlong))
 
 
@@ -66,16 +66,16 @@ def shaped(outcomes: Sequence[Outcome], spec: RLJobSpec) -> tuple[list[Outcome],
     """`outcomes` with overlong responses penalised, and the mean penalty as a metric; unchanged and empty without such a penalty."""
     if not spec.algorithm.overlong.buffer_tokens:
         return list(outcomes), {}
-    found = [replace(o, result=penalised(o.result, spec)) if isinstance(o.result, Sample) else o for o in outcomes]
+    found = [replace(o, result=penalised(o.result, spec)) if isinstance(o.result, Trajectory) else o for o in outcomes]
     lost = [
         a.result.reward - b.result.reward
         for a, b in zip(outcomes, found, strict=True)
-        if isinstance(a.result, Sample) and isinstance(b.result, Sample)
+        if isinstance(a.result, Trajectory) and isinstance(b.result, Trajectory)
     ]
     return found, {"reward/overlong_penalty": sum(lost) / len(lost)}
 
 
-def batch_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+def batch_metrics(samples: Sequence[Trajectory]) -> dict[str, float]:
     """Of one step, in the names of the metric table."""
     groups: dict[int, set[float]] = defaultdict(set)
     for s in samples:
@@ -83,9 +83,9 @@ def batch_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     return {
         "reward/mean": sum(s.reward for s in samples) / len(samples),
         "reward/same": sum(len(rewards) == 1 for rewards in groups.values()) / len(groups),
-        "response_length/mean": sum(len(s.response_tokens) for s in samples) / len(samples),
+        "response_length/mean": sum(s.response_length for s in samples) / len(samples),
         "response_length/clipped": sum(s.finish_reason == "length" for s in samples) / len(samples),
-        "sampling/continued": sum(len(s.spans) > 1 for s in samples) / len(samples),
+        "sampling/continued": sum(len(s.sampled_segments) > 1 for s in samples) / len(samples),
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from rljob_api.protocol import Checkpoint, Control, RolloutEndpoint
 from rljob_trainer.data.order import Cursor
 from rljob_trainer.data.prompts import PromptSet
+from rljob_trainer.driver import recording
 from rljob_trainer.driver.progress import ProgressFile
 from rljob_trainer.driver.rollouts import Rollouts
 from rljob_trainer.driver.supply import Supply
@@ -112,7 +113,9 @@ class Driver:
         now = time.monotonic()
         seconds, self._step_began = now - self._step_began, now
         rate = metrics["train/tokens"] / seconds
-        self._record(step, self._handed.batch.metrics | metrics | {"time/step": seconds, "perf/tokens_per_s": rate})
+        self._record(
+            step, dict(self._handed.batch.metrics) | metrics | {"time/step": seconds, "perf/tokens_per_s": rate}
+        )
         self._step, self._cursor, self._handed = step, self._handed.cursor, None
         self._progress.beat()
         self._progress.update(step=step, history=self._sinks.history())
@@ -156,7 +159,7 @@ class Driver:
         if found := self._supply.take():  # before what the next one may have failed at
             self._handed = found
             self._enter("training")
-            return {"do": "train", "batch": found.batch.to_json()}
+            return {"do": "train", "batch": recording.to_text(found.batch)}
         if self._supply.done:
             return {"do": "finish"}
         return self._publication(self._rollouts.to_publish())

@@ -7,18 +7,19 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
-from rljob_trainer.batch import Sample
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.driver.assembly import Outcome, penalised
-from rljob_trainer.driver.response import Response
 from rljob_trainer.driver.seeds import continuation_seed, evaluation_seed, training_seed
 from rljob_trainer.reward.case import Case, RewardFailed
 from rljob_trainer.reward.judge import Judge
-from rljob_trainer.rollout.client import Generation
+from rljob_trainer.rollout.client import FinishReason, Generation
 from rljob_trainer.rollout.pool import Pool
+from rljob_trainer.trajectory import Ints, Segment, Trajectory, appended, prompt, sampled
 
 log = logging.getLogger(__name__)
 
@@ -84,25 +85,27 @@ class Generator:
 
     async def _request(self, request: Request) -> list[Outcome]:
         generations = await self._pool.generate(request.prompt.tokens, request.count, request.sampling, request.seed)
-        scored = (self._score(request, i, Response().then(g)) for i, g in enumerate(generations))
+        scored = (self._score(request, i, _behind((), g), g.finish_reason) for i, g in enumerate(generations))
         return list(await asyncio.gather(*scored))
 
     async def _in_pieces(self, request: Request) -> list[Outcome]:
         """As `_request`, whatever interrupts it: each sample that is not complete goes on by itself, behind the tokens that it has."""
         begun = await self._pieces(request.prompt.tokens, request.count, request.sampling, request.seed)
-        scored = (self._complete(request, i, Response().then(g)) for i, g in enumerate(begun))
+        scored = (self._complete(request, i, g) for i, g in enumerate(begun))
         return list(await asyncio.gather(*scored))
 
-    async def _complete(self, request: Request, index: int, response: Response) -> Outcome:
-        while response.finish_reason is None:
-            drawn = len(response.tokens)
-            rest = request.sampling.model_copy(update={"max_tokens": request.sampling.max_tokens - drawn})
-            seed = continuation_seed(request.seed, index, drawn)
-            (piece,) = await self._pieces(request.prompt.tokens + response.tokens, 1, rest, seed)
-            response = response.then(piece)
-        return await self._score(request, index, response)
+    async def _complete(self, request: Request, index: int, piece: Generation) -> Outcome:
+        response = _behind((), piece)
+        while piece.finish_reason == "abort":
+            sampled_tokens = sum(len(s.tokens) for s in response)
+            rest = request.sampling.model_copy(update={"max_tokens": request.sampling.max_tokens - sampled_tokens})
+            seed = continuation_seed(request.seed, index, sampled_tokens)
+            so_far = np.concatenate((request.prompt.tokens, *(s.tokens for s in response)))
+            (piece,) = await self._pieces(so_far, 1, rest, seed)
+            response = _behind(response, piece)
+        return await self._score(request, index, response, piece.finish_reason)
 
-    async def _pieces(self, tokens: tuple[int, ...], n: int, sampling: Sampling, seed: int) -> list[Generation]:
+    async def _pieces(self, tokens: Sequence[int] | Ints, n: int, sampling: Sampling, seed: int) -> list[Generation]:
         """What follows `tokens`, as far as it is drawn before an interruption."""
         while True:
             while not self._going.is_set():  # it may be closed again before one who waits for it has run
@@ -114,38 +117,45 @@ class Generator:
         """The samples, judged against the prompt's greedy response (ReMax, arXiv 2310.10505, algorithm 1)."""
         greedy = replace(request, count=1, sampling=request.sampling.model_copy(update={"temperature": 0.0}))
         outcomes, (baseline,) = await asyncio.gather(self._request(request), self._request(greedy))
-        if isinstance(baseline.result, Sample):
+        if isinstance(baseline.result, Trajectory):
             return [_against(o, penalised(baseline.result, self._spec).reward) for o in outcomes]
         return [Outcome(o.group, o.sample, baseline.result) for o in outcomes]
 
-    async def _score(self, request: Request, index: int, response: Response) -> Outcome:
-        prompt = request.prompt
-        assert response.finish_reason, "only what is complete is judged"
-        text = self._tokenizer.decode(response.tokens, skip_special_tokens=True)
+    async def _score(
+        self, request: Request, index: int, response: tuple[Segment, ...], finish_reason: FinishReason
+    ) -> Outcome:
+        assert finish_reason != "abort", "only what is complete is judged"
+        row = request.prompt
+        text = self._tokenizer.decode([t for s in response for t in s.tokens.tolist()], skip_special_tokens=True)
         try:
-            reward = await self._judge.score(Case(prompt.text, text, prompt.answer, prompt.data_source))
+            reward = await self._judge.score(Case(row.text, text, row.answer, row.data_source))
         except RewardFailed as failure:
             return Outcome(request.group, index, failure)
         finally:
             self._beat()
-        sample = Sample(
-            prompt_index=prompt.index,
+        sample = Trajectory(
+            segments=(prompt(row.tokens), *response),
+            prompt_index=row.index,
             group=request.group,
             sample=index,
-            prompt_tokens=prompt.tokens,
-            response_tokens=response.tokens,
-            log_probs=response.log_probs,
-            spans=response.spans,
-            finish_reason=response.finish_reason,
+            finish_reason=finish_reason,
             reward=reward,
-            data_source=prompt.data_source,
+            data_source=row.data_source,
         )
         return Outcome(request.group, index, sample)
 
 
+def _behind(response: tuple[Segment, ...], piece: Generation) -> tuple[Segment, ...]:
+    return appended(response, sampled(piece.tokens, piece.log_probs, piece.policy_step))
+
+
 def _against(outcome: Outcome, baseline: float) -> Outcome:
     result = outcome.result
-    return replace(outcome, result=replace(result, baseline_reward=baseline)) if isinstance(result, Sample) else outcome
+    return (
+        replace(outcome, result=replace(result, baseline_reward=baseline))
+        if isinstance(result, Trajectory)
+        else outcome
+    )
 
 
 def warn_of_failures(outcomes: Sequence[Outcome]) -> None:

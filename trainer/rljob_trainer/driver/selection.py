@@ -6,17 +6,17 @@ from itertools import batched
 from typing import Literal
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Sample
 from rljob_trainer.driver.assembly import Outcome, require_complete, require_judged
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.reward.case import RewardFailed
+from rljob_trainer.trajectory import Trajectory
 
 Verdict = Literal["kept", "right", "wrong", "unjudged"]
 
 
 def verdict(group: Sequence[Outcome]) -> Verdict:
     """kept: rewards differ; right, wrong: all are one reward above 0, or one of 0 or below; unjudged: fewer than two samples have one."""
-    rewards = [o.result.reward for o in group if isinstance(o.result, Sample)]
+    rewards = [o.result.reward for o in group if isinstance(o.result, Trajectory)]
     if len(rewards) < 2:
         return "unjudged"
     if len(set(rewards)) > 1:
@@ -52,7 +52,7 @@ class Selection:
         require_complete(ordered, range(self.generated, self.generated + self._wanted), self._samples)
         require_judged(ordered)
         self._rounds += 1
-        self._rewards += [o.result.reward for o in ordered if isinstance(o.result, Sample)]
+        self._rewards += [o.result.reward for o in ordered if isinstance(o.result, Trajectory)]
         self.failed += [o for o in ordered if isinstance(o.result, RewardFailed)]
         for group in batched(ordered, self._samples):
             found = verdict(group)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Sample, StepBatch
+from rljob_trainer.batch import Batch
 from rljob_trainer.data.order import Cursor, prompt_at
 from rljob_trainer.data.prompts import PromptSet
 from rljob_trainer.data.tokenizer import Tokenizer
@@ -18,13 +18,14 @@ from rljob_trainer.driver.recording import record, replay
 from rljob_trainer.driver.rollouts import Rollouts
 from rljob_trainer.driver.selection import Selection
 from rljob_trainer.report.samples import write_samples
+from rljob_trainer.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class Next:
     """A batch, and the data cursor once it is trained."""
 
-    batch: StepBatch
+    batch: Batch
     cursor: Cursor
 
 
@@ -79,7 +80,7 @@ class Generated:
         await self._rollouts.enough()
         outcomes = await self._generator.evaluate(self._validation)
         require_judged(outcomes)
-        rewards = [o.result.reward for o in outcomes if isinstance(o.result, Sample)]
+        rewards = [o.result.reward for o in outcomes if isinstance(o.result, Trajectory)]
         return {
             "evaluation/reward": sum(rewards) / len(rewards),
             "evaluation/failed": float(len(outcomes) - len(rewards)),

@@ -8,7 +8,6 @@ import torch
 
 from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Sample
 from rljob_trainer.megatron import backend, checkpoint
 from rljob_trainer.megatron.estimate import penalises_reward
 from rljob_trainer.megatron.metrics import LOSS, MetricAccumulator, Update
@@ -21,6 +20,7 @@ from rljob_trainer.megatron.passes import PolicyPasses
 from rljob_trainer.megatron.reference import reference_of
 from rljob_trainer.megatron.step import Step, gather
 from rljob_trainer.parity import require_match
+from rljob_trainer.trajectory import Trajectory
 
 
 class Actor:
@@ -51,12 +51,12 @@ class Actor:
             if not self._bypass and (Amounts.of(self._spec).updates > 1 or penalises_reward(self._spec)):
                 step.keep("old_log_probs", self._passes.log_probs(micro_batches))
 
-    def log_probs(self, samples: Sequence[Sample]) -> list[torch.Tensor]:
+    def log_probs(self, samples: Sequence[Trajectory]) -> list[torch.Tensor]:
         """Of every response token, at temperature 1, on every rank."""
         micro_batches = pack(samples, range(len(samples)), self._spec.train.tokens_per_micro_batch, self._parallel)
         with self.offloader.using("parameters"):
             measured = self._passes.log_probs(micro_batches, temperature=1.0)
-        counts = [len(s.response_tokens) for s in samples]
+        counts = [s.response_length for s in samples]
         return gather(list(zip(micro_batches, measured, strict=False)), counts, self._parallel)
 
     def learn(self, step: Step, kl_coefficient: float) -> list[Update]:

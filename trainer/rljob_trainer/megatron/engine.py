@@ -9,7 +9,7 @@ import torch
 
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Sample, StepBatch, token_ages
+from rljob_trainer.batch import Batch
 from rljob_trainer.megatron import checkpoint, parallel_state
 from rljob_trainer.megatron.actor import Actor
 from rljob_trainer.megatron.critic import Critic, critic_metrics
@@ -22,6 +22,7 @@ from rljob_trainer.megatron.writing import Writing
 from rljob_trainer.memory import Meter
 from rljob_trainer.objectives.kl import adapt
 from rljob_trainer.parity import MismatchError
+from rljob_trainer.trajectory import Trajectory, token_ages
 
 __all__ = ["Engine", "MismatchError", "NonFiniteError"]
 
@@ -41,7 +42,7 @@ class Engine:
         self.backend = self._actor.backend
         self.memory = Meter()
 
-    def train_step(self, batch: StepBatch) -> dict[str, float]:
+    def train_step(self, batch: Batch) -> dict[str, float]:
         """One step of the job: rewards, fixed quantities, advantages of the whole step, then an optimizer step per epoch and mini-batch.
 
         Returns the metrics, the same on all ranks; without those that are not finite: when all optimizer steps were skipped, or no token was
@@ -66,13 +67,13 @@ class Engine:
                 "train/kl_coefficient": self._kl_coefficient,
                 "train_rollout/policy_age": age,
                 "train_rollout/policy_age_max": float(oldest),
-                "train/tokens": float(sum(len(s.prompt_tokens) + len(s.response_tokens) for s in step.samples)),
+                "train/tokens": float(sum(map(len, step.samples))),
             }
         )
         self._adapt(metrics["train/kl"], len(step.samples))
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
-    def log_probs(self, samples: Sequence[Sample]) -> list[torch.Tensor]:
+    def log_probs(self, samples: Sequence[Trajectory]) -> list[torch.Tensor]:
         """Of every response token under the policy, at temperature 1."""
         return self._actor.log_probs(samples)
 

@@ -17,7 +17,7 @@ def penalises_reward(spec: RLJobSpec) -> bool:
 def compute_advantages(step: Step, spec: RLJobSpec, kl_coefficient: float) -> tuple[Advantages, Episodes]:
     """What every response token of the step is worth, and what that was made of. Collective where it takes what ranks measured."""
     baselines = [s.baseline_reward for s in step.samples]
-    mask = step.padded([torch.ones(n) for n in step.counts])
+    mask = step.padded([torch.tensor(s.response_mask) for s in step.samples])
     episodes = Episodes(
         rewards=torch.tensor([s.reward for s in step.samples], dtype=torch.float64),
         groups=torch.tensor([s.group for s in step.samples]),

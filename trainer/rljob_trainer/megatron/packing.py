@@ -1,20 +1,20 @@
 """From samples to the tensors of packed micro-batches."""
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+import numpy as np
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Sample
 from rljob_trainer.megatron import context_parallel
 from rljob_trainer.megatron.batching import plan
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.objectives.aggregation import token_weights
+from rljob_trainer.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class MiniBatch:
     """That the model reads, likewise, without filling."""
 
 
-def mini_batches(samples: Sequence[Sample], spec: RLJobSpec, parallel: ParallelState) -> list[MiniBatch]:
+def mini_batches(samples: Sequence[Trajectory], spec: RLJobSpec, parallel: ParallelState) -> list[MiniBatch]:
     """Cut a step's samples, in (group, sample) order, into optimizer steps; a group is never cut, and no mini-batch is empty."""
     groups = sorted({s.group for s in samples})
     count = min(spec.train.mini_batches, len(groups))
@@ -91,8 +91,10 @@ def mini_batches(samples: Sequence[Sample], spec: RLJobSpec, parallel: ParallelS
     return [_mini_batch(samples, chosen, spec, parallel) for chosen in members]
 
 
-def _mini_batch(samples: Sequence[Sample], members: list[int], spec: RLJobSpec, parallel: ParallelState) -> MiniBatch:
-    counts = [len(samples[i].response_tokens) for i in members]
+def _mini_batch(
+    samples: Sequence[Trajectory], members: list[int], spec: RLJobSpec, parallel: ParallelState
+) -> MiniBatch:
+    counts = [samples[i].response_length for i in members]
     weights = token_weights(counts, spec.algorithm.aggregation, spec.rollout.sampling.max_tokens)
     of_sample = {i: torch.full((n,), w) for i, n, w in zip(members, counts, weights, strict=True)}
     micro_batches = pack(samples, members, spec.train.tokens_per_micro_batch, parallel)
@@ -102,7 +104,7 @@ def _mini_batch(samples: Sequence[Sample], members: list[int], spec: RLJobSpec, 
 
 
 def pack(
-    samples: Sequence[Sample], members: Sequence[int], budget: int, parallel: ParallelState, complete: bool = False
+    samples: Sequence[Trajectory], members: Sequence[int], budget: int, parallel: ParallelState, complete: bool = False
 ) -> list[MicroBatch]:
     """This rank's micro-batches of the samples `members`. `complete`: see `micro_batch`."""
     layout = parallel.layout
@@ -113,9 +115,9 @@ def pack(
     ]
 
 
-def _fed(sample: Sample, complete: bool) -> int:
+def _fed(sample: Trajectory, complete: bool) -> int:
     """Tokens of a sample that the model reads."""
-    return len(sample.prompt_tokens) + len(sample.response_tokens) - (not complete)
+    return len(sample) - (not complete)
 
 
 def _space(fed: int, layout: Layout) -> int:
@@ -124,7 +126,7 @@ def _space(fed: int, layout: Layout) -> int:
 
 
 def micro_batch(
-    samples: Sequence[Sample], chosen: Sequence[int], parallel: ParallelState, complete: bool = False
+    samples: Sequence[Trajectory], chosen: Sequence[int], parallel: ParallelState, complete: bool = False
 ) -> MicroBatch:
     """Pack the samples `chosen`; filling up to the alignment is one more sequence, of zeros.
 
@@ -140,9 +142,7 @@ def micro_batch(
     tokens, targets, index = (torch.zeros(row.length, dtype=torch.long) for _ in range(3))
     index += len(chosen)
     for i, (start, n) in enumerate(zip(accumulate(sequences, initial=0), lengths, strict=False)):
-        # by way of array, which takes a tenth of the time that torch takes with a tuple
-        ids = array("q", samples[chosen[i]].prompt_tokens + samples[chosen[i]].response_tokens)
-        whole = torch.frombuffer(ids, dtype=torch.long)
+        whole = torch.from_numpy(samples[chosen[i]].tokens.astype(np.int64))
         tokens[start : start + n] = whole[:n]
         targets[start : start + min(n, len(whole) - 1)] = whole[1 : n + 1]
         index[start : start + n] = i
@@ -154,14 +154,14 @@ def micro_batch(
 
 
 def _row(
-    samples: Sequence[Sample],
+    samples: Sequence[Trajectory],
     chosen: Sequence[int],
     lengths: Sequence[int],
     sequences: Sequence[int],
     parallel: ParallelState,
 ) -> Row:
     """Responses end where the tokens of their sequence end. Context parallelism cuts here: what is [t] is taken from the row by the share."""
-    counts = tuple(len(samples[i].response_tokens) for i in chosen)
+    counts = tuple(samples[i].response_length for i in chosen)
     starts = tuple(accumulate(sequences, initial=0))
     ends = [start + n for start, n in zip(starts, lengths, strict=False)]
     responses = [torch.arange(end - n, end) for end, n in zip(ends, counts, strict=True)]

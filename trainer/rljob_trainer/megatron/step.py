@@ -1,45 +1,43 @@
 """The samples of one step, and what is measured of them: per micro-batch on the rank that measures, per sample on all ranks."""
 
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Sample
 from rljob_trainer.megatron.packing import MicroBatch, MiniBatch, mini_batches
 from rljob_trainer.megatron.parallel_state import ParallelState
+from rljob_trainer.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """Samples in (group, sample) order on every rank, and this rank's micro-batches of them."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[Trajectory, ...]
     batches: list[MiniBatch]
     parallel: ParallelState
 
     @staticmethod
-    def of(samples: Iterable[Sample], spec: RLJobSpec, parallel: ParallelState) -> "Step":
+    def of(samples: Iterable[Trajectory], spec: RLJobSpec, parallel: ParallelState) -> "Step":
         """Raises ValueError when no sample has a response."""
-        ordered = tuple(sorted((s for s in samples if s.response_tokens), key=lambda s: (s.group, s.sample)))
+        ordered = tuple(sorted((s for s in samples if s.response_length), key=lambda s: (s.group, s.sample)))
         if not ordered:
             raise ValueError("the step has no samples to train on")
         step = Step(ordered, mini_batches(ordered, spec, parallel), parallel)
-        step.put("rollout_log_probs", [torch.frombuffer(array("f", s.log_probs), dtype=torch.float32) for s in ordered])
-        if spec.algorithm.overlong.filter:
-            step.put(
-                "mask",
-                [torch.full((n,), float(s.finish_reason == "stop")) for n, s in zip(step.counts, ordered, strict=True)],
-            )
+        step.put("rollout_log_probs", [torch.tensor(s.response_log_probs) for s in ordered])
+        filtered = spec.algorithm.overlong.filter
+        masks = [s.response_mask & (not filtered or s.finish_reason == "stop") for s in ordered]
+        step.put("mask", [torch.tensor(mask) for mask in masks])
         return step
 
     @property
     def counts(self) -> list[int]:
         """Response tokens of each sample."""
-        return [len(s.response_tokens) for s in self.samples]
+        return [s.response_length for s in self.samples]
 
     def micro_batches(self) -> Iterable[MicroBatch]:
         """All of this rank, in the order of the mini-batches."""
@@ -72,9 +70,10 @@ class Step:
         return [row[:n] for row, n in zip(padded, self.counts, strict=True)]
 
 
-def generated_by(policy_step: int | None, sample: Sample) -> torch.Tensor:
-    """[count], 1.0 for response tokens that the policy of this step drew."""
-    return torch.cat([torch.full((span.tokens,), float(span.policy_step == policy_step)) for span in sample.spans])
+def generated_by(policy_step: int | None, sample: Trajectory) -> torch.Tensor:
+    """[count], 1.0 for response tokens that the policy of this step generated; None: that nobody knows."""
+    steps = sample.policy_steps[sample.prompt_length :]
+    return torch.tensor(np.zeros_like(steps) if policy_step is None else steps == policy_step).float()
 
 
 def gather(

@@ -1,13 +1,14 @@
 """What the model says: a few samples of each step as text, for people."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from rljob_api import names
-from rljob_trainer.batch import Sample, StepBatch
+from rljob_trainer.batch import Batch
 from rljob_trainer.textfile import replace
+from rljob_trainer.trajectory import Ints
 
 PROMPTS = 4
 SAMPLES = 4
@@ -20,10 +21,10 @@ LONGEST_TEXT = 20_000
 class Decoder(Protocol):
     """The part of a tokenizer that is needed."""
 
-    def decode(self, token_ids: tuple[int, ...], *, skip_special_tokens: bool) -> str: ...
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
 
-def write_samples(root: Path, batch: StepBatch, tokenizer: Decoder) -> None:
+def write_samples(root: Path, batch: Batch, tokenizer: Decoder) -> None:
     """`samples/step_N.jsonl` below the checkpoint path, whole or not at all; files of steps more than KEPT_STEPS back are deleted."""
     file = names.samples_file(root, batch.step)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -34,12 +35,13 @@ def write_samples(root: Path, batch: StepBatch, tokenizer: Decoder) -> None:
             old.unlink(missing_ok=True)
 
 
-def _lines(batch: StepBatch, tokenizer: Decoder) -> Iterator[dict[str, Any]]:
-    def text(tokens: tuple[int, ...]) -> str:
-        return tokenizer.decode(tokens, skip_special_tokens=False)[:LONGEST_TEXT]
+def _lines(batch: Batch, tokenizer: Decoder) -> Iterator[dict[str, Any]]:
+    def text(tokens: Ints) -> str:
+        return tokenizer.decode(tokens.tolist(), skip_special_tokens=False)[:LONGEST_TEXT]
 
-    shown: list[Sample] = [s for s in batch.samples if s.group < PROMPTS and s.sample < SAMPLES]
-    for s in shown:
+    for s in batch.samples:
+        if s.group >= PROMPTS or s.sample >= SAMPLES:
+            continue
         yield {
             "prompt_index": s.prompt_index,
             "sample": s.sample,

@@ -1,13 +1,16 @@
 """Token ids in, token ids and log-probabilities out. No torch here."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import aiohttp
+import numpy as np
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout.answer import decode
+from rljob_trainer.trajectory import Floats, Ints
 from rljob_trainer.weights.wire import ATTEMPT_HEADER, GENERATE, INTERRUPT, STATE, STEP_HEADER, FencedOut
 
 CONNECT_SECONDS = 30.0
@@ -23,15 +26,18 @@ class RequestRefusedError(ValueError):
     """The server says that the request is wrong: asking elsewhere cannot help."""
 
 
+FinishReason = Literal["stop", "length", "abort"]
+"""`abort`: this is not all of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """One response."""
 
-    tokens: tuple[int, ...]
-    log_probs: tuple[float, ...]
+    tokens: Ints
+    log_probs: Floats
     """Of each token, under the distribution it was drawn from (temperature applied)."""
-    finish_reason: Literal["stop", "length", "abort"]
-    """`abort`: this is not all of it."""
+    finish_reason: FinishReason
     policy_step: int
     """Of the policy that generated it."""
 
@@ -58,13 +64,15 @@ class RolloutClient:
         if self._session is not None:
             await self._session.close()
 
-    async def generate(self, prompt_tokens: tuple[int, ...], n: int, sampling: Sampling, seed: int) -> list[Generation]:
+    async def generate(
+        self, prompt_tokens: Sequence[int] | Ints, n: int, sampling: Sampling, seed: int
+    ) -> list[Generation]:
         """`n` responses in order of their index. Waits as long as the server takes; cancelling ends the generation there.
 
         Raises RequestRefusedError (400), FencedOut (409), ReplicaLost (any other status, connection, an update of its weights).
         """
         request = {
-            "prompt": prompt_tokens,
+            "prompt": np.asarray(prompt_tokens).tolist(),
             "n": n,
             "seed": seed,
             "temperature": sampling.temperature,

@@ -9,13 +9,14 @@ A replica comes back only by `admit`, after its weights have been published agai
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout.client import Generation, ReplicaLost, RolloutClient
+from rljob_trainer.trajectory import Ints
 from rljob_trainer.weights.wire import FencedOut
 
 WATCH_SECONDS = 5.0
@@ -76,7 +77,9 @@ class Pool:
             replica.watcher.cancel()
         await replica.client.__aexit__()
 
-    async def generate(self, prompt_tokens: tuple[int, ...], n: int, sampling: Sampling, seed: int) -> list[Generation]:
+    async def generate(
+        self, prompt_tokens: Sequence[int] | Ints, n: int, sampling: Sampling, seed: int
+    ) -> list[Generation]:
         """As RolloutClient.generate, on whichever replica has room; waits while there is none. Raises RequestRefusedError, FencedOut.
 
         After `interrupt`: what there is of the responses, or none of them when they had not been begun.

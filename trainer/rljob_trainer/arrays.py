@@ -1,0 +1,79 @@
+"""Trajectories as flat arrays, for files and for the socket: as they lie in memory, little-endian, without an object per token. No torch here.
+
+per trajectory [n]        segments       how many it has
+per segment [m]           lengths        tokens of it
+                          sources        its author's number in trajectory.SOURCES
+                          policy_steps   of the policy that wrote it, or NO_POLICY
+per token [T]             tokens
+per token of a policy [P] log_probs
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rljob_trainer.batch import Columns
+from rljob_trainer.trajectory import SOURCES, Segment, Trajectory
+
+Array = npt.NDArray[Any]
+KINDS: dict[str, type[np.generic]] = {
+    "segments": np.int32,
+    "lengths": np.int32,
+    "policy_steps": np.int32,
+    "tokens": np.int32,
+    "log_probs": np.float32,
+    "sources": np.int8,
+}
+"""The arrays in the order in which they travel: those of four bytes first, so that all are aligned."""
+
+
+def rows(trajectories: Sequence[Trajectory]) -> dict[str, Iterator[Array]]:
+    """Each array in pieces, in their order."""
+    segments = [s for t in trajectories for s in t.segments]
+    return {
+        "segments": iter([np.array([len(t.segments) for t in trajectories], np.int32)]),
+        "lengths": iter([np.array([len(s.tokens) for s in segments], np.int32)]),
+        "policy_steps": iter([np.array([s.policy_step for s in segments], np.int32)]),
+        "tokens": (s.tokens for s in segments),
+        "log_probs": (s.log_probs for s in segments if s.log_probs is not None),
+        "sources": iter([np.array([SOURCES.index(s.source) for s in segments], np.int8)]),
+    }
+
+
+def sizes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
+    """How many numbers each array has."""
+    segments = [s for t in trajectories for s in t.segments]
+    sampled = sum(len(s.tokens) for s in segments if s.log_probs is not None)
+    of_segments = dict.fromkeys(("lengths", "policy_steps", "sources"), len(segments))
+    return {"segments": len(trajectories), "tokens": sum(map(len, trajectories)), "log_probs": sampled} | of_segments
+
+
+def flattened(trajectories: Sequence[Trajectory]) -> dict[str, Array]:
+    """All arrays, whole."""
+    return {name: np.concatenate([np.zeros(0, KINDS[name]), *found]) for name, found in rows(trajectories).items()}
+
+
+def trajectories_of(arrays: Mapping[str, Array], columns: Columns, indices: Sequence[int]) -> dict[int, Trajectory]:
+    """The way back: views of the arrays, no copies. `indices`: the rows of `columns` that the trajectories are."""
+    segments = list(_segments(arrays))
+    ends = accumulate(arrays["segments"].tolist(), initial=0)
+    return {
+        i: Trajectory(segments=tuple(segments[start:end]), **columns.at(i))
+        for i, (start, end) in zip(indices, pairwise(ends), strict=True)
+    }
+
+
+def _segments(arrays: Mapping[str, Array]) -> Iterator[Segment]:
+    token = sampled = 0
+    described = zip(*(arrays[name].tolist() for name in ("lengths", "sources", "policy_steps")), strict=True)
+    for length, number, policy_step in described:
+        tokens, source = arrays["tokens"][token : token + length], SOURCES[number]
+        token += length
+        if source == "policy":
+            yield Segment(tokens, source, arrays["log_probs"][sampled : sampled + length], policy_step)
+            sampled += length
+        else:
+            yield Segment(tokens, source)

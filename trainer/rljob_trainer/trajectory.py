@@ -1,0 +1,179 @@
+"""A trajectory: segments of tokens behind each other, each with who wrote it. Prompt and response are the simplest case. No torch here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+Source = Literal["policy", "prompt", "environment"]
+SOURCES: tuple[Source, ...] = ("policy", "prompt", "environment")
+"""In the order of their numbers in files and on the socket."""
+NO_POLICY = -1
+"""In place of the policy's step, for tokens that no policy wrote."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """k tokens with one author."""
+
+    tokens: Ints
+    """[k]"""
+    source: Source
+    """policy: sampled, and trained on; prompt: given at the beginning; environment: what a tool or another party wrote in between."""
+    log_probs: Floats | None = None
+    """[k], of each token under the policy and temperature that sampled it, as the rollout server computed it. None where no policy wrote."""
+    policy_step: int = NO_POLICY
+    """Step of the policy that sampled the tokens."""
+
+    def __post_init__(self) -> None:
+        assert (self.log_probs is not None) == (self.source == "policy"), "what the policy wrote has log-probabilities"
+        assert self.log_probs is None or len(self.log_probs) == len(self.tokens), "every token has its own"
+
+    def __eq__(self, other: object) -> bool:
+        """Bit by bit."""
+        if not isinstance(other, Segment):
+            return NotImplemented
+        same = (self.source, self.policy_step) == (other.source, other.policy_step)
+        return same and same_bits(self.tokens, other.tokens) and same_bits(self.log_probs, other.log_probs)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def prompt(tokens: Sequence[int] | Ints) -> Segment:
+    """The segment that a trajectory begins with."""
+    return Segment(np.asarray(tokens, np.int32), "prompt")
+
+
+def sampled(tokens: Sequence[int] | Ints, log_probs: Sequence[float] | Floats, policy_step: int) -> Segment:
+    """What the policy of that step wrote."""
+    return Segment(np.asarray(tokens, np.int32), "policy", np.asarray(log_probs, np.float32), policy_step)
+
+
+def appended(segments: tuple[Segment, ...], more: Segment) -> tuple[Segment, ...]:
+    """With `more` behind them: nothing when it is empty, one segment with the last when the same policy wrote both."""
+    if not len(more.tokens):
+        return segments
+    last = segments[-1] if segments else None
+    if last is None or (last.source, last.policy_step) != (more.source, more.policy_step):
+        return (*segments, more)
+    log_probs = None
+    if last.log_probs is not None and more.log_probs is not None:
+        log_probs = np.concatenate((last.log_probs, more.log_probs))
+    joined = Segment(np.concatenate((last.tokens, more.tokens)), last.source, log_probs, last.policy_step)
+    return (*segments[:-1], joined)
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """What the policy did with one prompt, and what that was worth. The arrays are of all T tokens in their order."""
+
+    segments: tuple[Segment, ...]
+    prompt_index: int
+    """Row of the prompt in the data set."""
+    group: int
+    """Position of the prompt in the step, 0 .. promptsPerStep - 1; its samples share it."""
+    sample: int
+    """Position in the group, 0 .. samplesPerPrompt - 1."""
+    finish_reason: Literal["stop", "length"]
+    """`stop`: the policy ended it, and the end-of-sequence token is its last; `length`: cut off at maxTokens."""
+    reward: float
+    """Weighted sum of the driver's entries of spec.rewards, less the overlong penalty. Entries with `model` are added by the ranks."""
+    data_source: str
+    """Of the prompt: it says which entries of spec.rewards apply (rewards/entries.py)."""
+    baseline_reward: float | None = None
+    """Of the prompt's greedy response (`remax`), like `reward`; the same in all samples of the group."""
+
+    @staticmethod
+    def of_response(
+        prompt_tokens: Sequence[int] | Ints,
+        response_tokens: Sequence[int] | Ints,
+        log_probs: Sequence[float] | Floats,
+        policy_step: int,
+        **fields: Any,
+    ) -> "Trajectory":
+        """One prompt and one response that one policy wrote. `fields`: the others."""
+        return Trajectory((prompt(prompt_tokens), sampled(response_tokens, log_probs, policy_step)), **fields)
+
+    def __len__(self) -> int:
+        return sum(len(s.tokens) for s in self.segments)
+
+    @property
+    def tokens(self) -> Ints:
+        """[T]"""
+        return _joined([s.tokens for s in self.segments], np.int32)
+
+    @property
+    def loss_mask(self) -> Bools:
+        """[T], which tokens the policy wrote."""
+        return np.repeat([s.source == "policy" for s in self.segments], self._lengths)
+
+    @property
+    def log_probs(self) -> Floats:
+        """[T], 0 where no policy wrote."""
+        rows = [np.zeros(len(s.tokens), np.float32) if s.log_probs is None else s.log_probs for s in self.segments]
+        return _joined(rows, np.float32)
+
+    @property
+    def policy_steps(self) -> Ints:
+        """[T], the step of the policy that wrote a token, NO_POLICY where none did."""
+        return np.repeat(np.array([s.policy_step for s in self.segments], np.int32), self._lengths)
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt. What follows is the response, in which an environment may have had its say."""
+        return sum(len(s.tokens) for s in self.segments if s.source == "prompt")
+
+    @property
+    def response_length(self) -> int:
+        return len(self) - self.prompt_length
+
+    @property
+    def prompt_tokens(self) -> Ints:
+        return self.tokens[: self.prompt_length]
+
+    @property
+    def response_tokens(self) -> Ints:
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def response_mask(self) -> Bools:
+        """[response_length], the loss mask behind the prompt."""
+        return self.loss_mask[self.prompt_length :]
+
+    @property
+    def response_log_probs(self) -> Floats:
+        """[response_length]"""
+        return self.log_probs[self.prompt_length :]
+
+    @property
+    def sampled_segments(self) -> list[Segment]:
+        """Those that a policy wrote. More than one of a single turn only with `partialRollouts`."""
+        return [s for s in self.segments if s.source == "policy"]
+
+    @property
+    def _lengths(self) -> list[int]:
+        return [len(s.tokens) for s in self.segments]
+
+
+def token_ages(step: int, trajectories: Sequence[Trajectory]) -> tuple[float, int]:
+    """Mean and largest age of the sampled tokens: trained steps between the policy that wrote a token and the one that `step` trains."""
+    segments = [s for t in trajectories for s in t.sampled_segments]
+    ages = np.array([step - 1 - s.policy_step for s in segments])
+    counts = np.array([len(s.tokens) for s in segments])
+    return float((ages * counts).sum() / counts.sum()), int(ages.max())
+
+
+def _joined(rows: Sequence[npt.NDArray[Any]], kind: type[Any]) -> npt.NDArray[Any]:
+    return rows[0] if len(rows) == 1 else np.concatenate(rows) if rows else np.zeros(0, kind)
+
+
+def same_bits(a: npt.NDArray[Any] | None, b: npt.NDArray[Any] | None) -> bool:
+    """Two arrays, or two Nones."""
+    if a is None or b is None:
+        return a is b
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
