@@ -12,7 +12,7 @@ from rljob_operator.schedulers.builtin.cycle import schedule_pending
 from rljob_placement.cluster import Cluster
 from simulator.cluster import node_object
 from simulator.crowd import NAMESPACE, Crowd
-from simulator.feed import HOSTILE
+from simulator.feed import HOSTILE, PROMPT, Faults
 from simulator.life import end, live
 from simulator.world import World
 
@@ -84,6 +84,26 @@ async def test_a_crowd_is_served_whatever_the_watches_lose_and_whenever_the_oper
             waiting.remove(job)
     assert waiting == []
     assert crowd.crashes
+
+
+@pytest.mark.parametrize(("seed", "faults"), [*((i, PROMPT) for i in range(4)), *((i, HOSTILE) for i in range(4))])
+async def test_no_node_is_given_twice_while_nodes_are_drained_and_pods_linger(seed: int, faults: Faults) -> None:
+    """Nor, as far as the operator can see, does a gang wait with a part of its nodes."""
+    crowd = Crowd({"a": 3, "b": 3, "c": 3}, faults=faults, random=Random(seed))
+    for i in range(4):
+        crowd.apply(f"job-{i}", trainers=2)
+    for _ in range(10):
+        crowd.lingering = crowd.random.random() < 0.7
+        node = crowd.random.choice("abc")
+        crowd.drain(node)
+        for _ in range(crowd.random.randint(2, 8)):
+            await crowd.turn()
+            crowd.check() if faults is PROMPT else crowd.check_capacity()
+        crowd.uncordon(node)
+    crowd.lingering = False
+    for _ in range(30):
+        await crowd.turn()
+    assert sum(len(crowd.on_nodes(f"job-{i}")) for i in range(4)) == 9
 
 
 async def test_a_crowd_is_planned_once_and_not_once_for_each_of_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +199,59 @@ async def test_a_cordoned_node_keeps_its_pods_and_gets_no_new_ones() -> None:
     await crowd.turns(5)
     assert crowd.on_nodes("demo")["demo-trainer-1"] != cordoned
     assert crowd.on_nodes("demo")["demo-trainer-0"] == cordoned, "it was there and stays"
+
+
+async def test_a_node_that_is_assigned_to_pods_still_ending_elsewhere_goes_to_nobody_else() -> None:
+    """A drained job is assigned the other node while its pods use their grace period. A younger job that waits does not get it."""
+    crowd = Crowd({"a": 3, "b": 3})
+    crowd.apply("old", trainers=2)
+    await crowd.turns(4)
+    drained = set(crowd.on_nodes("old").values())
+    other = ({"a", "b"} - drained).pop()
+    crowd.lingering = True
+    crowd.drain(drained.pop())
+    await crowd.turns(2)
+    placement = crowd.status("old").placement
+    assert placement and {seat.node for seat in placement.seats} == {other}
+    crowd.apply("young", trainers=2)
+    await crowd.turns(4)
+    assert crowd.status("young").message.startswith("waiting for room")
+    assert crowd.on_nodes("young") == {}
+    crowd.lingering = False
+    await crowd.turns(4)
+    assert set(crowd.on_nodes("old").values()) == {other}
+    assert len(crowd.on_nodes("old")) == 3
+    assert crowd.on_nodes("young") == {}
+
+
+async def test_a_drained_job_that_waits_is_served_before_a_younger_one() -> None:
+    for seed in range(10):
+        crowd = Crowd({"a": 3}, random=Random(seed))
+        crowd.apply("old", trainers=2)
+        await crowd.turns(4)
+        crowd.apply("young", trainers=2)
+        crowd.lingering = True
+        crowd.drain("a")
+        await crowd.turns(2)
+        crowd.nodes["b"] = 3
+        crowd.cluster.put(node_object(True, name="b", pods=3))
+        await crowd.turns(2)
+        crowd.lingering = False
+        await crowd.turns(4)
+        assert (len(crowd.on_nodes("old")), len(crowd.on_nodes("young"))) == (3, 0), f"seed {seed}"
+
+
+async def test_a_pod_that_ends_where_its_successor_will_be_counts_once() -> None:
+    """The name is free for the successor only when the old pod is gone, so both never use the node together."""
+    crowd = Crowd({"a": 6})
+    crowd.apply("old", trainers=2)
+    await crowd.turns(4)
+    crowd.lingering = True
+    crowd.cluster.edit("Pod", NAMESPACE, "old-trainer-1")["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    await crowd.turns(2)
+    crowd.apply("young", trainers=2)
+    await crowd.turns(4)
+    assert len(crowd.on_nodes("young")) == 3
 
 
 async def test_further_rollouts_come_when_there_is_room() -> None:

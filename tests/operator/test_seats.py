@@ -136,3 +136,18 @@ def test_gated_pods_are_released_when_the_whole_gang_has_seats() -> None:
         ("demo-rollout-0", "b"),
     ]
     assert decision.requeue_after == UNBOUND_SECONDS, "a scheduler that does nothing wakes nobody"
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_without_room_for_the_whole_gang_only_pods_that_are_there_keep_their_nodes(arrived: bool) -> None:
+    """Two jobs that each wait with a part of their nodes would wait for each other."""
+    seats = [Seat(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
+    there = {} if arrived else {"running": False, "phase": "Pending", "gates": (names.GATE,)}
+    job = placed().with_status(placement=PlacementStatus(seats=seats)).with_pods(node="a" if arrived else "", **there)
+    view = JobView(job=META, spec=job.spec, status=job.status, pods=job.pods, now=NOW)
+    request = scheduling_request(view, NODES.get)
+    assert request
+    results, _ = schedule_pending(Cluster((replace(NODES["a"], free={"pods": 0}),)), [request])
+    assert results[0].plan.problem
+    placement = job.having(scheduling=results[0]).next().placement
+    assert placement and [seat.node for seat in placement.seats] == (["a", "a"] if arrived else [])

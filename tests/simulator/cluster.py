@@ -138,7 +138,7 @@ class FakeCluster:
         self.objects[key] = stored
         return stored
 
-    def edit(self, kind: str, namespace: str, name: str) -> Object:
+    def edit(self, kind: str, namespace: str | None, name: str) -> Object:
         """The stored object, to be changed in place by somebody else than the operator."""
         stored = self._find(kind, namespace, name)
         self._touch(stored)

@@ -16,6 +16,8 @@ class Crowd(Site):
     """Nodes by name, each with room for so many pods."""
 
     nodes: dict[str, int]
+    lingering: bool = False
+    """Whether pods that are being deleted use their whole grace period."""
 
     def __post_init__(self) -> None:
         self.cluster.remove(self.cluster.objects[("Node", None, "node-1")])
@@ -49,6 +51,18 @@ class Crowd(Site):
         pods = (p for p in self.cluster.pods(NAMESPACE) if p["metadata"]["labels"][names.LABEL_JOB] == job)
         return {p["metadata"]["name"]: p["spec"]["nodeName"] for p in pods if p["spec"].get("nodeName")}
 
+    def drain(self, name: str) -> None:
+        """As kubectl drain: no new pods there, and those that are there are deleted."""
+        node = self.cluster.edit("Node", None, name)
+        node["spec"] = {"unschedulable": True}
+        for pod in self.cluster.pods(NAMESPACE):
+            if pod["spec"].get("nodeName") == name:
+                meta = self.cluster.edit("Pod", NAMESPACE, pod["metadata"]["name"])["metadata"]
+                meta["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+
+    def uncordon(self, name: str) -> None:
+        self.cluster.edit("Node", None, name)["spec"] = {}
+
     async def turn(self, order: Sequence[str] | None = None) -> None:
         """Every job gets a pass, in any order."""
         self.now += 1
@@ -56,7 +70,7 @@ class Crowd(Site):
         for job in order or self.random.sample(self.jobs(), len(self.jobs())):
             await self.pass_over(job)
         for pod in self.cluster.pods(NAMESPACE):
-            if "deletionTimestamp" in pod["metadata"]:
+            if "deletionTimestamp" in pod["metadata"] and not self.lingering:
                 self.cluster.remove(pod)
         self.cluster.sync_stateful_sets()
 
@@ -67,12 +81,15 @@ class Crowd(Site):
 
     def check(self) -> None:
         """No node has more pods than it holds, and no gang waits with a part of its seats: only pods that run stay while others are replaced."""
-        for node, room in self.nodes.items():
-            there = [p for p in self.cluster.pods(NAMESPACE) if p["spec"].get("nodeName") == node]
-            assert len(there) <= room, f"{node} holds {len(there)} of {room}"
+        self.check_capacity()
         for job in self.jobs():
             raw = self.cluster.objects[(names.KIND, NAMESPACE, job)]["spec"]
             placement = self.status(job).placement
             seats = placement.seats if placement else []
             whole = len(seats) >= raw["trainer"]["nodes"] + 1
             assert whole or {x.pod for x in seats} <= self.on_nodes(job).keys(), f"{job} waits with {len(seats)} seats"
+
+    def check_capacity(self) -> None:
+        for node, room in self.nodes.items():
+            there = [p for p in self.cluster.pods(NAMESPACE) if p["spec"].get("nodeName") == node]
+            assert len(there) <= room, f"{node} holds {len(there)} of {room}"

@@ -46,7 +46,10 @@ def rank(status: JobStatus, pod: Pod, index: int) -> int:
 
 
 def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tuple[Event, ...]]:
-    """By the result on this snapshot, if something was asked."""
+    """By the scheduler's result for this snapshot, if something was asked.
+
+    Without room for the whole gang only pods that are on their nodes keep them: two jobs that each wait with a part would wait for each other.
+    """
     excluded = [e for e in before.excluded if e.node in excluded_nodes(s.status, s.now)]
     result = s.scheduling
     if result is None:
@@ -55,7 +58,8 @@ def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tupl
         return before.model_copy(update={"seats": kept, "excluded": excluded, "problem": ""}), ()
     problem = result.plan.problem
     if problem:
-        kept = [x for x in before.seats if result.request.current.get(x.pod) == x.node]
+        there = {pod.name: pod.node for pod in s.pods}
+        kept = [x for x in before.seats if result.request.current.get(x.pod) == x.node == there.get(x.pod)]
         news = () if before.problem else (Event("Warning", reasons.UNPLACEABLE, problem),)
         return before.model_copy(update={"seats": kept, "excluded": excluded, "problem": problem}), news
     gang = result.request.gang

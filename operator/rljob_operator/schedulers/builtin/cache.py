@@ -14,7 +14,7 @@ from rljob_placement.cluster import Cluster, Node
 
 
 class SchedulerCache:
-    """Remembers nothing of its own: the cache hold every status from the moment it is written, so no capacity is given twice."""
+    """Remembers nothing of its own: the cache holds every status from the moment it is written, so no capacity is given twice."""
 
     def __init__(self, cache: ClusterCache) -> None:
         self._cache = cache
@@ -45,12 +45,18 @@ class SchedulerCache:
         return JobView(job=job.meta, spec=spec, status=job.status, pods=pods, now=now)
 
     def _assigned(self, job: CachedJob) -> Iterator[tuple[str, Resources]]:
-        """Node and requests of pods that are not seen on a node yet."""
+        """By node: what assigned pods will take there in addition to what pods of their names take already.
+
+        A pod that is still ending on another node has not arrived. One that is ending on its successor's node makes room for it: a StatefulSet
+        gives a name to one pod at a time.
+        """
         placement = job.status.placement
         for seat in placement.seats if placement and not job.meta.deletion_timestamp else ():
             seen = self._cache.usage.get((job.meta.namespace, seat.pod))
-            if seen is None or not seen.value.node:
-                yield seat.node, _requests(placement, seat.pod, job.meta.name)
+            there = (seen.value.requests if seen and seen.value.node == seat.node else None) or {}
+            wanted = _requests(placement, seat.pod, job.meta.name)
+            if missing := {name: v - there.get(name, 0) for name, v in wanted.items() if v > there.get(name, 0)}:
+                yield seat.node, missing
 
 
 def _key(job: CachedJob) -> Key:
