@@ -12,11 +12,11 @@ import torch
 from rljob_api import names
 from rljob_api.protocol import Control, RolloutEndpoint
 from rljob_api.sizing.memory import PhaseName
+from rljob_trainer.buffer.batch_files import from_text
 from rljob_trainer.checkpoint.manifest import read_manifest
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import DriverClient
-from rljob_trainer.driver.recording import from_text
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.huggingface import write_hugging_face

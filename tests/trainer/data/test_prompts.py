@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from rljob_api.spec.model import DataSpec, RewardSpec
 from rljob_trainer.data.prompts import load_prompts
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.reward.entries import objection
+from rljob_trainer.rewards.entries import validate_row
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"
@@ -34,7 +34,7 @@ def tokenizer(template: str | None) -> PreTrainedTokenizerFast:
 def load(tmp_path: Path, prompts: list, template: str | None = TEMPLATE, rewards=None, **fields):
     columns = {"prompt": prompts, "answer": [str(i) for i in range(len(prompts))]}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    judges = partial(objection, rewards or [RewardSpec(rule="exactMatch")], by_driver=True)
+    judges = partial(validate_row, rewards or [RewardSpec(rule="exactMatch")], by_driver=True)
     return load_prompts(DataSpec(train=[str(tmp_path / "a.parquet")], **fields), "train", tokenizer(template), judges)
 
 

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 from rljob_api import names
 from rljob_api.protocol import Control, Progress, Resume, RolloutEndpoint
 from rljob_trainer.batch import Batch
+from rljob_trainer.buffer.batch_files import from_text
 from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.driver.frame import listen
-from rljob_trainer.driver.recording import from_text
 from trainer.driver.servers import EOS, Server
 
 METRICS = {"train/loss": 0.5, "train/tokens": 48.0}

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from rljob_api import names
+from rljob_trainer.buffer.batch_files import from_text
 from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverLost
-from rljob_trainer.driver.recording import from_text
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.trajectory import token_ages
 from trainer.driver.bench import Bench, Characters, call, publish, trained, until

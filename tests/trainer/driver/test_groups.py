@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rljob_trainer.batch import Batch
+from rljob_trainer.buffer.groups import chosen
 from rljob_trainer.data.order import permutation
 from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverClient
-from rljob_trainer.driver.groups import chosen
 from rljob_trainer.trajectory import Segment, appended, sampled, token_ages
 from trainer.driver.bench import Bench, Characters, batch, begun, call, publish, trained, until
 from trainer.driver.servers import Thinker

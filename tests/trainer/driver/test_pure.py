@@ -2,12 +2,12 @@ import pytest
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.driver.assembly import Outcome, assemble, failure_metrics, require_judged, shaped
-from rljob_trainer.driver.recording import record, replay
+from rljob_trainer.buffer.assembly import Outcome, assemble, failure_metrics, require_scored, shaped
+from rljob_trainer.buffer.batch_files import record, replay
+from rljob_trainer.buffer.seeds import continuation_seed, evaluation_seed, training_seed
 from rljob_trainer.driver.replicas import Replicas
-from rljob_trainer.driver.seeds import continuation_seed, evaluation_seed, training_seed
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.reward.case import Kind, RewardFailed
+from rljob_trainer.rewards.request import Kind, RewardFailed
 from rljob_trainer.trajectory import Trajectory
 from trainer.driver.specs import job
 
@@ -94,7 +94,7 @@ def test_a_step_whose_rewards_all_failed_is_the_users_to_mend():
     with pytest.raises(
         ConfigurationError, match=r"every reward of a step failed; the first said: ValueError: no \(r.py line 2: x\)"
     ) as caught:
-        require_judged([failed(0, 0), failed(0, 1)])
+        require_scored([failed(0, 0), failed(0, 1)])
     assert caught.value.field == "spec.rewards[0].python.path"
 
 

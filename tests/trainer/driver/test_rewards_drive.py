@@ -6,9 +6,9 @@ import pytest
 
 from rljob_api import names
 from rljob_trainer.batch import Batch
+from rljob_trainer.buffer.batch_files import from_text
 from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverClient, DriverLost
-from rljob_trainer.driver.recording import from_text
 from rljob_trainer.failure import ConfigurationError
 from trainer.driver.bench import Bench, Characters, call, publish, trained, until
 from trainer.driver.servers import EOS, Server

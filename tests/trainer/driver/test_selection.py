@@ -2,10 +2,10 @@
 
 import pytest
 
-from rljob_trainer.driver.assembly import Outcome
-from rljob_trainer.driver.selection import Selection, verdict
+from rljob_trainer.buffer.assembly import Outcome
+from rljob_trainer.buffer.selection import Selection, verdict
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.reward.case import RewardFailed
+from rljob_trainer.rewards.request import RewardFailed
 from rljob_trainer.trajectory import Trajectory
 from trainer.driver.specs import job
 

@@ -21,8 +21,8 @@ from rljob_api import names
 from rljob_api.metrics import METRICS
 from rljob_api.protocol import Failure
 from rljob_trainer import rank
-from rljob_trainer.driver.assembly import batch_metrics
-from rljob_trainer.driver.recording import record
+from rljob_trainer.buffer.assembly import batch_metrics
+from rljob_trainer.buffer.batch_files import record
 from trainer.loop.job import ALGORITHMS, SECONDS, STEPS, WORLD, Job, Running, wait_for
 from trainer.megatron.models import make_batch, make_model
 

@@ -10,11 +10,11 @@ import torch
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import PartialRollouts, TrainSpec
+from rljob_trainer.buffer.generation import Generator
+from rljob_trainer.buffer.groups import Groups
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import load_tokenizer
-from rljob_trainer.driver.generation import Generator
-from rljob_trainer.driver.groups import Groups
-from rljob_trainer.reward.judge import Judge
+from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rollout.pool import Pool
 from rljob_trainer.trajectory import Trajectory
 from rljob_trainer.weights.publisher import Publisher
@@ -45,7 +45,7 @@ class Lab:
         self._endpoint, self._publisher = server.endpoint, Publisher(1, TOKEN, "127.0.0.1", "gloo")
         sampling = {"maxTokens": LONGEST, "temperature": TEMPERATURE}
         job: RLJobSpec = spec(self.policies[0], sampling=sampling).model_copy(update={"train": TRAIN})
-        self.pool, self.judge = Pool(TOKEN, 1, samples_in_flight=ROOM), Judge(job.rewards)
+        self.pool, self.judge = Pool(TOKEN, 1, samples_in_flight=ROOM), RewardManager(job.rewards)
         self._groups = Groups(
             TRAIN, Generator(job, "u", load_tokenizer(job.model), self.judge, self.pool, lambda: None)
         )
@@ -90,7 +90,7 @@ async def test_every_token_is_of_the_policy_that_it_names_and_none_is_lost(
     start: Callable[..., Server], checkpoints: dict[str, Path]
 ) -> None:
     lab = Lab(start(checkpoints["old"]), checkpoints)
-    await lab.judge.start()
+    await lab.rewards.start()
     samples: list[Trajectory] = []
     step = 0
     while step < FEWEST or (step < STEPS and not continued(samples)):

@@ -13,7 +13,7 @@ from rljob_trainer.data.rows import Row, read_rows
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.failure import ConfigurationError
 
-Objection = Callable[[str, str], tuple[str, str] | None]
+RowValidator = Callable[[str, str], tuple[str, str] | None]
 """Of data source and answer: why no reward can judge such a row (rule and fix), or None."""
 
 
@@ -73,10 +73,10 @@ class PromptSet(Sequence[Prompt]):
         return Prompt(self._indices[place], tokens, *self._texts[place])
 
 
-def load_prompts(spec: DataSpec, split: str, tokenizer: Tokenizer, objection: Objection) -> PromptSet:
+def load_prompts(spec: DataSpec, split: str, tokenizer: Tokenizer, validate_row: RowValidator) -> PromptSet:
     """The prompts of spec.data.`split`. Raises ConfigurationError for rows that cannot be used or judged, and when none is short enough."""
     counts = Counts()
-    prompts = PromptSet(_fitting(spec, read_rows(spec, split), tokenizer, objection, counts), counts)
+    prompts = PromptSet(_fitting(spec, read_rows(spec, split), tokenizer, validate_row, counts), counts)
     if counts.rows and not prompts:
         rule = f"all {counts.rows} prompts of spec.data.{split} are longer"
         raise ConfigurationError(
@@ -86,11 +86,11 @@ def load_prompts(spec: DataSpec, split: str, tokenizer: Tokenizer, objection: Ob
 
 
 def _fitting(
-    spec: DataSpec, rows: Iterable[Row], tokenizer: Tokenizer, objection: Objection, counts: Counts
+    spec: DataSpec, rows: Iterable[Row], tokenizer: Tokenizer, validate_row: RowValidator, counts: Counts
 ) -> Iterator[Prompt]:
     seen: set[int] = set()
     for index, row in enumerate(rows):
-        if problem := objection(row.data_source, row.answer):
+        if problem := validate_row(row.data_source, row.answer):
             raise row.place.error(*problem)
         text, tokens = encode_prompt(row, spec, tokenizer)
         counts.rows += 1

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.protocol import Checkpoint, Control, RolloutEndpoint
+from rljob_trainer.buffer import batch_files
+from rljob_trainer.buffer.supply import Supply
+from rljob_trainer.buffer.work import Next, Source
 from rljob_trainer.data.order import Cursor
 from rljob_trainer.data.prompts import PromptSet
-from rljob_trainer.driver import recording
 from rljob_trainer.driver.progress import ProgressFile
 from rljob_trainer.driver.rollouts import Rollouts
-from rljob_trainer.driver.supply import Supply
-from rljob_trainer.driver.work import Next, Source
 from rljob_trainer.report.sinks import Sinks
 from rljob_trainer.report.weights_and_biases import connect
 
@@ -159,7 +159,7 @@ class Driver:
         if found := self._supply.take():  # before what the next one may have failed at
             self._handed = found
             self._enter("training")
-            return {"do": "train", "batch": recording.to_text(found.batch)}
+            return {"do": "train", "batch": batch_files.to_text(found.batch)}
         if self._supply.done:
             return {"do": "finish"}
         return self._publication(self._rollouts.to_publish())

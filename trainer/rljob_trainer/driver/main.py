@@ -13,18 +13,18 @@ from rljob_api.protocol import Control
 from rljob_api.sizing.layout import required_servers
 from rljob_api.sizing.serving import sequences
 from rljob_trainer import failure
+from rljob_trainer.buffer.generation import Generator
+from rljob_trainer.buffer.work import Generated, Replayed, Source
 from rljob_trainer.data.prompts import PromptSet, load_prompts
 from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer
 from rljob_trainer.driver.control import follow_control, read_control
 from rljob_trainer.driver.driver import Driver
 from rljob_trainer.driver.frame import listen
-from rljob_trainer.driver.generation import Generator
 from rljob_trainer.driver.progress import ProgressFile
 from rljob_trainer.driver.rollouts import Rollouts
 from rljob_trainer.driver.server import Call, serve
-from rljob_trainer.driver.work import Generated, Replayed, Source
-from rljob_trainer.reward.entries import objection
-from rljob_trainer.reward.judge import Judge
+from rljob_trainer.rewards.entries import validate_row
+from rljob_trainer.rewards.manager import RewardManager
 
 log = logging.getLogger(__name__)
 
@@ -45,15 +45,15 @@ async def drive(directory: Path, listener: socket.socket, token: str) -> None:
     control = read_control(directory)
     progress = ProgressFile(directory / "progress.json")
     progress.flush()
-    judge = Judge(control.spec.rewards)
+    rewards = RewardManager(control.spec.rewards)
     try:
         tokenizer = load_tokenizer(control.spec.model)
         train, validation = _load(control, tokenizer, "train"), _load(control, tokenizer, "validation")
-        await judge.start()
-        await _Life(directory, control, token, progress, tokenizer, judge, train, validation).run(listener)
+        await rewards.start()
+        await _Life(directory, control, token, progress, tokenizer, rewards, train, validation).run(listener)
     finally:
         listener.close()
-        await judge.stop()
+        await rewards.stop()
 
 
 class _Life:
@@ -66,7 +66,7 @@ class _Life:
         token: str,
         progress: ProgressFile,
         tokenizer: Tokenizer,
-        judge: Judge,
+        rewards: RewardManager,
         train: PromptSet,
         validation: PromptSet,
     ):
@@ -75,7 +75,7 @@ class _Life:
         self._rollouts = Rollouts(
             token, control.attempt, required_servers(spec), sequences(spec), lambda: self._driver.wake()
         )
-        generator = Generator(spec, control.job_uid, tokenizer, judge, self._rollouts.pool, progress.beat)
+        generator = Generator(spec, control.job_uid, tokenizer, rewards, self._rollouts.pool, progress.beat)
         source: Source = (
             Replayed(spec, train)
             if spec.train.batches.replay
@@ -126,7 +126,7 @@ async def _first_to_end(*parts: Awaitable[None]) -> None:
 def _load(control: Control, tokenizer: Tokenizer, split: str) -> PromptSet:
     spec = control.spec
     by_driver = split == "validation" and spec.evaluation.every_steps > 0
-    prompts = load_prompts(spec.data, split, tokenizer, partial(objection, spec.rewards, by_driver=by_driver))
+    prompts = load_prompts(spec.data, split, tokenizer, partial(validate_row, spec.rewards, by_driver=by_driver))
     if prompts:
         c = prompts.counts
         log.info(

@@ -13,7 +13,7 @@ from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.passes import Passes
 from rljob_trainer.megatron.step import Step, gather
 from rljob_trainer.megatron.value_model import ValueModel, values_of
-from rljob_trainer.reward.entries import entries_of
+from rljob_trainer.rewards.entries import entries_of
 
 
 class RewardModels:

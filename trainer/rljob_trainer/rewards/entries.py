@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rljob_api.spec.model import RewardSpec
-from rljob_trainer.reward.rules import number
+from rljob_trainer.rewards.rules import number
 
 EVERY_OTHER = "*"
 
@@ -17,7 +17,9 @@ def entries_of(rewards: Sequence[RewardSpec], data_source: str) -> list[tuple[in
     return named or [(i, r) for i, r in enumerate(rewards) if r.data_source == EVERY_OTHER]
 
 
-def objection(rewards: Sequence[RewardSpec], data_source: str, answer: str, by_driver: bool) -> tuple[str, str] | None:
+def validate_row(
+    rewards: Sequence[RewardSpec], data_source: str, answer: str, by_driver: bool
+) -> tuple[str, str] | None:
     """Why a row of the data cannot be judged, as rule and fix. With `by_driver` the entries with `model` do not count."""
     entries = [(i, r) for i, r in entries_of(rewards, data_source) if not (by_driver and r.model)]
     if not entries:

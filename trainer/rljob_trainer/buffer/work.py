@@ -8,15 +8,15 @@ from typing import Protocol
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
+from rljob_trainer.buffer.assembly import assemble, failure_metrics, require_scored, shaped
+from rljob_trainer.buffer.batch_files import record, replay
+from rljob_trainer.buffer.generation import Generator, warn_of_failures
+from rljob_trainer.buffer.groups import Groups
+from rljob_trainer.buffer.selection import Selection
 from rljob_trainer.data.order import Cursor, prompt_at
 from rljob_trainer.data.prompts import PromptSet
 from rljob_trainer.data.tokenizer import Tokenizer
-from rljob_trainer.driver.assembly import assemble, failure_metrics, require_judged, shaped
-from rljob_trainer.driver.generation import Generator, warn_of_failures
-from rljob_trainer.driver.groups import Groups
-from rljob_trainer.driver.recording import record, replay
 from rljob_trainer.driver.rollouts import Rollouts
-from rljob_trainer.driver.selection import Selection
 from rljob_trainer.report.samples import write_samples
 from rljob_trainer.trajectory import Trajectory
 
@@ -79,7 +79,7 @@ class Generated:
         self._phase("evaluating")
         await self._rollouts.enough()
         outcomes = await self._generator.evaluate(self._validation)
-        require_judged(outcomes)
+        require_scored(outcomes)
         rewards = [o.result.reward for o in outcomes if isinstance(o.result, Trajectory)]
         return {
             "evaluation/reward": sum(rewards) / len(rewards),

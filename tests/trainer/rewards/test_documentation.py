@@ -11,8 +11,8 @@ import yaml
 from rljob_api.metrics import METRICS
 from rljob_api.spec.model import HttpReward, PythonReward, RewardSpec
 from rljob_api.validation.validate import violations
-from rljob_trainer.reward.case import Case
-from rljob_trainer.reward.judge import Judge
+from rljob_trainer.rewards.manager import RewardManager
+from rljob_trainer.rewards.request import RewardRequest
 from trainer.driver.specs import job
 from trainer.rollout.servers import free_port
 
@@ -35,12 +35,12 @@ def test_every_metric_that_the_page_names_exists():
 
 
 async def scored(spec: RewardSpec, *responses: str) -> list[float]:
-    judge = Judge([spec])
+    manager = RewardManager([spec])
     try:
-        await judge.start()
-        return [await judge.score(Case("q", response, "4", "s")) for response in responses]
+        await manager.start()
+        return [await manager.score(RewardRequest("q", response, "4", "s")) for response in responses]
     finally:
-        await judge.stop()
+        await manager.stop()
 
 
 async def test_the_shown_function_judges(tmp_path):

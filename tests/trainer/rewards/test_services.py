@@ -11,10 +11,10 @@ from aiohttp import web
 from rljob_api.names import ENV_ROLLOUT_TOKEN
 from rljob_api.spec.model import HttpReward, RewardSpec, VllmReward
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.reward.case import Case, RewardFailed, ServiceDown
-from rljob_trainer.reward.judge import Judge
+from rljob_trainer.rewards.manager import RewardManager
+from rljob_trainer.rewards.request import RewardFailed, RewardRequest, ServiceDown
 
-CASE = Case("1+1=", "2", "2", "sum")
+CASE = RewardRequest("1+1=", "2", "2", "sum")
 
 
 class Service:
@@ -53,18 +53,18 @@ class Service:
         return web.json_response(answer)
 
 
-async def ask(service: Service, case: Case = CASE, seconds: float = 5.0, **fields: object) -> float:
+async def ask(service: Service, case: RewardRequest = CASE, seconds: float = 5.0, **fields: object) -> float:
     http = HttpReward(url=f"{service.url}/reward", **fields)
     return await scored(RewardSpec(http=http, timeout_seconds=seconds), case)
 
 
-async def scored(spec: RewardSpec, case: Case = CASE) -> float:
-    judge = Judge([spec])
+async def scored(spec: RewardSpec, case: RewardRequest = CASE) -> float:
+    manager = RewardManager([spec])
     try:
-        await judge.start()
-        return await judge.score(case)
+        await manager.start()
+        return await manager.score(case)
     finally:
-        await judge.stop()
+        await manager.stop()
 
 
 async def failure(call: Callable) -> RewardFailed:
@@ -117,10 +117,10 @@ async def test_a_call_may_take_longer_than_the_http_client_gives_it_by_itself(mo
 async def test_waiting_for_a_turn_is_not_part_of_a_calls_time():
     async with Service({"reward": 1}, delay=0.15) as service:
         spec = RewardSpec(http=HttpReward(url=f"{service.url}/reward"), timeout_seconds=2.0)
-        judge = Judge([spec])
-        await judge.start()
-        assert sum(await asyncio.gather(*(judge.score(CASE) for _ in range(500)))) == 500
-        await judge.stop()
+        manager = RewardManager([spec])
+        await manager.start()
+        assert sum(await asyncio.gather(*(manager.score(CASE) for _ in range(500)))) == 500
+        await manager.stop()
 
 
 @pytest.mark.parametrize(

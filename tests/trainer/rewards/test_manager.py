@@ -6,11 +6,11 @@ import pytest
 
 from rljob_api.spec.model import MegatronReward, PythonReward, RewardSpec
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.reward.case import Case, RewardFailed
-from rljob_trainer.reward.judge import Judge
+from rljob_trainer.rewards.manager import RewardManager
+from rljob_trainer.rewards.request import RewardFailed, RewardRequest
 from trainer.launcher.gang import alive, wait_for
 
-CASE = Case("1+1=", " 2\n", "2", "s")
+CASE = RewardRequest("1+1=", " 2\n", "2", "s")
 
 
 def python(tmp_path: Path, code: str, **fields) -> RewardSpec:
@@ -24,32 +24,32 @@ async def judged(tmp_path):
     """Makes started judges and stops them."""
     started = []
 
-    async def start(*rewards: RewardSpec) -> Judge:
-        judge = Judge(rewards)
-        started.append(judge)
-        await judge.start()
-        return judge
+    async def start(*rewards: RewardSpec) -> RewardManager:
+        manager = RewardManager(rewards)
+        started.append(manager)
+        await manager.start()
+        return manager
 
     yield start
-    for judge in started:
-        await judge.stop()
+    for manager in started:
+        await manager.stop()
 
 
 async def test_an_exact_match_strips_response_and_answer(judged):
-    judge = await judged(RewardSpec(rule="exactMatch"))
-    assert await judge.score(replace(CASE, data_source="any")) == 1.0
-    assert await judge.score(Case("", "2", " 2\n", "any")) == 1.0
-    assert await judge.score(Case("", "2.", "2", "any")) == 0.0
+    manager = await judged(RewardSpec(rule="exactMatch"))
+    assert await manager.score(replace(CASE, data_source="any")) == 1.0
+    assert await manager.score(RewardRequest("", "2", " 2\n", "any")) == 1.0
+    assert await manager.score(RewardRequest("", "2.", "2", "any")) == 0.0
 
 
 async def test_entries_of_one_data_source_are_weighted_and_summed_and_the_star_takes_the_rest(judged):
-    judge = await judged(
+    manager = await judged(
         RewardSpec(rule="exactMatch", data_source="sum", weight=2.0),
         RewardSpec(rule="exactMatch", data_source="sum", weight=0.5),
         RewardSpec(rule="exactMatch", weight=3.0),
     )
-    assert await judge.score(replace(CASE, data_source="sum")) == 2.5
-    assert await judge.score(replace(CASE, data_source="product")) == 3.0
+    assert await manager.score(replace(CASE, data_source="sum")) == 2.5
+    assert await manager.score(replace(CASE, data_source="product")) == 3.0
 
 
 async def test_a_function_of_the_users_sees_prompt_response_and_answer_and_may_print(judged, tmp_path):
@@ -66,49 +66,49 @@ async def test_a_function_may_import_what_lies_beside_it(judged, tmp_path):
 
 
 async def test_what_a_reward_raises_is_told_with_its_line(judged, tmp_path):
-    judge = await judged(python(tmp_path, "def reward(p, r, a):\n    return int('x' + r)\n"))
+    manager = await judged(python(tmp_path, "def reward(p, r, a):\n    return int('x' + r)\n"))
     with pytest.raises(
         RewardFailed, match=r"ValueError: invalid literal.* \(reward.py line 2: return int\('x' \+ r\)\)"
     ):
-        await judge.score(CASE)
+        await manager.score(CASE)
 
 
 @pytest.mark.parametrize(
     "value", ["float('nan')", "None", "'much'", "type('Tensor', (), {'__float__': lambda _: 1 / 0})()"]
 )
 async def test_what_is_not_a_finite_number_is_a_failure(judged, tmp_path, value):
-    judge = await judged(python(tmp_path, f"def reward(p, r, a): return {value}\n"))
+    manager = await judged(python(tmp_path, f"def reward(p, r, a): return {value}\n"))
     with pytest.raises(RewardFailed, match="not a finite number") as caught:
-        await judge.score(CASE)
+        await manager.score(CASE)
     assert caught.value.kind == "value"
 
 
 async def test_a_sum_beyond_what_is_trained_on_is_a_failure(judged, tmp_path):
-    judge = await judged(python(tmp_path, "def reward(p, r, a): return 1e38\n", weight=10.0))
+    manager = await judged(python(tmp_path, "def reward(p, r, a): return 1e38\n", weight=10.0))
     with pytest.raises(RewardFailed, match=r"the weighted sum is 1e\+39, beyond 3e\+38") as caught:
-        await judge.score(CASE)
+        await manager.score(CASE)
     assert caught.value.kind == "value"
 
 
 async def test_a_call_that_takes_too_long_ends_its_process_and_the_next_gets_another(judged, tmp_path):
     code = "import time\ndef reward(p, r, a):\n    time.sleep(60 if r == 'slow' else 0)\n    return 1\n"
-    judge = await judged(python(tmp_path, code, timeout_seconds=0.3))
+    manager = await judged(python(tmp_path, code, timeout_seconds=0.3))
     began = time.monotonic()
     with pytest.raises(RewardFailed, match=r"longer than 0.3 s") as caught:
-        await judge.score(Case("", "slow", "", "s"))
+        await manager.score(RewardRequest("", "slow", "", "s"))
     assert time.monotonic() - began < 5 and caught.value.kind == "timeout"
     for _ in range(4):
-        judge_again = await judge.score(Case("", "quick", "", "s"))
-        assert judge_again == 1
+        again = await manager.score(RewardRequest("", "quick", "", "s"))
+        assert again == 1
 
 
 async def test_a_function_that_ends_its_process_is_a_failure_and_the_next_call_works(judged, tmp_path):
     code = "import os\ndef reward(p, r, a):\n    if r == 'die': os._exit(3)\n    return 1\n"
-    judge = await judged(python(tmp_path, code))
+    manager = await judged(python(tmp_path, code))
     for _ in range(3):
         with pytest.raises(RewardFailed, match="ended during the call"):
-            await judge.score(Case("", "die", "", "s"))
-    assert await judge.score(CASE) == 1
+            await manager.score(RewardRequest("", "die", "", "s"))
+    assert await manager.score(CASE) == 1
 
 
 SLEEPER = "subprocess.run(['sh', '-c', 'echo $$ > {pid}; sleep 60'])"
@@ -123,25 +123,25 @@ async def test_what_a_function_has_started_ends_with_its_call(judged, tmp_path, 
         f"def sleep(): pathlib.Path('{pid}').write_text(str(os.getpid())), time.sleep(60)\n"
         f"def reward(p, r, a):\n    if r == 'slow': {started.format(pid=pid)}\n    return 1\n"
     )
-    judge = await judged(python(tmp_path, code, timeout_seconds=1.0))
+    manager = await judged(python(tmp_path, code, timeout_seconds=1.0))
     began = time.monotonic()
     with pytest.raises(RewardFailed, match="longer than 1 s"):
-        await judge.score(Case("", "slow", "", "s"))
+        await manager.score(RewardRequest("", "slow", "", "s"))
     assert time.monotonic() - began < 10
     wait_for("its end", lambda: not alive(int(pid.read_text())))
-    assert await judge.score(CASE) == 1
+    assert await manager.score(CASE) == 1
 
 
 async def test_a_function_that_reads_its_standard_input_gets_nothing_and_the_next_call_is_answered(judged, tmp_path):
     code = "import subprocess\ndef reward(p, r, a): return len(subprocess.run(['cat'], capture_output=True).stdout)\n"
-    judge = await judged(python(tmp_path, code))
-    assert [await judge.score(CASE) for _ in range(2)] == [0.0, 0.0]
+    manager = await judged(python(tmp_path, code))
+    assert [await manager.score(CASE) for _ in range(2)] == [0.0, 0.0]
 
 
 async def test_a_child_that_a_function_forked_cannot_answer_in_its_place(judged, tmp_path):
     code = "import os\ndef reward(p, r, a):\n    os.fork()\n    return float(r)\n"
-    judge = await judged(python(tmp_path, code))
-    assert [await judge.score(Case("", str(i), "", "s")) for i in range(40)] == list(range(40))
+    manager = await judged(python(tmp_path, code))
+    assert [await manager.score(RewardRequest("", str(i), "", "s")) for i in range(40)] == list(range(40))
 
 
 @pytest.mark.parametrize(
@@ -153,21 +153,21 @@ async def test_a_child_that_a_function_forked_cannot_answer_in_its_place(judged,
     ],
 )
 async def test_a_file_that_cannot_be_used_fails_at_the_start(tmp_path, code, text):
-    judge = Judge([RewardSpec(rule="exactMatch", data_source="x"), python(tmp_path, code)])
+    manager = RewardManager([RewardSpec(rule="exactMatch", data_source="x"), python(tmp_path, code)])
     with pytest.raises(ConfigurationError, match=text) as caught:
-        await judge.start()
-    await judge.stop()
+        await manager.start()
+    await manager.stop()
     assert caught.value.field == "spec.rewards[1].python.path"
 
 
 async def test_a_file_that_is_not_there_fails_at_the_start():
     with pytest.raises(ConfigurationError, match="no such file"):
-        await Judge([RewardSpec(python=PythonReward(path="/nowhere/reward.py"))]).start()
+        await RewardManager([RewardSpec(python=PythonReward(path="/nowhere/reward.py"))]).start()
 
 
 async def test_entries_of_models_on_the_ranks_are_left_to_them(judged):
     model = RewardSpec(model=MegatronReward(path="/reward-model"), data_source="chat")
-    judge = await judged(model, RewardSpec(rule="exactMatch"), RewardSpec(rule="exactMatch", data_source="chat"))
-    assert await judge.score(replace(CASE, data_source="chat")) == 1.0
-    judge = await judged(model, RewardSpec(rule="exactMatch"))
-    assert await judge.score(replace(CASE, data_source="chat")) == 0.0
+    manager = await judged(model, RewardSpec(rule="exactMatch"), RewardSpec(rule="exactMatch", data_source="chat"))
+    assert await manager.score(replace(CASE, data_source="chat")) == 1.0
+    manager = await judged(model, RewardSpec(rule="exactMatch"))
+    assert await manager.score(replace(CASE, data_source="chat")) == 0.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
 from rljob_trainer.objectives.overlong import overlong_penalty
-from rljob_trainer.reward.case import KINDS, RewardFailed
+from rljob_trainer.rewards.request import KINDS, RewardFailed
 from rljob_trainer.trajectory import Trajectory
 
 
@@ -25,7 +25,7 @@ class Outcome:
         return Outcome(group, self.sample, replace(result, group=group) if isinstance(result, Trajectory) else result)
 
 
-def require_judged(outcomes: Iterable[Outcome]) -> None:
+def require_scored(outcomes: Iterable[Outcome]) -> None:
     """Raises RewardFailed.as_error when no sample could be judged."""
     results = [o.result for o in outcomes]
     if results and not any(isinstance(r, Trajectory) for r in results):

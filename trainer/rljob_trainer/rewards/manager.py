@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Protocol
 
 from rljob_api.spec.model import PythonReward, RewardSpec
-from rljob_trainer.reward import builtin
-from rljob_trainer.reward.case import Case, RewardFailed
-from rljob_trainer.reward.entries import entries_of
-from rljob_trainer.reward.python_file import PythonFile
-from rljob_trainer.reward.rules import RULES
-from rljob_trainer.reward.services import HttpService, VllmServer
+from rljob_trainer.rewards import builtin
+from rljob_trainer.rewards.entries import entries_of
+from rljob_trainer.rewards.python_file import PythonFile
+from rljob_trainer.rewards.request import RewardFailed, RewardRequest
+from rljob_trainer.rewards.rules import RULES
+from rljob_trainer.rewards.services import HttpService, VllmServer
 
-MOST_WORKERS = 8
+MAX_WORKERS = 8
 """Processes of one reward file: each imports it."""
-LARGEST = 3e38
+MAX_REWARD = 3e38
 """What float32 holds, in which it is trained on; and the mean of a step's rewards stays a number."""
 MATHEMATICS = PythonReward(path=str(Path(builtin.__file__).with_name("mathematics.py")))
 
@@ -24,7 +24,7 @@ MATHEMATICS = PythonReward(path=str(Path(builtin.__file__).with_name("mathematic
 class Scorer(Protocol):
     """One entry of spec.rewards."""
 
-    async def score(self, case: Case) -> float:
+    async def score(self, case: RewardRequest) -> float:
         """Raises RewardFailed."""
         ...
 
@@ -39,7 +39,7 @@ class Rule:
     def __init__(self, name: str):
         self._rule = RULES[name]
 
-    async def score(self, case: Case) -> float:
+    async def score(self, case: RewardRequest) -> float:
         return self._rule(case.response, case.answer)
 
     async def start(self) -> None:
@@ -49,7 +49,7 @@ class Rule:
         pass
 
 
-class Judge:
+class RewardManager:
     """All entries but those with `model`, which the ranks score. `start` before and `stop` after."""
 
     def __init__(self, rewards: Sequence[RewardSpec]):
@@ -63,22 +63,22 @@ class Judge:
     async def stop(self) -> None:
         await asyncio.gather(*(scorer.stop() for scorer in self._scorers.values()))
 
-    async def score(self, case: Case) -> float:
+    async def score(self, case: RewardRequest) -> float:
         """The weighted sum; 0 where only the ranks judge. Raises RewardFailed when any part fails."""
         entries = [(i, spec) for i, spec in entries_of(self._rewards, case.data_source) if i in self._scorers]
         reward = sum(await asyncio.gather(*(self._weighted(i, spec, case) for i, spec in entries)), 0.0)
-        if abs(reward) > LARGEST:
+        if abs(reward) > MAX_REWARD:
             raise RewardFailed(
-                "value", "spec.rewards", case.data_source, f"the weighted sum is {reward:g}, beyond {LARGEST:g}"
+                "value", "spec.rewards", case.data_source, f"the weighted sum is {reward:g}, beyond {MAX_REWARD:g}"
             )
         return reward
 
-    async def _weighted(self, index: int, spec: RewardSpec, case: Case) -> float:
+    async def _weighted(self, index: int, spec: RewardSpec, case: RewardRequest) -> float:
         return spec.weight * await self._scorers[index].score(case)
 
 
 def _scorer(field: str, spec: RewardSpec) -> Scorer:
-    workers = min(os.cpu_count() or 1, MOST_WORKERS)
+    workers = min(os.cpu_count() or 1, MAX_WORKERS)
     if spec.python:
         return PythonFile(f"{field}.python.path", spec.python.path, spec.python, spec.timeout_seconds, workers)
     if spec.http:

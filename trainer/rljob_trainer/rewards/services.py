@@ -5,8 +5,8 @@ import math
 from typing import Any
 
 from rljob_api.spec.model import HttpReward, VllmReward
-from rljob_trainer.reward.case import Case
-from rljob_trainer.reward.post import Post, fill_in
+from rljob_trainer.rewards.post import Post, fill_in
+from rljob_trainer.rewards.request import RewardRequest
 
 VLLM_RETRIES = 2
 
@@ -24,7 +24,7 @@ class HttpService:
         self._post = Post(f"{self._field}.url", self._spec.url, headers, self._spec.retries, self._seconds)
         await self._post.open()
 
-    async def score(self, case: Case) -> float:
+    async def score(self, case: RewardRequest) -> float:
         """Raises RewardFailed."""
         assert self._post is not None, "start comes first"
         answer = await self._post.ask(
@@ -54,7 +54,7 @@ class VllmServer:
     async def start(self) -> None:
         await self._post.open()
 
-    async def score(self, case: Case) -> float:
+    async def score(self, case: RewardRequest) -> float:
         """Raises RewardFailed, also for a model of more than one label."""
         # With the activation, the default, a score would pass a sigmoid.
         answer = await self._post.ask({"input": case.prompt + case.response, "use_activation": False})

@@ -11,12 +11,12 @@ import numpy as np
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
+from rljob_trainer.buffer.assembly import Outcome, penalised
+from rljob_trainer.buffer.seeds import continuation_seed, evaluation_seed, training_seed
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import Tokenizer
-from rljob_trainer.driver.assembly import Outcome, penalised
-from rljob_trainer.driver.seeds import continuation_seed, evaluation_seed, training_seed
-from rljob_trainer.reward.case import Case, RewardFailed
-from rljob_trainer.reward.judge import Judge
+from rljob_trainer.rewards.manager import RewardManager
+from rljob_trainer.rewards.request import RewardFailed, RewardRequest
 from rljob_trainer.rollout.client import FinishReason, Generation
 from rljob_trainer.rollout.pool import Pool
 from rljob_trainer.trajectory import Ints, Segment, Trajectory, appended, prompt, sampled
@@ -40,13 +40,19 @@ class Generator:
     """Generates from the pool and has the judge score. `beat` is called per scored sample."""
 
     def __init__(
-        self, spec: RLJobSpec, job_uid: str, tokenizer: Tokenizer, judge: Judge, pool: Pool, beat: Callable[[], None]
+        self,
+        spec: RLJobSpec,
+        job_uid: str,
+        tokenizer: Tokenizer,
+        rewards: RewardManager,
+        pool: Pool,
+        beat: Callable[[], None],
     ):
-        self._spec, self._job_uid, self._tokenizer, self._judge, self._pool, self._beat = (
+        self._spec, self._job_uid, self._tokenizer, self._rewards, self._pool, self._beat = (
             spec,
             job_uid,
             tokenizer,
-            judge,
+            rewards,
             pool,
             beat,
         )
@@ -128,7 +134,7 @@ class Generator:
         row = request.prompt
         text = self._tokenizer.decode([t for s in response for t in s.tokens.tolist()], skip_special_tokens=True)
         try:
-            reward = await self._judge.score(Case(row.text, text, row.answer, row.data_source))
+            reward = await self._rewards.score(RewardRequest(row.text, text, row.answer, row.data_source))
         except RewardFailed as failure:
             return Outcome(request.group, index, failure)
         finally:

@@ -6,9 +6,9 @@ from itertools import batched
 from typing import Literal
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.driver.assembly import Outcome, require_complete, require_judged
+from rljob_trainer.buffer.assembly import Outcome, require_complete, require_scored
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.reward.case import RewardFailed
+from rljob_trainer.rewards.request import RewardFailed
 from rljob_trainer.trajectory import Trajectory
 
 Verdict = Literal["kept", "right", "wrong", "unjudged"]
@@ -47,10 +47,10 @@ class Selection:
         return len(self._kept) >= self._wanted
 
     def add(self, outcomes: Sequence[Outcome]) -> None:
-        """One round. Raises as require_judged, and ConfigurationError when it was the last that may be and prompts still lack."""
+        """One round. Raises as require_scored, and ConfigurationError when it was the last that may be and prompts still lack."""
         ordered = sorted(outcomes, key=lambda o: (o.group, o.sample))
         require_complete(ordered, range(self.generated, self.generated + self._wanted), self._samples)
-        require_judged(ordered)
+        require_scored(ordered)
         self._rounds += 1
         self._rewards += [o.result.reward for o in ordered if isinstance(o.result, Trajectory)]
         self.failed += [o for o in ordered if isinstance(o.result, RewardFailed)]

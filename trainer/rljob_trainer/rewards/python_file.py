@@ -13,7 +13,7 @@ from rljob_api import names
 from rljob_api.spec.model import PythonReward
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.launcher.processes import kill_group
-from rljob_trainer.reward.case import Case, Kind, RewardFailed
+from rljob_trainer.rewards.request import Kind, RewardFailed, RewardRequest
 
 START_SECONDS = 60.0
 LINE_LIMIT = 2**20
@@ -48,7 +48,7 @@ class PythonFile:
         for worker in self._workers:
             self._idle.put_nowait(worker)
 
-    async def score(self, case: Case) -> float:
+    async def score(self, case: RewardRequest) -> float:
         """Raises RewardFailed."""
         worker = await self._idle.get()
         try:
@@ -81,7 +81,7 @@ class _Worker:
 
     async def start(self) -> None:
         """Raises WorkerLost with what the file's import said."""
-        command = (sys.executable, "-m", "rljob_trainer.reward.worker", self._spec.path, self._spec.function)
+        command = (sys.executable, "-m", "rljob_trainer.rewards.worker", self._spec.path, self._spec.function)
         self._process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, env=_environment(), limit=LINE_LIMIT, start_new_session=True
         )

@@ -1,4 +1,4 @@
-"""The rule `math`, run by reward/worker.py like a user's file: math-verify may run for ever and swallows what breaks in it."""
+"""The rule `math`, run by rewards/worker.py like a user's file: math-verify may run for ever and swallows what breaks in it."""
 
 import logging
 from functools import lru_cache

@@ -18,7 +18,7 @@ FIXES: dict[Kind, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RewardRequest:
     """One response to judge."""
 
     prompt: str

@@ -11,7 +11,7 @@ import aiohttp
 
 from rljob_api import names
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.reward.case import Kind, RewardFailed
+from rljob_trainer.rewards.request import Kind, RewardFailed
 
 AT_ONCE = 64
 """Calls under way; the time of those that wait their turn does not run."""

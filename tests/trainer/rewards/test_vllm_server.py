@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForSequenceC
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.model import RewardSpec, VllmReward
-from rljob_trainer.reward.case import Case, RewardFailed
-from rljob_trainer.reward.judge import Judge
+from rljob_trainer.rewards.manager import RewardManager
+from rljob_trainer.rewards.request import RewardFailed, RewardRequest
 from rljob_trainer.rollout.arguments import CPU_ENVIRONMENT, CPU_ONE_PROCESS, ENVIRONMENT
 from trainer.rollout.servers import Server, free_port
 
@@ -80,15 +80,15 @@ def score(model: Path, text: str) -> float:
 async def test_a_real_reward_model_scores_as_hugging_face_does_and_refuses_what_is_too_long(
     model: Path, server: Server
 ) -> None:
-    judge = Judge([RewardSpec(vllm=VllmReward(url=server.endpoint.url), timeout_seconds=60)])
-    await judge.start()
+    manager = RewardManager([RewardSpec(vllm=VllmReward(url=server.endpoint.url), timeout_seconds=60)])
+    await manager.start()
     try:
         texts = ["1", "2", "42", "3-1", "0" * 40]
-        scores = await asyncio.gather(*(judge.score(Case("1+1=", text, "", "s")) for text in texts))
+        scores = await asyncio.gather(*(manager.score(RewardRequest("1+1=", text, "", "s")) for text in texts))
         expected = [score(model, "1+1=" + text) for text in texts]
         assert scores == pytest.approx(expected, abs=1e-4) and len({round(s, 3) for s in scores}) == len(texts)
         with pytest.raises(RewardFailed, match="status 400") as caught:
-            await judge.score(Case("1+1=", "0" * 64, "", "s"))
+            await manager.score(RewardRequest("1+1=", "0" * 64, "", "s"))
         assert caught.value.kind == "service"
     finally:
-        await judge.stop()
+        await manager.stop()

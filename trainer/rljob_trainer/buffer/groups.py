@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from rljob_api.spec.algorithm import TrainSpec
+from rljob_trainer.buffer.assembly import Outcome
+from rljob_trainer.buffer.generation import Generator
 from rljob_trainer.data.prompts import Prompt
-from rljob_trainer.driver.assembly import Outcome
-from rljob_trainer.driver.generation import Generator
 
 
 @dataclass(frozen=True, slots=True)

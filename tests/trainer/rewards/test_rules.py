@@ -3,10 +3,10 @@
 import pytest
 
 from rljob_api.spec.model import MegatronReward, PythonReward, RewardSpec
-from rljob_trainer.reward import judge
-from rljob_trainer.reward.case import Case, RewardFailed
-from rljob_trainer.reward.entries import entries_of, objection
-from rljob_trainer.reward.rules import RULES
+from rljob_trainer.rewards import manager as manager_module
+from rljob_trainer.rewards.entries import entries_of, validate_row
+from rljob_trainer.rewards.request import RewardFailed, RewardRequest
+from rljob_trainer.rewards.rules import RULES
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ MATHEMATICS = {
 @pytest.fixture
 async def mathematician(monkeypatch):
     """Makes started judges by the rule `math` with a process each, and stops them."""
-    monkeypatch.setattr(judge, "MOST_WORKERS", 1)
+    monkeypatch.setattr(manager_module, "MAX_WORKERS", 1)
     started = []
 
-    async def start(seconds: float) -> judge.Judge:
-        started.append(judge.Judge([RewardSpec(rule="math", timeout_seconds=seconds)]))
+    async def start(seconds: float) -> manager_module.RewardManager:
+        started.append(manager_module.RewardManager([RewardSpec(rule="math", timeout_seconds=seconds)]))
         await started[-1].start()
         return started[-1]
 
@@ -65,16 +65,16 @@ async def mathematician(monkeypatch):
 async def test_mathematics_is_judged_in_processes_of_its_own_and_what_is_none_is_a_failure(mathematician):
     found = await mathematician(60.0)
     for (response, answer), expected in MATHEMATICS.items():
-        assert await found.score(Case("q", response, answer, "s")) == expected, (response, answer)
+        assert await found.score(RewardRequest("q", response, answer, "s")) == expected, (response, answer)
     with pytest.raises(RewardFailed, match="'' is no mathematical expression") as caught:
-        await found.score(Case("q", "5", "####", "s"))
+        await found.score(RewardRequest("q", "5", "####", "s"))
     assert (caught.value.field, caught.value.kind) == ("spec.rewards[0].rule", "raised")
 
 
 async def test_mathematics_that_takes_too_long_is_a_failure_of_its_own_kind(mathematician):
     found = await mathematician(0.5)
     with pytest.raises(RewardFailed, match="longer than 0.5 s") as caught:
-        await found.score(Case("q", "\\boxed{100000000!}", "1", "s"))
+        await found.score(RewardRequest("q", "\\boxed{100000000!}", "1", "s"))
     assert caught.value.kind == "timeout"
 
 
@@ -104,5 +104,5 @@ def test_entries_are_those_that_name_the_source_else_those_of_the_star():
     ],
 )
 def test_a_row_that_cannot_be_judged_is_objected_to_before_anything_runs(rewards, source, answer, by_driver, complaint):
-    found = objection(rewards, source, answer, by_driver)
+    found = validate_row(rewards, source, answer, by_driver)
     assert found is None if complaint is None else complaint in found[0]

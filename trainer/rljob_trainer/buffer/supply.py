@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.buffer.work import Next, Source
 from rljob_trainer.data.order import Cursor
-from rljob_trainer.driver.work import Next, Source
 
 
 class Supply:

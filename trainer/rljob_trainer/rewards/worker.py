@@ -1,7 +1,7 @@
-"""The process that runs a user's reward function: `python -m rljob_trainer.reward.worker FILE FUNCTION`.
+"""The process that runs a user's reward function: `python -m rljob_trainer.rewards.worker FILE FUNCTION`.
 
 Speaks JSON lines. First it says {"ready": true} or {"error": text}; then it answers each {"prompt", "response", "answer"} on stdin with
-{"value": number}, or with {"error": text, "kind": text}, whose kinds are those of reward/case.py. The user's own prints go to stderr; what the
+{"value": number}, or with {"error": text, "kind": text}, whose kinds are those of rewards/request.py. The user's own prints go to stderr; what the
 function runs or forks reads none of the questions and keeps no hold of the answers.
 Imports nothing of ours, so that it starts at once.
 """
