@@ -112,7 +112,7 @@ lock: ## Resolve the requirements again, with hashes
 	$(LOCK) pyproject.toml images/megatron/requirements.in -o images/megatron/requirements.txt
 	$(LOCK) images/megatron/torch.in -c images/megatron/requirements.txt -o images/megatron/torch.txt
 	$(LOCK) --no-deps images/megatron/transformer-engine.in -o images/megatron/transformer-engine.txt
-	$(LOCK) pyproject.toml tests/requirements.in --extra operator -o tests/requirements.txt
+	$(LOCK) pyproject.toml tests/requirements.in --extra operator --extra cli -o tests/requirements.txt
 
 ##@ Other
 .PHONY: help

@@ -58,7 +58,8 @@ def report(rewards: list[float], status: JobStatus) -> int:
     first, last = sum(rewards[:10]) / 10, sum(rewards[-10:]) / 10
     before, after = status.progress.evaluation["first"], status.progress.evaluation["last"]
     latest = status.checkpoint.latest
-    print(f"\nMean reward per step\n{plot(rewards)}")
+    curve = plot("Mean reward per step", range(1, len(rewards) + 1), rewards)
+    print(f"\n{curve}")
     print(f"\nreward              first 10 steps {first:.3f}   last 10 steps {last:.3f}")
     print(f"held-out accuracy   before         {before:.3f}   after         {after:.3f}")
     print(f"checkpoint          {latest.path if latest else '-'}\nHugging Face model  {status.progress.export}")

@@ -1,39 +1,37 @@
-"""Entry point of `kubectl rljob`.
+"""Entry point of `kubectl rljob`. Exit codes are in `errors`."""
 
-Exit codes: 0 done; 1 the job, the manifest or the cluster refuses; 2 wrong command line; 130 interrupted.
-"""
-
-import io
-import os
 import sys
 from datetime import UTC, datetime
 
-from kubectl_rljob import parser
-from kubectl_rljob.errors import UserError, here
+import click
 
-INTERRUPTED = 130
+from kubectl_rljob import command_line, errors
+from kubectl_rljob.errors import UserError
+from kubectl_rljob.session import Session
+from kubectl_rljob.terminal import Terminal
 
 
 def main(argv: list[str] | None = None, now: datetime | None = None) -> int:
     """Run one verb. `now` is the time that ages are counted to."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks, not a traceback
-    args = parser.parse(argv)
+    session = Session(now or datetime.now(UTC), Terminal())
     try:
-        code = args.run(args, now or datetime.now(UTC))
-        sys.stdout.flush()
-        return code
+        command_line.run(sys.argv[1:] if argv is None else argv, session)
+        session.terminal.flush()
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        session.terminal.tell(f"error: {error}")
         if error.next_command:
-            print(f"next:  {here(error.next_command, args)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:  # `| head` has seen enough; keep the interpreter's own flush at exit quiet
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+            session.terminal.tell(f"next:  {session.here(error.next_command)}")
+        return errors.REFUSED
+    except (KeyboardInterrupt, click.Abort):
+        return errors.INTERRUPTED
+    except BrokenPipeError:
+        session.terminal.give_up()
+    return errors.DONE
 
 
 if __name__ == "__main__":

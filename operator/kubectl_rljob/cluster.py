@@ -12,7 +12,7 @@ from kubernetes.client.rest import RESTResponse
 from kubernetes.config import ConfigException
 from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 from urllib3 import disable_warnings
-from urllib3.exceptions import HTTPError, InsecureRequestWarning
+from urllib3.exceptions import HTTPError, InsecureRequestWarning, SSLError
 from yaml import YAMLError
 
 from kubectl_rljob.errors import UserError
@@ -112,7 +112,16 @@ class Cluster:
     def _json(
         self, method: str, path: str, query: Query | None = None, body: Any = None, *, what: str
     ) -> dict[str, Any]:
-        return json.loads(self._send(method, path, query or {}, body, what=what).read())
+        response = self._send(method, path, query or {}, body, what=what)
+        try:
+            answer = json.loads(response.read())
+        except HTTPError as error:
+            raise UserError(f"{what}: the connection broke: {error}", transient=True) from error
+        except ValueError as error:
+            raise UserError(f"{what}: the answer is not JSON: {error}", "kubectl cluster-info") from error
+        if not isinstance(answer, dict):
+            raise UserError(f"{what}: the answer is no object", "kubectl cluster-info")
+        return answer
 
     def _send(
         self,
@@ -141,14 +150,16 @@ class Cluster:
         except HTTPError as error:
             reason = getattr(error, "reason", None) or error
             raise UserError(
-                f"{what}: cannot reach {self.client.configuration.host}: {reason}", "kubectl cluster-info"
+                f"{what}: cannot reach {self.client.configuration.host}: {reason}",
+                "kubectl cluster-info",
+                transient=not isinstance(reason, SSLError),
             ) from error
 
 
 def refusal(status: int, body: str, what: str, path: str) -> UserError:
     """What an answer of the API server means for the user. `what`: kind, name and namespace."""
     try:
-        message = json.loads(body)["message"]
+        message = str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):
         message = body.strip()
     if status == 404 and not body.lstrip().startswith("{"):
@@ -170,4 +181,4 @@ def refusal(status: int, body: str, what: str, path: str) -> UserError:
         return UserError(f"{what}: {message}", f"kubectl describe pod {pod} -n {namespace}")
     if status == 409 or (status == 422 and "metadata.uid" in message):
         return UserError(f"{what}: changed or was re-created meanwhile; try again")
-    return UserError(f"{what}: {message} (HTTP {status})")
+    return UserError(f"{what}: {message} (HTTP {status})", transient=status == 429 or status >= 500)

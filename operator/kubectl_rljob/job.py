@@ -59,6 +59,15 @@ class Job:
                 f"kubectl get rljob {self.name} -n {self.namespace} -o yaml",
             ) from error
 
+    @property
+    def unreadable(self) -> UserError | None:
+        """Why `status` cannot be read."""
+        try:
+            _ = self.status
+        except UserError as error:
+            return error
+        return None
+
     @cached_property
     def spec(self) -> RLJobSpec | None:
         """None when this version does not understand it; what is wrong with it, the operator says in status.message."""

@@ -1,18 +1,24 @@
-"""What a manifest amounts to: the data behind `plan`."""
+"""What a manifest amounts to, and where it would be placed on the live cluster now: the data behind `plan`."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 
+from kubectl_rljob.errors import UserError
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.memory import rollout_memory, trainer_memory
-from rljob_api.sizing.shape import Shape
+from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.spec import RLJobSpec
+from rljob_api.status import PlacementReport
 from rljob_api.validation.validate import violations
 from rljob_api.validation.violation import Violation
+from rljob_placement.cluster import Cluster
+from rljob_placement.gang import Gang
+from rljob_placement.plan import plan
+from rljob_placement.report import report
 
 
 @dataclass(frozen=True)
@@ -95,3 +101,45 @@ def roles(spec: RLJobSpec) -> list[Role]:
         Role("trainer", t.nodes, t.processes_per_node, t.nodes * t.processes_per_node * per_process),
         Role("rollout", r.replicas, r.tensor_parallel, r.replicas * r.tensor_parallel * per_process),
     ]
+
+
+Read = Callable[[], tuple[list[dict[str, Any]], list[dict[str, Any]]]]
+"""Nodes, and pods of all namespaces. Raises UserError."""
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What came of it. Bytes are of the model whose config.json was given, else of one of 8 billion parameters."""
+
+    skipped: str = ""
+    """Why nothing was looked at."""
+    problem: str = ""
+    """Why there is no room."""
+    nodes: int = 0
+    report: PlacementReport = field(default_factory=PlacementReport)
+
+    def dump(self) -> dict[str, Any]:
+        if self.skipped:
+            return {"skipped": self.skipped}
+        return {"problem": self.problem} if self.problem else {"nodes": self.nodes, **self.report.dump()}
+
+
+def preview(job: Plan, read: Read, offline: bool) -> Preview:
+    """Only the backend `builtin` places pods itself."""
+    if job.spec is None or job.violations:
+        return Preview(skipped="not checked before every rule holds")
+    backend = job.spec.scheduling.backend
+    if backend != "builtin":
+        return Preview(skipped=f"left to {'the cluster' if backend == 'none' else backend} (spec.scheduling.backend)")
+    if offline:
+        return Preview(skipped="not checked (--offline)")
+    try:
+        cluster = Cluster.of(*read())
+    except UserError as error:
+        return Preview(skipped=f"not checked: {error}")
+    gang = Gang.of(job.spec, (Shape.of(job.model) if job.model else None) or NOMINAL)
+    found = plan(cluster, gang)
+    if found.problem:
+        return Preview(problem=found.problem)
+    used = len({*found.trainers, *filter(None, found.rollouts)})
+    return Preview(nodes=used, report=report(cluster, gang, found.trainers, found.rollouts))

@@ -23,6 +23,8 @@ class FakeApi:
     nodes: list[dict[str, Any]] = field(default_factory=list)
     pods: list[dict[str, Any]] = field(default_factory=list)
     refuse: tuple[int, str] | None = None
+    refusals: list[tuple[int, str]] = field(default_factory=list)
+    """Answers to the next requests, one each."""
     installed: bool = True
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
 
@@ -32,6 +34,9 @@ class FakeApi:
     def answer(self, method: str, path: str, query: dict[str, str], body: dict[str, Any] | None) -> tuple[int, Any]:
         """(HTTP status, JSON object or bytes)."""
         self.requests.append((method, path, query))
+        if self.refusals:
+            code, message = self.refusals.pop()
+            return code, _status(code, message)
         if self.refuse:
             return self.refuse[0], _status(*self.refuse)
         if path.startswith(JOBS):

@@ -27,9 +27,9 @@ trainer   2      8               16
 rollout   4      2               8
 total     6      -               24
 
-Placement: not looked at (--offline)
+Placement: not checked (--offline)
 
-No rule is broken.
+Valid.
 """
 
 BAD = """\
@@ -181,4 +181,4 @@ def test_a_missing_file_or_model_says_so(tmp_path: Path, capsys: pytest.CaptureF
 def test_the_example_breaks_no_rule(capsys: pytest.CaptureFixture[str]) -> None:
     example = Path(__file__).parents[2] / "examples/arithmetic/rljob.yaml"
     assert main(["plan", "-f", str(example), "--offline"]) == 0
-    assert capsys.readouterr().out.endswith("\nNo rule is broken.\n")
+    assert capsys.readouterr().out.endswith("\nValid.\n")

@@ -71,11 +71,11 @@ def test_who_may_not_read_nodes_still_gets_the_rest(api: FakeApi, rljob: Rljob, 
     api.refuse = (403, "nodes is forbidden")
     screen = rljob("plan", "-f", manifest(tmp_path))
     assert screen.code == 0
-    assert "\nPlacement: not looked at: nodes of the cluster: nodes is forbidden\n" in screen.out
+    assert "\nPlacement: not checked: nodes of the cluster: nodes is forbidden\n" in screen.out
 
 
 def test_offline_asks_nobody(api: FakeApi, rljob: Rljob, tmp_path: Path) -> None:
-    assert "Placement: not looked at (--offline)\n" in rljob("plan", "-f", manifest(tmp_path), "--offline").out
+    assert "Placement: not checked (--offline)\n" in rljob("plan", "-f", manifest(tmp_path), "--offline").out
     assert api.requests == []
 
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kubectl_rljob import parser, reference
+from kubectl_rljob import reference
 from kubectl_rljob.__main__ import main
+from kubectl_rljob.command_line import VERBS
 from rljob_api import names
 
 PAGE = Path(__file__).parents[2] / "docs/reference/cli.md"
@@ -19,7 +20,7 @@ def test_every_verb_has_a_section_and_every_flag_a_meaning() -> None:
     text = reference.render()
     assert [line[3:] for line in text.split("\n") if line.startswith("## ")] == [
         "Global flags",
-        *map(parser.name, parser.VERBS),
+        *(verb.name for verb in VERBS),
     ]
     assert "None" not in text
 

@@ -162,9 +162,9 @@ def test_events_fill_the_page_newest_first_whatever_clock_field_they_carry() -> 
         "series": {"lastObservedTime": ago(seconds=5).replace("Z", ".000001Z")}
     }
     micro = make_event("Micro", "one", days=1) | {"lastTimestamp": None, "eventTime": ago(seconds=30)}
-    lines = status.last_events([make_event("Old", "three", minutes=5), micro, series], 4, NOW)
+    lines = status.last_events([make_event("Old", "three", minutes=5), micro, series], 4, NOW, 150)
     assert lines == ["LAST EVENTS", "4s    Repeated   again", "30s   Micro      one", "5m    Old        three"]
-    assert status.last_events([micro], 1, NOW) == []
+    assert status.last_events([micro], 1, NOW, 150) == []
 
 
 def test_o_json_prints_the_object_without_managed_fields(api: FakeApi, rljob: Rljob) -> None:

@@ -97,22 +97,30 @@ def test_resume_from_a_step_names_the_step(api: FakeApi, rljob: Rljob) -> None:
     assert request_of(job).from_step == 80
 
 
+def test_step_0_starts_over_from_the_initial_weights_also_without_checkpoints(api: FakeApi, rljob: Rljob) -> None:
+    job = make_job(outcome="Failed", state="Failed")
+    api.add(job)
+    assert rljob("resume", "demo", "--from-step", "0").out == "rljob.rljob.dev/demo resume requested from step 0\n"
+    assert request_of(job).from_step == 0
+    assert rljob("resume", "demo", "--from-step", "-1").code == 2
+
+
 def test_resume_from_a_step_without_a_checkpoint_lists_those_there_are(api: FakeApi, rljob: Rljob) -> None:
     api.add(make_job(**running()))
     screen = rljob("resume", "demo", "--from-step", "90")
     assert (screen.code, screen.out) == (1, "")
     assert screen.err == (
         "error: --from-step: rljob demo in namespace research has no complete checkpoint of step 90. "
-        "Available steps: 60, 80, 100.\n"
+        "Available steps: 60, 80, 100; step 0 starts over from the initial weights.\n"
         "next:  kubectl rljob checkpoints demo -n research\n"
     )
 
 
-def test_a_finished_job_goes_on_only_from_a_given_step(api: FakeApi, rljob: Rljob) -> None:
+def test_a_finished_job_resumes_only_from_a_given_step(api: FakeApi, rljob: Rljob) -> None:
     api.add(make_job(outcome="Failed", state="Failed"))
     assert rljob("resume", "demo").err == (
-        "error: rljob demo in namespace research has failed: it goes on only from a given step. "
-        "It has no complete checkpoints.\n"
+        "error: rljob demo in namespace research has failed: it resumes only from a given step. "
+        "It has no complete checkpoints; step 0 starts over from the initial weights.\n"
         "next:  kubectl rljob resume demo -n research --from-step N\n"
     )
 

@@ -12,8 +12,9 @@ from cli.conftest import Rljob
 from cli.fake_api import FakeApi
 from cli.makers import make_job, make_spec, running
 from cli.test_suspend_resume import request_of
-from kubectl_rljob import complete
+from kubectl_rljob import complete, errors
 from kubectl_rljob.printers.curves import plot
+from kubectl_rljob.verbs import watch
 
 FAILURE = """\
 Attempt:   1, 34m ago
@@ -42,16 +43,25 @@ Cause:
 
 Next:
   kubectl explain rljob.spec.data.train
-  correct the manifest; without a checkpoint the job begins anew:
-  kubectl delete rljob demo -n research
-  kubectl apply -f FILE
+  kubectl edit rljob demo -n research
+  kubectl rljob resume demo -n research --from-step 0
 """
 
-CURVES = """\
-Mean reward per step
-    0.6 │ •
-    0.5 │
-    0.4 │•"""
+CURVE = """
+            Mean reward per step
+     ┌─────────────────────────────────┐
+0.600┤                               ⡠⠊│
+0.567┤                             ⢀⠜  │
+     │                            ⡠⠃   │
+0.533┤                          ⢀⠜     │
+0.500┤           ⡀             ⡠⠃      │
+     │         ⡠⠊⠈⠑⠢⢄⡀       ⢀⠜        │
+0.467┤       ⡠⠊      ⠈⠑⠢⢄⡀  ⡠⠃         │
+0.433┤    ⢀⠔⠊            ⠈⠑⠚           │
+     │  ⢀⠔⠁                            │
+0.400┤⣀⠔⠁                              │
+     └┬──────────┬─────────┬──────────┬┘
+     97         98        99        100"""
 
 
 def failed_once() -> dict:
@@ -73,7 +83,7 @@ def test_a_configuration_error_points_to_the_field(api: FakeApi, rljob: Rljob) -
     assert rljob("describe-failure", "demo").out == CONFIGURATION
 
 
-def test_a_job_with_a_checkpoint_goes_on_from_it_once_its_spec_is_mended(api: FakeApi, rljob: Rljob) -> None:
+def test_a_job_with_a_checkpoint_resumes_from_it_once_its_spec_is_fixed(api: FakeApi, rljob: Rljob) -> None:
     status = running()
     status["lastFailure"] |= {"reason": "ConfigurationError"}
     status["lastFailure"]["failure"]["field"] = "spec.rewards[0]"
@@ -85,19 +95,40 @@ def test_a_job_with_a_checkpoint_goes_on_from_it_once_its_spec_is_mended(api: Fa
     )
 
 
+@pytest.mark.parametrize("field", ["spec.checkpoint.path", "resume step"])
+def test_no_step_is_suggested_when_the_checkpoints_are_what_failed(api: FakeApi, rljob: Rljob, field: str) -> None:
+    """Somebody has deleted the manifest of step 100: the status still lists it, and only the cause knows what is left."""
+    status = running()
+    status["lastFailure"] |= {"reason": "ConfigurationError"}
+    status["lastFailure"]["failure"] |= {"field": field, "message": "no complete checkpoint of it; there are: 60, 80"}
+    api.add(make_job(**status | {"state": "Failed", "outcome": "Failed"}))
+    out = rljob("describe-failure", "demo").out
+    assert out.endswith(
+        "  kubectl rljob resume demo -n research --from-step N   (N: a step that the cause names, or 0 for the initial weights)\n"
+    )
+    assert ("kubectl explain rljob.spec.checkpoint.path" in out) == (field != "resume step")
+    assert "100" not in out
+
+
 def test_a_job_without_a_failure_says_so(api: FakeApi, rljob: Rljob) -> None:
     api.add(make_job(state="Running"))
     assert rljob("describe-failure", "demo").out == "rljob demo in namespace research has not failed (state: Running)\n"
 
 
-def test_a_curve_has_a_labelled_axis_and_one_mark_per_column() -> None:
-    assert "Mean reward per step\n" + plot([0.4, 0.6], height=3) == CURVES
+def test_a_curve_has_a_frame_with_labelled_axes() -> None:
+    assert "\n" + plot("Mean reward per step", [97, 98, 99, 100], [0.4, 0.5, 0.45, 0.6], width=40) == CURVE
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
+def test_a_value_that_cannot_be_drawn_is_left_out(value: float) -> None:
+    assert plot("Loss", [1, 2], [0.5, value]) == plot("Loss", [1], [0.5])
+    assert plot("Loss", [10**400], [value]) == "Loss\n(no finite values)"
 
 
 def test_metrics_draws_every_curve_and_names_the_steps(api: FakeApi, rljob: Rljob) -> None:
     api.add(make_job(**running()))
     out = rljob("metrics", "demo").out
-    assert [line for line in out.split("\n") if line.endswith("per step")] == [
+    assert [line.strip() for line in out.split("\n") if line.endswith("per step")] == [
         "Mean reward per step",
         "Loss per step",
         "Seconds per step",
@@ -140,7 +171,30 @@ def test_watch_prints_a_line_per_change_until_the_end(api: FakeApi, rljob: Rljob
 
     threading.Thread(target=change, daemon=True).start()
     screen = rljob("watch", "demo", "--interval", "0.05")
-    assert (screen.code, screen.out) == (1, "Starting   attempt 1 is starting\nFailed   rank 3 ran out of memory\n")
+    assert (screen.code, screen.out) == (3, "Starting   attempt 1 is starting\nFailed   rank 3 ran out of memory\n")
+
+
+def test_watch_survives_an_api_server_that_is_away_for_a_moment(api: FakeApi, rljob: Rljob) -> None:
+    api.add(make_job(state="Succeeded", outcome="Succeeded", message="done"))
+    api.refusals = [(503, "etcd is away")] * 3
+    screen = rljob("watch", "demo", "--interval", "0.05")
+    assert (screen.code, screen.out) == (0, "Succeeded   done\n")
+    assert screen.err == "warning: rljob demo in namespace research: etcd is away (HTTP 503); trying again\n"
+
+
+def test_watch_tells_an_api_error_from_a_failed_job_by_its_exit_code(
+    api: FakeApi, rljob: Rljob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.refuse = (403, "rljobs is forbidden")
+    assert rljob("watch", "demo").code == errors.REFUSED
+    api.refuse = (503, "etcd is away")
+    monkeypatch.setattr(watch, "PATIENCE_SECONDS", 0.1)
+    screen = rljob("watch", "demo", "--interval", "0.05")
+    assert screen.code == errors.REFUSED
+    assert screen.err.endswith("error: rljob demo in namespace research: etcd is away (HTTP 503)\n")
+    api.refuse = None
+    api.add(make_job(state="Failed", outcome="Failed"))
+    assert rljob("watch", "demo").code == errors.JOB_FAILED == 3
 
 
 @pytest.mark.parametrize("wrong", ["-1", "0", "nan", "inf", "soon"])
@@ -175,16 +229,35 @@ def test_what_does_not_run_cannot_be_restarted(api: FakeApi, rljob: Rljob) -> No
     assert rljob("restart", "demo").err.endswith("next:  kubectl rljob resume demo -n research --from-step N\n")
 
 
+def proposed(*words: str) -> list[str]:
+    items, directive = complete.propose([*words])
+    assert directive == complete.NO_FILES
+    return [item.value for item in items]
+
+
 def test_completion_proposes_verbs_flags_choices_and_jobs(api: FakeApi, tmp_path: Path) -> None:
     api.add(make_job("demo", spec=make_spec()))
+    api.add(make_job("other", spec=make_spec()))
     kubeconfig = ["--kubeconfig", str(tmp_path / "kubeconfig")]
-    assert "describe-failure" in complete.propose(["de"])[0]
-    assert "--from-step" in complete.propose(["resume", "demo", "--f"])[0]
-    assert complete.propose(["logs", "demo", "--role", ""])[0] == ["trainer", "rollout"]
-    assert complete.propose(["completion", ""])[0] == ["bash", "zsh", "fish"]
-    assert complete.propose(["plan", "-f", ""])[1] == complete.FILES
-    assert complete.propose(["-n", ""]) == ([], complete.NO_FILES)
-    assert complete.propose(["--kubeconfig", ""])[1] == complete.FILES
-    assert "--context" in complete.propose(["--"])[0]
-    assert complete.propose([*kubeconfig, "status", ""]) == (["demo"], complete.NO_FILES)
-    assert complete.propose(["--kubeconfig", "/nowhere", "status", ""]) == ([], complete.NO_FILES)
+    assert proposed("de") == ["describe-failure"]
+    assert proposed("resume", "demo", "--f") == ["--from-step"]
+    assert proposed("logs", "demo", "--role", "") == ["trainer", "rollout"]
+    assert proposed("completion", "") == ["bash", "zsh", "fish"]
+    assert proposed("-n", "") == []
+    assert "--context" in proposed("--")
+    assert proposed(*kubeconfig, "status", "") == ["demo", "other"]
+    assert proposed("status", *kubeconfig, "d") == ["demo"]
+    assert proposed("status", *kubeconfig, "-n", "teaching", "") == []
+    assert proposed("--kubeconfig", "/nowhere", "status", "") == []
+    for files in (("plan", "-f", ""), ("--kubeconfig", "")):
+        assert complete.propose([*files]) == ([], complete.FILES)
+
+
+def test_completion_speaks_cobras_protocol(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["kubectl_complete-rljob", "sta"])
+    assert complete.main() == 0
+    assert capsys.readouterr().out.split("\n") == [
+        "status\tShow one job on one page.",
+        ":4",
+        "",
+    ]

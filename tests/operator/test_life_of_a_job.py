@@ -99,6 +99,17 @@ async def test_a_running_job_goes_back_to_a_checkpoint_when_asked_to() -> None:
     assert world.status.progress.started_from >= 6, "the request is fulfilled once"
 
 
+async def test_step_0_starts_over_from_the_initial_weights() -> None:
+    world = World(steps=6)
+    world.apply()
+    await world.until(state="Succeeded")
+    world.request("n1", "resume", from_step=0)
+    await world.until(state="Succeeded", attempt=2)
+    assert world.status.progress.started_from == 0
+    assert {c.attempt for c in world.status.checkpoint.kept} == {2}, "what was saved before is given up"
+    assert reasons.REQUEST_REFUSED not in world.events()
+
+
 async def test_a_request_for_a_checkpoint_that_is_not_kept_is_refused() -> None:
     world = World(steps=12)
     world.apply()

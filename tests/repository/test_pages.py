@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from api.specs import raw_spec
-from kubectl_rljob import parser
+from kubectl_rljob.command_line import VERBS
 from repository.pages import PAGES, ROOT, TRACKED, WRITTEN, anchors, commands, name, prose, ticked, yaml_blocks
 from rljob_api import reasons
 from rljob_api.metrics import METRICS
@@ -48,10 +48,10 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 @every_written_page
 def test_verbs_and_flags_of_the_plugin_exist(page: Path) -> None:
-    verbs = parser.build()[1]
+    verbs = {verb.name: verb for verb in VERBS}
     for verb, rest in re.findall(r"kubectl rljob ([\w-]+)([^|`\n]*)", "\n".join(commands(page))):
         assert verb in verbs, verb
-        known = {flag for action in verbs[verb]._actions for flag in action.option_strings}
+        known = {flag for param in verbs[verb].params for flag in param.opts}
         assert set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", rest)) <= known, f"{verb}{rest}"
 
 

@@ -1,8 +1,9 @@
 """Curves of the main metrics: for a terminal, or as an image."""
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
+
+from rich.text import Text
 
 from kubectl_rljob.errors import UserError
 from rljob_api.protocol import Point
@@ -12,23 +13,40 @@ CURVES: tuple[tuple[str, Callable[[Point], float]], ...] = (
     ("Loss per step", lambda p: p.loss),
     ("Seconds per step", lambda p: p.seconds),
 )
+HEIGHT, WIDTH = 14, 76
+TICKS = 5
+LARGEST = 1e15
+"""Of a number on an axis; what is beyond is left out."""
 
 
-def screen(history: Sequence[Point]) -> str:
+def screen(history: Sequence[Point], width: int = WIDTH) -> str:
     """All curves below each other, and the steps that they show; at least one point."""
-    parts = [f"{title}\n{plot([value(p) for p in history])}" for title, value in CURVES]
+    steps = [point.step for point in history]
+    parts = [plot(title, steps, [value(p) for p in history], min(width, WIDTH)) for title, value in CURVES]
     return "\n\n".join([*parts, f"steps {history[0].step}-{history[-1].step}"])
 
 
-def plot(values: Sequence[float], height: int = 10, width: int = 64) -> str:
-    """Means of equal shares of `values`, oldest left, with a labelled axis; at least one value."""
-    columns = [_mean(share) for share in _shares(values, min(width, len(values)))]
-    low, high = min(columns), max(columns)
-    span = (high - low) or 1.0
-    levels = [round((v - low) / span * (height - 1)) for v in columns]
-    rows = ("".join("•" if level == row else " " for level in levels) for row in range(height - 1, -1, -1))
-    labels = (low + span * row / (height - 1) for row in range(height - 1, -1, -1))
-    return "\n".join(f"{label:7.3g} │{row}".rstrip() for label, row in zip(labels, rows, strict=True))
+def plot(title: str, steps: Sequence[int], values: Sequence[float], width: int = WIDTH) -> str:
+    """One curve over the steps in a frame with labelled axes."""
+    points = [point for point in zip(steps, values, strict=True) if all(map(_drawable, point))]
+    if not points:
+        return f"{title}\n(no finite values)"
+    steps, values = zip(*points, strict=True)
+    import plotext  # the other verbs need not wait for it
+
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plot_size(width, HEIGHT)
+    plotext.plot(steps, values, marker="braille")
+    plotext.title(title)
+    plotext.xticks(ticks(steps))
+    return "\n".join(line.rstrip() for line in Text.from_ansi(plotext.build()).plain.rstrip().split("\n"))
+
+
+def ticks(steps: Sequence[int]) -> list[int]:
+    """At most TICKS of them, spread evenly, with the first and the last."""
+    last = len(steps) - 1
+    return sorted({steps[round(i * last / (TICKS - 1))] for i in range(TICKS)})
 
 
 def image(title: str, history: Sequence[Point], path: Path) -> None:
@@ -44,13 +62,11 @@ def image(title: str, history: Sequence[Point], path: Path) -> None:
         axes.set_ylabel(name)
         axes.grid(alpha=0.3)
     axes.set_xlabel("step")
-    figure.savefig(path)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise UserError(f"--file: cannot write {path}: {error.strerror}") from error
 
 
-def _shares(values: Sequence[float], count: int) -> list[Sequence[float]]:
-    bounds = [round(i * len(values) / count) for i in range(count + 1)]
-    return [values[a:b] for a, b in pairwise(bounds)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _drawable(number: float) -> bool:
+    return abs(number) <= LARGEST

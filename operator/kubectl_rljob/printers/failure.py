@@ -1,13 +1,18 @@
 """The screen of `describe-failure`."""
 
+import re
 from collections.abc import Callable
 from datetime import datetime
+from shlex import quote
 
 from kubectl_rljob.job import Job
-from kubectl_rljob.printers.text import age
+from kubectl_rljob.printers.text import age, one_line
 from rljob_api import reasons
 from rljob_api.protocol import Failure
 from rljob_api.status import LastFailure
+
+FIELD = re.compile(r"spec(\.\w+(\[\d+\])?)+", re.ASCII)
+"""What can be asked of `kubectl explain`."""
 
 
 def screen(job: Job, last: LastFailure, now: datetime, here: Callable[[str], str]) -> str:
@@ -15,7 +20,7 @@ def screen(job: Job, last: LastFailure, now: datetime, here: Callable[[str], str
     ago = f", {age(last.time, now)} ago" if last.time else ""
     lines = [
         f"Attempt:   {last.attempt}{ago}",
-        f"Reason:    {last.reason}: {reasons.MEANING.get(last.reason, 'unknown to this version of the plugin')}",
+        f"Reason:    {one_line(last.reason)}: {reasons.MEANING.get(last.reason, 'unknown to this version of the plugin')}",
         f"Cost:      {_cost(job, last)}",
         f"Where:     {where(last) or 'unknown'}",
     ]
@@ -35,36 +40,45 @@ def _cost(job: Job, last: LastFailure) -> str:
 def where(last: LastFailure) -> str:
     """`rank 3 of run-trainer-0`, as far as it is known."""
     rank = f"rank {last.failure.rank}" if last.failure and last.failure.rank is not None else ""
-    return " of ".join(part for part in (rank, last.pod) if part)
+    return one_line(" of ".join(part for part in (rank, last.pod) if part))
 
 
 def _cause(failure: Failure) -> list[str]:
     """Whole: exception, message, and the end of the traceback as it was reported."""
     head = ": ".join(part for part in (failure.exception, failure.message) if part)
-    return ["Cause:", *(f"  {text}" for text in head.split("\n")), *(f"    {text}" for text in failure.lines)]
+    traceback = [text for line in failure.lines for text in line.split("\n")]
+    return ["Cause:", *(f"  {text}" for text in head.split("\n")), *(f"    {text}" for text in traceback)]
 
 
 def _next(job: Job, last: LastFailure) -> list[str]:
-    if last.failure and last.failure.field:
-        return [f"kubectl explain rljob.{_explained(last.failure.field)}", *_mend(job)]
+    field = last.failure.field if last.failure else ""
+    if FIELD.fullmatch(field or ""):
+        explain = f"kubectl explain rljob.{_explained(field)}"
+        return [explain, *_fix(job, trusted=not field.startswith("spec.checkpoint"))]
     root = job.spec.checkpoint.path if job.spec else "spec.checkpoint.path"
-    commands = [f"ls {root}/logs/attempt-{last.attempt}   (on the job's volume)"]
+    commands = [f"ls {quote(root)}/logs/attempt-{last.attempt}   (on the job's volume)"]
     if last.reason == reasons.CONTAINER_RESTARTED and last.pod:
-        commands.insert(0, f"kubectl describe pod {last.pod} -n {job.namespace}")
+        commands.insert(0, f"kubectl describe pod {quote(last.pod)} -n {job.namespace}")
     if job.status.outcome:
-        commands.append(job.command("resume", "--from-step N"))
+        commands.append(_resume(job, trusted=not field))
     return commands
 
 
-def _mend(job: Job) -> list[str]:
+def _fix(job: Job, trusted: bool) -> list[str]:
     """A changed spec alone does not open a job again that has ended."""
     edit = f"kubectl edit rljob {job.name} -n {job.namespace}"
-    if not job.status.outcome:
-        return [edit]
-    if kept := job.status.checkpoint.kept:
-        return [edit, job.command("resume", f"--from-step {kept[-1].step}")]
-    again = f"kubectl delete rljob {job.name} -n {job.namespace}"
-    return ["correct the manifest; without a checkpoint the job begins anew:", again, "kubectl apply -f FILE"]
+    return [edit, _resume(job, trusted)] if job.status.outcome else [edit]
+
+
+def _resume(job: Job, trusted: bool) -> str:
+    """From the newest checkpoint, or from the initial weights. Not `trusted`: the failure is about the checkpoints themselves, whose list was
+    made before it; the cause names those that are usable."""
+    if not trusted:
+        return (
+            job.command("resume", "--from-step N") + "   (N: a step that the cause names, or 0 for the initial weights)"
+        )
+    kept = job.status.checkpoint.kept
+    return job.command("resume", f"--from-step {kept[-1].step if kept else 0}")
 
 
 def _explained(field: str) -> str:

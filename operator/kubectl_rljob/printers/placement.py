@@ -3,19 +3,17 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from kubectl_rljob.planning import Estimate
-from kubectl_rljob.preview import Preview
-from kubectl_rljob.printers.text import clip, plural, table
+from kubectl_rljob.planning import Estimate, Preview
+from kubectl_rljob.printers.text import cut, plural, table
 from rljob_api.status import Crossing, PlacementReport
 
-WIDTH = 150
 STAGES = 6
 """Stages, or domains of rollouts, that are named."""
 WHOLE = "the whole cluster"
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
-def line(report: PlacementReport) -> list[str]:
+def line(report: PlacementReport, width: int) -> list[str]:
     """One line of the status page; none before there is a placement."""
     if not report.stages:
         return []
@@ -23,7 +21,7 @@ def line(report: PlacementReport) -> list[str]:
     if report.rollouts:
         parts.append(f"rollouts {_counted(report.rollouts)}")
     crossings = ", ".join(f"{c.level} {c.pairs}{_volume(c)}" for c in report.levels)
-    return [clip(f"PLACEMENT   {'; '.join(parts)}; pairs across {crossings}", WIDTH)]
+    return [cut(f"PLACEMENT   {'; '.join(parts)}; pairs across {crossings}", width)]
 
 
 def preview(found: Preview) -> str:

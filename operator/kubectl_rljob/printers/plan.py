@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kubectl_rljob.planning import Plan, roles
-from kubectl_rljob.preview import Preview
+from kubectl_rljob.planning import Plan, Preview, roles
 from kubectl_rljob.printers import placement
 from kubectl_rljob.printers.text import plural, table
 from rljob_api.sizing.layout import Amounts, Layout
@@ -21,7 +20,7 @@ MODEL_KEYS = {
 
 
 def page(plan: Plan, found: Preview) -> str:
-    """Amounts as far as they can be told, then the verdict."""
+    """Amounts as far as they can be computed, then the verdict."""
     blocks = [f"RLJob {plan.name}"]
     if plan.spec is not None:
         whole_layout = not plan.breaks("spec.trainer.parallelism")
@@ -83,7 +82,7 @@ def tokens(spec: RLJobSpec) -> list[str]:
 
 def model(config: dict[str, Any] | None) -> str:
     if config is None:
-        return "not looked at; --model DIR checks heads and layers, and estimates memory"
+        return "not checked (--model DIR checks heads and layers, and estimates memory)"
     known = [f"{config[key]:,} {word}" for key, word in MODEL_KEYS.items() if isinstance(config.get(key), int)]
     return f"{config.get('model_type', 'unknown type')}: {', '.join(known)}"
 
@@ -96,7 +95,7 @@ def pods(spec: RLJobSpec) -> str:
 
 def verdict(found: Sequence[Violation]) -> str:
     if not found:
-        return "No rule is broken."
+        return "Valid."
     lines = [f"{plural(len(found), 'rule')} {'is' if len(found) == 1 else 'are'} broken:"]
     for v in found:
         lines += ["", f"{v.field} = {v.value}", f"    {v.rule}", f"    fix: {v.fix}"]

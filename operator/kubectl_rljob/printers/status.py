@@ -1,38 +1,50 @@
-"""The page of `status`: at most 25 lines, the events fill what the rest leaves."""
+"""The page of `status`: at most 25 lines of the terminal's width, the events fill what the rest leaves."""
 
 import textwrap
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from rich.cells import cell_len, set_cell_size
+
 from kubectl_rljob import planning
 from kubectl_rljob.job import Job
 from kubectl_rljob.printers import placement
 from kubectl_rljob.printers.failure import where
 from kubectl_rljob.printers.metrics import curve, line
-from kubectl_rljob.printers.text import age, clip, duration, moment, table
+from kubectl_rljob.printers.text import age, clip, columns, cut, duration, moment, one_line, table
+from kubectl_rljob.terminal import WIDEST
 from rljob_api.protocol import Failure
 from rljob_api.sizing.layout import Layout
 
 LINES = 25
 EVENTS = 6
-WIDTH = 150
+KEY = 12
+"""Columns of a key of the summary."""
 MESSAGE_LINES = 4
 TRACEBACK_LINES = 2
 CHECKPOINTS = 8
 PACE_STEPS = 10
+MANY = 10**12
+"""Steps that nobody will live to see."""
 
 
-def page(job: Job, events: Sequence[dict[str, Any]], now: datetime) -> str:
+def page(job: Job, events: Sequence[dict[str, Any]], now: datetime, width: int = WIDEST) -> str:
     """Sections apart by an empty line; those with nothing to say are left out."""
-    sections = [summary(job, now), roles(job), metrics(job, now), checkpoints(job), failure(job, now)]
+    sections = [
+        summary(job, now, width),
+        roles(job, width),
+        metrics(job, now, width),
+        checkpoints(job, width),
+        failure(job, now, width),
+    ]
     lines = [text for section in sections if section for text in (*section, "")]
-    lines += last_events(events, LINES - len(lines), now)
+    lines += last_events(events, LINES - len(lines), now, width)
     return "\n".join(lines[:LINES]).rstrip()
 
 
-def summary(job: Job, now: datetime) -> list[str]:
-    """Two columns of keys and values, then the operator's sentence."""
+def summary(job: Job, now: datetime, width: int) -> list[str]:
+    """Two columns of keys and values, as far as they fit side by side, then the operator's sentence."""
     s, spec = job.status, job.spec
     left = [("Name", job.name), ("Namespace", job.namespace)]
     if spec:
@@ -48,10 +60,12 @@ def summary(job: Job, now: datetime) -> list[str]:
         ("Checkpoint", f"step {latest.step}{since(latest.time, now)}" if latest else "none yet"),
     ]
     left += [("", "")] * (len(right) - len(left))
-    cells = [f"{key + ':':<12}{value}" if key else "" for key, value in left]
-    width = max(map(len, cells)) + 4
-    lines = [f"{cell:<{width}}{key + ':':<13}{value}" for cell, (key, value) in zip(cells, right, strict=True)]
-    return [*lines, *message(job)]
+    half = width // 2
+    cells = [cut(f"{key + ':':<{KEY}}{one_line(value)}", half) if key else "" for key, value in left]
+    column = max(map(cell_len, cells)) + 4
+    facts = [f"{key + ':':<{KEY + 1}}{one_line(value)}" for key, value in right]
+    lines = [cut(set_cell_size(cell, column) + fact, width) for cell, fact in zip(cells, facts, strict=True)]
+    return [*lines, *message(job, width)]
 
 
 def since(when: str | float, now: datetime) -> str:
@@ -68,7 +82,7 @@ def state(job: Job) -> str:
     recent = [point.seconds for point in p.history[-PACE_STEPS:]]
     if s.state != "Running" or not recent or p.step >= p.steps:
         return text
-    return f"{text}, about {duration((p.steps - p.step) * sum(recent) / len(recent))} left"
+    return f"{text}, about {duration(min(p.steps - p.step, MANY) * (sum(recent) / len(recent)))} left"
 
 
 def restarts(job: Job) -> str:
@@ -77,21 +91,21 @@ def restarts(job: Job) -> str:
     return f"{total} ({counted}{limit} counted)"
 
 
-def message(job: Job) -> list[str]:
+def message(job: Job, width: int) -> list[str]:
     """The operator's words, and a request that it has not taken up."""
     if job.status.observed_generation == 0:
         return [
-            f"{'Message:':<12}no operator has looked at this job yet: is one installed, does it watch {job.namespace}?"
+            f"{'Message:':<{KEY}}no operator has looked at this job yet: is one installed, does it watch {job.namespace}?"
         ]
-    words = [part for line in job.status.message.split("\n") for part in textwrap.wrap(line, WIDTH)]
-    lines = [f"{'Message:' if not i else '':<12}{text}" for i, text in enumerate(words[:MESSAGE_LINES])]
+    words = [part for line in job.status.message.split("\n") for part in textwrap.wrap(one_line(line), width - KEY)]
+    lines = [f"{'Message:' if not i else '':<{KEY}}{text}" for i, text in enumerate(words[:MESSAGE_LINES])]
     if request := job.pending_request:
         step = "" if request.from_step is None else f" from step {request.from_step}"
-        lines.append(f"{'Request:':<12}{request.action}{step}, not taken up by the operator yet")
+        lines.append(f"{'Request:':<{KEY}}{request.action}{step}, not taken up by the operator yet")
     return lines
 
 
-def roles(job: Job) -> list[str]:
+def roles(job: Job, width: int) -> list[str]:
     """READY and GPUS of each kind of pod; INFO only while the job runs, when it is true."""
     s, p = job.status, job.status.progress
     running = s.state == "Running"
@@ -105,25 +119,25 @@ def roles(job: Job) -> list[str]:
         ("trainer", s.trainer.text, gpus[0], doing, about or "-"),
         ("rollout", s.rollout.text, gpus[1], serving, policy),
     ]
-    placed = placement.line(s.placement.report) if s.placement else []
-    return [*table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), rows).split("\n"), *placed]
+    placed = placement.line(s.placement.report, width) if s.placement else []
+    return [*table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), rows, width).split("\n"), *placed]
 
 
-def metrics(job: Job, now: datetime) -> list[str]:
+def metrics(job: Job, now: datetime, width: int) -> list[str]:
     """The last step's, the reward's course, the held-out score."""
     p = job.status.progress
     if not p.metrics and not p.history:
         return []
     reported = f"   (reported {age(p.updated, now)} ago)" if p.updated else ""
-    lines = [line(p.metrics, p.history) + reported] if p.metrics else []
+    lines = [cut(line(p.metrics, p.history) + reported, width)] if p.metrics else []
     if len(p.history) > 1:
-        lines.append(curve(p.history))
-    if {"first", "last"} <= p.evaluation.keys():
+        lines.append(curve(p.history, width))
+    if lines and {"first", "last"} <= p.evaluation.keys():
         lines[-1] += f"   HELD-OUT {p.evaluation['first']:.2f} → {p.evaluation['last']:.2f}"
     return lines
 
 
-def checkpoints(job: Job) -> list[str]:
+def checkpoints(job: Job, width: int) -> list[str]:
     """Steps that `resume --from-step` takes, and the export."""
     kept = job.status.checkpoint.kept
     lines = []
@@ -133,39 +147,34 @@ def checkpoints(job: Job) -> list[str]:
         lines.append(f"CHECKPOINTS   {'..., ' if len(kept) > CHECKPOINTS else ''}{steps}{where}")
     if job.status.progress.export:
         lines.append(f"EXPORT        {job.status.progress.export}")
-    return lines
+    return [cut(line, width) for line in lines]
 
 
-def failure(job: Job, now: datetime) -> list[str]:
+def failure(job: Job, now: datetime, width: int) -> list[str]:
     """Which attempt failed, where, and the root cause."""
     last = job.status.last_failure
     if last is None:
         return []
     place = where(last)
     head = f"LAST FAILURE   attempt {last.attempt}{since(last.time, now)}: {last.reason}{', ' + place if place else ''}"
-    return [head, *root_cause(last.failure)] if last.failure else [head]
+    return [cut(head, width), *(root_cause(last.failure, width) if last.failure else [])]
 
 
-def root_cause(cause: Failure) -> list[str]:
+def root_cause(cause: Failure, width: int) -> list[str]:
     """The exception (the message of a configuration error names the field) and the end of its traceback."""
-    what = ": ".join(part for part in (cause.exception, clip(cause.message, WIDTH)) if part)
+    what = ": ".join(part for part in (one_line(cause.exception), clip(cause.message)) if part)
     traceback = [text for text in cause.lines if text.strip()][-TRACEBACK_LINES:]
-    return [f"  {text}" for text in (what, *(f"  {clip(t, WIDTH)}" for t in traceback)) if text]
+    lines = [("  ", what), *(("    ", text) for text in traceback)]
+    return [indent + clip(text, width - len(indent)) for indent, text in lines if text]
 
 
-def last_events(events: Sequence[dict[str, Any]], room: int, now: datetime) -> list[str]:
+def last_events(events: Sequence[dict[str, Any]], room: int, now: datetime, width: int) -> list[str]:
     """The newest, first; as many as fit below a heading."""
     newest = sorted(events, key=_when, reverse=True)[: max(0, min(EVENTS, room - 1))]
     if not newest:
         return []
-    ages = [age(_when(e), now) for e in newest]
-    reasons = [e.get("reason") or "" for e in newest]
-    widths = max(map(len, ages)), max(map(len, reasons))
-    rows = zip(ages, reasons, newest, strict=True)
-    return [
-        "LAST EVENTS",
-        *(f"{a:<{widths[0]}}   {r:<{widths[1]}}   {clip(e.get('message') or '', WIDTH)}".rstrip() for a, r, e in rows),
-    ]
+    rows = [(age(_when(e), now), e.get("reason") or "-", clip(e.get("message") or "-")) for e in newest]
+    return ["LAST EVENTS", *columns(rows, width).split("\n")]
 
 
 def _when(event: dict[str, Any]) -> str:

@@ -1,33 +1,61 @@
-"""Tables, ages and clipping, as kubectl does them."""
+"""Tables, ages and clipping, as kubectl does them. Total: no text and no number from a cluster makes them raise."""
 
+import math
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from io import StringIO
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kubectl_rljob.terminal import WIDEST
 
 NONE = "<none>"
+UNKNOWN = "<unknown>"
+UNLIMITED = 100_000
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Left-aligned columns, three spaces apart, no trailing blanks."""
-    cells = [list(header)] + [[NONE if c in (None, "") else str(c) for c in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join("   ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], width: int = UNLIMITED) -> str:
+    """A header above rows of cells."""
+    return columns([header, *rows], width)
+
+
+def columns(rows: Sequence[Sequence[object]], width: int = UNLIMITED) -> str:
+    """Left-aligned, three spaces apart, no trailing blanks. What does not fit the width ends with an ellipsis."""
+    grid = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, show_header=False)
+    for _ in rows[0]:
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        grid.add_row(*(Text(NONE if cell in (None, "") else one_line(str(cell))) for cell in row))
+    out = StringIO()
+    Console(file=out, width=width, color_system=None).print(grid)
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().split("\n"))
 
 
 def moment(when: str | float) -> datetime | None:
-    """An RFC 3339 string, or seconds since the epoch; None when unset (`""` or 0)."""
+    """An RFC 3339 string, or seconds since the epoch; None when unset (`""` or 0) or no time at all."""
     if not when:
         return None
-    return datetime.fromisoformat(when) if isinstance(when, str) else datetime.fromtimestamp(when, UTC)
+    try:
+        then = datetime.fromisoformat(when) if isinstance(when, str) else datetime.fromtimestamp(when, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return then if then.tzinfo else None
 
 
 def age(when: str | float, now: datetime) -> str:
     """Time since `when`, in words."""
     then = moment(when)
-    return "<unknown>" if then is None else duration((now - then).total_seconds())
+    return UNKNOWN if then is None else duration((now - then).total_seconds())
 
 
 def duration(seconds: float) -> str:
     """As HumanDuration of k8s.io/apimachinery/pkg/util/duration: 119s, 9m59s, 179m, 7h59m, 47h, 7d23h, 729d, 2y."""
+    if not math.isfinite(seconds):
+        return UNKNOWN
     s = max(0, int(seconds))
     minutes, hours, days = s // 60, s // 3600, s // 86400
     for limit, text in (
@@ -48,10 +76,20 @@ def _two(big: int, big_unit: str, small: int, small_unit: str) -> str:
     return f"{big}{big_unit}" + (f"{small}{small_unit}" if small else "")
 
 
-def clip(text: str, width: int) -> str:
-    """The first line, at most `width` characters."""
-    line = text.strip().split("\n", 1)[0]
-    return line if len(line) <= width else line[: width - 1] + "…"
+def one_line(text: str) -> str:
+    """With line breaks and tabs as blanks, so that a value cannot look like a line of ours."""
+    return " ".join(text.split())
+
+
+def clip(text: str, width: int = WIDEST) -> str:
+    """The first line that says something, at most `width` columns."""
+    return cut(text.strip().split("\n", 1)[0], width)
+
+
+def cut(line: str, width: int) -> str:
+    """At most `width` columns of one line, its blanks kept."""
+    line = re.sub(r"\s", " ", line).rstrip()
+    return line if cell_len(line) <= width else set_cell_size(line, width - 1).rstrip() + "…"
 
 
 def plural(count: int, noun: str) -> str:

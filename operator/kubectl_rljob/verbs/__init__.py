@@ -1,4 +1,4 @@
-"""One module per verb: `arguments(parser)` declares, `run(args, now)` does and returns the exit code.
+"""Verbs: each reads the cluster or a file, and shows what a pure function of `printers` made of it.
 
-The module's docstring is the verb's help.
+The docstring of a verb's function is its help.
 """

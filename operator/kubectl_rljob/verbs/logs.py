@@ -1,49 +1,56 @@
-"""Print the log of one pod of a job: by default the trainer pod of rank 0, which prints the steps.
+"""The log of one pod."""
 
-Logs of earlier attempts are kept on the job's volume, under logs/attempt-N of spec.checkpoint.path.
-"""
+import click
 
-import argparse
-import sys
-from datetime import datetime
-
-from kubectl_rljob.cluster import Cluster
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
+from kubectl_rljob.options import job_name, verb
+from kubectl_rljob.session import Session
 from rljob_api import names
 
 CONTAINERS = {names.ROLE_TRAINER: names.TRAINER_CONTAINER, names.ROLE_ROLLOUT: names.ROLLOUT_CONTAINER}
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="name of the job")
-    parser.add_argument("--role", choices=CONTAINERS, default=names.ROLE_TRAINER, help="kind of pod (default: trainer)")
-    one = parser.add_mutually_exclusive_group()
-    one.add_argument(
-        "--rank",
-        type=int,
-        default=0,
-        metavar="N",
-        help="global rank of a trainer, or ordinal of a rollout (default: 0)",
-    )
-    one.add_argument("--pod", metavar="POD", help="name of a pod of that role")
-    parser.add_argument("-p", "--previous", action="store_true", help="log of the container's previous life")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on as it is written")
-    parser.add_argument("--tail", type=int, metavar="LINES", help="only the last lines")
+@verb()
+@job_name
+@click.option(
+    "--role", type=click.Choice(tuple(CONTAINERS)), default=names.ROLE_TRAINER, help="kind of pod (default: trainer)"
+)
+@click.option(
+    "--rank",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="global rank of a trainer, or ordinal of a rollout (default: 0)",
+)
+@click.option("--pod", metavar="POD", help="name of a pod of that role")
+@click.option("-p", "--previous", is_flag=True, help="log of the container's previous life")
+@click.option("-f", "--follow", is_flag=True, help="continue as it is written")
+@click.option("--tail", type=click.IntRange(min=0), metavar="LINES", help="only the last lines")
+def logs(
+    session: Session,
+    name: str,
+    role: str,
+    rank: int | None,
+    pod: str | None,
+    previous: bool,
+    follow: bool,
+    tail: int | None,
+) -> None:
+    """Print the log of one pod of a job.
 
-
-def run(args: argparse.Namespace, now: datetime) -> int:
-    cluster = Cluster.connect(args.kubeconfig, args.context, args.namespace)
-    job = cluster.job(args.name)
-    pod = args.pod or pod_of(job, args.role, args.rank)
-    check_pod(job, args.role, pod, cluster.pods(job, args.role))
-    query = {"container": CONTAINERS[args.role]}
-    query |= {key: "true" for key in ("previous", "follow") if getattr(args, key)}
-    query |= {} if args.tail is None else {"tailLines": str(args.tail)}
-    for piece in cluster.log(job, pod, query):
-        sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
-    return 0
+    By default of the trainer pod of rank 0, which prints the steps. On a terminal, control characters are made visible.
+    Logs of earlier attempts are kept on the job's volume, under logs/attempt-N of spec.checkpoint.path.
+    """
+    if rank is not None and pod is not None:
+        raise click.UsageError("--rank and --pod exclude each other.")
+    cluster = session.cluster()
+    job = cluster.job(name)
+    chosen = pod or pod_of(job, role, rank or 0)
+    check_pod(job, role, chosen, cluster.pods(job, role))
+    flags = {"previous": previous, "follow": follow}
+    query = {"container": CONTAINERS[role]} | {key: "true" for key, on in flags.items() if on}
+    query |= {} if tail is None else {"tailLines": str(tail)}
+    session.terminal.stream(cluster.log(job, chosen, query))
 
 
 def pod_of(job: Job, role: str, rank: int) -> str:
@@ -52,7 +59,7 @@ def pod_of(job: Job, role: str, rank: int) -> str:
         return names.pod(job.name, role, rank)
     trainer = job.spec.trainer
     world = trainer.nodes * trainer.processes_per_node
-    if not 0 <= rank < world:
+    if rank >= world:
         raise UserError(f"--rank {rank}: {job.title} has ranks 0 to {world - 1}")
     node_rank = rank // trainer.processes_per_node
     members = job.status.attempt.members if job.status.attempt else []

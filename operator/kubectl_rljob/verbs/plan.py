@@ -1,48 +1,51 @@
-"""Check a manifest: ranks, layout, batches, pods, GPUs, memory, placement on the cluster as it is now, and every broken rule at once.
+"""Check a manifest before it is applied."""
 
-Exit code 1 when a rule is broken.
-"""
-
-import argparse
-from datetime import datetime
 from typing import Any
 
-from kubectl_rljob import manifest
-from kubectl_rljob.cluster import Cluster
-from kubectl_rljob.planning import Plan
-from kubectl_rljob.preview import preview
-from kubectl_rljob.printers import plan, raw
+import click
+
+from kubectl_rljob import errors, manifest
+from kubectl_rljob.options import output, verb
+from kubectl_rljob.planning import Plan, preview
+from kubectl_rljob.printers import data
+from kubectl_rljob.printers import plan as page
+from kubectl_rljob.session import Session
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-f",
-        "--filename",
-        required=True,
-        metavar="FILE",
-        help="manifest with one or more RLJobs; - reads standard input",
-    )
-    parser.add_argument(
-        "--model",
-        metavar="DIR",
-        help="Hugging Face directory: checks heads and layers of its config.json too, and estimates memory per GPU",
-    )
-    parser.add_argument("--offline", action="store_true", help="do not ask the cluster where the pods would go")
-    raw.add_output_flag(parser)
+@verb()
+@click.option(
+    "-f",
+    "--filename",
+    required=True,
+    type=click.Path(),
+    metavar="FILE",
+    help="manifest with one or more RLJobs; - reads standard input",
+)
+@click.option(
+    "--model",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Hugging Face directory: checks heads and layers of its config.json too, and estimates memory per GPU",
+)
+@click.option("--offline", is_flag=True, help="do not ask the cluster where the pods would go")
+@output
+def plan(session: Session, filename: str, model: str | None, offline: bool, output: str | None) -> None:
+    """Check a manifest before it is applied.
 
-
-def run(args: argparse.Namespace, now: datetime) -> int:
-    config = manifest.model_config(args.model) if args.model else None
-    plans = [Plan.of(m.name, m.spec, config) for m in manifest.read(args.filename)]
-    previews = [preview(p, lambda: _read(args), args.offline) for p in plans]
-    if args.output:
-        pairs = zip(plans, previews, strict=True)
-        print(raw.render([p.dump() | {"placement": found.dump()} for p, found in pairs], args.output))
+    Ranks, layout, batches, pods, GPUs, memory, placement on the cluster as it is now, and every broken rule at
+    once. Exit code 1 when a rule is broken.
+    """
+    config = manifest.model_config(model) if model else None
+    plans = [Plan.of(m.name, m.spec, config) for m in manifest.read(filename)]
+    found = [(p, preview(p, lambda: _read(session), offline)) for p in plans]
+    if output:
+        session.terminal.data(data.render([p.dump() | {"placement": where.dump()} for p, where in found], output))
     else:
-        print("\n\n".join(plan.page(p, found) for p, found in zip(plans, previews, strict=True)))
-    return 1 if any(p.violations for p in plans) else 0
+        session.terminal.show("\n\n".join(page.page(p, where) for p, where in found))
+    if any(p.violations for p in plans):
+        raise click.exceptions.Exit(errors.REFUSED)
 
 
-def _read(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    cluster = Cluster.connect(args.kubeconfig, args.context, args.namespace)
+def _read(session: Session) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    cluster = session.cluster()
     return cluster.everything("nodes"), cluster.everything("pods")

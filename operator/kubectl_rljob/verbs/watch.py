@@ -1,59 +1,105 @@
-"""Follow one job: on a terminal its status page, drawn again as it changes; elsewhere a line per change. Ends when the job has.
+"""Follow one job."""
 
-Exit code 1 when the job has failed.
-"""
-
-import argparse
-import sys
+import math
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
-from kubectl_rljob.cluster import Cluster
-from kubectl_rljob.job import Job
-from kubectl_rljob.printers import status
+import click
 
-CLEAR = "\x1b[H\x1b[2J"
+from kubectl_rljob import errors
+from kubectl_rljob.cluster import Cluster
+from kubectl_rljob.errors import UserError
+from kubectl_rljob.job import Job
+from kubectl_rljob.options import job_name, verb
+from kubectl_rljob.printers import status
+from kubectl_rljob.printers.text import clip
+from kubectl_rljob.session import Session
+from kubectl_rljob.terminal import Terminal
+
 LONGEST = 3600
+PATIENCE_SECONDS = 300.0
+"""An API server may be away for so long before the watch ends with its error."""
 ENDED = ("Succeeded", "Failed")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="name of the job")
-    parser.add_argument(
-        "--interval", type=seconds, default=2.0, metavar="SECONDS", help="between two looks (default: 2)"
-    )
-
-
-def seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= LONGEST:
-        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most {LONGEST} seconds")
+def _finite(_: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter("must be a number", param=parameter)
     return value
 
 
-def run(args: argparse.Namespace, now: datetime) -> int:
-    cluster = Cluster.connect(args.kubeconfig, args.context, args.namespace)
-    show = _page if sys.stdout.isatty() else _line
-    shown = ""
-    while True:
-        job = cluster.job(args.name)
-        if (text := show(cluster, job)) != shown:
-            print((CLEAR if show is _page else "") + text, flush=True)
-            shown = text
-        if job.status.state in ENDED:
-            return int(job.status.state == "Failed")
-        time.sleep(args.interval)
+@verb()
+@job_name
+@click.option(
+    "--interval",
+    type=click.FloatRange(0, LONGEST, min_open=True),
+    callback=_finite,
+    default=2.0,
+    metavar="SECONDS",
+    help="time between two looks (default: 2)",
+)
+def watch(session: Session, name: str, interval: float) -> None:
+    """Follow one job until it ends.
+
+    On a terminal its status page is drawn again as it changes; elsewhere each change is a line. An API server
+    that is away for less than five minutes is waited for. Exit code 3 when the job has failed, 1 when the
+    cluster cannot be asked any more.
+    """
+    cluster = session.cluster()
+    with session.terminal.redrawing() as redraw:
+        look = Look(session.terminal, redraw)
+        while True:
+            job = look.patiently(cluster, name, interval)
+            if job.status.state in ENDED:
+                break
+            time.sleep(interval)
+    if job.status.state == "Failed":
+        raise click.exceptions.Exit(errors.JOB_FAILED)
 
 
-def _page(cluster: Cluster, job: Job) -> str:
-    return status.page(job, cluster.events(job), datetime.now(UTC))
+class Look:
+    """Shows what has changed since the last look."""
+
+    def __init__(self, terminal: Terminal, redraw: Callable[[str], None] | None) -> None:
+        """`redraw` replaces the page on a terminal; elsewhere there is none."""
+        self._terminal, self._redraw = terminal, redraw
+        self._shown, self._warned = "", False
+
+    def patiently(self, cluster: Cluster, name: str, interval: float) -> Job:
+        """Show the job, once the API server answers. Raises UserError for a refusal, and when it has been away too long."""
+        since, self._warned = time.monotonic(), False
+        while True:
+            try:
+                return self._once(cluster, cluster.job(name))
+            except UserError as error:
+                if not error.transient or time.monotonic() - since > PATIENCE_SECONDS:
+                    raise
+                self._warn(f"warning: {error}; trying again")
+                time.sleep(interval)
+
+    def _once(self, cluster: Cluster, job: Job) -> Job:
+        if self._redraw:
+            self._shown = status.page(job, cluster.events(job), datetime.now(UTC), self._terminal.width)
+            self._redraw(self._shown)
+        elif (text := line(job)) != self._shown:
+            self._terminal.show(text)
+            self._terminal.flush()
+            self._shown = text
+        return job
+
+    def _warn(self, text: str) -> None:
+        """Once for each time that the server is away."""
+        if self._redraw:
+            self._redraw(f"{self._shown}\n\n{text}")
+        elif not self._warned:
+            self._terminal.tell(text)
+        self._warned = True
 
 
-def _line(_: Cluster, job: Job) -> str:
+def line(job: Job) -> str:
     """Without times, so that it changes only with the job."""
     s, p = job.status, job.status.progress
     reward = f"reward {p.history[-1].reward:.3f}" if p.history else ""
-    words = s.message.split("\n")[0]
-    return "   ".join(
-        part for part in (s.state, p.text, reward, p.phase if s.state == "Running" else "", words) if part
-    )
+    parts = (s.state, p.text, reward, p.phase if s.state == "Running" else "", s.message.split("\n")[0])
+    return "   ".join(clip(part) for part in parts if part)

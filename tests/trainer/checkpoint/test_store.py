@@ -145,6 +145,10 @@ def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path):
         open_store(tmp_path, 2, step=3)
 
 
+def test_a_request_to_start_over_is_granted_also_where_a_checkpoint_is_required(tmp_path):
+    assert open_store(tmp_path, 1, policy="required", step=0).start is None
+
+
 def test_required_fails_without_a_checkpoint(tmp_path):
     with pytest.raises(ConfigurationError, match="holds no complete checkpoint"):
         open_store(tmp_path, 1, policy="required")

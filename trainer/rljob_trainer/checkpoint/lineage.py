@@ -77,7 +77,7 @@ def choose(root: Path, valid: list[Manifest], run: Run) -> tuple[list[Manifest],
         return _from_named(root, valid, run, run.resume_from)
     lineage = _cut(root, valid, run.resume.step)
     if not lineage:
-        if run.resume.policy == "required":
+        if run.resume.policy == "required" and run.resume.step != 0:
             fix = "correct spec.checkpoint.path, or set auto"
             raise ConfigurationError(RESUME, "required", f"{root} holds no complete checkpoint", fix)
         return [], None

@@ -1,0 +1,46 @@
+"""The command line, put together from the verbs."""
+
+import click
+
+from kubectl_rljob.options import with_global
+from kubectl_rljob.session import Session
+from kubectl_rljob.verbs import change, logs, metrics, plan, show, watch
+from kubectl_rljob.verbs.about import completion, version
+
+PROGRAM = "kubectl rljob"
+VERBS = (
+    show.list_,
+    show.status,
+    watch.watch,
+    metrics.metrics,
+    logs.logs,
+    show.describe_failure,
+    show.checkpoints,
+    change.suspend,
+    change.resume,
+    change.restart,
+    plan.plan,
+    completion,
+    version,
+)
+
+
+class Root(click.Group):
+    """Verbs in the order of VERBS."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(
+    cls=Root, context_settings={"help_option_names": ["-h", "--help"]}, subcommand_metavar="VERB ...", commands=VERBS
+)
+@with_global
+def root() -> None:
+    """Look at RLJobs, suspend and resume them, check one before it is applied."""
+
+
+def run(argv: list[str], session: Session) -> None:
+    """One verb. Raises what click raises for a wrong command line, UserError, and Exit with an exit code other than 0."""
+    with root.make_context(PROGRAM, argv, obj=session) as context:
+        root.invoke(context)

@@ -1,0 +1,70 @@
+"""Flags and arguments that several verbs share, and the decorator that makes a function a verb."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from kubectl_rljob.errors import UserError
+from kubectl_rljob.session import Session
+
+Decorator = Callable[[Any], Any]
+
+
+def _keep(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Into the session. The flags may stand before or after the verb, so one that is absent says nothing."""
+    if value is not None and parameter.name:
+        setattr(ctx.find_object(Session), parameter.name, value)
+
+
+GLOBAL: tuple[Decorator, ...] = (
+    click.option(
+        "-n",
+        "--namespace",
+        metavar="NAMESPACE",
+        expose_value=False,
+        callback=_keep,
+        help="namespace to work in (default: the context's)",
+    ),
+    click.option("--context", metavar="CONTEXT", expose_value=False, callback=_keep, help="context of the kubeconfig"),
+    click.option(
+        "--kubeconfig",
+        metavar="FILE",
+        type=click.Path(),
+        expose_value=False,
+        callback=_keep,
+        help="path of the kubeconfig (default: $KUBECONFIG, else ~/.kube/config)",
+    ),
+)
+
+
+def with_global(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(GLOBAL):
+        command = option(command)
+    return command
+
+
+def verb(name: str | None = None) -> Decorator:
+    """A command whose help is the docstring of a function `(session, **flags)`."""
+
+    def make(function: Callable[..., None]) -> click.Command:
+        return click.command(name)(with_global(click.pass_obj(function)))
+
+    return make
+
+
+def _jobs(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Of the namespace that the flags choose; none when there is no cluster, since a prompt is no place for errors."""
+    session = ctx.find_object(Session)
+    assert session
+    try:
+        return [CompletionItem(j.name) for j in session.cluster().jobs(False) if j.name.startswith(incomplete)]
+    except UserError:
+        return []
+
+
+job_name = click.argument("name", metavar="NAME", help="name of the job", shell_complete=_jobs)
+output = click.option(
+    "-o", "--output", type=click.Choice(("json", "yaml")), help="print the data instead of a page for people"
+)

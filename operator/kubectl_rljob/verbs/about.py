@@ -1,0 +1,47 @@
+"""Verbs about the plugin itself."""
+
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+
+import click
+
+from kubectl_rljob.options import verb
+from kubectl_rljob.session import Session
+from rljob_api import names
+
+COMPLETION = """\
+kubectl completes `kubectl rljob` when kubectl_complete-rljob is on the PATH (it is installed with kubectl-rljob)
+and kubectl's own completion is on:
+
+    {line}"""
+LINES = {
+    "bash": "source <(kubectl completion bash)",
+    "zsh": "source <(kubectl completion zsh)",
+    "fish": "kubectl completion fish | source",
+}
+
+
+@verb()
+@click.argument("shell", metavar="SHELL", type=click.Choice(tuple(LINES)), help="bash, zsh or fish")
+def completion(session: Session, shell: str) -> None:
+    """Say how to switch on completion in a shell.
+
+    Of verbs, flags and job names.
+    """
+    session.terminal.show(COMPLETION.format(line=LINES[shell]))
+
+
+@verb()
+def version(session: Session) -> None:
+    """Print the plugin's version.
+
+    With those of the API that it speaks and of the runtime protocol.
+    """
+    session.terminal.show(f"kubectl-rljob {_installed()} (API {names.API_VERSION}, protocol {names.PROTOCOL})")
+
+
+def _installed() -> str:
+    try:
+        return installed_version("rljob")
+    except PackageNotFoundError:
+        return "from a source tree"
