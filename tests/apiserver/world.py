@@ -126,7 +126,7 @@ class RealWorld(World):
         await self._run_pod(pod)
 
     async def _push_pod(self, pod: Object) -> None:
-        meta = {k: v for k, v in pod["metadata"].items() if k in ("name", "labels", "annotations")}
+        meta = {k: v for k, v in pod["metadata"].items() if k in ("name", "labels", "annotations", "ownerReferences")}
         created = await self._api.create(
             {"apiVersion": "v1", "kind": "Pod", "metadata": meta | {"namespace": self.namespace}, "spec": pod["spec"]}
         )

@@ -26,7 +26,13 @@ KEY = ("research", "demo")
 def pod_object(**status: Any) -> dict[str, Any]:
     meta = {"name": "demo-trainer-1", "namespace": "research", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
     labels = {"labels": names.labels("demo", "trainer"), "annotations": {names.ANNOTATION_TEMPLATE_HASH: "h"}}
-    return {"kind": "Pod", "metadata": meta | labels, "spec": {"nodeName": "node-1"}, "status": status}
+    owner = {"kind": "StatefulSet", "name": "demo-trainer", "uid": "s", "controller": True}
+    return {
+        "kind": "Pod",
+        "metadata": meta | labels | {"ownerReferences": [owner]},
+        "spec": {"nodeName": "node-1"},
+        "status": status,
+    }
 
 
 def test_a_running_pod() -> None:
@@ -99,12 +105,20 @@ def test_a_node_that_does_not_answer_and_one_that_is_out_of_service() -> None:
     assert parse_node(node_object(True)) == Node(name="node-1", place=Place("node-1", free={"pods": 110_000}))
 
 
+def report_meta(job: dict[str, Any], pod: str) -> dict[str, Any]:
+    """Of a report that the operator made for the job."""
+    owner = {"kind": names.KIND, "name": "demo", "uid": job["metadata"]["uid"], "controller": True}
+    labels = names.labels("demo", "trainer")
+    return {"name": names.report(pod), "namespace": "research", "labels": labels, "ownerReferences": [owner]}
+
+
 async def look(report: str | None = None, pod: str = "demo-trainer-0") -> Snapshot:
     """A pod on a node that does not exist, and its report."""
     cluster = FakeCluster()
-    cluster.put(job_object("demo", raw_spec()))
-    meta = {"name": names.report(pod), "namespace": "research", "labels": names.labels("demo", "trainer")}
-    cluster.put({"kind": "ConfigMap", "metadata": meta, "data": {names.REPORT_KEY: report} if report else {}})
+    job = cluster.put(job_object("demo", raw_spec()))
+    cluster.put(
+        {"kind": "ConfigMap", "metadata": report_meta(job, pod), "data": {names.REPORT_KEY: report} if report else {}}
+    )
     cluster.remove(cluster.objects["Node", None, "node-1"])
     cluster.put(pod_object())
     return await observed(cluster, ReconcilerState(), 1000.0)
@@ -161,8 +175,8 @@ def reporting(cluster: FakeCluster, beat: int) -> None:
     report = Report(pod="demo-trainer-1", pod_uid="u", boot_id="b", attempt=1, progress=Progress(beat=beat))
     name = names.report("demo-trainer-1")
     if ("ConfigMap", "research", name) not in cluster.objects:
-        meta = {"name": name, "namespace": "research", "labels": names.labels("demo", "trainer")}
-        cluster.put({"kind": "ConfigMap", "metadata": meta})
+        job = cluster.objects[("RLJob", *KEY)]
+        cluster.put({"kind": "ConfigMap", "metadata": report_meta(job, "demo-trainer-1")})
     cluster.edit("ConfigMap", "research", name)["data"] = {names.REPORT_KEY: report.dump_json()}
 
 
@@ -221,6 +235,7 @@ async def test_a_heartbeat_that_the_watch_does_not_show_is_asked_for_before_it_c
 
 def test_a_heartbeat_alone_wakes_nobody_up_and_a_checkpoint_does() -> None:
     cache, cluster = ClusterCache(lambda: 0.0), FakeCluster()
+    open_attempt(cluster)
     reporting(cluster, beat=1)
     stored = cluster.objects["ConfigMap", "research", names.report("demo-trainer-1")]
     assert cache.config_maps.put(stored) == {KEY}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rljob_api import names
 from rljob_operator.cache.cache import Cache
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Change, Gone, Key, Listing, Object
@@ -95,13 +96,14 @@ async def test_a_watch_goes_on_where_it_ended_and_begins_again_when_that_is_forg
 
 
 def pod(version: int, node: str = "", job: str = "", phase: str = "Running") -> Object:
-    labels = {"rljob.dev/job": job, "app.kubernetes.io/managed-by": "rljob"} if job else {}
+    labels = names.labels(job, "trainer") if job else {}
     meta = {
         "name": f"pod of {job}",
         "namespace": "research",
         "uid": "u",
         "resourceVersion": str(version),
         "labels": labels,
+        "ownerReferences": [{"kind": "StatefulSet", "name": f"{job}-trainer", "uid": "s", "controller": True}],
     }
     return {"kind": "Pod", "metadata": meta, "spec": {"nodeName": node, "containers": []}, "status": {"phase": phase}}
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from rljob_api import names
-from rljob_operator.cache.cache import is_ours
 from rljob_operator.kube.api import AlreadyExists, ApiError, Change, Conflict, Listing, NotFound, Object
 
 
@@ -156,10 +155,9 @@ class FakeCluster:
     def sync_stateful_sets(self) -> None:
         """Pods that are missing are made, and run at once unless they are gated; those that are too many go at once, as do those of a set that
         is gone (the garbage collector's work)."""
-        sets = {key[1:] for key in self.objects if key[0] == "StatefulSet"}
+        sets = {o["metadata"]["uid"] for key, o in self.objects.items() if key[0] == "StatefulSet"}
         for key, pod in list(self.objects.items()):
-            owner = pod["metadata"]["name"].rpartition("-")[0]
-            if key[0] == "Pod" and is_ours(pod) and (key[1], owner) not in sets:
+            if key[0] == "Pod" and (owner := owner_of(pod)) and owner not in sets:
                 self.remove(pod)
         for (kind, namespace, name), sts in list(self.objects.items()):
             if kind != "StatefulSet" or namespace is None:
@@ -169,13 +167,19 @@ class FakeCluster:
                 if ("Pod", namespace, f"{name}-{ordinal}") not in self.objects:
                     self._start_pod(sts, ordinal)
             for pod in self.pods(namespace):
-                pod_name = pod["metadata"]["name"]
-                if pod_name.rsplit("-", 1)[0] == name and int(pod_name.rsplit("-", 1)[1]) >= size:
+                ordinal = pod["metadata"]["name"].rpartition("-")[2]
+                if owner_of(pod) == sts["metadata"]["uid"] and int(ordinal) >= size:
                     self.remove(pod)
         self._schedule()
 
     def _start_pod(self, sts: Object, ordinal: int) -> None:
-        meta = {"name": f"{sts['metadata']['name']}-{ordinal}", "namespace": sts["metadata"]["namespace"]}
+        owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "controller": True}
+        owner |= {key: sts["metadata"][key] for key in ("name", "uid")}
+        meta = {
+            "name": f"{owner['name']}-{ordinal}",
+            "namespace": sts["metadata"]["namespace"],
+            "ownerReferences": [owner],
+        }
         template = copied(sts["spec"]["template"])
         pod = self.put({"kind": "Pod", "metadata": template["metadata"] | meta, "spec": template["spec"]})
         pod["status"] = {"phase": "Pending"}
@@ -216,6 +220,12 @@ class FakeCluster:
 
 def _guard(obj: Object) -> Object:
     return {k: obj["metadata"][k] for k in ("uid", "resourceVersion")}
+
+
+def owner_of(obj: Object) -> str:
+    """Uid of its controller; empty: it has none."""
+    owners = obj["metadata"].get("ownerReferences", [])
+    return next((o["uid"] for o in owners if o.get("controller")), "")
 
 
 def pinned_to(pod: Object) -> str:

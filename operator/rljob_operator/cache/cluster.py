@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from rljob_operator.cache import jobs, reports
-from rljob_operator.cache.cache import Cache, is_ours, key_of, same_but_version, strip_managed_fields
+from rljob_operator.cache.cache import Cache, key_of, same_but_version, strip_managed_fields
 from rljob_operator.cache.jobs import CachedJob
 from rljob_operator.cache.nodes import Node, parse_node
-from rljob_operator.cache.pods import Pod, parse_pod
+from rljob_operator.cache.pods import Pod, is_of_a_job, parse_pod
 from rljob_operator.cache.reports import CachedConfigMap
 from rljob_operator.cache.usage import Usage, parse_usage
 from rljob_operator.kube.api import Key, Listing, Object
@@ -30,7 +30,7 @@ class Pods:
         """A pod that is new gives no place back."""
         new = self._usage.get(key_of(obj)) is None
         room = self._usage.put(obj)
-        return (set() if new else room) | (self._ours.put(obj) if is_ours(obj) else self._ours.remove(obj))
+        return (set() if new else room) | (self._ours.put(obj) if is_of_a_job(obj) else self._ours.remove(obj))
 
     def remove(self, obj: Object) -> set[Key]:
         return self._usage.remove(obj) | self._ours.remove(obj)
@@ -39,7 +39,7 @@ class Pods:
         return self._usage.delete(key) | self._ours.delete(key)
 
     def replace(self, listing: Listing, namespace: str | None) -> set[Key]:
-        ours = Listing(listing.version, [obj for obj in listing.objects if is_ours(obj)])
+        ours = Listing(listing.version, [obj for obj in listing.objects if is_of_a_job(obj)])
         return self._usage.replace(listing, namespace) | self._ours.replace(ours, namespace)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_api import names
+from rljob_operator.cache.cache import is_ours
 from rljob_operator.kube.api import Object
 from rljob_operator.times import seconds
 
@@ -48,6 +49,15 @@ class Pod:
     """While it is gated."""
     released: float | None = None
     """When we released it to its node."""
+
+
+def is_of_a_job(pod: Object) -> bool:
+    """Whether its controller is a StatefulSet of the job that its labels name. A copy with the same labels is somebody else's."""
+    meta = pod["metadata"]
+    labels = meta.get("labels") or {}
+    gang = names.gang(labels.get(names.LABEL_JOB, ""), labels.get(names.LABEL_ROLE, ""))
+    owner: Object = next((o for o in meta.get("ownerReferences") or [] if o.get("controller")), {})
+    return is_ours(pod) and (owner.get("kind"), owner.get("name")) == ("StatefulSet", gang)
 
 
 def parse_pod(pod: Object) -> Pod:

@@ -7,11 +7,13 @@ from dataclasses import replace
 from rljob_api import names
 from rljob_api.protocol import Member
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import Attempt
+from rljob_api.status import Attempt, RLJobMeta
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
 from rljob_operator.cache.pods import Pod, parse_pod
+from rljob_operator.cache.reports import CachedConfigMap
 from rljob_operator.kube.api import Api, Key, NotFound, Object
 from rljob_operator.model.effective_spec import is_open
+from rljob_operator.model.ownership import controls
 from rljob_operator.model.reconciler_state import ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
 
@@ -47,9 +49,9 @@ class Observer:
 
     def _snapshot(self, key: Key, job: CachedJob, pods: tuple[Pod, ...], now: float) -> Snapshot:
         children = self._cache.children_of(key)
-        notes = [entry.value for entry in self._cache.config_maps.of(key).values()]
-        said = self._cache.config_maps.get((key[0], names.control(key[1])))
-        control = said.value.control if said else None
+        notes = self._config_maps(key, job.meta)
+        said = notes.get(names.control(key[1]))
+        control = said.control if said else None
         return Snapshot(
             job=job.meta,
             spec=job.validation.spec,
@@ -57,8 +59,8 @@ class Observer:
             spec_suspend=bool(job.validation.raw.get("suspend")),
             status=job.status,
             pods=pods,
-            reports={note.report.pod: note.report for note in notes if note.report},
-            unreadable={note.pod: note.trouble for note in notes if note.trouble},
+            reports={note.report.pod: note.report for note in notes.values() if note.report},
+            unreadable={note.pod: note.trouble for note in notes.values() if note.trouble},
             control=control,
             children=children,
             conflicts=self._state.conflicts.get(key, ()),
@@ -68,6 +70,11 @@ class Observer:
             fresh_token=secrets.token_urlsafe(32),
             now=now,
         )
+
+    def _config_maps(self, key: Key, job: RLJobMeta) -> dict[str, CachedConfigMap]:
+        """The job's own, by name: labels alone may be anybody's."""
+        found = {name: entry.value for (_, name), entry in self._cache.config_maps.of(key).items()}
+        return {name: note for name, note in found.items() if controls(job, note.object)}
 
     async def _strays(self, key: Key, attempt: Attempt, known: set[str]) -> list[Pod]:
         """Members' pods that exist although the store does not show them, for example because somebody took their labels away."""
@@ -98,24 +105,25 @@ class Observer:
         """Age of the heartbeat on our clock, since we have seen this attempt: our own restart is no stall, and an outage of the API, which
         ends us with our lease, neither."""
         since = self._state.since(key, (s.job.uid, attempt.number), s.now)
-        aged = replace(s, beat_age=s.now - max(since, self._last_heartbeat(key, attempt)))
+        aged = replace(s, beat_age=s.now - max(since, self._last_heartbeat(key, job.meta, attempt)))
         if (aged.beat_age or 0.0) < s.lifecycle.stall_timeout_seconds or not attempt.members:
             return aged
         live = await self._live("ConfigMap", key[0], names.report(_rank_0(attempt).pod))
         if live is not None:
             self._cache.put(live)
             aged = self._snapshot(key, job, s.pods, s.now)
-        return replace(aged, beat_age=s.now - max(since, self._last_heartbeat(key, attempt)))
+        return replace(aged, beat_age=s.now - max(since, self._last_heartbeat(key, job.meta, attempt)))
 
-    def _last_heartbeat(self, key: Key, attempt: Attempt) -> float:
+    def _last_heartbeat(self, key: Key, job: RLJobMeta, attempt: Attempt) -> float:
         """When rank 0's heartbeat in this attempt was seen to move last; 0: it has none yet."""
         if not attempt.members:
             return 0.0
         member = _rank_0(attempt)
         entry = self._cache.config_maps.get((key[0], names.report(member.pod)))
-        report = entry.value.report if entry else None
+        note = entry.value if entry and controls(job, entry.value.object) else None
+        report = note.report if note else None
         its = report and (report.boot_id, report.attempt) == (member.boot_id, attempt.number)
-        return entry.value.last_heartbeat if entry and its else 0.0
+        return note.last_heartbeat if note and its else 0.0
 
     async def _live(self, kind: str, namespace: str | None, name: str) -> Object | None:
         try:

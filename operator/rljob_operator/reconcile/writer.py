@@ -10,11 +10,11 @@ from rljob_operator.cache.cache import job_of
 from rljob_operator.cache.cluster import UNWATCHED, ClusterCache
 from rljob_operator.cache.pods import Pod
 from rljob_operator.kube.api import AlreadyExists, Api, ApiError, Conflict, NotFound, Object
+from rljob_operator.model.ownership import controls, covers
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Ungate
 from rljob_operator.policies.decide import Event
 from rljob_operator.reconcile.events import event_object
-from rljob_operator.reconcile.ownership import controls, covers
 from rljob_operator.schedulers.builtin.ungate import is_gated, operations
 
 log = logging.getLogger(__name__)
