@@ -99,10 +99,10 @@ def spec(root: Path, model: Path, device: str, ranks: int) -> RLJobSpec:
 def measure(spec: RLJobSpec, repeats: int) -> None:
     """On every rank; the first prints a row as soon as it has it."""
     from rljob_trainer.checkpoint.lineage import Run
+    from rljob_trainer.checkpoint.saving import Saver
     from rljob_trainer.checkpoint.store import Store
     from rljob_trainer.collective import Ranks
     from rljob_trainer.megatron.engine import Engine
-    from rljob_trainer.saving import Saver
 
     engine, ranks = Engine(spec, lambda: None), Ranks(600)
     run = Run(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shapes import MODEL, PEAK_FLOPS, Shape, shapes, write_model
-from rljob_trainer.local.ports import free_port
+from rljob_trainer.machine import free_port
 
 STEPS = 6
 LIMIT_SECONDS = 420

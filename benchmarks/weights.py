@@ -25,8 +25,7 @@ from benchmarks.shapes import MODEL, write_model
 from rljob_api import names
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.local import gpus
-from rljob_trainer.local.ports import free_port
+from rljob_trainer.machine import free_port, gpus
 from rljob_trainer.rollout.arguments import server_arguments, server_environment
 
 TOKEN = "benchmark"
@@ -47,7 +46,7 @@ def main() -> int:
         return 0
     write_model(options.model)
     job = spec(options.model, options.device)
-    with server(job, gpus.present()[1] if options.device == "gpu" else ""):
+    with server(job, gpus()[1] if options.device == "gpu" else ""):
         size = update(job, options.repeats)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
     plain = ["-m", "benchmarks.weights", "--plain", str(size), "--device", options.device]
@@ -116,7 +115,7 @@ def update(job: RLJobSpec, repeats: int) -> int:
     store = dist.HashStore()
     dist.init_process_group("nccl" if gpu else "gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=60))
     from rljob_trainer.megatron.engine import Engine
-    from rljob_trainer.weights.backends import backend
+    from rljob_trainer.weights.protocol import backend
     from rljob_trainer.weights.publisher import Publisher
 
     engine = Engine(job, lambda: None)
@@ -164,7 +163,7 @@ def broadcast(size: int, device: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from rljob_trainer.weights.backends import GLOO, NCCL
+    from rljob_trainer.weights.protocol import GLOO, NCCL
     from rljob_trainer.weights.publisher import BUCKET_BYTES
 
     rank = int(os.environ["RANK"])

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api import names
-from rljob_trainer.launcher.setting import DRIVER, RANK, Setting
+from rljob_trainer.launcher.settings import DRIVER, RANK, Settings
 
 if TYPE_CHECKING:
-    from rljob_trainer.launcher.channel import Channel
+    from rljob_trainer.control.channel import Channel
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,16 +61,16 @@ def _command(
 
 
 def launch_pod(options: argparse.Namespace) -> int:
-    from rljob_trainer.launcher.nurseries import Nurseries
+    from rljob_trainer.launcher.fork_client import ForkServers
 
-    setting = Setting.of(os.environ, options.rank, options.driver)
-    nurseries = Nurseries(setting.rank, setting.driver, setting.environment)
+    settings = Settings.of(os.environ, options.rank, options.driver)
+    fork_servers = ForkServers(settings.rank, settings.driver, settings.environment)
 
     async def live() -> None:
-        await nurseries.warm(driver=setting.pod.endswith("-0"))  # before our own imports, which take less long
+        await fork_servers.warm(driver=settings.pod.endswith("-0"))  # before our own imports, which take less long
         from rljob_trainer.launcher.launcher import Launcher
 
-        await Launcher(_channel(options), setting, nurseries).run()
+        await Launcher(_channel(options), settings, fork_servers).run()
 
     asyncio.run(live())
     return 0
@@ -101,10 +101,10 @@ def doctor(_: argparse.Namespace) -> int:
 def _channel(options: argparse.Namespace) -> "Channel":
     """Made inside the event loop, as the Kubernetes client wants it."""
     if options.channel:
-        from rljob_trainer.launcher.file_channel import FileChannel
+        from rljob_trainer.control.channel import FileChannel
 
         return FileChannel(options.channel)
-    from rljob_trainer.launcher.kubernetes_channel import in_cluster
+    from rljob_trainer.control.kubernetes import in_cluster
 
     return in_cluster(os.environ[names.ENV_NAMESPACE], os.environ[names.ENV_JOB], os.environ[names.ENV_POD_NAME])
 

@@ -13,7 +13,9 @@ from rljob_api import names
 from rljob_api.protocol import Control, RolloutEndpoint
 from rljob_api.sizing.memory import PhaseName
 from rljob_trainer.buffer.batch_files import from_text
+from rljob_trainer.checkpoint.checks import corruption
 from rljob_trainer.checkpoint.manifest import read_manifest
+from rljob_trainer.checkpoint.saving import Saver
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import DriverClient
@@ -22,10 +24,8 @@ from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.huggingface import write_hugging_face
 from rljob_trainer.memory import Plan
 from rljob_trainer.parity import Probe, probe_samples
-from rljob_trainer.restoring import corruption
-from rljob_trainer.saving import Saver
-from rljob_trainer.senders import Senders
 from rljob_trainer.trajectory import Trajectory
+from rljob_trainer.weights.senders import Senders
 
 MEASURED_STEPS = 2
 """After so many steps every phase has been measured."""

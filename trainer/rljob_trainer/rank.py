@@ -17,17 +17,17 @@ from rljob_api.protocol import Control, RolloutEndpoint
 from rljob_api.sizing.layout import Layout, servers_per_pod
 from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure, loop
+from rljob_trainer.checkpoint.checks import prove_shared
 from rljob_trainer.checkpoint.files import write_json
 from rljob_trainer.checkpoint.lineage import Run
 from rljob_trainer.checkpoint.store import Store
-from rljob_trainer.checkpoint.volume import remove_nonce, require_shared, sees_nonce, write_nonce
 from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.driver.control import POLL_SECONDS, read_control
 from rljob_trainer.megatron import runtime
-from rljob_trainer.senders import Senders
-from rljob_trainer.weights.backends import backend
+from rljob_trainer.weights.protocol import backend
 from rljob_trainer.weights.publisher import Publisher
+from rljob_trainer.weights.senders import Senders
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def _attempt(directory: Path, control: Control) -> "loop.Attempt":
     spec = control.spec
     ranks = Ranks(spec.lifecycle.stall_timeout_seconds)
     store = _open_store(control) if ranks.is_first else None
-    _prove_shared(Path(spec.checkpoint.path), ranks)
+    prove_shared(Path(spec.checkpoint.path), ranks)
     driver = _connect(directory, control) if ranks.is_first else None
     plan = Plan.of(spec, device_bytes())
     if ranks.is_first:
@@ -137,14 +137,6 @@ def _open_store(control: Control) -> Store:
         keep_last=spec.checkpoint.keep_last,
     )
     return Store(Path(spec.checkpoint.path), run)
-
-
-def _prove_shared(root: Path, ranks: Ranks) -> None:
-    nonce = ranks.broadcast(write_nonce(root) if ranks.is_first else None)
-    seen = ranks.gather(sees_nonce(root, nonce))
-    if ranks.is_first:
-        remove_nonce(root, nonce)
-    require_shared(root, [rank for rank, saw in enumerate(seen) if not saw])
 
 
 def _connect(directory: Path, control: Control) -> DriverClient:

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.rollout.answer import Drawn, encode
-from rljob_trainer.weights.wire import GENERATE, INTERRUPT, STATE, STEP_HEADER
+from rljob_trainer.weights.protocol import GENERATE, INTERRUPT, STATE, STEP_HEADER
 
 EOS = ord(".")
 PACE = 0.01

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rljob_api import names
 from rljob_api.protocol import Control, Progress
-from rljob_trainer.launcher.file_channel import replace
+from rljob_trainer.control.channel import replace
 
 
 def prepare() -> None: ...

@@ -14,7 +14,7 @@ from typing import Any
 from api.specs import make_spec
 from rljob_api import names
 from rljob_api.protocol import Control, Member, Report, Resume
-from rljob_trainer.launcher.file_channel import replace
+from rljob_trainer.control.channel import replace
 
 HERE = Path(__file__).parent
 TIMEOUT = 60.0

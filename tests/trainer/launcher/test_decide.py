@@ -4,8 +4,8 @@ import pytest
 
 from api.specs import make_spec
 from rljob_api.protocol import Command, Control, Failure, Member, Resume
-from rljob_trainer.launcher.conclude import conclude
-from rljob_trainer.launcher.decide import Action, decide
+from rljob_trainer.launcher.attempt import conclude
+from rljob_trainer.launcher.launcher import Action, decide
 
 CAUSE = Failure(kind="application", message="the loss is a banana")
 SYMPTOM = Failure(kind="collective", message="connection closed by peer")

@@ -10,7 +10,7 @@ import yaml
 from api.specs import raw_spec
 from rljob_api.protocol import Checkpoint, Failure, Point, Progress, Report
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.local.decide import End, Seen, State, advance
+from rljob_trainer.local.decide import End, LocalState, Seen, advance
 from rljob_trainer.local.manifest import MOUNTED, ManifestError, load, mounted
 from rljob_trainer.local.status import line, summary
 
@@ -29,8 +29,8 @@ def seen(*trainers: Report | None, rollout: Report | None = None) -> Seen:
 
 
 IDLE = seen(report("t0"), report("t1"))
-FIRST = advance(State(), IDLE, "run", 3)
-assert isinstance(FIRST, State)
+FIRST = advance(LocalState(), IDLE, "run", 3)
+assert isinstance(FIRST, LocalState)
 
 
 def ended(pod: str, result: str, failure: Failure | None = None) -> Report:
@@ -42,8 +42,8 @@ def running(pod: str) -> Report:
 
 
 def test_the_first_attempt_opens_when_every_launcher_has_reported() -> None:
-    assert advance(State(), seen(report("t0"), None), "run", 3) == State()
-    assert isinstance(FIRST, State)
+    assert advance(LocalState(), seen(report("t0"), None), "run", 3) == LocalState()
+    assert isinstance(FIRST, LocalState)
     assert (FIRST.attempt, FIRST.command) == (1, "run")
     assert [(m.pod, m.boot_id, m.node_rank) for m in FIRST.members] == [("t0", "t0-1", 0), ("t1", "t1-1", 1)]
 
@@ -57,7 +57,7 @@ def test_a_failed_member_stops_the_others_and_then_the_next_attempt_opens() -> N
     stopping = advance(FIRST, seen(ended("t0", "failed", SYMPTOM), running("t1")), "run", 3)
     assert stopping == replace(FIRST, command="stop", cause=SYMPTOM)
     following = advance(stopping, seen(ended("t0", "failed", SYMPTOM), ended("t1", "failed", CAUSE)), "run", 3)
-    assert isinstance(following, State)
+    assert isinstance(following, LocalState)
     assert (following.attempt, following.command, following.failures) == (2, "run", 1)
 
 
@@ -82,12 +82,12 @@ def test_a_rollout_that_refuses_its_arguments_ends_the_job() -> None:
 
 def test_a_launcher_that_is_gone_has_ended_its_attempt_as_the_cause_of_broken_collectives() -> None:
     stopping = advance(FIRST, seen(running("t0"), None), "run", 3)
-    assert isinstance(stopping, State)
+    assert isinstance(stopping, LocalState)
     assert stopping.cause and stopping.cause.exception == "LauncherLost"
     waiting = advance(stopping, seen(ended("t0", "failed", SYMPTOM), None), "run", 3)
     assert waiting == stopping
     following = advance(stopping, seen(ended("t0", "failed", SYMPTOM), report("t1", "2")), "run", 3)
-    assert isinstance(following, State)
+    assert isinstance(following, LocalState)
     assert [m.boot_id for m in following.members] == ["t0-1", "t1-2"]
 
 
@@ -98,7 +98,7 @@ def test_an_interrupted_job_drains_then_stops_and_ends_with_130() -> None:
     assert advance(draining, live, "stop", 3) == replace(FIRST, command="stop")
     end = advance(draining, seen(ended("t0", "drained"), ended("t1", "drained")), "drain", 3)
     assert end == End(130, "interrupted; what was saved is complete")
-    assert advance(State(), IDLE, "drain", 3) == End(130, "interrupted before it began")
+    assert advance(LocalState(), IDLE, "drain", 3) == End(130, "interrupted before it began")
 
 
 def test_mounts_replace_whole_beginnings_of_paths_on_volumes_only() -> None:
@@ -143,8 +143,8 @@ def names_a_path(part: dict[str, Any], definitions: dict[str, Any]) -> bool:
 
 
 def test_a_status_line_says_where_the_job_is() -> None:
-    assert isinstance(FIRST, State)
-    assert line(State(), seen(report("t0"), None), 10) == "starting; trainers 0/2, rollouts 0/1"
+    assert isinstance(FIRST, LocalState)
+    assert line(LocalState(), seen(report("t0"), None), 10) == "starting; trainers 0/2, rollouts 0/1"
     progress = Progress(
         phase="training", started_from=0, step=3, history=[Point(step=3, reward=0.4375, loss=0.01, seconds=1.25)]
     )

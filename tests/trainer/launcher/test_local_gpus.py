@@ -6,8 +6,8 @@ import pytest
 
 from api.specs import raw_spec
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.local.gpus import assign, present
-from rljob_trainer.local.manifest import ManifestError
+from rljob_trainer.local.manifest import ManifestError, assign_gpus
+from rljob_trainer.machine import gpus
 
 
 def spec(device: str = "gpu", ranks: int = 2, tensor_parallel: int = 2) -> RLJobSpec:
@@ -16,7 +16,7 @@ def spec(device: str = "gpu", ranks: int = 2, tensor_parallel: int = 2) -> RLJob
 
 
 def test_every_process_gets_gpus_of_its_own() -> None:
-    shares = assign(spec(), ["t-0", "t-1"], ["r-0"], ["0", "1", "2", "4", "5", "6", "7"])
+    shares = assign_gpus(spec(), ["t-0", "t-1"], ["r-0"], ["0", "1", "2", "4", "5", "6", "7"])
     assert {pod: share["CUDA_VISIBLE_DEVICES"] for pod, share in shares.items()} == {
         "t-0": "0,1",
         "t-1": "2,4",
@@ -28,16 +28,16 @@ def test_a_machine_with_too_few_is_refused_with_the_numbers() -> None:
     with pytest.raises(
         ManifestError, match="needs 4 GPUs, 1 x 2 for trainers and 1 x 2 for rollouts; this machine has 3"
     ):
-        assign(spec(), ["t-0"], ["r-0"], ["0", "1", "2"])
+        assign_gpus(spec(), ["t-0"], ["r-0"], ["0", "1", "2"])
 
 
 def test_on_cpu_nobody_needs_one() -> None:
-    assert assign(spec("cpu"), ["t-0"], ["r-0"], []) == {"t-0": {}, "r-0": {}}
+    assert assign_gpus(spec("cpu"), ["t-0"], ["r-0"], []) == {"t-0": {}, "r-0": {}}
 
 
-def test_only_visible_gpus_are_present(tmp_path: Path) -> None:
+def test_only_visible_gpus_are_gpus(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
         (tmp_path / name).touch()
-    assert present({}, tmp_path) == ["0", "1"]
-    assert present({"CUDA_VISIBLE_DEVICES": "3,1"}, tmp_path) == ["3", "1"]
-    assert present({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
+    assert gpus({}, tmp_path) == ["0", "1"]
+    assert gpus({"CUDA_VISIBLE_DEVICES": "3,1"}, tmp_path) == ["3", "1"]
+    assert gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []

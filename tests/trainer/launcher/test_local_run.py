@@ -85,7 +85,7 @@ def runs(tmp_path: Path) -> Iterator[list[Run]]:
 def test_a_job_survives_a_killed_rank_and_a_killed_launcher_and_succeeds(runs: list[Run], tmp_path: Path) -> None:
     runs.append(run := Run(tmp_path))
     kill(run.pid(1, 1))
-    launcher = parent(parent(parent(parent(run.pid(2, 0)))))  # rank, warden, agent, nursery
+    launcher = parent(parent(parent(parent(run.pid(2, 0)))))  # rank, monitor, agent, fork server
     kill(launcher)
     pids = [run.pid(3, who) for who in (0, 1, "driver")]
     (run.root / "finish-3").touch()

@@ -90,10 +90,10 @@ def lead(program: Program, writer: int) -> None:
 def live(root: Path, spec: RLJobSpec, batch: Batch, attempt: int, say: Callable[[int], Any]) -> None:
     """One rank: restore, compare with what was recorded; then train and save for ever, beside training and in both formats."""
     from rljob_trainer.checkpoint.lineage import Run
+    from rljob_trainer.checkpoint.saving import Saver
     from rljob_trainer.checkpoint.store import Store
     from rljob_trainer.collective import Ranks
     from rljob_trainer.megatron.engine import Engine
-    from rljob_trainer.saving import Saver
 
     engine, ranks = Engine(spec, lambda: None), Ranks(60)
     resume = Resume(policy="auto")

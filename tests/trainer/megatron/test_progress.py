@@ -56,12 +56,12 @@ def stuck(seconds: float, yes: bool) -> bool:
 
 
 def on_a_rank(model: Path, root: Path) -> dict[str, Seen]:
+    from rljob_trainer.checkpoint.checks import corruption
     from rljob_trainer.checkpoint.manifest import read_manifest
+    from rljob_trainer.checkpoint.saving import Saver
     from rljob_trainer.collective import Ranks
     from rljob_trainer.megatron.engine import Engine
     from rljob_trainer.megatron.huggingface import write_hugging_face
-    from rljob_trainer.restoring import corruption
-    from rljob_trainer.saving import Saver
     from trainer.checkpoint.saving import open_store
 
     beats: list[float] = []
@@ -81,8 +81,7 @@ def on_a_rank(model: Path, root: Path) -> dict[str, Seen]:
 
 
 def slow_down() -> None:
-    from rljob_trainer.checkpoint import files
-    from rljob_trainer.megatron import writing
+    from rljob_trainer.checkpoint import files, torch_dist
 
     add = files.Tally.add
 
@@ -91,7 +90,7 @@ def slow_down() -> None:
         add(self, count)
 
     files.Tally.add = add_late  # type: ignore[method-assign]
-    files.BLOCK_BYTES = writing.PIECE_BYTES = PIECE
+    files.BLOCK_BYTES = torch_dist.PIECE_BYTES = PIECE
 
 
 def watch(beats: list[float], operation: Callable[[], Any]) -> Seen:

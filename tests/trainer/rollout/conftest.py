@@ -16,42 +16,44 @@ from trainer.rollout import models
 from trainer.rollout.servers import TOKEN, Server, free_port, spec
 
 ONE_PROCESS = {one: {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not one))} for one in (True, False)}
-"""The nursery's environment is that of a server without tensor parallelism."""
+"""The fork server's environment is that of a server without tensor parallelism."""
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[subprocess.Popen[str]]:
+def fork_server() -> Iterator[subprocess.Popen[str]]:
     environment = server_environment(spec(Path("/model")), os.environ) | {
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)
     }
-    command = [sys.executable, str(Path(__file__).with_name("nursery.py"))]
+    command = [sys.executable, str(Path(__file__).with_name("fork_server.py"))]
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin and process.stdout
         while process.stdout.readline().strip() != "ready":
-            assert process.poll() is None, "the nursery did not start"
+            assert process.poll() is None, "the fork server did not start"
         yield process
         process.stdin.close()
         process.wait(30)
 
 
 @pytest.fixture(scope="module")
-def start(nursery: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
+def start(
+    fork_server: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Server]]:
     """`start(model)`: a server that answers /health. It is killed after the module."""
     servers: list[Server] = []
 
     def begin(model: Path, attempt: int = 0, tensor_parallel: int = 1) -> Server:
-        assert nursery.stdin and nursery.stdout
+        assert fork_server.stdin and fork_server.stdout
         port, served = free_port(), spec(model, tensorParallel=tensor_parallel)
         log = tmp_path_factory.mktemp("server") / "log"
         environment = {names.ENV_ROLLOUT_TOKEN: TOKEN, names.ENV_ATTEMPT: str(attempt)} | ONE_PROCESS[
             tensor_parallel == 1
         ]
         order = {"arguments": server_arguments(served, port), "environment": environment, "log": str(log)}
-        nursery.stdin.write(json.dumps(order) + "\n")
-        nursery.stdin.flush()
-        pid = int(nursery.stdout.readline())
+        fork_server.stdin.write(json.dumps(order) + "\n")
+        fork_server.stdin.flush()
+        pid = int(fork_server.stdout.readline())
         pod = f"rollout-{len(servers)}"
         servers.append(
             Server(RolloutEndpoint(pod=pod, pod_uid=f"uid-{pod}-{pid}", url=f"http://127.0.0.1:{port}"), pid, log)

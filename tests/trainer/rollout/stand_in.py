@@ -12,7 +12,7 @@ import sys
 from aiohttp import web
 
 from rljob_api import names
-from rljob_trainer.weights.wire import ATTEMPT_HEADER
+from rljob_trainer.weights.protocol import ATTEMPT_HEADER
 
 highest = int(os.environ.get(names.ENV_ATTEMPT, "0"))
 

@@ -25,8 +25,8 @@ def test_what_we_own_is_always_said() -> None:
         "distributed-executor-backend": "uni",
         "weight-transfer-config": '{"backend": "gloo"}',
         "middleware": "rljob_trainer.rollout.front.Front",
-        "worker-extension-cls": "rljob_trainer.rollout.worker.WorkerExtension",
-        "scheduler-cls": "rljob_trainer.rollout.scheduler.scheduler",
+        "worker-extension-cls": "rljob_trainer.weights.engine.WorkerExtension",
+        "scheduler-cls": "rljob_trainer.rollout.compat.scheduler.scheduler",
     }
     assert {name: option(arguments, name) for name in expected} == expected
     assert "--no-trust-remote-code" in arguments

@@ -10,18 +10,18 @@ import pytest
 
 from rljob_api import names
 from rljob_trainer.rollout.front import Front
-from rljob_trainer.weights import wire
+from rljob_trainer.weights import protocol
 
 CLOSED = [
     ("POST", "/v1/completions"),
-    ("POST", wire.GENERATE),
+    ("POST", protocol.GENERATE),
     ("GET", "/v1/models"),
     ("GET", "/docs"),
     ("POST", "/health"),
     ("GET", "/health/"),
     ("GET", "//metrics"),
-    ("POST", wire.OPEN),
-    ("GET", wire.STATE),
+    ("POST", protocol.OPEN),
+    ("GET", protocol.STATE),
 ]
 TOKEN = {"Authorization": "Bearer secret"}
 
@@ -90,15 +90,15 @@ class Caller:
         """Statuses of a whole update."""
         where = {"session": "s", "address": "127.0.0.1", "port": 1, "known": False}
         steps = [
-            (wire.OPEN, where),
-            (wire.BUCKET, {"session": "s", "entries": [], "transport": {}}),
-            (wire.COMMIT, {"session": "s", "step": step, "digest": "d"}),
+            (protocol.OPEN, where),
+            (protocol.BUCKET, {"session": "s", "entries": [], "transport": {}}),
+            (protocol.COMMIT, {"session": "s", "step": step, "digest": "d"}),
         ]
         return [(await self("POST", path, of(attempt), **body))[0] for path, body in steps]
 
 
 def of(attempt: object) -> dict[str, str]:
-    return TOKEN | {wire.ATTEMPT_HEADER: str(attempt)}
+    return TOKEN | {protocol.ATTEMPT_HEADER: str(attempt)}
 
 
 @pytest.fixture
@@ -137,25 +137,25 @@ async def test_nothing_generates_before_weights_of_the_current_attempt_came(call
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
     assert await call.update(1, step=4) == [200, 200, 200]
     assert await call("POST", "/v1/completions", of(1)) == (200, "from vLLM")
-    assert call.headers[wire.STEP_HEADER.lower()] == "4"
-    assert await call("GET", wire.STATE, TOKEN) == (200, {"attempt": 1, "policy_step": 4, "digest": "d"})
+    assert call.headers[protocol.STEP_HEADER.lower()] == "4"
+    assert await call("GET", protocol.STATE, TOKEN) == (200, {"attempt": 1, "policy_step": 4, "digest": "d"})
     assert (await call("POST", "/v1/completions", of(2)))[0] == 503
-    assert await call("GET", wire.STATE, TOKEN) == (200, {"attempt": 2, "policy_step": None, "digest": ""})
+    assert await call("GET", protocol.STATE, TOKEN) == (200, {"attempt": 2, "policy_step": None, "digest": ""})
 
 
 async def test_our_own_generation_waits_for_weights_as_well_and_says_whose_it_is(call: Caller) -> None:
-    assert (await call("POST", wire.GENERATE, of(1)))[0] == 503
+    assert (await call("POST", protocol.GENERATE, of(1)))[0] == 503
     await call.update(1, step=4)
-    assert (await call("POST", wire.GENERATE, of(1)))[0] == 400, "of the route itself: there is no prompt"
-    assert call.headers[wire.STEP_HEADER.lower()] == "4"
+    assert (await call("POST", protocol.GENERATE, of(1)))[0] == 400, "of the route itself: there is no prompt"
+    assert call.headers[protocol.STEP_HEADER.lower()] == "4"
 
 
 async def test_a_lower_attempt_is_refused_on_every_route_once_a_higher_one_was_seen(call: Caller) -> None:
     await call.update(2)
     for method, path in [
-        ("GET", wire.STATE),
-        ("POST", wire.OPEN),
-        ("POST", wire.GENERATE),
+        ("GET", protocol.STATE),
+        ("POST", protocol.OPEN),
+        ("POST", protocol.GENERATE),
         ("POST", "/v1/completions"),
     ]:
         status, body = await call(method, path, of(1))
@@ -163,47 +163,47 @@ async def test_a_lower_attempt_is_refused_on_every_route_once_a_higher_one_was_s
 
 
 async def test_an_unauthenticated_request_does_not_move_the_fence(call: Caller) -> None:
-    await call("GET", wire.STATE, {wire.ATTEMPT_HEADER: "9"})
+    await call("GET", protocol.STATE, {protocol.ATTEMPT_HEADER: "9"})
     assert await call.update(1) == [200, 200, 200]
 
 
 async def test_a_server_can_be_born_with_an_attempt(call: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(names.ENV_ATTEMPT, "5")
-    assert (await Caller()("POST", wire.OPEN, of(4)))[0] == 409
+    assert (await Caller()("POST", protocol.OPEN, of(4)))[0] == 409
 
 
 async def test_a_header_or_body_that_makes_no_sense_is_a_client_error(call: Caller) -> None:
-    assert (await call("GET", wire.STATE, of("one")))[0] == 400
-    assert (await call("POST", wire.OPEN, TOKEN))[0] == 400
-    assert (await call("POST", wire.OPEN, of(1)))[0] == 400
+    assert (await call("GET", protocol.STATE, of("one")))[0] == 400
+    assert (await call("POST", protocol.OPEN, TOKEN))[0] == 400
+    assert (await call("POST", protocol.OPEN, of(1)))[0] == 400
 
 
 async def test_an_update_empties_the_caches_and_resumes(call: Caller) -> None:
     await call.update(1)
     assert call.engine.calls == [
         "pause_scheduler_async", "init_weight_transfer_engine", "start_weight_update", "update_weights",
-        "rljob_seal", "finish_weight_update", "reset_prefix_cache", "resume_generation",
+        "rljob_verify", "finish_weight_update", "reset_prefix_cache", "resume_generation",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("fails", ["init_weight_transfer_engine", "update_weights", "rljob_seal"])
+@pytest.mark.parametrize("fails", ["init_weight_transfer_engine", "update_weights", "rljob_verify"])
 async def test_a_failed_update_is_discarded_and_the_old_policy_goes_on(call: Caller, fails: str) -> None:
     await call.update(1, step=1)
     call.engine.fails = fails
     assert 500 in await call.update(1, step=2)
     assert call.engine.calls[-2:] == ["rljob_discard", "resume_generation"]
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
-    assert call.headers[wire.STEP_HEADER.lower()] == "1"
+    assert call.headers[protocol.STEP_HEADER.lower()] == "1"
     call.engine.fails = ""
     assert await call.update(1, step=2) == [200, 200, 200]
 
 
 async def test_nothing_generates_while_weights_change_and_abort_goes_back(call: Caller) -> None:
     await call.update(1)
-    await call("POST", wire.OPEN, of(1), session="x", address="127.0.0.1", port=1, known=False)
+    await call("POST", protocol.OPEN, of(1), session="x", address="127.0.0.1", port=1, known=False)
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
-    assert (await call("POST", wire.ABORT, of(1), session="another"))[0] == 500
-    assert (await call("POST", wire.ABORT, of(1), session="x"))[0] == 200
+    assert (await call("POST", protocol.ABORT, of(1), session="another"))[0] == 500
+    assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
 
 
@@ -211,27 +211,27 @@ async def test_an_answer_names_no_policy_when_it_was_updated_since_the_request_w
     await call.update(1, step=1)
     call.meanwhile = lambda: call.update(1, step=2)
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
-    assert wire.STEP_HEADER.lower() not in call.headers
+    assert protocol.STEP_HEADER.lower() not in call.headers
     await call("POST", "/v1/completions", of(1))
-    assert call.headers[wire.STEP_HEADER.lower()] == "2", "the same weights again are the same policy"
+    assert call.headers[protocol.STEP_HEADER.lower()] == "2", "the same weights again are the same policy"
 
 
 async def test_an_interruption_ends_what_is_in_flight_and_keeps_policy_and_caches(call: Caller) -> None:
-    assert (await call("POST", wire.INTERRUPT, of(1)))[0] == 200
+    assert (await call("POST", protocol.INTERRUPT, of(1)))[0] == 200
     assert call.engine.calls == [], "nothing is served yet"
     await call.update(1, step=4)
     call.engine.calls.clear()
-    assert (await call("POST", wire.INTERRUPT, of(1)))[0] == 200
+    assert (await call("POST", protocol.INTERRUPT, of(1)))[0] == 200
     assert call.engine.calls == ["pause_scheduler_async", "resume_generation"]
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
-    assert call.headers[wire.STEP_HEADER.lower()] == "4"
-    assert (await call("POST", wire.INTERRUPT, of(0)))[0] == 409
+    assert call.headers[protocol.STEP_HEADER.lower()] == "4"
+    assert (await call("POST", protocol.INTERRUPT, of(0)))[0] == 409
 
 
 async def test_an_update_that_was_left_open_is_discarded_by_the_next(call: Caller) -> None:
-    await call("POST", wire.OPEN, of(1), session="dead", address="127.0.0.1", port=1, known=False)
+    await call("POST", protocol.OPEN, of(1), session="dead", address="127.0.0.1", port=1, known=False)
     assert await call.update(2) == [200, 200, 200]
-    assert (await call("POST", wire.COMMIT, of(2), session="dead", step=1, digest="d"))[0] == 500
+    assert (await call("POST", protocol.COMMIT, of(2), session="dead", step=1, digest="d"))[0] == 500
 
 
 async def test_a_model_that_was_half_applied_ends_the_server(call: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ async def test_a_sleeping_server_serves_nothing_and_wakes_its_cache_only_after_t
 ) -> None:
     await call.update(1)
     call.engine.calls.clear()
-    assert (await call("POST", wire.SLEEP, of(1)))[0] == 200
+    assert (await call("POST", protocol.SLEEP, of(1)))[0] == 200
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
     assert await call.update(1, step=2) == [200, 200, 200]
     calls = call.engine.calls

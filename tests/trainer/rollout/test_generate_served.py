@@ -14,10 +14,10 @@ import pytest
 
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout.answer import Drawn, decode, encode
-from rljob_trainer.rollout.arguments import SERVED_MODEL
 from rljob_trainer.rollout.client import Generation, RequestRefusedError, RolloutClient
 from rljob_trainer.rollout.generate import NEUTRAL
-from rljob_trainer.weights import wire
+from rljob_trainer.weights import protocol
+from rljob_trainer.weights.protocol import SERVED_MODEL
 from rljob_trainer.weights.publisher import Publisher
 from trainer.rollout import models
 from trainer.rollout.servers import TOKEN, Server
@@ -54,10 +54,10 @@ def complete(server: Server, n: int, sampling: Sampling) -> list[Generation]:
     body |= {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "return_token_ids": True}
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     data = json.dumps(NEUTRAL | body).encode()
-    request = urllib.request.Request(server.endpoint.url + wire.COMPLETIONS, data, headers)
+    request = urllib.request.Request(server.endpoint.url + protocol.COMPLETIONS, data, headers)
     with urllib.request.urlopen(request, timeout=60) as response:
         choices = sorted(json.load(response)["choices"], key=lambda c: c["index"])
-        step = int(response.headers[wire.STEP_HEADER])
+        step = int(response.headers[protocol.STEP_HEADER])
     found = [Drawn(c["token_ids"], c["logprobs"]["token_logprobs"], c["finish_reason"]) for c in choices]
     return [Generation(*drawn, step) for drawn in decode(encode(found))]
 

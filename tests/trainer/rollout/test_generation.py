@@ -13,7 +13,7 @@ import torch
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout.client import Generation
 from rljob_trainer.rollout.pool import Pool
-from rljob_trainer.weights import wire
+from rljob_trainer.weights import protocol
 from rljob_trainer.weights.publisher import Published, Publisher
 from trainer.rollout import models
 from trainer.rollout.servers import TOKEN, Server
@@ -63,8 +63,8 @@ def test_a_dead_and_a_frozen_replica_fail_in_time_and_alone(
     servers: list[Server], start: Callable[..., Server], checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second server is dead since the test before."""
-    monkeypatch.setattr(wire, "OPEN_SECONDS", 3.0)
-    monkeypatch.setattr(wire, "ABORT_SECONDS", 1.0)
+    monkeypatch.setattr(protocol, "OPEN_SECONDS", 3.0)
+    monkeypatch.setattr(protocol, "ABORT_SECONDS", 1.0)
     frozen = start(checkpoints["old"])
     os.killpg(frozen.pid, signal.SIGSTOP)
     began = time.monotonic()

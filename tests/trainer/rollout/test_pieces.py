@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from rljob_trainer.rollout.pieces import PIECE, InPieces, Pieces
+from rljob_trainer.rollout.compat.pieces import PIECE, InPieces, Pieces
 
 A, B = [name for name in map(str, range(1000)) if hash(name) % PIECE == 0][:2]
 """Requests whose first PIECE-th output is that of the PIECE-th step."""

@@ -19,10 +19,9 @@ from rljob_trainer.parity import MismatchError, Probe
 from rljob_trainer.rollout.client import Generation, ReplicaLost, RolloutClient
 from rljob_trainer.weights.bucket import pack
 from rljob_trainer.weights.gloo import TrainerEnd
+from rljob_trainer.weights.protocol import AttemptSuperseded, PolicyVersion
 from rljob_trainer.weights.publisher import BUCKET_BYTES, Published, Publisher
 from rljob_trainer.weights.session import ReplicaError, Session
-from rljob_trainer.weights.version import PolicyVersion
-from rljob_trainer.weights.wire import FencedOut
 from trainer.rollout import models
 from trainer.rollout.servers import TOKEN, Server
 
@@ -202,13 +201,13 @@ def test_greedy_generation_is_scored_under_the_policy_and_ends_at_the_limit(
 
 def test_a_lower_attempt_is_refused(server: Server, checkpoints: dict[str, Path]) -> None:
     publish(server, checkpoints["old"], 0, attempt=5)
-    with pytest.raises(FencedOut, match="attempt 4 is over: attempt 5 holds"):
+    with pytest.raises(AttemptSuperseded, match="attempt 4 is over: attempt 5 holds"):
         publish(server, checkpoints["new"], 1, attempt=4)
-    with pytest.raises(FencedOut):
+    with pytest.raises(AttemptSuperseded):
         generate(server, attempt=4)
     with pytest.raises(ReplicaLost, match="503"):
         generate(server, attempt=6)
-    with pytest.raises(FencedOut):
+    with pytest.raises(AttemptSuperseded):
         publish(server, checkpoints["new"], 1, attempt=5)
     assert publish(server, checkpoints["new"], 0, attempt=6).ok
     assert difference(checkpoints["new"], generate(server, attempt=6)) < 1e-4

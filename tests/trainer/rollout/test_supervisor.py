@@ -15,7 +15,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.rollout import process, supervisor
 from rljob_trainer.rollout.client import ReplicaLost, RolloutClient
 from rljob_trainer.rollout.supervisor import Supervisor
-from rljob_trainer.weights.wire import FencedOut
+from rljob_trainer.weights.protocol import AttemptSuperseded
 from trainer.rollout import models
 from trainer.rollout.servers import TOKEN, free_port, spec
 
@@ -158,7 +158,7 @@ async def test_a_real_server_starts_is_killed_and_leaves_nothing_behind(tmp_path
     pod.say(4)
     await pod.channel.wait(is_running, 180)
     assert await pod.state(4) == {"attempt": 4, "policy_step": None, "digest": ""}
-    with pytest.raises(FencedOut):
+    with pytest.raises(AttemptSuperseded):
         await pod.state(3)
     family = server_processes()
     family[0].kill()

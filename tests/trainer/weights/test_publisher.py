@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.weights import gloo, wire
+from rljob_trainer.weights import gloo, protocol
 from rljob_trainer.weights.bucket import Entry, payload_size
+from rljob_trainer.weights.protocol import AttemptSuperseded
 from rljob_trainer.weights.publisher import Publisher
-from rljob_trainer.weights.wire import FencedOut
 
 TENSORS = [(f"t{i}", torch.full((4,), float(i))) for i in range(5)]
 
@@ -64,17 +64,17 @@ class Worker(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == wire.OPEN:
+        if self.path == protocol.OPEN:
             self.server.asked.append(body["port"])
             self.server.answering.wait(20)
             if not body["known"]:
                 self.server.end = gloo.WorkerEnd(body["address"], body["port"], 0, 1)
-        if self.path == wire.BUCKET:
+        if self.path == protocol.BUCKET:
             size = payload_size(Entry.from_json(e).size for e in body["entries"])
             self.server.end.receive(torch.empty(size, dtype=torch.uint8), {})
             time.sleep(self.server.seconds)
         self.server.answered.append(self.path)
-        self.send_response(409 if self.server.fenced and self.path == wire.BUCKET else 200)
+        self.send_response(409 if self.server.fenced and self.path == protocol.BUCKET else 200)
         self.end_headers()
         self.wfile.write(b'{"attempt": 4}')
 
@@ -127,7 +127,7 @@ def test_a_replica_keeps_its_connection_until_a_step_comes_that_it_is_not_there_
 
 def test_a_replica_that_does_not_answer_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that answers that it is not in the group is asked again, to join a new one: tests/trainer/rollout/test_publish.py."""
-    monkeypatch.setattr(wire, "OPEN_SECONDS", 0.5)
+    monkeypatch.setattr(protocol, "OPEN_SECONDS", 0.5)
     publisher = Publisher(3, "t", "127.0.0.1", "gloo")
     with Replica("rollout-0") as replica:
         assert publisher.publish(0, iter(TENSORS), [replica.endpoint], lambda: None).ok
@@ -142,8 +142,8 @@ def test_an_update_that_ends_early_is_abandoned_by_each_replica_after_what_it_is
     """A connection is not for two threads."""
     publisher = Publisher(3, "t", "127.0.0.1", "gloo")
     with Replica("fenced", fenced=True) as fenced, Replica("slow", seconds=0.5) as slow:
-        with pytest.raises(FencedOut, match="attempt 4 holds"):
+        with pytest.raises(AttemptSuperseded, match="attempt 4 holds"):
             publisher.publish(0, iter(TENSORS), [fenced.endpoint, slow.endpoint], lambda: None)
-        assert slow.answered == [wire.OPEN, wire.BUCKET, wire.ABORT]
+        assert slow.answered == [protocol.OPEN, protocol.BUCKET, protocol.ABORT]
         fenced.shutdown()
         slow.shutdown()

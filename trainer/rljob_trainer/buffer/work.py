@@ -17,7 +17,7 @@ from rljob_trainer.data.order import Cursor, prompt_at
 from rljob_trainer.data.prompts import PromptSet
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.driver.rollouts import Rollouts
-from rljob_trainer.report.samples import write_samples
+from rljob_trainer.reporting.samples import write_samples
 from rljob_trainer.trajectory import Trajectory
 
 

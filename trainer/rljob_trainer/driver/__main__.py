@@ -1,4 +1,4 @@
-"""The driver's process, beside rank 0: `prepare` once in the launcher's nursery, `main` in a fork of it for each attempt."""
+"""The driver's process, alongside rank 0: `prepare` once in a fork server, `main` in a fork of it for each attempt."""
 
 import sys
 

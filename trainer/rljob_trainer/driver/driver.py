@@ -15,8 +15,8 @@ from rljob_trainer.data.order import Cursor
 from rljob_trainer.data.prompts import PromptSet
 from rljob_trainer.driver.progress import ProgressFile
 from rljob_trainer.driver.rollouts import Rollouts
-from rljob_trainer.report.sinks import Sinks
-from rljob_trainer.report.weights_and_biases import connect
+from rljob_trainer.reporting.sinks import Sinks
+from rljob_trainer.reporting.weights_and_biases import connect
 
 ANSWER_SECONDS = 1.0
 """`next` answers after this time at the latest, so that the other ranks' broadcast stays alive."""

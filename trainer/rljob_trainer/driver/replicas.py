@@ -14,7 +14,7 @@ from rljob_api.protocol import RolloutEndpoint, RolloutState
 LONGEST_WAIT_SECONDS = 10.0
 
 
-class State(Enum):
+class ReplicaState(Enum):
     SEEN = "seen"
     NEEDS_WEIGHTS = "needs weights"
     CURRENT = "current"
@@ -25,7 +25,7 @@ class Replica:
     """One rollout pod, by UID: a new pod of an old name is another replica."""
 
     endpoint: RolloutEndpoint
-    state: State = State.SEEN
+    state: ReplicaState = ReplicaState.SEEN
     policy_step: int | None = None
     failures: int = 0
     not_before: float = 0.0
@@ -46,42 +46,42 @@ class Replicas:
 
     def to_probe(self, now: float) -> list[RolloutEndpoint]:
         """Whose health to ask for."""
-        return [r.endpoint for r in self._all(State.SEEN) if r.not_before <= now]
+        return [r.endpoint for r in self._all(ReplicaState.SEEN) if r.not_before <= now]
 
     def healthy(self, endpoint: RolloutEndpoint) -> None:
         """It answers."""
         replica = self._find(endpoint)
-        if replica and replica.state is State.SEEN:
-            replica.state = State.NEEDS_WEIGHTS
+        if replica and replica.state is ReplicaState.SEEN:
+            replica.state = ReplicaState.NEEDS_WEIGHTS
 
     def to_publish(self) -> list[RolloutEndpoint]:
         """Who needs the policy and can take it."""
-        return [r.endpoint for r in self._all(State.NEEDS_WEIGHTS)]
+        return [r.endpoint for r in self._all(ReplicaState.NEEDS_WEIGHTS)]
 
     def published(self, endpoint: RolloutEndpoint, step: int) -> None:
         """It serves the policy of `step`."""
         if replica := self._find(endpoint):
-            replica.state, replica.policy_step, replica.failures = State.CURRENT, step, 0
+            replica.state, replica.policy_step, replica.failures = ReplicaState.CURRENT, step, 0
 
     def lost(self, endpoint: RolloutEndpoint, now: float) -> None:
         """It failed to answer, or to take the policy: out until it is healthy again, after a wait that doubles."""
         if replica := self._find(endpoint):
             replica.failures += 1
-            replica.state, replica.policy_step = State.SEEN, None
+            replica.state, replica.policy_step = ReplicaState.SEEN, None
             replica.not_before = now + min(2.0 ** (replica.failures - 1), LONGEST_WAIT_SECONDS)
 
     def trained(self) -> None:
         """The policy moved on."""
-        for replica in self._all(State.CURRENT):
-            replica.state = State.NEEDS_WEIGHTS
+        for replica in self._all(ReplicaState.CURRENT):
+            replica.state = ReplicaState.NEEDS_WEIGHTS
 
     def current(self) -> list[RolloutEndpoint]:
-        return [r.endpoint for r in self._all(State.CURRENT)]
+        return [r.endpoint for r in self._all(ReplicaState.CURRENT)]
 
     def report(self) -> list[RolloutState]:
         return [RolloutState(pod=r.endpoint.pod, policy_step=r.policy_step) for r in self._by_uid.values()]
 
-    def _all(self, state: State) -> list[Replica]:
+    def _all(self, state: ReplicaState) -> list[Replica]:
         return [r for r in self._by_uid.values() if r.state is state]
 
     def _find(self, endpoint: RolloutEndpoint) -> Replica | None:

@@ -1,7 +1,12 @@
-"""torchrun's agent for one attempt: static rendezvous with the other nodes, one warden per local rank (see warden.py)."""
+"""torchrun's agent for one attempt: static rendezvous with the other nodes, and for each local rank a monitor that waits for it.
+
+The agent itself polls ten times a second, takes the first dead rank that it finds for the failed one and ends the others: a rank that was killed
+and a rank that lost its peer before that poll look the same to it. A monitor waits for one rank alone, so it knows how that rank ended.
+"""
 
 import logging
 import os
+import signal
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -10,28 +15,28 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from rljob_api.address import join_host_port
 from rljob_trainer import failure
-from rljob_trainer.launcher.order import Order
-from rljob_trainer.launcher.processes import die_with_parent
-from rljob_trainer.launcher.warden import guard
+from rljob_trainer.launcher.fork_server import ForkRequest, lead_session, run_module
+from rljob_trainer.launcher.logs import tail
+from rljob_trainer.processes import die_with_parent
+
+WATCHED = {signal.SIGCHLD, signal.SIGTERM}
 
 
-def run(order: Order) -> int:
+def run(request: ForkRequest) -> int:
     """The exit code: 0 when every local rank ended with 0, else 1, and then some process of the attempt has said why.
 
     Called once, in a process of its own that leads a session, so that the launcher can kill all of it.
     """
-    os.setsid()
+    lead_session(request)
     die_with_parent()
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.environ.update(order.environment)
     logging.getLogger("torch.distributed.elastic").setLevel(
         logging.CRITICAL
-    )  # says in ten lines what wardens say in one
-    directory = Path(order.directory)
+    )  # says in ten lines what monitors say in one
+    directory = Path(request.directory)
     try:
-        elastic_launch(_config(order), guard)(order)
+        elastic_launch(_config(request), monitor)(request)
     except ChildFailedError as error:
-        _record_lost_wardens(directory, error)
+        _record_lost_monitors(directory, error)
     except SignalException:
         return 1
     except Exception as error:
@@ -41,14 +46,45 @@ def run(order: Order) -> int:
     return 1
 
 
-def _config(order: Order) -> LaunchConfig:
-    where = order.rendezvous
+def monitor(request: ForkRequest) -> None:
+    """Called by torchrun in the process of a local rank. Returns when the rank ended with 0, else ends the process with the cause recorded."""
+    die_with_parent()
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    rank, log = int(os.environ["RANK"]), request.logs[int(os.environ["LOCAL_RANK"])]
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+        run_module(request.module, log, f"python -m {request.module} {rank}")
+    code, terminated = _wait(child)
+    if code == 0:
+        return
+    directory = Path(request.directory)
+    if not terminated and not failure.error_file(directory, rank).exists():
+        failure.record(directory, rank, failure.ended(code, rank, tail(Path(log))))
+    os._exit(code if code > 0 else 1)
+
+
+def _wait(child: int) -> tuple[int, bool]:
+    """How the rank ended (negative: of that signal), and whether it had been terminated."""
+    terminated = False
+    while True:
+        number = signal.sigwait(WATCHED)
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status), terminated
+        if number == signal.SIGTERM:
+            terminated = True
+            os.kill(child, signal.SIGTERM)
+
+
+def _config(request: ForkRequest) -> LaunchConfig:
+    where = request.rendezvous
     assert where
     return LaunchConfig(
         min_nodes=where.nodes,
         max_nodes=where.nodes,
-        nproc_per_node=len(order.logs),
-        logs_specs=DefaultLogsSpecs(log_dir=f"{order.directory}/torchrun"),
+        nproc_per_node=len(request.logs),
+        logs_specs=DefaultLogsSpecs(log_dir=f"{request.directory}/torchrun"),
         run_id=where.run_id,
         rdzv_backend="static",
         rdzv_endpoint=join_host_port(where.address, where.port),
@@ -59,8 +95,8 @@ def _config(order: Order) -> LaunchConfig:
     )
 
 
-def _record_lost_wardens(directory: Path, error: ChildFailedError) -> None:
-    """A warden that was killed itself could not say so."""
+def _record_lost_monitors(directory: Path, error: ChildFailedError) -> None:
+    """A monitor that was killed itself could not say so."""
     for rank, lost in error.failures.items():
         if not failure.error_file(directory, rank).exists():
             failure.record(directory, rank, failure.ended(lost.exitcode, rank, ""))

@@ -6,6 +6,7 @@ import logging
 import shutil
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +14,12 @@ from rljob_api import names
 from rljob_api.protocol import Control, Failure, Member, Progress, Result
 from rljob_trainer import failure
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.launcher.conclude import conclude
+from rljob_trainer.launcher.fork_client import ForkServer, ForkServerLost, ForkServers
+from rljob_trainer.launcher.fork_server import ForkRequest, Rendezvous
 from rljob_trainer.launcher.logs import Follower, tail
-from rljob_trainer.launcher.nurseries import Nurseries, Nursery, NurseryLost
-from rljob_trainer.launcher.order import Order, Rendezvous
-from rljob_trainer.launcher.processes import sweep
-from rljob_trainer.launcher.servers import Servers
-from rljob_trainer.launcher.setting import Setting
+from rljob_trainer.launcher.settings import Settings
+from rljob_trainer.processes import sweep
+from rljob_trainer.rollout.colocated import ColocatedServers
 from rljob_trainer.textfile import read_text, replace
 
 GOODBYE_SECONDS = 10.0
@@ -40,16 +40,16 @@ class Ended:
     failure: Failure | None = None
 
 
-class Attempt:
-    """`run` it once; meanwhile `obey` and `stop`."""
+class PodAttempt:
+    """`run` it once; meanwhile `apply_control` and `stop`."""
 
-    def __init__(self, control: Control, member: Member, setting: Setting, nurseries: Nurseries) -> None:
+    def __init__(self, control: Control, member: Member, settings: Settings, fork_servers: ForkServers) -> None:
         self.number = control.attempt
-        self._control, self._member, self._setting, self._nurseries = control, member, setting, nurseries
-        self._directory = setting.directory(control.attempt)
+        self._control, self._member, self._settings, self._fork_servers = control, member, settings, fork_servers
+        self._directory = settings.directory(control.attempt)
         self._logs = names.log_dir(Path(control.spec.checkpoint.path), control.attempt)
         self._stop = asyncio.Event()
-        self._servers = Servers(control, setting)
+        self._servers = ColocatedServers(control, settings.environment)
 
     async def run(self) -> Ended:
         """From nothing to nothing: when this returns, no process of the attempt lives."""
@@ -60,14 +60,14 @@ class Attempt:
         with Follower([*self._rank_logs(), self._driver_log()]):
             return await self._live()
 
-    def obey(self, control: Control) -> None:
-        """Hand the operator's word on: to drain, or which rollouts there are."""
+    def apply_control(self, control: Control) -> None:
+        """Pass the operator's control message on: to drain, or which rollouts there are."""
         if control != self._control:
             self._control = control
-            self._tell()
+            self._write_control()
 
-    def _tell(self) -> None:
-        """The operator knows of rollout pods, we of servers in this one."""
+    def _write_control(self) -> None:
+        """The operator knows the rollout pods, the launcher the servers in its own."""
         known = [*self._control.rollouts, *self._servers.endpoints]
         replace(self._directory / names.CONTROL_KEY, self._control.model_copy(update={"rollouts": known}).dump_json())
 
@@ -83,17 +83,17 @@ class Attempt:
         driver = asyncio.create_task(self._run_driver()) if self._member.node_rank == 0 else None
         stop = asyncio.create_task(self._stop.wait())
         servers = asyncio.create_task(self._run_servers()) if self._servers.count else None
-        introduction = asyncio.create_task(self._introduce())
+        announcement = asyncio.create_task(self._announce_servers())
         ending = await self._until_over(ranks, driver, stop, servers)
-        for task in (stop, servers, introduction):
+        for task in (stop, servers, announcement):
             if task:
                 task.cancel()
         killed = time.time()
-        await _kill(self._nurseries.ranks, ranks)
+        await _kill(self._fork_servers.ranks, ranks)
         if driver:
-            await _kill(self._nurseries.driver, driver)
+            await _kill(self._fork_servers.driver, driver)
         await self._servers.stop()
-        await asyncio.to_thread(sweep, self._nurseries.pids)
+        await asyncio.to_thread(sweep, self._fork_servers.pids)
         outcome = self._outcome() if ending == "well" else None
         return Ended(*conclude(outcome, ending == "stopped", self._failures(killed), killed))
 
@@ -124,16 +124,16 @@ class Attempt:
             await _bounded(driver, SETTLE_SECONDS)
 
     async def _run_ranks(self) -> int:
-        """The exit code. Whatever it is but a signal, ranks and wardens have said why."""
+        """The exit code. Whatever it is but a signal, ranks and monitors have said why."""
         code = await self._run(
-            self._nurseries.ranks, self._order(self._setting.rank, self._rank_logs(), self._rendezvous())
+            self._fork_servers.ranks, self._request(self._settings.rank, self._rank_logs(), self._rendezvous())
         )
         if code < 0:
             failure.record(self._directory, "agent", failure.ended(code, None, ""))
         return code
 
     async def _run_driver(self) -> int:
-        code = await self._run(self._nurseries.driver, self._order(self._setting.driver, [self._driver_log()]))
+        code = await self._run(self._fork_servers.driver, self._request(self._settings.driver, [self._driver_log()]))
         if code and not failure.error_file(self._directory, "driver").exists():
             failure.record(self._directory, "driver", failure.ended(code, None, tail(self._driver_log())))
         return code
@@ -142,18 +142,18 @@ class Attempt:
         failure.record(self._directory, "server", await self._servers.run())
         return 1
 
-    async def _introduce(self) -> None:
+    async def _announce_servers(self) -> None:
         """Say where the servers are as soon as they answer."""
         await self._servers.answering.wait()
-        self._tell()
+        self._write_control()
 
-    async def _run(self, nursery: Nursery, order: Order) -> int:
+    async def _run(self, fork_server: ForkServer, request: ForkRequest) -> int:
         try:
-            await nursery.ready()
-        except NurseryLost as error:
-            failure.write(self._directory, "nursery", error)
+            await fork_server.ready()
+        except ForkServerLost as error:
+            failure.write(self._directory, "fork-server", error)
             return 1
-        return await nursery.run(order)
+        return await fork_server.run(request)
 
     def _outcome(self) -> Result | None:
         text = read_text(self._directory / "outcome.json")
@@ -170,14 +170,14 @@ class Attempt:
 
     def _rank_logs(self) -> list[Path]:
         ranks = range(self._control.spec.trainer.processes_per_node)
-        return [self._logs / f"{self._setting.pod}-{rank}.log" for rank in ranks]
+        return [self._logs / f"{self._settings.pod}-{rank}.log" for rank in ranks]
 
     def _driver_log(self) -> Path:
-        return self._logs / f"{self._setting.pod}-driver.log"
+        return self._logs / f"{self._settings.pod}-driver.log"
 
-    def _order(self, module: str, logs: list[Path], rendezvous: Rendezvous | None = None) -> Order:
+    def _request(self, module: str, logs: list[Path], rendezvous: Rendezvous | None = None) -> ForkRequest:
         environment = {names.ENV_ATTEMPT_DIR: str(self._directory)}
-        return Order(module, str(self._directory), [str(log) for log in logs], environment, rendezvous)
+        return ForkRequest(module, str(self._directory), [str(log) for log in logs], environment, rendezvous)
 
     def _rendezvous(self) -> Rendezvous:
         control = self._control
@@ -191,13 +191,13 @@ class Attempt:
         )
 
 
-async def _kill(nursery: Nursery, task: asyncio.Task[int]) -> None:
-    """End what the nursery forked, and wait for its end. One that still imports has forked nothing, and stays."""
-    if not nursery.busy:
+async def _kill(fork_server: ForkServer, task: asyncio.Task[int]) -> None:
+    """End what the fork server forked, and wait for its end. One that still imports has forked nothing, and stays."""
+    if not fork_server.busy:
         task.cancel()
     for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
         if not task.done():
-            nursery.kill(number)
+            fork_server.kill(number)
             await asyncio.wait({task}, timeout=seconds)
 
 
@@ -214,3 +214,19 @@ def unwritable(path: str, error: OSError) -> Exception:
     return ConfigurationError(
         "spec.checkpoint.path", path, rule, "mount a volume there that all trainer pods can write to"
     )
+
+
+def conclude(
+    outcome: Result | None, stopped: bool, failures: Iterable[Failure], now: float
+) -> tuple[Result, Failure | None]:
+    """`outcome`: what the ranks wrote, when all of them ended with 0. `stopped`: the operator stopped us before any process of ours ended.
+
+    `failures`: what our processes said before we killed any. When we were stopped, those who had lost a peer by then say nothing new.
+    `now`: seconds since the epoch.
+    """
+    if outcome:
+        return outcome, None
+    cause = failure.first(failures)
+    if stopped and (cause is None or cause.kind == "collective"):
+        return "stopped", None
+    return "failed", cause or Failure(kind="application", message="the ranks ended without an outcome", time=now)

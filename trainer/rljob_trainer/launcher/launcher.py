@@ -1,19 +1,19 @@
-"""The launcher's life: hear the operator, run the attempts that list this boot, say what came of them."""
+"""The launcher: follows the operator's control message, runs the attempts that list this boot, reports what came of them."""
 
 import asyncio
 import contextlib
 import logging
 import signal
 import uuid
+from typing import Literal
 
 from rljob_api.protocol import Control, Report
 from rljob_trainer import failure
-from rljob_trainer.launcher.attempt import Attempt, Ended
-from rljob_trainer.launcher.channel import Channel, ProtocolMismatch
-from rljob_trainer.launcher.decide import decide
-from rljob_trainer.launcher.nurseries import Nurseries
-from rljob_trainer.launcher.processes import adopt_orphans, reap
-from rljob_trainer.launcher.setting import Setting
+from rljob_trainer.control.channel import Channel, ProtocolMismatch
+from rljob_trainer.launcher.attempt import Ended, PodAttempt
+from rljob_trainer.launcher.fork_client import ForkServers
+from rljob_trainer.launcher.settings import Settings
+from rljob_trainer.processes import adopt_orphans, reap
 
 REPORT_SECONDS = 15.0
 PROGRESS_SECONDS = 2.0
@@ -24,16 +24,19 @@ LAST_REPORT_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
+Action = Literal["wait", "start", "decline", "follow", "stop"]
+
+
 class Launcher:
     """`run` until SIGTERM."""
 
-    def __init__(self, channel: Channel, setting: Setting, nurseries: Nurseries) -> None:
-        self._channel, self._setting, self._nurseries = channel, setting, nurseries
+    def __init__(self, channel: Channel, settings: Settings, fork_servers: ForkServers) -> None:
+        self._channel, self._settings, self._fork_servers = channel, settings, fork_servers
         self._boot_id = uuid.uuid4().hex
-        self._report = Report(pod=setting.pod, pod_uid=setting.pod_uid, boot_id=self._boot_id)
+        self._report = Report(pod=settings.pod, pod_uid=settings.pod_uid, boot_id=self._boot_id)
         self._news = asyncio.Event()
         self._control: Control | None = None
-        self._attempt: Attempt | None = None
+        self._attempt: PodAttempt | None = None
         self._leaving = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -50,7 +53,7 @@ class Launcher:
                 part.cancel()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._channel.report(self._report), LAST_REPORT_SECONDS)
-        await self._nurseries.close()
+        await self._fork_servers.close()
 
     async def _follow(self, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -75,7 +78,7 @@ class Launcher:
             case "decline":
                 self._say(attempt=control.attempt, state="stopped", result="stopped", failure=None, progress=None)
             case "follow" if attempt:
-                attempt.obey(control)
+                attempt.apply_control(control)
             case "stop" if attempt:
                 attempt.stop()
 
@@ -83,14 +86,14 @@ class Launcher:
         """One attempt, from the control that lists us to the report of its end."""
         member = control.member(self._boot_id)
         assert member
-        self._attempt = attempt = Attempt(control, member, self._setting, self._nurseries)
+        self._attempt = attempt = PodAttempt(control, member, self._settings, self._fork_servers)
         self._idle.clear()
         log.info("attempt %d begins; node rank %d of %d", control.attempt, member.node_rank, len(control.members))
         self._say(attempt=control.attempt, state="running", result=None, failure=None, progress=None)
         ended = await attempt.run()
         log.info("attempt %d %s", control.attempt, _sentence(ended))
         self._say(state="stopped", result=ended.result, failure=ended.failure, progress=attempt.progress())
-        await self._nurseries.warm(driver=False)
+        await self._fork_servers.warm(driver=False)
         # after the last wait: a control that came during one behind it would begin an attempt beside this one's end
         self._attempt = None
         self._idle.set()
@@ -109,7 +112,7 @@ class Launcher:
             await asyncio.sleep(PROGRESS_SECONDS)
             if self._attempt and (progress := self._attempt.progress()) and progress != self._report.progress:
                 self._say(progress=progress)
-            reap(self._nurseries.pids)
+            reap(self._fork_servers.pids)
 
     def _say(self, **news: object) -> None:
         self._report = self._report.model_copy(update=news)
@@ -119,3 +122,17 @@ class Launcher:
 def _sentence(ended: Ended) -> str:
     cause = ended.failure
     return ended.result + (f": {cause.exception}: {cause.message}" if cause else "")
+
+
+def decide(control: Control, boot_id: str, newest: int, running: bool) -> Action:
+    """What a launcher does about a control. Pure. `newest`: the last attempt this boot was a member of (0: none), `running`: whether it still runs.
+
+    decline: we are a member of an attempt that is over before we began. follow: hand the control on to the attempt that runs.
+    A gang that is to drain before all of its members have begun is begun by them all, else those who did would wait for the rest.
+    """
+    listed = control.member(boot_id) is not None
+    if running:
+        return "follow" if listed and control.attempt == newest and control.command != "stop" else "stop"
+    if not listed or control.attempt <= newest:
+        return "wait"
+    return "decline" if control.command == "stop" else "start"

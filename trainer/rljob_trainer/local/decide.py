@@ -10,14 +10,14 @@ LOST = Failure(kind="killed", exception="LauncherLost", message="the launcher en
 
 
 @dataclass(frozen=True)
-class State:
+class LocalState:
     """The current attempt and what led to it."""
 
     attempt: int = 0
     members: tuple[Member, ...] = ()
     command: Command = "stop"
     cause: Failure | None = None
-    """Why the current attempt was told to stop."""
+    """Why the current attempt was stopped."""
     failures: int = 0
     """Attempts that failed before."""
 
@@ -38,7 +38,7 @@ class Seen:
     rollouts: Mapping[str, Report | None]
 
 
-def advance(state: State, seen: Seen, wanted: Command, max_restarts: int) -> State | End:
+def advance(state: LocalState, seen: Seen, wanted: Command, max_restarts: int) -> LocalState | End:
     """`wanted`: run, or what the user asked for since: drain, stop."""
     if failed := _misconfigured(seen):
         return End(1, failed.message)
@@ -52,7 +52,7 @@ def advance(state: State, seen: Seen, wanted: Command, max_restarts: int) -> Sta
     return replace(state, command=_stronger(state.command, wanted))
 
 
-def _open(state: State, seen: Seen) -> State:
+def _open(state: LocalState, seen: Seen) -> LocalState:
     """The next attempt, as soon as every launcher has reported."""
     reports = [report for report in seen.trainers.values() if report]
     if len(reports) < len(seen.trainers):
@@ -61,10 +61,12 @@ def _open(state: State, seen: Seen) -> State:
         Member(pod=r.pod, pod_uid=r.pod_uid, boot_id=r.boot_id, node_rank=i, address="127.0.0.1")
         for i, r in enumerate(reports)
     )
-    return State(state.attempt + 1, members, "run", None, state.failures)
+    return LocalState(state.attempt + 1, members, "run", None, state.failures)
 
 
-def _closed(state: State, seen: Seen, reports: list[Report | None], wanted: Command, max_restarts: int) -> State | End:
+def _closed(
+    state: LocalState, seen: Seen, reports: list[Report | None], wanted: Command, max_restarts: int
+) -> LocalState | End:
     if all(report and report.result == "succeeded" for report in reports):
         return End(0, "succeeded")
     cause = _cause(state, reports)
@@ -77,12 +79,12 @@ def _closed(state: State, seen: Seen, reports: list[Report | None], wanted: Comm
         return End(
             1, f"attempt {state.attempt} failed, and spec.lifecycle.maxRestarts is {max_restarts}: {describe(cause)}"
         )
-    opened = _open(State(state.attempt, failures=state.failures + 1), seen)
+    opened = _open(LocalState(state.attempt, failures=state.failures + 1), seen)
     return opened if opened.attempt > state.attempt else state
 
 
 def _report(seen: Seen, member: Member) -> Report | None:
-    """The member's own word; None when its boot is gone."""
+    """The member's own report; None when its boot is gone."""
     report = seen.trainers.get(member.pod)
     return report if report and report.boot_id == member.boot_id else None
 
@@ -91,7 +93,7 @@ def _ended(report: Report | None, attempt: int) -> bool:
     return report is None or (report.attempt == attempt and report.state == "stopped")
 
 
-def _cause(state: State, reports: list[Report | None]) -> Failure | None:
+def _cause(state: LocalState, reports: list[Report | None]) -> Failure | None:
     """The best explanation so far. A launcher that is gone explains any broken collective."""
     failures = [r.failure or LOST for r in reports if r and r.attempt == state.attempt and r.result == "failed"]
     failures += [LOST for r in reports if r is None]

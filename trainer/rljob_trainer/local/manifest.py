@@ -1,6 +1,7 @@
-"""Reads an RLJob for this machine: paths of its volumes become directories here, and all rules are checked before anything starts."""
+"""Reads an RLJob for this machine and checks all rules: paths of its volumes become directories here, GPUs are assigned."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.validate import violations
 from rljob_api.validation.violation import message
+from rljob_trainer.machine import VISIBLE
 
 MOUNTED = ("model", "critic", "reference", "data", "rewards", "train", "checkpoint")
 """Sections of the spec whose paths lie on volumes."""
@@ -61,6 +63,24 @@ def mounted(spec: dict[str, Any], mounts: dict[str, str]) -> dict[str, Any]:
     """The raw spec with the longest matching mount put in place of each path's beginning."""
     by_length = sorted(mounts.items(), key=lambda mount: -len(mount[0]))
     return spec | {section: _mounted(spec[section], by_length) for section in MOUNTED if section in spec}
+
+
+def assign_gpus(
+    spec: RLJobSpec, trainers: Sequence[str], rollouts: Sequence[str], gpus: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """Environment of each pod's process, by its name: trainers first, then rollouts, no GPU twice. Raises ManifestError when there are too few."""
+    if spec.trainer.device == "cpu":
+        return {pod: {} for pod in (*trainers, *rollouts)}
+    wanted = dict.fromkeys(trainers, spec.trainer.processes_per_node)
+    wanted |= dict.fromkeys(rollouts, spec.rollout.tensor_parallel)
+    if (total := sum(wanted.values())) > len(gpus):
+        raise ManifestError(
+            f"the job needs {total} GPUs, {len(trainers)} x {spec.trainer.processes_per_node} for trainers and "
+            f"{len(rollouts)} x {spec.rollout.tensor_parallel} for rollouts; this machine has {len(gpus)}: lower "
+            "spec.trainer.processesPerNode or spec.rollout.replicas"
+        )
+    free = iter(gpus)
+    return {pod: {VISIBLE: ",".join(next(free) for _ in range(count))} for pod, count in wanted.items()}
 
 
 def _mounted(value: Any, mounts: list[tuple[str, str]]) -> Any:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from rljob_api import names
 from rljob_api.protocol import Control, Report
-from rljob_trainer.launcher.processes import adopt_orphans, kill_group, sweep
-from rljob_trainer.launcher.tied import command
+from rljob_trainer.processes import adopt_orphans, kill_group, sweep, tied
 from rljob_trainer.textfile import read_text, replace
 
 GOODBYE_SECONDS = 10.0
@@ -33,7 +32,7 @@ class Processes:
 
     def __enter__(self) -> "Processes":
         adopt_orphans()
-        shutil.rmtree(self._channel, ignore_errors=True)  # a former run's word
+        shutil.rmtree(self._channel, ignore_errors=True)  # a former run's messages
         self._channel.mkdir(parents=True)
         return self
 
@@ -52,7 +51,7 @@ class Processes:
     def add(self, pod: str, environment: dict[str, str], *arguments: str) -> None:
         """Start `python -m rljob_trainer ARGUMENTS`. `environment`: what this pod alone has."""
         self._environments[pod] = environment
-        self._commands[pod] = command("rljob_trainer", *arguments, "--channel", str(self._channel))
+        self._commands[pod] = tied("rljob_trainer", *arguments, "--channel", str(self._channel))
         self._start(pod)
 
     def restart(self) -> None:
@@ -62,7 +61,7 @@ class Processes:
                 self._report_file(pod).unlink(missing_ok=True)
                 self._start(pod)
 
-    def tell(self, control: Control) -> None:
+    def write_control(self, control: Control) -> None:
         replace(self._channel / names.CONTROL_KEY, control.dump_json())
 
     def report(self, pod: str) -> Report | None:

@@ -1,4 +1,4 @@
-"""The loop of `run`: see the reports, decide, tell."""
+"""The loop of `run`: read the reports, decide, write the control message."""
 
 import signal
 import sys
@@ -10,13 +10,12 @@ from pathlib import Path
 from rljob_api import names
 from rljob_api.address import http_url
 from rljob_api.protocol import Command, Control, Resume, RolloutEndpoint
-from rljob_trainer.launcher.setting import DRIVER, RANK
-from rljob_trainer.local import gpus, status
-from rljob_trainer.local.decide import End, Seen, State, advance
-from rljob_trainer.local.manifest import Job, ManifestError, load
-from rljob_trainer.local.ports import free_port
+from rljob_trainer.launcher.settings import DRIVER, RANK
+from rljob_trainer.local import status
+from rljob_trainer.local.decide import End, LocalState, Seen, advance
+from rljob_trainer.local.manifest import Job, ManifestError, assign_gpus, load
 from rljob_trainer.local.processes import Processes
-from rljob_trainer.network import loopback
+from rljob_trainer.machine import free_port, gpus, loopback
 
 POLL_SECONDS = 0.2
 
@@ -49,11 +48,11 @@ class Here:
         self._ports = {
             names.pod(job.name, names.ROLE_ROLLOUT, i): free_port() for i in range(self._spec.rollout.replicas)
         }
-        self._gpus = gpus.assign(self._spec, self._trainers, list(self._ports), gpus.present())
+        self._gpus = assign_gpus(self._spec, self._trainers, list(self._ports), gpus())
         self._master_ports: dict[int, int] = {}
-        self._state = State()
+        self._state = LocalState()
         self._wanted: Command = "run"
-        self._told: Control | None = None
+        self._written: Control | None = None
         self._line = ""
 
     def run(self, rank: str, driver: str) -> End:
@@ -73,7 +72,7 @@ class Here:
                         print(status.summary(seen))
                     return following
                 self._state = following
-                self._tell(seen)
+                self._write_control(seen)
                 self._show(seen)
                 time.sleep(POLL_SECONDS)
                 processes.restart()
@@ -85,12 +84,12 @@ class Here:
         report = self._processes.report
         return Seen({pod: report(pod) for pod in self._trainers}, {pod: report(pod) for pod in self._ports})
 
-    def _tell(self, seen: Seen) -> None:
+    def _write_control(self, seen: Seen) -> None:
         """Only what is new."""
         control = self._control(seen)
-        if control != self._told:
-            self._told = control
-            self._processes.tell(control)
+        if control != self._written:
+            self._written = control
+            self._processes.write_control(control)
 
     def _control(self, seen: Seen) -> Control:
         state, spec = self._state, self._spec

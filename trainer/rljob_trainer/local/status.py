@@ -1,13 +1,13 @@
 """What a person sees of a job on one machine: one line per change. Pure."""
 
 from rljob_api.protocol import Progress, Report
-from rljob_trainer.local.decide import Seen, State
+from rljob_trainer.local.decide import LocalState, Seen
 
 STEADY = ("evaluating", "generating", "training", "syncing", "saving")
 """Phases that alternate within a step; a line for each would be noise."""
 
 
-def line(state: State, seen: Seen, steps: int) -> str:
+def line(state: LocalState, seen: Seen, steps: int) -> str:
     """For example `attempt 1: step 12/100, reward 0.438, loss 0.0012, 3.4 s; trainers 2/2, rollouts 2/2`."""
     trainers = sum(_runs(report, state) for report in seen.trainers.values())
     rollouts = sum(report is not None and report.state == "running" for report in seen.rollouts.values())
@@ -35,7 +35,7 @@ def summary(seen: Seen) -> str:
     return "\n".join(facts)
 
 
-def _runs(report: Report | None, state: State) -> bool:
+def _runs(report: Report | None, state: LocalState) -> bool:
     return report is not None and report.attempt == state.attempt and report.state == "running"
 
 

@@ -21,11 +21,10 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer.module import MegatronModule
 
+from rljob_trainer.checkpoint.torch_dist import Writing, reporting_reads
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron import gathering
 from rljob_trainer.megatron.offload import Offloader, states
-from rljob_trainer.megatron.reading import reporting
-from rljob_trainer.megatron.writing import Writing
 
 THREADS = 8
 """That write, each a file of its own, where the loop waits for them. Beside training one thread writes."""
@@ -99,7 +98,7 @@ def load(directory: Path, state: State, heartbeat: Callable[[], None]) -> float:
     same_layout = common["layout"] == state.layout
     if not same_layout:
         del wanted["random"]
-    with reporting(heartbeat):
+    with reporting_reads(heartbeat):
         loaded = dist_checkpointing.load(wanted, str(directory))
     for name, network in state.networks.items():
         _put(loaded[name], network)

@@ -10,6 +10,7 @@ import torch
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
+from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.megatron import checkpoint, parallel_state
 from rljob_trainer.megatron.actor import Actor
 from rljob_trainer.megatron.critic import Critic, critic_metrics
@@ -18,7 +19,6 @@ from rljob_trainer.megatron.metrics import policy_metrics
 from rljob_trainer.megatron.optimizer import NonFiniteError
 from rljob_trainer.megatron.reward_models import RewardModels
 from rljob_trainer.megatron.step import Step, generated_by
-from rljob_trainer.megatron.writing import Writing
 from rljob_trainer.memory import Meter
 from rljob_trainer.objectives.kl import adapt
 from rljob_trainer.parity import MismatchError

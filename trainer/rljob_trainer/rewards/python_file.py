@@ -12,7 +12,7 @@ from typing import Any
 from rljob_api import names
 from rljob_api.spec.model import PythonReward
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.launcher.processes import kill_group
+from rljob_trainer.processes import kill_group
 from rljob_trainer.rewards.request import Kind, RewardFailed, RewardRequest
 
 START_SECONDS = 60.0

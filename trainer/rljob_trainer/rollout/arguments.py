@@ -6,11 +6,8 @@ from typing import Any
 
 from rljob_api.sizing.serving import longest_context, server_defaults
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.network import any_address
-from rljob_trainer.weights.backends import backend
-
-SERVED_MODEL = "policy"
-"""Name of the model in requests."""
+from rljob_trainer.machine import any_address
+from rljob_trainer.weights.protocol import SERVED_MODEL, backend
 
 CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -41,8 +38,8 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
         "generation-config": "vllm",
         "logprobs-mode": "processed_logprobs",
         "middleware": "rljob_trainer.rollout.front.Front",
-        "worker-extension-cls": "rljob_trainer.rollout.worker.WorkerExtension",
-        "scheduler-cls": "rljob_trainer.rollout.scheduler.scheduler",
+        "worker-extension-cls": "rljob_trainer.weights.engine.WorkerExtension",
+        "scheduler-cls": "rljob_trainer.rollout.compat.scheduler.scheduler",
         "weight-transfer-config": {"backend": backend(spec)},
         "trust-remote-code": spec.model.trust_remote_code,
     }

@@ -11,7 +11,7 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout.answer import decode
 from rljob_trainer.trajectory import Floats, Ints
-from rljob_trainer.weights.wire import ATTEMPT_HEADER, GENERATE, INTERRUPT, STATE, STEP_HEADER, FencedOut
+from rljob_trainer.weights.protocol import ATTEMPT_HEADER, GENERATE, INTERRUPT, STATE, STEP_HEADER, AttemptSuperseded
 
 CONNECT_SECONDS = 30.0
 PROBE_SECONDS = 10.0
@@ -69,7 +69,7 @@ class RolloutClient:
     ) -> list[Generation]:
         """`n` responses in order of their index. Waits as long as the server takes; cancelling ends the generation there.
 
-        Raises RequestRefusedError (400), FencedOut (409), ReplicaLost (any other status, connection, an update of its weights).
+        Raises RequestRefusedError (400), AttemptSuperseded (409), ReplicaLost (any other status, connection, an update of its weights).
         """
         request = {
             "prompt": np.asarray(prompt_tokens).tolist(),
@@ -102,7 +102,7 @@ class RolloutClient:
                     return await response.json(), response.headers
                 text = await response.text()
                 if response.status == 409:
-                    raise FencedOut(self._attempt, int((await response.json())["attempt"]))
+                    raise AttemptSuperseded(self._attempt, int((await response.json())["attempt"]))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ReplicaLost(f"{self.endpoint.pod}: {type(error).__name__}: {error}") from error
         said = f"{self.endpoint.pod}: {response.status}: {text[:500]}"
@@ -116,7 +116,7 @@ async def answers(endpoint: RolloutEndpoint, token: str, attempt: int) -> bool:
     async with RolloutClient(endpoint, token, attempt) as client:
         try:
             await client.state()
-        except FencedOut:
+        except AttemptSuperseded:
             return True
         except ReplicaLost:
             return False

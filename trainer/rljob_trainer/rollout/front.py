@@ -14,12 +14,11 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rljob_api import names
-from rljob_trainer.rollout.gate import Gate
 from rljob_trainer.rollout.generate import generate
-from rljob_trainer.rollout.updates import UpdateError, WeightUpdates
-from rljob_trainer.weights import wire
-from rljob_trainer.weights.version import PolicyVersion
-from rljob_trainer.weights.wire import FencedOut
+from rljob_trainer.weights import protocol
+from rljob_trainer.weights.gate import Gate
+from rljob_trainer.weights.protocol import AttemptSuperseded, PolicyVersion
+from rljob_trainer.weights.updates import UpdateError, WeightUpdates
 
 OPEN_ROUTES = {("GET", "/health"), ("GET", "/metrics")}
 POLICY_VIOLATION = 1008
@@ -34,12 +33,12 @@ class Front:
         self._gate = Gate(os.environ[names.ENV_ROLLOUT_TOKEN], int(os.environ.get(names.ENV_ATTEMPT, "0")))
         updates = WeightUpdates(self._gate)
         self._updates: dict[tuple[str, str], Callable[[Any, int, dict[str, Any]], Awaitable[None]]] = {
-            ("POST", wire.OPEN): updates.open,
-            ("POST", wire.BUCKET): updates.bucket,
-            ("POST", wire.COMMIT): updates.commit,
-            ("POST", wire.ABORT): updates.abort,
-            ("POST", wire.SLEEP): updates.sleep,
-            ("POST", wire.INTERRUPT): updates.interrupt,
+            ("POST", protocol.OPEN): updates.open,
+            ("POST", protocol.BUCKET): updates.bucket,
+            ("POST", protocol.COMMIT): updates.commit,
+            ("POST", protocol.ABORT): updates.abort,
+            ("POST", protocol.SLEEP): updates.sleep,
+            ("POST", protocol.INTERRUPT): updates.interrupt,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,35 +55,35 @@ class Front:
                 await self._not_ready()(scope, receive, send)
             else:
                 route = scope["method"], scope["path"]
-                app = generate if route == ("POST", wire.GENERATE) else self._app
+                app = generate if route == ("POST", protocol.GENERATE) else self._app
                 await app(scope, receive, self._tagged(send, policy))
 
     def _refusal(self, request: Request) -> JSONResponse | None:
         """Of a request without the token or of a lower attempt. A higher attempt becomes the highest."""
         if not self._gate.knows(request.headers.get("authorization", "")):
             return _error(401, "a bearer token is required")
-        if attempt := request.headers.get(wire.ATTEMPT_HEADER):
+        if attempt := request.headers.get(protocol.ATTEMPT_HEADER):
             try:
                 self._gate.fence.admit(int(attempt))
-            except FencedOut as fenced:
+            except AttemptSuperseded as fenced:
                 return _fenced(fenced)
             except ValueError:
-                return _error(400, f"{wire.ATTEMPT_HEADER}: {attempt!r} is not a number")
+                return _error(400, f"{protocol.ATTEMPT_HEADER}: {attempt!r} is not a number")
         return None
 
     async def _own_route(self, request: Request) -> JSONResponse | None:
         """The answer of a route of ours; None when it needs a policy: those of vLLM, and generate."""
         route = request.method, request.url.path
-        if route == ("GET", wire.STATE):
+        if route == ("GET", protocol.STATE):
             return JSONResponse(self._gate.state())
         if route not in self._updates:
             return None
-        if wire.ATTEMPT_HEADER not in request.headers:
-            return _error(400, f"{wire.ATTEMPT_HEADER} is required")
+        if protocol.ATTEMPT_HEADER not in request.headers:
+            return _error(400, f"{protocol.ATTEMPT_HEADER} is required")
         engine = request.app.state.engine_client
         try:
-            await self._updates[route](engine, int(request.headers[wire.ATTEMPT_HEADER]), await request.json())
-        except FencedOut as fenced:
+            await self._updates[route](engine, int(request.headers[protocol.ATTEMPT_HEADER]), await request.json())
+        except AttemptSuperseded as fenced:
             return _fenced(fenced)
         except UpdateError as error:
             return _error(500, str(error))
@@ -98,7 +97,7 @@ class Front:
 
         async def tag(message: Message) -> None:
             if message["type"] == "http.response.start" and self._gate.served() == policy:
-                header = wire.STEP_HEADER.lower().encode(), str(policy.step).encode()
+                header = protocol.STEP_HEADER.lower().encode(), str(policy.step).encode()
                 message["headers"] = [*message["headers"], header]
             await send(message)
 
@@ -113,5 +112,5 @@ def _error(status: int, text: str, **more: int) -> JSONResponse:
     return JSONResponse({"error": text} | more, status)
 
 
-def _fenced(fenced: FencedOut) -> JSONResponse:
+def _fenced(fenced: AttemptSuperseded) -> JSONResponse:
     return _error(409, str(fenced), attempt=fenced.highest)

@@ -17,7 +17,7 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout.client import Generation, ReplicaLost, RolloutClient
 from rljob_trainer.trajectory import Ints
-from rljob_trainer.weights.wire import FencedOut
+from rljob_trainer.weights.protocol import AttemptSuperseded
 
 WATCH_SECONDS = 5.0
 """Pause between two looks at a replica that is generating."""
@@ -80,7 +80,7 @@ class Pool:
     async def generate(
         self, prompt_tokens: Sequence[int] | Ints, n: int, sampling: Sampling, seed: int
     ) -> list[Generation]:
-        """As RolloutClient.generate, on whichever replica has room; waits while there is none. Raises RequestRefusedError, FencedOut.
+        """As RolloutClient.generate, on whichever replica has room; waits while there is none. Raises RequestRefusedError, AttemptSuperseded.
 
         After `interrupt`: what there is of the responses, or none of them when they had not been begun.
         """
@@ -161,7 +161,7 @@ class Pool:
             try:
                 await replica.client.state()
                 misses = 0
-            except FencedOut:
+            except AttemptSuperseded:
                 return  # the next request says so to its caller
             except ReplicaLost:
                 misses += 1

@@ -20,7 +20,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import utils as engine_processes
 from vllm.v1.executor import multiproc_executor
 
-from rljob_trainer.launcher.processes import die_with_parent
+from rljob_trainer.processes import die_with_parent
 
 
 def fork_engine() -> None:

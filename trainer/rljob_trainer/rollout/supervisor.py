@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from rljob_api import names
 from rljob_api.address import http_url
 from rljob_api.protocol import Control, Failure, Report, RolloutEndpoint
-from rljob_trainer.network import loopback
+from rljob_trainer.machine import loopback
 from rljob_trainer.rollout.arguments import server_arguments, server_environment
 from rljob_trainer.rollout.client import answers
 from rljob_trainer.rollout.process import ServerProcess
 
 if TYPE_CHECKING:
-    from rljob_trainer.launcher.channel import Channel
+    from rljob_trainer.control.channel import Channel
 
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 60.0

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.weights.nccl_library import Communicator, unique_id
+from rljob_trainer.weights.protocol import TRANSFER_SECONDS
 from rljob_trainer.weights.rendezvous import TrainerStore, join
-from rljob_trainer.weights.wire import TRANSFER_SECONDS
 
 ID_KEY = "nccl"
 TRAINER = 0

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.parity import Probe
-from rljob_trainer.weights.backends import GLOO, IPC, NCCL
 from rljob_trainer.weights.bucket import Entry, digest, pack
+from rljob_trainer.weights.protocol import GLOO, IPC, NCCL, PolicyVersion
 from rljob_trainer.weights.session import ENDS, End, ReplicaError, Session
-from rljob_trainer.weights.version import PolicyVersion
 
 BUCKET_BYTES = {GLOO: 64 * 2**20, NCCL: 2**30, IPC: 512 * 2**20}
 """Most that a bucket holds; a larger tensor has one for itself. On a GPU a bucket takes less time than the message about it."""
@@ -59,7 +58,7 @@ class Publisher:
         """Send the policy after `step` steps to `replicas` (none: only its digest is computed).
 
         `tensors` is consumed to its end, however many replicas fail, because exporting is collective. `beat` is called per bucket.
-        Raises FencedOut when a replica knows a higher attempt: this one is over. What the iterator raises passes through; all replicas
+        Raises AttemptSuperseded when a replica knows a higher attempt: this one is over. What the iterator raises passes through; all replicas
         keep their old weights then. MismatchError when a replica has the weights and does not agree with `probe`.
         """
         self._forget_others(step, replicas)

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from rljob_trainer.weights.wire import TRANSFER_SECONDS
+from rljob_trainer.weights.protocol import TRANSFER_SECONDS
 
 SIZE_KEY = "size"
 POLL_SECONDS = 0.01

@@ -9,12 +9,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.rollout.arguments import SERVED_MODEL
-from rljob_trainer.weights import gloo, ipc, nccl, wire
-from rljob_trainer.weights.backends import GLOO, IPC, NCCL
+from rljob_trainer.weights import gloo, ipc, nccl, protocol
 from rljob_trainer.weights.bucket import Bucket
-from rljob_trainer.weights.version import PolicyVersion
-from rljob_trainer.weights.wire import FencedOut
+from rljob_trainer.weights.protocol import GLOO, IPC, NCCL, AttemptSuperseded, PolicyVersion
 
 End = gloo.TrainerEnd | nccl.TrainerEnd | ipc.TrainerEnd
 ENDS: dict[str, type[End]] = {GLOO: gloo.TrainerEnd, NCCL: nccl.TrainerEnd, IPC: ipc.TrainerEnd}
@@ -29,7 +26,7 @@ class ReplicaRefusedError(ReplicaError):
 
 
 class Session:
-    """open, send per bucket, commit; or abort. Every call ends within its time limit (wire.py) and raises ReplicaError or FencedOut."""
+    """open, send per bucket, commit; or abort. Every call ends within its time limit (protocol.py) and raises ReplicaError or AttemptSuperseded."""
 
     def __init__(
         self, endpoint: RolloutEndpoint, token: str, attempt: int, connect: Callable[[], End], end: End | None = None
@@ -60,17 +57,19 @@ class Session:
         end = self.end
         transport = self._carry(lambda: end.send(bucket.payload))
         entries = [e.as_json() for e in bucket.entries]
-        self._post(wire.BUCKET, wire.TRANSFER_SECONDS, entries=entries, transport=transport)
+        self._post(protocol.BUCKET, protocol.TRANSFER_SECONDS, entries=entries, transport=transport)
         self._carry(end.settle)
 
     def commit(self, version: PolicyVersion) -> None:
         """Returns when the replica serves the new policy."""
-        self._post(wire.COMMIT, wire.COMMIT_SECONDS, step=version.step, digest=version.digest)
+        self._post(protocol.COMMIT, protocol.COMMIT_SECONDS, step=version.step, digest=version.digest)
 
     def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Of all tokens but the first of each, at temperature 1, under the policy that the replica serves."""
-        body = {"model": SERVED_MODEL, "prompt": sequences, "prompt_logprobs": 0, "max_tokens": 1}
-        choices = sorted(self._ask(wire.COMPLETIONS, wire.PROBE_SECONDS, body)["choices"], key=lambda c: c["index"])
+        body = {"model": protocol.SERVED_MODEL, "prompt": sequences, "prompt_logprobs": 0, "max_tokens": 1}
+        choices = sorted(
+            self._ask(protocol.COMPLETIONS, protocol.PROBE_SECONDS, body)["choices"], key=lambda c: c["index"]
+        )
         return [
             [found[str(token)]["logprob"] for token, found in zip(tokens[1:], c["prompt_logprobs"][1:], strict=True)]
             for tokens, c in zip(sequences, choices, strict=True)
@@ -79,19 +78,19 @@ class Session:
     def abort(self) -> None:
         """The replica goes on with its old weights, if it is still there."""
         try:
-            self._post(wire.ABORT, wire.ABORT_SECONDS)
-        except (ReplicaError, FencedOut):
+            self._post(protocol.ABORT, protocol.ABORT_SECONDS)
+        except (ReplicaError, AttemptSuperseded):
             pass  # it is dead or another's: either way it keeps nothing of ours
         finally:
             if self.end:
                 self.end.close()
 
     def _open(self, end: End, known: bool) -> None:
-        self._post(wire.OPEN, wire.OPEN_SECONDS, address=end.address, port=end.port, known=known)
+        self._post(protocol.OPEN, protocol.OPEN_SECONDS, address=end.address, port=end.port, known=known)
 
     def sleep(self) -> None:
         """The replica gives up its memory, and serves nothing until the next update. Raises as the others."""
-        self._post(wire.SLEEP, wire.COMMIT_SECONDS)
+        self._post(protocol.SLEEP, protocol.COMMIT_SECONDS)
 
     def _carry[T](self, transfer: Callable[[], T]) -> T:
         try:
@@ -105,7 +104,7 @@ class Session:
     def _ask(self, path: str, seconds: float, body: dict[str, Any]) -> Any:
         headers = {
             "Authorization": f"Bearer {self._token}",
-            wire.ATTEMPT_HEADER: str(self._attempt),
+            protocol.ATTEMPT_HEADER: str(self._attempt),
             "Content-Type": "application/json",
         }
         connection = http.client.HTTPConnection(self._url.hostname or "", self._url.port, timeout=seconds)
@@ -118,7 +117,7 @@ class Session:
         finally:
             connection.close()
         if status == http.HTTPStatus.CONFLICT:
-            raise FencedOut(self._attempt, int(json.loads(text)["attempt"]))
+            raise AttemptSuperseded(self._attempt, int(json.loads(text)["attempt"]))
         if status != http.HTTPStatus.OK:
             raise ReplicaRefusedError(f"{path}: {status}: {text[:500]}")
         return json.loads(text)

@@ -1,0 +1,24 @@
+import pytest
+
+from rljob_trainer.checkpoint import checks
+from rljob_trainer.failure import ConfigurationError
+
+
+def test_ranks_on_one_volume_see_the_nonce_and_nothing_is_left_of_it(tmp_path):
+    nonce = checks.write_nonce(tmp_path)
+    assert checks.sees_nonce(tmp_path, nonce)
+    checks.remove_nonce(tmp_path, nonce)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_on_another_volume_does_not_see_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "WAIT_SECONDS", 0.2)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert not checks.sees_nonce(tmp_path / "b", checks.write_nonce(tmp_path / "a"))
+
+
+def test_blind_ranks_are_named(tmp_path):
+    checks.require_shared(tmp_path, [])
+    with pytest.raises(ConfigurationError, match="ranks 1, 3 see another file system"):
+        checks.require_shared(tmp_path, [1, 3])

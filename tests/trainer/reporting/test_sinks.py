@@ -1,0 +1,87 @@
+import json
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rljob_api import names
+from rljob_trainer.reporting.metrics_log import MetricsLog
+from rljob_trainer.reporting.sinks import HISTORY, Sinks, step_line
+
+THIRD = 1 / 3
+
+
+def trained(reward: float, **more: float) -> dict[str, float]:
+    return {"reward/mean": reward, "train/loss": THIRD, "time/step": 1.0} | more
+
+
+def test_a_step_is_one_line_for_people():
+    metrics = trained(
+        0.61,
+        **{
+            "train/kl": 0.004,
+            "train/entropy": 0.71,
+            "perf/tokens_per_s": 12345.0,
+            "time/step": 8.4,
+            "sampling/rounds": 2.0,
+        },
+    )
+    assert (
+        step_line(120, 500, metrics)
+        == "step 120/500 | 8.4s | reward 0.610 | loss 0.3333 | kl 0.0040 | entropy 0.71 | rounds 2 | 12.3k tok/s"
+    )
+
+
+def test_metrics_keep_every_bit(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl", 0)
+    log.append(1, {"train/loss": THIRD})
+    assert log.by_step()[1]["train/loss"] == THIRD
+
+
+def test_an_attempt_that_was_partitioned_away_writes_nothing_into_its_successors_metrics(tmp_path):
+    old = MetricsLog(tmp_path / "metrics.jsonl", 0)
+    old.append(1, {"train/loss": 1.0})
+    new = MetricsLog(tmp_path / "metrics.jsonl", 1)
+    old.append(2, {"train/loss": 2.0})
+    new.append(2, {"train/loss": 3.0})
+    assert new.by_step() == {1: {"train/loss": 1.0}, 2: {"train/loss": 3.0}}
+
+
+def test_what_a_machine_without_power_left_of_a_line_is_no_record(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "train/loss": 1.0}\n' + "\0" * 80 + '\n{"step": 2, "train/loss": 2.0}\n')
+    assert MetricsLog(file, 2).by_step() == {1: {"train/loss": 1.0}, 2: {"train/loss": 2.0}}
+    assert len(file.read_text().splitlines()) == 2
+
+
+def test_a_metric_that_nobody_described_is_refused(tmp_path):
+    with pytest.raises(KeyError, match="not in the table of metrics: train/los"):
+        Sinks(tmp_path, 0, 10).record(1, {"train/los": 1.0})
+
+
+def test_a_resumed_run_drops_what_lies_beyond_its_step_and_keeps_the_rest(tmp_path):
+    sinks = Sinks(tmp_path, 0, 10)
+    sinks.record(0, {"evaluation/reward": 0.25})
+    for step in (1, 2, 3, 4):
+        sinks.record(step, trained(step / 10))
+    sinks.close()
+    with names.metrics_file(tmp_path).open("a") as stream:
+        stream.write('{"step": 2, "half')
+
+    again = Sinks(tmp_path, 2, 10)
+    assert [p.step for p in again.history()] == [1, 2]
+    assert again.evaluation() == {"first": 0.25, "last": 0.25}
+    assert again.of(2)["reward/mean"] == 0.2
+    again.record(3, trained(0.9))
+    again.close()
+    lines = [json.loads(line) for line in names.metrics_file(tmp_path).read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+
+    events = EventAccumulator(str(names.tensorboard_dir(tmp_path))).Reload()
+    assert [(e.step, round(e.value, 3)) for e in events.Scalars("reward/mean")] == [(1, 0.1), (2, 0.2), (3, 0.9)]
+
+
+def test_status_carries_the_last_steps_only(tmp_path):
+    sinks = Sinks(tmp_path, 0, 100)
+    for step in range(1, HISTORY + 11):
+        sinks.record(step, trained(0.5))
+    assert [p.step for p in sinks.history()] == list(range(11, HISTORY + 11))

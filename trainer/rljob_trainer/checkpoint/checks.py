@@ -1,0 +1,65 @@
+"""What all ranks check together: that they see one file system, and that a checkpoint still is what was saved."""
+
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+
+from rljob_trainer.checkpoint.files import Tally
+from rljob_trainer.checkpoint.manifest import Manifest
+from rljob_trainer.collective import Ranks
+from rljob_trainer.failure import ConfigurationError
+
+WAIT_SECONDS = 30.0
+"""Network file systems show a new name to other nodes after their attribute cache expires."""
+
+
+def prove_shared(root: Path, ranks: Ranks) -> None:
+    """Rank 0 writes a nonce, every rank reads it back. Collective. Raises ConfigurationError on rank 0 when some rank does not see it."""
+    nonce = ranks.broadcast(write_nonce(root) if ranks.is_first else None)
+    seen = ranks.gather(sees_nonce(root, nonce))
+    if ranks.is_first:
+        remove_nonce(root, nonce)
+    require_shared(root, [rank for rank, saw in enumerate(seen) if not saw])
+
+
+def write_nonce(root: Path) -> str:
+    """On rank 0, in a directory that exists."""
+    nonce = secrets.token_hex(16)
+    (root / f".nonce-{nonce}").write_text(nonce)
+    return nonce
+
+
+def sees_nonce(root: Path, nonce: str) -> bool:
+    """On every rank."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (root / f".nonce-{nonce}").is_file():
+        if time.monotonic() > deadline:
+            return False
+        list(root.glob(".nonce-*"))  # a listing refreshes what a lookup may have cached as missing
+        time.sleep(0.1)
+    return True
+
+
+def remove_nonce(root: Path, nonce: str) -> None:
+    (root / f".nonce-{nonce}").unlink(missing_ok=True)
+
+
+def require_shared(root: Path, blind_ranks: list[int]) -> None:
+    """Raises ConfigurationError when some ranks did not see the nonce."""
+    if blind_ranks:
+        rule = f"ranks {', '.join(map(str, blind_ranks))} see another file system there than rank 0"
+        fix = "mount one ReadWriteMany volume at that path in all trainer pods, through spec.volumes"
+        raise ConfigurationError("spec.checkpoint.path", str(root), rule, fix)
+
+
+def corruption(manifest: Manifest, directory: Path, ranks: Ranks, heartbeat: Callable[[], None]) -> str:
+    """What is wrong with the content of a file in `directory`, the same on all ranks; empty when nothing is. Each rank reads its
+    share; `heartbeat` is called while any reads. Collective. Raises StandstillError.
+    """
+    tally, pool = Tally(), ThreadPoolExecutor(1)
+    share = pool.submit(manifest.corruption, directory, ranks.rank, ranks.world, tally)
+    pool.shutdown(wait=False)
+    ranks.until(lambda seconds: bool(wait([share], seconds).done), lambda: tally.bytes, heartbeat)
+    return next(filter(None, ranks.gather(share.result())), "")

@@ -1,0 +1,157 @@
+"""megatron's torch_dist format: a save that is written while training continues, and a load that reports its progress.
+
+The writers are threads of the rank. megatron's own asynchronous writers are processes: forked ones outlive a killed rank and hold its connections
+open, so that peers wait in place of failing; spawned ones take 6 to 29 s, and read tensors through handles that need ptrace in a container.
+Threads take no part in collectives: the process group is used by the loop alone.
+"""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies import torch as strategy
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms
+
+from rljob_trainer.checkpoint.files import Tally, fingerprint
+from rljob_trainer.checkpoint.manifest import Files
+
+PIECE_BYTES = 2**28
+"""After so many bytes a thread waits until they are on the disk."""
+
+
+class Writing:
+    """Made by all ranks together. Each then waits until it is `done`; `finish` again belongs to all."""
+
+    def __init__(self, directory: Path, sharded: dict[str, Any], live: set[int], threads: int) -> None:
+        """Copy what this rank writes of a megatron sharded state dict, and begin, with a file for each of `threads`. `live`: addresses of the
+        storages that training goes on changing."""
+        # The writer and its reader are threads of this process. The default queue is served by a process of its own.
+        self._results: queue.Queue[Any] = queue.Queue()
+        filesystem_async._results_queue = self._results
+        self._request = dist_checkpointing.save(
+            sharded,
+            str(directory),
+            TorchDistSaveShardedStrategy(thread_count=threads),
+            async_sharded_save=True,
+            async_strategy="mcore",
+        )
+        # A rank without a part of its own has no function, else [rank, buckets, queue] for one
+        buckets = self._request.async_fn_args[1] if self._request.async_fn else []
+        self._buckets = [(file, name, (data, _held(tensors, live))) for file, name, (data, tensors) in buckets]
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._began, self.seconds = time.monotonic(), 0.0
+        self.files: Files = {}
+        """What this rank has written, by path below the directory's parent; complete when it is done."""
+        self.tally = Tally()
+        """What this rank has put on the disk, and then read again."""
+        self.error: Exception | None = None
+        """Why this rank could not write."""
+        self._written: dict[int, Any] = {}
+        self._threads = [
+            threading.Thread(target=self._run, args=(i,), name=f"checkpoint-{i}", daemon=True)
+            for i in range(len(self._buckets))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def done(self) -> bool:
+        """This rank's part is on the disk, or has failed."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def wait(self, seconds: float = threading.TIMEOUT_MAX) -> bool:
+        """Whether it is done, after so many seconds at the latest."""
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return self.done
+
+    def finish(self) -> None:
+        """Write what joins the parts. All ranks must be done, none with an error. Collective."""
+        if self._written:
+            self._results.put(self._written)
+        for function in self._request.finalize_fns:
+            function()
+
+    def _run(self, i: int) -> None:
+        try:
+            self._write(i)
+        except Exception as error:
+            self.error = error
+        self.seconds = max(self.seconds, time.monotonic() - self._began)
+
+    def _write(self, i: int) -> None:
+        file = Path(self._buckets[i][0])
+        write = filesystem_async.FileSystemWriterAsync.write_preloaded_data
+        _, result = write([_Pieces(self.tally)], i, self._buckets[i], None, None, use_fsync=True)
+        if isinstance(result, Exception):
+            raise result
+        self._written[i] = result
+        self.files[f"{file.parent.name}/{file.name}"] = fingerprint(file, self.tally)
+
+
+class _Pieces(_StorageWriterTransforms):
+    """What one thread writes, put on the disk piece by piece: else the page cache may take all of it at once, and then a single call waits for the
+    disk, for minutes, and shows no progress."""
+
+    def __init__(self, tally: Tally) -> None:
+        super().__init__()
+        self._tally, self._cached = tally, 0
+
+    def transform_save_stream(self, write_item: Any, raw_stream: Any) -> Any:
+        self._file = raw_stream
+        return super().transform_save_stream(write_item, self)  # type: ignore[arg-type]
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), PIECE_BYTES):
+            self._cached += self._file.write(view[start : start + PIECE_BYTES])
+            if self._cached >= PIECE_BYTES:
+                self._store()
+        return len(view)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def _store(self) -> None:
+        self._file.flush()
+        os.fdatasync(self._file.fileno())
+        self._tally.add(self._cached)
+        self._cached = 0
+
+
+def _held(tensors: Iterable[tuple[Any, torch.Tensor]], live: set[int]) -> list[tuple[Any, torch.Tensor]]:
+    """In host memory of their own. megatron has copied views already (filesystem_async.py:153), and nothing else."""
+    return [(item, _copy(t) if t.is_cuda or t.untyped_storage().data_ptr() in live else t) for item, t in tensors]
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """On a GPU the copy is under way when this returns."""
+    host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+    return host.copy_(tensor, non_blocking=True)
+
+
+@contextmanager
+def reporting_reads(heartbeat: Callable[[], None]) -> Iterator[None]:
+    """`heartbeat` is called with every tensor that is read inside. megatron makes the planner, which sees each, itself (strategies/torch.py:982)."""
+
+    class Reporting(strategy.MCoreLoadPlanner):
+        def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
+            super().commit_tensor(read_item, tensor)
+            heartbeat()
+
+    theirs, strategy.MCoreLoadPlanner = strategy.MCoreLoadPlanner, Reporting
+    try:
+        yield
+    finally:
+        strategy.MCoreLoadPlanner = theirs

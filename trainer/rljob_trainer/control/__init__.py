@@ -1,0 +1,1 @@
+"""How the operator's control message reaches the pods, and how their reports get back."""

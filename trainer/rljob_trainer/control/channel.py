@@ -1,0 +1,64 @@
+"""How a launcher or supervisor hears the operator and answers: ConfigMaps in a cluster, files on one machine."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Protocol
+
+from rljob_api import names
+from rljob_api.protocol import Control, Report
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.textfile import read_text, replace
+
+POLL_SECONDS = 0.1
+
+
+class Channel(Protocol):
+    """Outages are the channel's to sit out: neither method raises because nobody answers."""
+
+    def controls(self) -> AsyncIterator[Control]:
+        """The control as it is, once there is one, then every change. Raises ProtocolMismatch."""
+        ...
+
+    async def report(self, report: Report) -> None:
+        """Returns when it was accepted."""
+        ...
+
+
+class ProtocolMismatch(ConfigurationError):
+    """The operator speaks another protocol."""
+
+    def __init__(self, theirs: object, image: str, attempt: int) -> None:
+        rule = f"this image, {image or 'unnamed'}, speaks protocol {names.PROTOCOL} of the control, the operator protocol {theirs}"
+        super().__init__("spec.image", image, rule, "use a trainer image and an operator image of the same release")
+        self.attempt = attempt
+
+
+def parse_control(text: str) -> Control:
+    """Raises ProtocolMismatch before anything else of another version is believed."""
+    raw = json.loads(text)
+    if raw.get("protocol") != names.PROTOCOL:
+        raise ProtocolMismatch(
+            raw.get("protocol"), str(raw.get("spec", {}).get("image", "")), int(raw.get("attempt", 0))
+        )
+    return Control.model_validate(raw)
+
+
+class FileChannel:
+    """The channel of one machine: a directory with `control.json` and one `<pod>-report.json` per process, each replaced whole."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def controls(self) -> AsyncIterator[Control]:
+        seen = ""
+        while True:
+            text = read_text(self._directory / names.CONTROL_KEY)
+            if text and text != seen:
+                seen = text
+                yield parse_control(text)
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def report(self, report: Report) -> None:
+        replace(self._directory / f"{names.report(report.pod)}.json", report.dump_json())

@@ -1,0 +1,102 @@
+"""The launcher's end of a fork server: keeps one ready, has it fork what an attempt needs, and knows what to kill."""
+
+import asyncio
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping
+
+from rljob_trainer.launcher.fork_server import ForkRequest
+from rljob_trainer.processes import kill_group
+
+
+class ForkServerLost(RuntimeError):
+    """It ended before it could fork. What its imports said is in the pod's output."""
+
+
+class ForkServer:
+    """One attempt at a time."""
+
+    def __init__(self, life: str, module: str, environment: Mapping[str, str]) -> None:
+        """`life` and `module`: see fork_server.py. `environment`: of the fork server, and so of all that it forks."""
+        self.module = module
+        self._command = (sys.executable, "-u", "-m", "rljob_trainer.launcher.fork_server", life, module)
+        self._environment = dict(environment)
+        self._process: Process | None = None
+        self._ready = False
+        self.busy = False
+        """A request was sent, and what it made has not ended."""
+        self._leader: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def warm(self) -> None:
+        """Start importing, unless one that lives has."""
+        if self._process is None or self._process.returncode is not None:
+            self._ready = False
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, env=self._environment, stdin=PIPE, stdout=PIPE, start_new_session=True
+            )
+
+    async def ready(self) -> None:
+        """Until everything is imported. May be cancelled. Raises ForkServerLost."""
+        await self.warm()
+        if not self._ready and await self._answer("ready") is None:
+            assert self._process
+            code = await self._process.wait()
+            raise ForkServerLost(
+                f"the imports of {self.module} failed with exit code {code}; the pod's log has the reason"
+            )
+        self._ready = True
+
+    async def run(self, request: ForkRequest) -> int:
+        """The exit code, negative (a signal) when the forked process, or the fork server with it, was killed. Not to be cancelled: kill it."""
+        assert self._process and self._process.stdin
+        self._process.stdin.write(request.to_line())
+        self.busy = True
+        self._leader = await self._answer("leader")
+        code = await self._answer("code")
+        self.busy, self._leader = False, None
+        return await self._process.wait() if code is None else code
+
+    def kill(self, number: signal.Signals) -> None:
+        """Signal what was forked and its group, if there is any."""
+        if self._leader is not None:
+            kill_group(self._leader, number)
+
+    async def close(self) -> None:
+        if self._process and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    async def _answer(self, key: str) -> int | None:
+        """None when the fork server is gone."""
+        assert self._process and self._process.stdout
+        line = await self._process.stdout.readline()
+        return int(json.loads(line)[key]) if line else None
+
+
+class ForkServers:
+    """Of ranks, and of the driver."""
+
+    def __init__(self, rank: str, driver: str, environment: Mapping[str, str]) -> None:
+        self.ranks = ForkServer("rljob_trainer.launcher.agent", rank, environment)
+        self.driver = ForkServer("rljob_trainer.launcher.fork_server", driver, environment)
+
+    @property
+    def pids(self) -> set[int]:
+        """Children of ours that are waited for here."""
+        return {server.pid for server in (self.ranks, self.driver) if server.pid}
+
+    async def warm(self, driver: bool) -> None:
+        """`driver`: whether this node is likely to have one."""
+        await self.ranks.warm()
+        if driver:
+            await self.driver.warm()
+
+    async def close(self) -> None:
+        await self.ranks.close()
+        await self.driver.close()

@@ -1,0 +1,60 @@
+"""What this machine has: addresses, IPv4 or IPv6, free ports, GPUs."""
+
+import os
+import random
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has this address, or None.
+
+    gloo would otherwise look up the host name, which may belong to another interface.
+    """
+    return next(
+        (name for name, known in psutil.net_if_addrs().items() if address in {a.address for a in known}),
+        None,
+    )
+
+
+def any_address() -> str:
+    """What a server binds to be reached by IPv4 and by IPv6, as far as the kernel has them."""
+    return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+
+
+def loopback() -> str:
+    """`127.0.0.1`, or `::1` on a machine without IPv4."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", 0))
+        except OSError:
+            return "::1"
+    return "127.0.0.1"
+
+
+def free_port() -> int:
+    """Below the ports that the system hands out, so that nobody takes it before its user does."""
+    while _taken(port := random.randint(10_000, 30_000)):
+        pass
+    return port
+
+
+def gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> list[str]:
+    """The machine's GPUs, as CUDA_VISIBLE_DEVICES names them; only those in it, when it is set."""
+    if VISIBLE in environment:
+        return [name for name in environment[VISIBLE].split(",") if name]
+    return [str(i) for i, _ in enumerate(devices.glob("nvidia[0-9]*"))]
+
+
+def _taken(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return True
+    return False

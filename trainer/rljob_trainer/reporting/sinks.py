@@ -1,0 +1,118 @@
+"""All sinks behind one call, and the run's history as they have it."""
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from rljob_api import names
+from rljob_api.metrics import require_known
+from rljob_api.protocol import Point
+from rljob_trainer.reporting.metrics_log import MetricsLog
+from rljob_trainer.reporting.weights_and_biases import WeightsAndBiases
+
+HISTORY = 64
+"""Points that status carries (protocol.Progress.history)."""
+FLUSH_SECONDS = 10
+
+log = logging.getLogger(__name__)
+
+
+class Sinks:
+    """Console, metrics.jsonl, TensorBoard and, if there is one, a run of Weights & Biases. Opened at the step that the attempt starts from; what
+    lies beyond it is dropped."""
+
+    def __init__(self, root: Path, start: int, steps: int, run: WeightsAndBiases | None = None):
+        self._steps = steps
+        self._metrics = MetricsLog(names.metrics_file(root), start)
+        self._by_step = self._metrics.by_step()
+        self._tensorboard = TensorBoard(names.tensorboard_dir(root), start + 1)
+        self._run = run
+
+    def record(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Measurements of one step; may come in several parts."""
+        require_known(metrics)
+        self._metrics.append(step, metrics)
+        self._tensorboard.append(step, metrics)
+        if self._run:
+            self._run.append(step, metrics)
+        self._by_step.setdefault(step, {}).update(metrics)
+        if "train/tokens" in metrics:
+            log.info("%s", step_line(step, self._steps, metrics))
+        elif "evaluation/reward" in metrics:
+            log.info("%s", evaluation_line(step, metrics))
+
+    def of(self, step: int) -> dict[str, float]:
+        """What is known of a step."""
+        return dict(self._by_step.get(step, {}))
+
+    def history(self) -> list[Point]:
+        """Main metrics of the last steps."""
+        trained = [(step, m) for step, m in sorted(self._by_step.items()) if "train/loss" in m]
+        return [_point(step, m) for step, m in trained[-HISTORY:]]
+
+    def evaluation(self) -> dict[str, float]:
+        """`first` and `last` held-out reward; empty before the first."""
+        rewards = [m["evaluation/reward"] for _, m in sorted(self._by_step.items()) if "evaluation/reward" in m]
+        return {"first": rewards[0], "last": rewards[-1]} if rewards else {}
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._tensorboard.close()
+        if self._run:
+            self._run.close()
+
+
+def _point(step: int, metrics: Mapping[str, float]) -> Point:
+    return Point(step=step, reward=metrics["reward/mean"], loss=metrics["train/loss"], seconds=metrics["time/step"])
+
+
+class TensorBoard:
+    """One event file per attempt, written without torch or TensorFlow."""
+
+    def __init__(self, directory: Path, first_step: int):
+        """Points of an earlier attempt at `first_step` and later are hidden by the session mark (TensorBoard's own rule for restarts)."""
+        self._writer = EventFileWriter(str(directory), flush_secs=FLUSH_SECONDS)
+        self._writer.add_event(
+            Event(wall_time=time.time(), step=first_step, session_log=SessionLog(status=SessionLog.START))
+        )
+
+    def append(self, step: int, metrics: Mapping[str, float]) -> None:
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def step_line(step: int, steps: int, metrics: Mapping[str, float]) -> str:
+    """`step 120/500 | 8.4s | reward 0.610 | loss 0.0123 | ...`; a part whose metric is missing is left out."""
+    parts = [f"step {step}/{steps}"]
+    parts += [template.format(metrics[name]) for name, template in _PARTS if name in metrics]
+    if "perf/tokens_per_s" in metrics:
+        parts.append(f"{_thousands(metrics['perf/tokens_per_s'])} tok/s")
+    return " | ".join(parts)
+
+
+def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
+    return f"evaluation at step {step} | reward {metrics['evaluation/reward']:.3f}"
+
+
+_PARTS = (
+    ("time/step", "{:.1f}s"),
+    ("reward/mean", "reward {:.3f}"),
+    ("train/loss", "loss {:.4f}"),
+    ("train/kl", "kl {:.4f}"),
+    ("train/entropy", "entropy {:.2f}"),
+    ("response_length/mean", "length {:.1f}"),
+    ("sampling/rounds", "rounds {:.0f}"),
+    ("train_rollout/log_prob_diff_mean", "log-prob diff {:.1e}"),
+)
+
+
+def _thousands(value: float) -> str:
+    return f"{value / 1000:.1f}k" if value >= 1000 else f"{value:.0f}"

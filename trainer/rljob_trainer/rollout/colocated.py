@@ -1,0 +1,90 @@
+"""Colocated rollout servers: children of the launcher on the GPUs of its ranks, begun and ended with the attempt.
+
+They start before the ranks touch the GPUs, because vLLM measures what is free; rank 0 has them sleep before it loads the policy.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+
+from rljob_api import names
+from rljob_api.address import http_url
+from rljob_api.protocol import Control, Failure, RolloutEndpoint
+from rljob_trainer.machine import VISIBLE, free_port, gpus
+from rljob_trainer.rollout.arguments import server_arguments, server_environment
+from rljob_trainer.rollout.client import answers
+from rljob_trainer.rollout.process import ServerProcess
+
+POLL_SECONDS = 0.5
+
+
+def visible(ranks: int, tensor_parallel: int, present: list[str]) -> list[str]:
+    """CUDA_VISIBLE_DEVICES of every server: its own GPUs, then those whose memory it only reads updates from."""
+    groups = [present[i : i + tensor_parallel] for i in range(0, ranks, tensor_parallel)]
+    return [",".join([*group, *(g for g in present if g not in group)]) for group in groups]
+
+
+class ColocatedServers:
+    """Of one attempt on this pod; none unless the job's rollouts are colocated."""
+
+    def __init__(self, control: Control, environment: Mapping[str, str]) -> None:
+        spec = control.spec
+        self._control, self._inherited = control, environment
+        gpu = spec.trainer.device == "gpu"
+        ranks, size = spec.trainer.processes_per_node, spec.rollout.tensor_parallel
+        shares = visible(ranks, size, gpus(environment) if gpu else [str(i) for i in range(ranks)])
+        colocated = spec.rollout.placement == "colocated"
+        self._shares = [{VISIBLE: share} if gpu else {} for share in shares] if colocated else []
+        self.count = len(self._shares)
+        self._running: list[ServerProcess] = []
+        self.endpoints: list[RolloutEndpoint] = []
+        """All of them, once all answer."""
+        self.answering = asyncio.Event()
+
+    async def run(self) -> Failure:
+        """Until one ends, and why; `stop` then."""
+        ports = [free_port() for _ in self._shares]
+        for share, port in zip(self._shares, ports, strict=True):
+            self._running.append(
+                await ServerProcess.start(server_arguments(self._control.spec, port), self._environment(share))
+            )
+        ended = [asyncio.create_task(server.wait()) for server in self._running]
+        try:
+            return await self._first_end(ended, [self._endpoint(i, port) for i, port in enumerate(ports)])
+        finally:
+            for task in ended:
+                task.cancel()
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(server.stop() for server in self._running))
+
+    async def _first_end(self, ended: list[asyncio.Task[int]], endpoints: list[RolloutEndpoint]) -> Failure:
+        answering = asyncio.create_task(self._wait(endpoints))
+        try:
+            await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            answering.cancel()
+        server, task = next((s, t) for s, t in zip(self._running, ended, strict=True) if t.done())
+        return server.failure(task.result(), time.time())
+
+    async def _wait(self, endpoints: list[RolloutEndpoint]) -> None:
+        token = self._inherited[names.ENV_ROLLOUT_TOKEN]
+        for endpoint in endpoints:
+            while True:
+                if await answers(endpoint, token, self._control.attempt):
+                    break
+                await asyncio.sleep(POLL_SECONDS)
+        self.endpoints = endpoints
+        self.answering.set()
+
+    def _endpoint(self, index: int, port: int) -> RolloutEndpoint:
+        pod = f"{self._inherited[names.ENV_POD_NAME]}-server-{index}"
+        uid = f"{self._inherited[names.ENV_POD_UID]}-{self._control.attempt}-{index}"
+        return RolloutEndpoint(pod=pod, pod_uid=uid, url=http_url(self._inherited[names.ENV_POD_IP], port))
+
+    def _environment(self, share: Mapping[str, str]) -> dict[str, str]:
+        inherited = dict(os.environ) | dict(self._inherited)
+        return server_environment(
+            self._control.spec, inherited | dict(share) | {names.ENV_ATTEMPT: str(self._control.attempt)}
+        )

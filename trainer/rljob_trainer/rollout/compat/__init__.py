@@ -1,0 +1,1 @@
+"""What we change in vLLM, each change in a file of its own."""

@@ -1,0 +1,62 @@
+"""What the tensors of a model must look like, read from its own checkpoint."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import safe_open
+
+from rljob_trainer.weights.bucket import Entry
+
+TIED = "lm_head.weight"
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+class RefusedUpdateError(ValueError):
+    """An update that does not fit the model. The served weights have not been touched."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedTensors:
+    """Name, shape and permitted types of every tensor."""
+
+    tensors: dict[str, tuple[tuple[int, ...], frozenset[str]]]
+    tied: bool
+    """The output layer is the embedding: an `lm_head.weight` may be sent or left out."""
+
+    @staticmethod
+    def of(model: Path, dtype: str) -> "ExpectedTensors":
+        """Of a Hugging Face directory served as `dtype`. A tensor comes in that type or in the one it has in the checkpoint."""
+        tensors = {}
+        for file in sorted(model.glob("*.safetensors")):
+            with safe_open(file, "pt") as handle:
+                for name in handle.keys():  # noqa: SIM118 not a dictionary
+                    part = handle.get_slice(name)
+                    own = _DTYPES.get(part.get_dtype(), dtype)
+                    tensors[name] = (tuple(part.get_shape()), frozenset({dtype, own}))
+        if not tensors:
+            raise RefusedUpdateError(f"{model} holds no .safetensors file to compare an update with")
+        tied = bool(json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False))
+        return ExpectedTensors(tensors, tied)
+
+    def check(self, entries: Iterable[Entry]) -> None:
+        """Every entry is a tensor of the model. Raises RefusedUpdateError for the first that is not."""
+        for entry in entries:
+            shape, dtypes = self.tensors.get(entry.name, ((), frozenset()))
+            if not dtypes:
+                if self.tied and entry.name == TIED:
+                    continue
+                raise RefusedUpdateError(f"{entry.name} is not a tensor of this model")
+            if entry.shape != shape:
+                raise RefusedUpdateError(f"{entry.name} has shape {list(entry.shape)}, this model has {list(shape)}")
+            if entry.dtype not in dtypes:
+                raise RefusedUpdateError(
+                    f"{entry.name} is {entry.dtype}, this model takes {' or '.join(sorted(dtypes))}"
+                )
+
+    def check_complete(self, names: Iterable[str]) -> None:
+        """Nothing is missing. Raises RefusedUpdateError."""
+        missing = self.tensors.keys() - set(names) - ({TIED} if self.tied else set())
+        if missing:
+            raise RefusedUpdateError(f"{len(missing)} tensors are missing, among them {sorted(missing)[:3]}")

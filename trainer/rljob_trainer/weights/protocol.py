@@ -1,0 +1,80 @@
+"""What trainer and rollout server agree on: routes, headers, time limits, transports, policy versions, attempts. No torch here."""
+
+from dataclasses import dataclass
+
+from rljob_api.spec import RLJobSpec
+
+ATTEMPT_HEADER = "X-RLJob-Attempt"
+"""On every request of an attempt. A server that has seen a higher one answers 409."""
+STEP_HEADER = "X-RLJob-Policy-Step"
+"""On an answer of a generate route: the step of the policy that generated it. Missing when another has come since the request did."""
+
+STATE = "/rljob/state"
+GENERATE = "/rljob/generate"
+OPEN = "/rljob/weights/open"
+BUCKET = "/rljob/weights/bucket"
+COMMIT = "/rljob/weights/commit"
+ABORT = "/rljob/weights/abort"
+SLEEP = "/rljob/sleep"
+INTERRUPT = "/rljob/interrupt"
+COMPLETIONS = "/v1/completions"
+"""vLLM's own."""
+SERVED_MODEL = "policy"
+"""Name of the model in requests to vLLM's routes."""
+
+TRANSFER_SECONDS = 60.0
+"""Longest wait for one bucket, on both ends. A replica that takes longer is out."""
+OPEN_SECONDS = 90.0
+"""Longest wait for an update to begin: it may have to wait until a dead trainer's last bucket timed out."""
+PROBE_SECONDS = 60.0
+"""Longest wait for the log-probabilities of a few tokens."""
+ABORT_SECONDS = 10.0
+"""Longest wait for an update to be abandoned. What is not abandoned by then is when the next one begins."""
+COMMIT_SECONDS = 120.0
+"""Longest wait for verification, application and the reset of the caches."""
+
+
+GLOO = "gloo"
+NCCL = "rljob-nccl"
+"""vLLM has an engine of its own named nccl, which overwrites the model as the weights come."""
+IPC = "rljob-ipc"
+"""Between processes of one host whose GPUs are the same, which NCCL cannot connect."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVersion:
+    """The policy after `step` steps, as trained by `attempt`."""
+
+    attempt: int
+    step: int
+    digest: str
+    """Of all tensors (bucket.digest): equal weights have equal digests, in any layout and order."""
+
+
+def backend(spec: RLJobSpec) -> str:
+    """The transport of a job, which is also the backend of vLLM's `--weight-transfer-config`. Each has a trainer's end (session.ENDS) and an
+    engine in vLLM's worker (registered in engine.py)."""
+    if spec.trainer.device == "cpu":
+        return GLOO
+    return IPC if spec.rollout.placement == "colocated" else NCCL
+
+
+class AttemptSuperseded(RuntimeError):
+    """A server has seen a higher attempt: this one is over and must stop."""
+
+    def __init__(self, attempt: int, highest: int) -> None:
+        super().__init__(f"attempt {attempt} is over: attempt {highest} holds the rollout servers")
+        self.attempt, self.highest = attempt, highest
+
+
+class AttemptFence:
+    """Remembers the highest attempt and lets no lower one in."""
+
+    def __init__(self, highest: int = 0) -> None:
+        self.highest = highest
+
+    def admit(self, attempt: int) -> None:
+        """Raises AttemptSuperseded for a lower attempt; a higher one becomes the highest."""
+        if attempt < self.highest:
+            raise AttemptSuperseded(attempt, self.highest)
+        self.highest = attempt

@@ -1,0 +1,60 @@
+"""Puts the tensors of an update into vLLM's model: over those that it computes with, or through its layer-wise reload.
+
+The first works unless something makes others of them after loading (vLLM 0.26, model_executor/model_loader/utils.py,
+`process_weights_after_loading`): quantization methods, attention and a few more modules. For those its layer-wise reload is the way, which takes
+five times as long (H200, 338 tensors of 3.1 GB: 73 ms, 13 ms in place).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
+from vllm.v1.attention.backend import AttentionImplBase
+
+KEEPING = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
+"""They pack weights for CPUs and leave them alone elsewhere."""
+
+
+def load(model: Module, config: Any, tensors: Iterator[tuple[str, Tensor]], in_place: bool) -> None:
+    """`in_place`: what `computes_with_what_it_loads` says of the model. `config`: vLLM's ModelConfig."""
+    loaded: Any = model
+    if in_place:
+        loaded.load_weights(tensors)
+        return
+    initialize_layerwise_reload(model)
+    loaded.load_weights(tensors)
+    finalize_layerwise_reload(model, config)
+    if current_platform.is_cpu():
+        _repack_embeddings(model)
+
+
+def computes_with_what_it_loads(model: Module) -> bool:
+    """Of vLLM's model, on the platform that it runs on."""
+    return not current_platform.is_cpu() and all(map(_keeps_its_weights, model.modules()))
+
+
+def _keeps_its_weights(module: Module) -> bool:
+    method = getattr(module, "quant_method", None)
+    if isinstance(method, QuantizeMethodBase) and type(method) not in KEEPING:
+        return False
+    if type(module) is Attention:  # has scales of its own, no weights; its implementation may
+        implementation: Any = type(module.impl)
+        own = implementation.process_weights_after_loading
+        return bool(own is AttentionImplBase.process_weights_after_loading)
+    return not hasattr(module, "process_weights_after_loading")
+
+
+def _repack_embeddings(model: Module) -> None:
+    """vLLM on CPU keeps a packed copy of an output layer's weights. One that only shares its weight with the embedding (Llama's) gets no
+    tensor of its own on reload, and vLLM 0.26 then leaves the packed copy of the old weights: log-probabilities of no policy at all."""
+    for module in model.modules():
+        if isinstance(module, VocabParallelEmbedding) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
+            dispatch_cpu_unquantized_gemm(module, remove_weight=False)
