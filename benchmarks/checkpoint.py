@@ -22,7 +22,7 @@ import torch
 from rljob_api.protocol import Resume
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
-from rljob_trainer.megatron import runtime
+from rljob_trainer.megatron import compat
 from rljob_trainer.trajectory import Trajectory
 
 SHAPE = {
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, help="where checkpoints go; a temporary directory otherwise")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    runtime.install()
+    compat.install()
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
         run = on_cpu if options.device == "cpu" else on_gpu
         run(options, Path(scratch))

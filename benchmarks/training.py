@@ -121,9 +121,9 @@ def product(model: Path, configuration: str, layout: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from rljob_trainer.megatron import runtime
+    from rljob_trainer.megatron import compat
 
-    runtime.install()
+    compat.install()
     torch.set_num_threads(1)  # as a rank of a job
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl", timeout=timedelta(seconds=120))

@@ -105,9 +105,9 @@ def update(job: RLJobSpec, repeats: int) -> int:
     import torch
     import torch.distributed as dist
 
-    from rljob_trainer.megatron import runtime
+    from rljob_trainer.megatron import compat
 
-    runtime.install()
+    compat.install()
     torch.set_num_threads(1)  # as a rank of a job
     gpu = job.trainer.device == "gpu"
     if gpu:

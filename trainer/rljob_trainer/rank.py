@@ -24,7 +24,7 @@ from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.driver.control import POLL_SECONDS, read_control
-from rljob_trainer.megatron import runtime
+from rljob_trainer.megatron import compat
 from rljob_trainer.weights.protocol import backend
 from rljob_trainer.weights.publisher import Publisher
 from rljob_trainer.weights.senders import Senders
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 def prepare() -> None:
     """Import everything that takes seconds. The launcher calls this in the process that it forks ranks from, so nothing may touch a GPU."""
-    runtime.install()
+    compat.install()
     importlib.import_module("rljob_trainer.attempt")
 
 
@@ -77,7 +77,7 @@ def _join(control: Control) -> None:
 
 
 def _attempt(directory: Path, control: Control) -> "loop.Attempt":
-    from rljob_trainer.attempt import Attempt, First  # imports megatron, which needs the runtime installed
+    from rljob_trainer.attempt import Attempt, First  # imports megatron, which has to be patched first
     from rljob_trainer.megatron.engine import Engine
     from rljob_trainer.memory import Plan, device_bytes
 

@@ -10,10 +10,10 @@ from trainer.megatron.models import make_model
 
 @pytest.fixture(scope="session")
 def megatron() -> None:
-    from rljob_trainer.megatron import runtime
+    from rljob_trainer.megatron import compat
 
     torch.set_num_threads(1)
-    runtime.install()
+    compat.install()
     import rljob_trainer.megatron.huggingface  # noqa: F401
 
 

@@ -32,7 +32,7 @@ FINE = Found(True, True, True, True)
 def compare(engine: Any, batch: Batch) -> list[Found]:
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-    from rljob_trainer.megatron.gathering import gathered
+    from rljob_trainer.megatron.compat.optimizer_gathering import gathered
 
     engine.train_step(batch)
     megatron, found = DistributedOptimizer.get_parameter_state_dp_zero.__wrapped__, []
@@ -80,7 +80,7 @@ def test_parameters_behind_a_padded_bucket_keep_their_own_numbers(model: Path, m
 
 
 def test_a_copy_in_pieces_is_whole(megatron: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rljob_trainer.megatron import gathering
+    from rljob_trainer.megatron.compat import optimizer_gathering as gathering
 
     monkeypatch.setattr(gathering, "PIECE", 7)
     numbers = torch.arange(1000.0)

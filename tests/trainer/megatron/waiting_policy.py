@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from rljob_trainer.megatron import adam, runtime
+from rljob_trainer import patches
+from rljob_trainer.megatron import compat
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -33,15 +34,17 @@ class FusedAdam(torch.optim.Optimizer):
 
 def install() -> None:
     """As if Transformer Engine were there, for optimizers alone."""
-    mend, adam.install = adam.install, lambda: None
-    runtime.install()
+    compat.MODULES = tuple(name for name in compat.MODULES if name != "adam")
+    compat.install()
     from megatron.core import optimizer
     from megatron.core.optimizer import distrib_optimizer
+
+    from rljob_trainer.megatron.compat import adam
 
     optimizer.Adam = distrib_optimizer.Adam = FusedAdam
     optimizer.USING_PYTORCH_OPTIMIZER = False
     distrib_optimizer.HAVE_APEX_OR_TE = distrib_optimizer.USING_TE_OPTIMIZER = True
-    mend()
+    patches.install(adam.PATCHES)
 
 
 def main(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""megatron's torch_dist format: a save that is written while training continues, and a load that reports its progress.
+"""megatron's torch_dist format: a save that is written while training continues.
 
 The writers are threads of the rank. megatron's own asynchronous writers are processes: forked ones outlive a killed rank and hold its connections
 open, so that peers wait in place of failing; spawned ones take 6 to 29 s, and read tensors through handles that need ptrace in a container.
@@ -6,23 +6,21 @@ Threads take no part in collectives: the process group is used by the loop alone
 """
 
 import os
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.dist_checkpointing.strategies import torch as strategy
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms
 
 from rljob_trainer.checkpoint.files import Tally, fingerprint
 from rljob_trainer.checkpoint.manifest import Files
+from rljob_trainer.megatron.compat.write_queue import new_queue
 
 PIECE_BYTES = 2**28
 """After so many bytes a thread waits until they are on the disk."""
@@ -34,9 +32,7 @@ class Writing:
     def __init__(self, directory: Path, sharded: dict[str, Any], live: set[int], threads: int) -> None:
         """Copy what this rank writes of a megatron sharded state dict, and begin, with a file for each of `threads`. `live`: addresses of the
         storages that training goes on changing."""
-        # The writer and its reader are threads of this process. The default queue is served by a process of its own.
-        self._results: queue.Queue[Any] = queue.Queue()
-        filesystem_async._results_queue = self._results
+        self._results = new_queue()
         self._request = dist_checkpointing.save(
             sharded,
             str(directory),
@@ -139,19 +135,3 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """On a GPU the copy is under way when this returns."""
     host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
     return host.copy_(tensor, non_blocking=True)
-
-
-@contextmanager
-def reporting_reads(heartbeat: Callable[[], None]) -> Iterator[None]:
-    """`heartbeat` is called with every tensor that is read inside. megatron makes the planner, which sees each, itself (strategies/torch.py:982)."""
-
-    class Reporting(strategy.MCoreLoadPlanner):
-        def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
-            super().commit_tensor(read_item, tensor)
-            heartbeat()
-
-    theirs, strategy.MCoreLoadPlanner = strategy.MCoreLoadPlanner, Reporting
-    try:
-        yield
-    finally:
-        strategy.MCoreLoadPlanner = theirs

@@ -1,1 +1,1 @@
-"""The policy on megatron-core: the only package that imports megatron. Start with `engine.Engine`; call `runtime.install` before anything else."""
+"""The policy on megatron-core: the only package that imports megatron. Start with `engine.Engine`; call `compat.install` before anything else."""

@@ -1,7 +1,7 @@
 """Networks, optimizers, schedules and random states as a torch_dist directory.
 
 Two formats. `fully_reshardable`: any layout can load it; the optimizer's shards are first gathered on every data-parallel rank
-(gathering.py). `dp_reshardable`: every rank writes its own shards as they lie, at once; only the number of data-parallel ranks
+(compat/optimizer_gathering.py). `dp_reshardable`: every rank writes its own shards as they lie, at once; only the number of data-parallel ranks
 may differ when it is loaded.
 """
 
@@ -21,9 +21,10 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer.module import MegatronModule
 
-from rljob_trainer.checkpoint.torch_dist import Writing, reporting_reads
+from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.megatron import gathering
+from rljob_trainer.megatron.compat.load_progress import reporting_reads
+from rljob_trainer.megatron.compat.optimizer_gathering import separate
 from rljob_trainer.megatron.offload import Offloader, states
 
 THREADS = 8
@@ -180,7 +181,7 @@ def _sharded_optimizer(network: Network, model: dict[Any, Any], metadata: dict[s
         return make()
     with network.offloader.using("gradients"):
         sharded = make()
-    gathering.separate(sharded)
+    separate(sharded)
     return sharded
 
 

@@ -28,7 +28,7 @@ __all__ = ["Engine", "MismatchError", "NonFiniteError"]
 
 
 class Engine:
-    """Everything that is trained or measured on the ranks. The default process group must exist; `runtime.install()` must have been called."""
+    """Everything that is trained or measured on the ranks. The default process group must exist; `compat.install()` must have been called."""
 
     def __init__(self, spec: RLJobSpec, heartbeat: Callable[[], None]) -> None:
         """Raises ConfigurationError for models that are wrong or do not fit the layout. `heartbeat` is called whenever something moved."""

@@ -25,21 +25,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch.nn import Parameter
 
-from rljob_trainer.megatron.attention import TEDotProductAttention, rotate_packed
+from rljob_trainer.megatron.attention import TEDotProductAttention
 
 SEQUENCE_PARALLEL = "sequence_parallel"
 """The mark of a parameter by which finalize_model_grads sums its gradient over the ranks among which the sequence is cut."""
-
-
-def install() -> None:
-    """Let `use_transformer_engine=True` mean the classes below where Transformer Engine is absent."""
-    from megatron.core.models.common.embeddings import rope_utils
-    from megatron.core.models.gpt import gpt_layer_specs, moe_module_specs
-
-    if not gpt_layer_specs.HAVE_TE:
-        rope_utils._apply_rotary_pos_emb_thd = rotate_packed
-        gpt_layer_specs.TESpecProvider = moe_module_specs.TESpecProvider = TorchBackend
-        gpt_layer_specs.TENorm = TENorm
 
 
 def block_spec(config: TransformerConfig, vp_stage: int | None = None) -> Any:

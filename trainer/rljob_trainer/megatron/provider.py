@@ -17,7 +17,6 @@ from rljob_api.validation.layout import COMPILED, RECOMPUTE
 from rljob_api.validation.model import SUPPORTED, model_violations
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron import layers
-from rljob_trainer.megatron import mixtral as mixtral  # registers itself with the bridge
 
 HAVE_TE: bool = gpt_layer_specs.HAVE_TE
 MODEL = "spec.model.path"
@@ -117,7 +116,7 @@ def _require_pieces(provider: Any, spec: RLJobSpec) -> None:
 
 
 def _fused(provider: Any) -> dict[str, Any]:
-    """Kernels that need a GPU and nothing else; see wgrad.py for the first."""
+    """Kernels that need a GPU and nothing else; see compat/gradient_fusion.py for the first."""
     swiglu = provider.gated_linear_unit and provider.activation_func is torch.nn.functional.silu
     return {"gradient_accumulation_fusion": True, "bias_activation_fusion": swiglu}
 

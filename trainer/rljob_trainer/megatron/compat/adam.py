@@ -1,26 +1,34 @@
 """megatron's DistributedOptimizer before its first step, and with torch's AdamW, which it uses where neither Transformer Engine nor Apex is
 installed, GPU or not.
 
-Faults of megatron-core 0.19.2 (core/optimizer/distrib_optimizer.py): no state can be saved before it was used, as that of a policy that waits for
-its critic; and three more with AdamW, which show as soon as a checkpoint is loaded.
+Faults of core/optimizer/distrib_optimizer.py: no state can be saved before it was used, as that of a policy that waits for its critic; and three
+more with AdamW, which show as soon as a checkpoint is loaded (radixark/Megatron-LM#69 and NovaSky-AI/SkyRL#1403 fixed the step tensor likewise).
+Can go when a checkpoint of an optimizer that took no step can be saved and loaded with either Adam.
 """
 
 from typing import Any
 
 import torch
 
+from rljob_trainer.megatron.compat import VERSIONS
+from rljob_trainer.patches import Patch
 
-def install() -> None:
-    """Mend DistributedOptimizer."""
+
+def _class() -> Any:
     from megatron.core.optimizer import distrib_optimizer
 
-    if distrib_optimizer.HAVE_APEX_OR_TE:
-        _install_fused(distrib_optimizer.DistributedOptimizer)
-    else:
-        _install_torch(distrib_optimizer.DistributedOptimizer)
+    return distrib_optimizer.DistributedOptimizer
 
 
-def _install_fused(cls: Any) -> None:
+def has_fused_adam() -> bool:
+    """megatron uses FusedAdam of Transformer Engine or Apex where either is installed, else torch's AdamW."""
+    from megatron.core.optimizer import distrib_optimizer
+
+    return bool(distrib_optimizer.HAVE_APEX_OR_TE)
+
+
+def _patch_fused() -> None:
+    cls = _class()
     state_dict = cls.state_dict
 
     def state_dict_from_the_start(self: Any) -> dict[str, Any]:
@@ -32,7 +40,8 @@ def _install_fused(cls: Any) -> None:
     cls.state_dict = state_dict_from_the_start
 
 
-def _install_torch(cls: Any) -> None:
+def _patch_torch() -> None:
+    cls = _class()
     initialize, state_dict, load_state_dict, set_states = (
         cls.__init__,
         cls.state_dict,
@@ -94,3 +103,28 @@ def _allocate(optimizer: torch.optim.Optimizer | None) -> None:
                     "exp_avg": torch.zeros_like(p),
                     "exp_avg_sq": torch.zeros_like(p),
                 }
+
+
+PATCHES = (
+    Patch(
+        "FusedAdam has its state from the start",
+        "megatron-core",
+        VERSIONS["megatron-core"],
+        _patch_fused,
+        needed=has_fused_adam,
+        replaces={"megatron/core/optimizer/distrib_optimizer.py:DistributedOptimizer.state_dict": "e297ea31cd439318"},
+    ),
+    Patch(
+        "AdamW of torch",
+        "megatron-core",
+        VERSIONS["megatron-core"],
+        _patch_torch,
+        needed=lambda: not has_fused_adam(),
+        replaces={
+            "megatron/core/optimizer/distrib_optimizer.py:DistributedOptimizer.__init__": "24c39c1b40565618",
+            "megatron/core/optimizer/distrib_optimizer.py:DistributedOptimizer.state_dict": "e297ea31cd439318",
+            "megatron/core/optimizer/distrib_optimizer.py:DistributedOptimizer.load_state_dict": "20d8abc13513c146",
+            "megatron/core/optimizer/distrib_optimizer.py:DistributedOptimizer._set_main_param_and_optimizer_states": "c8046d34876d239f",
+        },
+    ),
+)

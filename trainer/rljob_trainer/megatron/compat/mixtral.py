@@ -1,4 +1,6 @@
-"""Mixtral, which megatron-bridge 0.6.2 lacks: how its Hugging Face tensors lie in megatron's."""
+"""Mixtral, which megatron-bridge lacks: how its Hugging Face tensors lie in megatron's. Stays: upstream decided against it
+(NVIDIA-NeMo/Megatron-Bridge#144, #1317).
+"""
 
 from typing import Any
 
@@ -7,6 +9,9 @@ from megatron.bridge.models.conversion.model_bridge import MegatronModelBridge
 from megatron.bridge.models.conversion.param_mapping import AutoMapping, GatedMLPMapping, QKVMapping
 from megatron.core.models.gpt.gpt_model import GPTModel
 from transformers import MixtralForCausalLM
+
+from rljob_trainer.megatron.compat import VERSIONS
+from rljob_trainer.patches import Patch
 
 _SAME = {
     "embedding.word_embeddings.weight": "model.embed_tokens.weight",
@@ -50,3 +55,7 @@ class MixtralBridge(MegatronModelBridge):
                 up=f"{experts}.w3.weight",
             ),
         )
+
+
+# registered by the import of this module
+PATCHES = (Patch("Mixtral", "megatron-bridge", VERSIONS["megatron-bridge"]),)

@@ -1,13 +1,15 @@
 """An optimizer's state gathered over its data-parallel ranks, in host memory: what a checkpoint of any layout is made of.
 
-megatron-core 0.19.2 (core/optimizer/distrib_optimizer.py:1334-1391) takes every number from the device to the host, back to the device, over the
+megatron-core (core/optimizer/distrib_optimizer.py:1334-1391) takes every number from the device to the host, back to the device, over the
 ranks, to the host again, and copies it there twice, through memory that is fresh each time, where page faults cost more than the copies: 121 s
 for the 18.5 GB of a 1.5 B model on an H200. Here the ranks gather in the gradient buffers: float32 (grad_reduce_in_fp32), laid out like the
 state, on the device, and not in use between steps. Then one copy goes to the host.
 
-It also mends a fault. `sharded_param_state_fully_reshardable` cuts parameters out at their places in the padded buffer (:1755), from a tensor
+It also fixes a fault. `sharded_param_state_fully_reshardable` cuts parameters out at their places in the padded buffer (:1755), from a tensor
 whose buckets megatron has put together without their padding (:1384): wherever the end of a bucket was padded, all parameters after it got
-their neighbours' numbers. Here the padding between buckets stays.
+their neighbours' numbers (fixed upstream by NVIDIA/Megatron-LM#5077, after 0.19.2). Here the padding between buckets stays.
+
+Can go when upstream gathers on the device; the fault alone is gone with the release that holds #5077.
 """
 
 import functools
@@ -19,14 +21,17 @@ import torch.distributed as dist
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 
+from rljob_trainer.megatron.compat import VERSIONS
+from rljob_trainer.patches import Patch
+
 PIECE = 2**23
 """Numbers that are copied at a time: 32 MiB."""
 THREADS = 8
 """That copy."""
 
 
-def install() -> None:
-    """Take the place of megatron's method where a checkpoint of any layout is saved; loading and other formats keep it."""
+def _patch() -> None:
+    """Takes the place of megatron's method where a checkpoint of any layout is saved; loading and other formats keep it."""
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
     original = DistributedOptimizer.get_parameter_state_dp_zero
@@ -109,3 +114,17 @@ def copy_in_pieces(tensor: torch.Tensor, host: torch.Tensor) -> None:
             busy[i % THREADS] = pool.submit(to.copy_, room)
     for copy in filter(None, busy):
         copy.result()
+
+
+PATCHES = (
+    Patch(
+        "optimizer states gathered on the device",
+        "megatron-core",
+        VERSIONS["megatron-core"],
+        _patch,
+        replaces={
+            "megatron/core/optimizer/distrib_optimizer.py:DistributedOptimizer.get_parameter_state_dp_zero": "935c5598e1d345d2",
+            "megatron/core/optimizer/distrib_optimizer.py:DistributedOptimizer.sharded_param_state_fully_reshardable": "02bf3a16b587abfa",
+        },
+    ),
+)

@@ -1,0 +1,96 @@
+"""Patches of other people's packages: on proven versions only, and of the source that they were made for."""
+
+import importlib
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer import patches
+from rljob_trainer.megatron import compat
+from rljob_trainer.patches import Patch, UnsupportedVersionError
+
+
+def patch(package: str = "pydantic", *versions: str, **fields: object) -> Patch:
+    return Patch("a patch", package, versions, **fields)  # type: ignore[arg-type]
+
+
+def test_a_patch_is_applied_to_a_version_that_it_was_proven_on() -> None:
+    done: list[str] = []
+    patches.install([patch("pydantic", "1.0", version("pydantic"), apply=lambda: done.append("patched"))])
+    assert done == ["patched"]
+
+
+def test_one_error_names_every_package_with_what_was_found_and_what_is_supported_and_nothing_is_patched() -> None:
+    done: list[str] = []
+    good = patch("pyyaml", version("pyyaml"), apply=lambda: done.append("patched"))
+    with pytest.raises(UnsupportedVersionError) as caught:
+        patches.install([good, patch("pydantic", "1.0", "1.1"), patch("no-such-package", "3")])
+    assert done == []
+    assert str(caught.value) == (
+        f"spec.image = no-such-package not installed, pydantic {version('pydantic')}: "
+        "patches of the trainer are proven on no-such-package 3, pydantic 1.0 or 1.1 only; "
+        "use an image made from images/trainer/requirements.txt"
+    )
+
+
+def test_a_patch_that_is_not_needed_here_asks_for_no_version() -> None:
+    patches.install([patch("pydantic", "1.0", needed=lambda: False, apply=lambda: pytest.fail("applied"))])
+
+
+def test_the_build_of_a_version_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Built:
+        version = "2.11.0+cu130"
+
+    monkeypatch.setattr(patches, "_distribution", lambda package: Built())
+    assert patches.installed_version("torch") == "2.11.0"
+
+
+def test_a_fingerprint_changes_with_the_source_of_what_is_replaced_and_not_with_its_comments(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Installed:
+        text = ""
+
+        def locate_file(self, path: str) -> Path:
+            file = tmp_path / path
+            file.write_text(self.text)
+            return file
+
+    def of(text: str) -> str:
+        installed = Installed()
+        installed.text = text
+        monkeypatch.setattr(patches, "_distribution", lambda package: installed)
+        [found] = patches.fingerprints(patch(replaces={"a.py:A.f": ""})).values()
+        return found
+
+    first = of("class A:\n    def f(self):\n        return 1\n")
+    assert of("import os\nclass A:\n    def f(self):  # why\n\n        return 1\n") == first
+    assert of("class A:\n    def f(self):\n        return 2\n") != first
+
+
+def test_upstream_did_not_change_what_megatrons_patches_replace(megatron_patches: list[Patch]) -> None:
+    """When this fails, read what changed upstream, prove the patch again and put the new fingerprint into it."""
+    assert len(megatron_patches) > 10
+    for found in megatron_patches:
+        assert patches.installed_version(found.package) in found.versions
+        assert patches.fingerprints(found) == dict(found.replaces), found.name
+
+
+@pytest.fixture(scope="module")
+def megatron_patches() -> list[Patch]:
+    compat.install()
+    modules = [importlib.import_module(f"{compat.__name__}.{name}") for name in compat.MODULES]
+    return [p for module in modules for p in module.PATCHES]
+
+
+def test_every_module_of_patches_is_registered(megatron_patches: list[Patch]) -> None:
+    files = {f.stem for f in Path(compat.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files == set(compat.MODULES)
+
+
+def test_patches_are_listed_without_importing_megatron() -> None:
+    code = "import sys; from rljob_trainer.megatron import compat; sys.exit('megatron' in sys.modules or not compat.MODULES)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

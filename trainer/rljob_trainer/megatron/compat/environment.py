@@ -1,0 +1,44 @@
+"""Variables that torch and megatron read, and optional packages that they must not find."""
+
+import os
+import sys
+
+import torch
+
+from rljob_trainer.kernels import has_compiler
+from rljob_trainer.megatron.compat import VERSIONS
+from rljob_trainer.patches import Patch
+
+
+def _set_variables() -> None:
+    # torch asks for GPUs without starting CUDA, which would not survive a fork
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    # communication of tensor and context parallelism has to be queued before the product that it overlaps with (megatron.training/arguments.py:1454)
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    # core/jit.py:26 compiles small functions, which pays on a GPU and takes a C compiler there; on CPU it takes a C++ compiler and seconds
+    if not (torch.cuda.is_available() and has_compiler()):
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    # else a pool of processes as large as the machine, for a few kernels
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+
+def _hide(package: str) -> None:
+    """An import of it fails as where it is not installed."""
+    sys.modules.setdefault(package, None)  # type: ignore[arg-type]
+
+
+PATCHES = (
+    Patch("environment variables", "torch", VERSIONS["torch"], _set_variables),
+    # megatron's inference code imports it where vLLM has brought it, and it starts CUDA to see the GPUs, which would not survive a fork.
+    # Can go when core/inference imports it on use.
+    Patch("no flashinfer", "megatron-core", VERSIONS["megatron-core"], lambda: _hide("flashinfer")),
+    # megatron-bridge looks for it on the disk for every parameter of every export, where it is not installed.
+    # Can go when `is_modelopt_dynamic_module` remembers that it is absent.
+    Patch(
+        "no modelopt",
+        "megatron-bridge",
+        VERSIONS["megatron-bridge"],
+        lambda: _hide("modelopt"),
+        replaces={"megatron/bridge/models/conversion/utils.py:is_modelopt_dynamic_module": "59caf313f8535138"},
+    ),
+)

@@ -1,0 +1,108 @@
+"""The names of torch that megatron-core calls without asking whether there is a GPU, on a machine that has none.
+
+Files and lines are megatron-core's. It has no CPU path of its own (NVIDIA/Megatron-LM#6270 begins one, for conversion of checkpoints).
+Can go when it trains on CPU; until then each name goes with the calls that it stands for.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils._device
+
+from rljob_trainer.megatron.compat import VERSIONS
+from rljob_trainer.patches import Patch
+
+
+class _Stream:
+    """Stands for torch.cuda.Stream where everything is synchronous: there is one stream and it is always ready."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stream)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def query(self) -> bool:
+        return True
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or self
+
+    def synchronize(self, *_: Any) -> None: ...
+
+    record = wait = wait_stream = wait_event = synchronize
+
+
+def _patch_torch() -> None:
+    """The names of torch that megatron calls without asking whether there is a GPU."""
+    cuda = {
+        "current_device": lambda: torch.device(
+            "cpu"
+        ),  # used as `device=`: param_and_grad_buffer.py:1180 and 115 others
+        "synchronize": lambda *_, **__: None,  # p2p_communication.py:419
+        "Stream": _Stream,  # distributed_data_parallel.py:297
+        "current_stream": lambda *_: _Stream(),  # param_and_grad_buffer.py:632
+        "get_rng_state": lambda *_, **__: torch.get_rng_state(),  # tensor_parallel/random.py:303
+        "manual_seed": lambda seed: torch.manual_seed(seed) and None,  # tensor_parallel/random.py:118
+    }
+    # `with torch.device(...)` knows factories by identity and has to remember the originals, or models made on "meta" have no values
+    torch.utils._device._device_constructors()
+    # optimizer.py:698, schedules.py:749, transformer/utils.py:39
+    names = ("tensor", "zeros", "ones", "empty", "empty_like")
+    factories = {name: _on_cpu(getattr(torch, name)) for name in names}
+    tensor = {"cuda": lambda self, *_, **__: self, "type": _tensor_type(torch.Tensor.type)}
+    for owner, stand_ins in ((torch.cuda, cuda), (torch, factories), (torch.Tensor, tensor)):
+        for name, stand_in in stand_ins.items():
+            setattr(owner, name, stand_in)
+
+
+def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`factory` with device "cuda" read as "cpu" and pinning left out."""
+
+    @functools.wraps(factory)
+    def on_cpu(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if torch.device(kwargs.get("device") or "cpu").type == "cuda":
+            kwargs["device"] = "cpu"
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        return factory(*args, **kwargs)
+
+    return on_cpu
+
+
+def _tensor_type(original: Callable[..., Any]) -> Callable[..., Any]:
+    """distrib_optimizer.py:477 knows parameters by "torch.cuda.FloatTensor" only; megatron alone gets that answer."""
+
+    def tensor_type(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        answer = original(self, *args, **kwargs)
+        asked_by_megatron = sys._getframe(1).f_globals.get("__name__", "").startswith("megatron.")
+        return answer.replace("torch.", "torch.cuda.", 1) if asked_by_megatron and not args and not kwargs else answer
+
+    return tensor_type
+
+
+PATCHES = (
+    Patch(
+        "torch without a GPU",
+        "torch",
+        VERSIONS["torch"],
+        _patch_torch,
+        needed=lambda: not torch.cuda.is_available(),
+        replaces={
+            "torch/cuda/__init__.py:current_device": "7f223198c213f111",
+            "torch/cuda/__init__.py:synchronize": "04579c023044021a",
+            "torch/cuda/__init__.py:current_stream": "9ff6eab8cb03327e",
+            "torch/cuda/streams.py:Stream": "15df1b1774465e27",
+            "torch/cuda/random.py:get_rng_state": "a9d88f397c542b62",
+            "torch/cuda/random.py:manual_seed": "584c98dd494aaf29",
+            "torch/utils/_device.py:_device_constructors": "dd491d564d1167e1",
+        },
+    ),
+)
