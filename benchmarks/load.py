@@ -57,7 +57,7 @@ class Reports:
             round_ends = time.monotonic() + 15
             for report in list(self._running.values()):
                 assert report.progress
-                progress = report.progress.model_copy(update={"beat": self._beat, "step": 1 + self._beat})
+                progress = report.progress.model_copy(update={"heartbeat": self._beat, "step": 1 + self._beat})
                 await self._write(report.model_copy(update={"progress": progress}))
                 await asyncio.sleep(13 / len(self._running))
             await asyncio.sleep(max(0.0, round_ends - time.monotonic()))

@@ -127,7 +127,7 @@ class Progress(Wire):
         "loading"
     )
     """waiting: fewer than minReplicas rollouts have the current policy."""
-    beat: int = 0
+    heartbeat: int = 0
     """Advances with every piece of progress: a sample, a micro-batch, a bucket, a file."""
     step: int = 0
     """Steps done."""

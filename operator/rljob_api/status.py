@@ -45,10 +45,10 @@ class Attempt(Wire):
     """The checkpoint that was asked for; None: the newest."""
     generation: int = 0
     """Of the spec it runs."""
-    opened: str = ""
-    told: str = ""
+    started_at: str = ""
+    commanded_at: str = ""
     """When `command` became drain or stop."""
-    closed: str = ""
+    ended_at: str = ""
     """When its last member had stopped; empty: it may still be alive."""
     failure: Failure | None = None
     """Its root cause, if it failed."""
@@ -101,7 +101,7 @@ class ProgressStatus(Wire):
     export: str = ""
     started_from: int | None = None
     backend: str = ""
-    updated: str = ""
+    updated_at: str = ""
 
 
 class CheckpointStatus(Wire):
@@ -117,7 +117,7 @@ class LastFailure(Wire):
     time: str = ""
 
 
-class Seat(Wire):
+class PodAssignment(Wire):
     """A pod's node, chosen by the `builtin` backend."""
 
     pod: str
@@ -158,12 +158,12 @@ class PlacementReport(Wire):
 class PlacementStatus(Wire):
     """Who sits where. Written before a pod is released to its node."""
 
-    seats: list[Seat] = []
-    needs: dict[str, dict[str, int]] = {}
-    """What a pod requests, by role, in thousandths: seats of pods that are not on their nodes yet are set aside for them."""
+    assignments: list[PodAssignment] = []
+    requests: dict[str, dict[str, int]] = {}
+    """What a pod requests, by role, in thousandths: room for assigned pods that are not on their nodes yet is reserved."""
     excluded: list[Exclusion] = []
     problem: str = ""
-    """Why pods have no seats."""
+    """Why pods have no assignment."""
     report: PlacementReport = PlacementReport()
 
 
@@ -182,9 +182,9 @@ class JobStatus(Wire):
     outcome_reason: str = ""
     outcome_message: str = ""
     """Why, if no failure of an attempt says it."""
-    finished: str = ""
+    finished_at: str = ""
     """When the outcome was reached."""
-    collected: bool = False
+    cleaned_up: bool = False
     """ttlSecondsAfterFinished has passed: the children are deleted."""
     pending_since: str = ""
     """Since when the first attempt, or the first after a resume, waits for its pods."""
@@ -200,7 +200,7 @@ class JobStatus(Wire):
     last_failure: LastFailure | None = None
     lost_steps: int = 0
     """Steps that were done, not saved, and done again by a later attempt."""
-    first_step: str = ""
+    first_step_at: str = ""
     """When the first step was done."""
     trainer: RoleStatus = RoleStatus()
     rollout: RoleStatus = RoleStatus()

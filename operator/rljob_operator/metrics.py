@@ -113,4 +113,4 @@ def _goodput(s: JobStatus) -> float | None:
 
 
 def _first_step(job: CachedJob, s: JobStatus) -> float | None:
-    return seconds(s.first_step) - seconds(job.meta.creation_timestamp) if s.first_step else None
+    return seconds(s.first_step_at) - seconds(job.meta.creation_timestamp) if s.first_step_at else None

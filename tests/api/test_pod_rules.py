@@ -56,7 +56,7 @@ def test_names_and_paths_stand_once_and_are_not_ours() -> None:
 
 @pytest.mark.parametrize("role", ["trainer", "rollout"])
 @pytest.mark.parametrize("kind", ["labels", "annotations"])
-@pytest.mark.parametrize("key", [names.LABEL_JOB, names.ANNOTATION_RELEASED, names.LABEL_MANAGED_BY])
+@pytest.mark.parametrize("key", [names.LABEL_JOB, names.ANNOTATION_UNGATED, names.LABEL_MANAGED_BY])
 def test_our_labels_and_annotations_are_refused(role: str, kind: str, key: str) -> None:
     assert fields(**{role: {"template": {kind: {key: "x"}}}}) == [f"spec.{role}.template.{kind}.{key}"]
 

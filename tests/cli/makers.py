@@ -58,7 +58,7 @@ def running() -> dict[str, Any]:
     return {
         "state": "Running",
         "message": "training",
-        "attempt": {"number": 2, "opened": ago(minutes=33), "members": members},
+        "attempt": {"number": 2, "startedAt": ago(minutes=33), "members": members},
         "restarts": {"total": 2, "counted": 1},
         "trainer": {"ready": 2, "desired": 2, "text": "2/2"},
         "rollout": {"ready": 4, "desired": 4, "text": "4/4"},
@@ -79,7 +79,7 @@ def running() -> dict[str, Any]:
             },
             "history": history,
             "backend": "transformer engine, nccl",
-            "updated": ago(seconds=9),
+            "updatedAt": ago(seconds=9),
         },
         "checkpoint": {"latest": kept[-1], "kept": kept},
         "lastFailure": {

@@ -24,7 +24,7 @@ def test_an_attempt_opens_when_every_pod_has_reported() -> None:
             Member(pod="demo-trainer-1", pod_uid="pod-1", boot_id="boot-1", node_rank=1, address="10.0.0.1"),
         ],
         generation=1,
-        opened=stamp(NOW),
+        started_at=stamp(NOW),
     )
     assert [e.reason for e in decision.events] == [reasons.ATTEMPT_OPENED]
 
@@ -48,7 +48,7 @@ def test_no_attempt_opens_while_a_pod_is_not_there(change: dict[str, object], pr
 
 
 def test_no_attempt_opens_while_a_pod_still_runs_the_last_one() -> None:
-    job = make_job().with_attempt(1, closed=stamp(NOW - 1)).reporting(1, state="stopped").next()
+    job = make_job().with_attempt(1, ended_at=stamp(NOW - 1)).reporting(1, state="stopped").next()
     assert job.attempt and job.attempt.number == 1
     assert job.message == "waiting for trainer pods: demo-trainer-0 still runs attempt 1"
 
@@ -76,7 +76,7 @@ def test_a_suspend_drains_and_after_the_limit_stops() -> None:
 def test_a_drained_gang_is_suspended_and_says_where() -> None:
     job = (
         make_job(suspend=True)
-        .with_attempt(command="drain", reason=reasons.SUSPENDED, told=stamp(NOW - 5))
+        .with_attempt(command="drain", reason=reasons.SUSPENDED, commanded_at=stamp(NOW - 5))
         .reported(**DRAINED)
     )
     status = job.running(step=7, checkpoints=[checkpoint(7)]).next()
@@ -103,7 +103,7 @@ def test_a_suspend_without_an_attempt_is_immediate() -> None:
 
 
 def test_a_gang_stopped_for_a_suspend_has_not_failed() -> None:
-    told = {"command": "stop", "reason": reasons.SUSPENDED, "told": stamp(NOW - 5)}
+    told = {"command": "stop", "reason": reasons.SUSPENDED, "commanded_at": stamp(NOW - 5)}
     job = make_job(suspend=True).with_attempt(**told).reported(**STOPPED).failing(1, kind="collective")
     status = job.next()
     assert status.suspended
@@ -117,9 +117,9 @@ def test_a_pod_that_is_being_deleted_drains_the_gang() -> None:
 
 
 def test_a_drained_pod_that_is_gone_has_still_drained() -> None:
-    told = {"command": "drain", "reason": reasons.POD_DELETING, "told": stamp(NOW - 5)}
+    told = {"command": "drain", "reason": reasons.POD_DELETING, "commanded_at": stamp(NOW - 5)}
     status = make_job().with_attempt(**told).reported(**DRAINED).without_pod(1).next()
-    assert status.attempt and status.attempt.closed
+    assert status.attempt and status.attempt.ended_at
     assert status.last_failure is None
     assert status.restarts == Restarts(total=1)
 
@@ -134,14 +134,14 @@ def test_a_node_that_stays_away_is_lost_and_not_before() -> None:
 
 
 def test_a_launcher_that_does_not_answer_is_deleted_with_its_pod() -> None:
-    told = {"command": "stop", "reason": reasons.RESUME_REQUESTED, "told": stamp(NOW - 60)}
+    told = {"command": "stop", "reason": reasons.RESUME_REQUESTED, "commanded_at": stamp(NOW - 60)}
     decision = make_job().with_attempt(**told).reporting(0, **STOPPED).decide()
     assert [p.name for p in decision.delete] == ["demo-trainer-1"]
 
 
 def test_pods_of_an_outdated_template_are_deleted_between_attempts_only() -> None:
     assert make_job().with_attempt().running().changing_pod(0, template_hash="old").decide().delete == ()
-    closed = make_job().with_attempt(closed=stamp(NOW - 1)).reported(**STOPPED).changing_pod(0, template_hash="old")
+    closed = make_job().with_attempt(ended_at=stamp(NOW - 1)).reported(**STOPPED).changing_pod(0, template_hash="old")
     assert [p.name for p in closed.decide().delete] == ["demo-trainer-0"]
 
 
@@ -170,7 +170,7 @@ def test_a_request_to_go_back_that_meets_the_end_of_the_last_step_is_not_lost() 
 
 def test_one_member_finishing_is_not_yet_success() -> None:
     status = make_job().with_attempt().running(step=10).reporting(1, state="stopped", result="succeeded").next()
-    assert (status.outcome, status.attempt and status.attempt.closed) == ("", "")
+    assert (status.outcome, status.attempt and status.attempt.ended_at) == ("", "")
     assert status.state == "Running"
 
 

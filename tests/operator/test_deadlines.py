@@ -26,7 +26,7 @@ def test_the_pending_deadline_counts_from_the_first_pass_or_a_resume_and_not_fro
     assert first.requeue_after is not None and first.requeue_after <= 60
     resumed = job.with_status(suspended=True).next()
     assert resumed.pending_since == stamp(NOW)
-    between = job.with_attempt(closed=stamp(NOW)).without_pod(0).next(NOW + 1000)
+    between = job.with_attempt(ended_at=stamp(NOW)).without_pod(0).next(NOW + 1000)
     assert (between.pending_since, between.outcome) == ("", "")
 
 
@@ -83,7 +83,7 @@ async def test_a_job_whose_children_are_gone_goes_on_from_a_checkpoint_when_aske
     assert world.control is None
     world.request("n1", "resume", from_step=2)
     await world.until(state="Running", attempt=2)
-    assert not world.status.collected
+    assert not world.status.cleaned_up
 
 
 async def test_a_changed_spec_is_said_to_wait_for_the_next_attempt() -> None:

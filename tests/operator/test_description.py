@@ -123,7 +123,7 @@ def test_numbers_that_json_cannot_say_are_left_out() -> None:
         history=points[1:],
         started_from=0,
         backend="torch, gloo",
-        updated=stamp(NOW),
+        updated_at=stamp(NOW),
     )
 
 

@@ -17,7 +17,7 @@ def test_a_failure_stops_the_rest_of_the_gang_first() -> None:
         reasons.APPLICATION_FAILED,
         "demo-trainer-1",
     )
-    assert attempt.closed == ""
+    assert attempt.ended_at == ""
     assert decision.status.restarts == Restarts()
     assert decision.status.message == "stopping attempt 1: demo-trainer-1 (rank 1): ValueError: it broke"
 

@@ -29,8 +29,8 @@ def test_an_ordinal_that_a_silent_node_holds_is_passed_over() -> None:
 
 
 def test_a_rollout_that_serves_is_not_given_up_for_a_lower_ordinal_while_an_attempt_is_open() -> None:
-    def wanted(*pods: Pod, size: int = 1, closed: str = "") -> list[int]:
-        status = JobStatus(attempt=Attempt(number=1, closed=closed))
+    def wanted(*pods: Pod, size: int = 1, ended_at: str = "") -> list[int]:
+        status = JobStatus(attempt=Attempt(number=1, ended_at=ended_at))
         return rollout_ordinals(status, pods, size, 120, now=1000.0)
 
     def rollout(ordinal: int, running: bool, ready: bool, **fields: Any) -> Pod:
@@ -44,7 +44,7 @@ def test_a_rollout_that_serves_is_not_given_up_for_a_lower_ordinal_while_an_atte
     assert wanted(rollout(0, True, True), serving) == [0], "now it can go without a gap"
     assert wanted(rollout(0, True, False, deleting=True), serving, size=2) == [0, 1]
     assert wanted(gated, serving, size=3) == [0, 1, 2]
-    assert wanted(gated, serving, closed="2026-01-01T00:00:00Z") == [0]
+    assert wanted(gated, serving, ended_at="2026-01-01T00:00:00Z") == [0]
 
 
 def test_a_pass_is_due_when_a_silent_node_counts_as_lost_whether_or_not_an_attempt_is_open() -> None:

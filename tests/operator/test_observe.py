@@ -81,7 +81,7 @@ def test_a_container_that_somebody_injected_speaks_for_nobody() -> None:
 def test_a_note_that_somebody_else_wrote_onto_a_pod_stops_nobody(note: str) -> None:
     """An error while a watch is read would end the operator, and whoever may write one pod could do that to all."""
     pod = pod_object()
-    pod["metadata"]["annotations"] = {names.ANNOTATION_RELEASED: note}
+    pod["metadata"]["annotations"] = {names.ANNOTATION_UNGATED: note}
     parse_pod(pod)
 
 
@@ -172,7 +172,7 @@ def open_attempt(cluster: FakeCluster) -> Attempt:
 
 
 def reporting(cluster: FakeCluster, beat: int) -> None:
-    report = Report(pod="demo-trainer-1", pod_uid="u", boot_id="b", attempt=1, progress=Progress(beat=beat))
+    report = Report(pod="demo-trainer-1", pod_uid="u", boot_id="b", attempt=1, progress=Progress(heartbeat=beat))
     name = names.report("demo-trainer-1")
     if ("ConfigMap", "research", name) not in cluster.objects:
         job = cluster.objects[("RLJob", *KEY)]

@@ -25,8 +25,8 @@ async def test_a_gang_gets_its_seats_before_any_pod_is_released() -> None:
     await crowd.turns(4)
     assert len(crowd.on_nodes("demo")) == 3
     status = crowd.status("demo")
-    assert status.placement and {x.pod: x.node for x in status.placement.seats} == crowd.on_nodes("demo")
-    assert sorted(x.rank for x in status.placement.seats if x.rank is not None) == [0, 1]
+    assert status.placement and {x.pod: x.node for x in status.placement.assignments} == crowd.on_nodes("demo")
+    assert sorted(x.rank for x in status.placement.assignments if x.rank is not None) == [0, 1]
     assert len(set(crowd.on_nodes("demo").values())) == 2, "two trainers sit together, the rollout next to them"
     released = next(i for i, w in enumerate(crowd.cluster.writes) if w.startswith("patch Pod"))
     seated = next(i for i, w in enumerate(crowd.cluster.writes) if w == "replace RLJob demo")
@@ -212,7 +212,7 @@ async def test_a_node_that_is_assigned_to_pods_still_ending_elsewhere_goes_to_no
     crowd.drain(drained.pop())
     await crowd.turns(2)
     placement = crowd.status("old").placement
-    assert placement and {seat.node for seat in placement.seats} == {other}
+    assert placement and {seat.node for seat in placement.assignments} == {other}
     crowd.apply("young", trainers=2)
     await crowd.turns(4)
     assert crowd.status("young").message.startswith("waiting for room")

@@ -160,7 +160,7 @@ def test_the_control_says_what_the_status_says() -> None:
 
 
 def test_a_closed_attempt_is_over_for_whoever_still_listens() -> None:
-    job = make_job().with_attempt(7, command="run", closed=stamp(NOW))
+    job = make_job().with_attempt(7, command="run", ended_at=stamp(NOW))
     assert json.loads(children(job)[("ConfigMap", "demo-control")]["data"]["control.json"])["command"] == "stop"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rljob_api import names, reasons
-from rljob_api.status import PlacementStatus, Seat
+from rljob_api.status import PlacementStatus, PodAssignment
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.scheduling import SchedulingRequest
 from rljob_operator.policies.placement import UNBOUND_SECONDS, assign
@@ -42,8 +42,8 @@ def test_who_stays_keeps_his_rank_and_the_others_take_what_is_left() -> None:
 
 
 def test_the_members_of_an_attempt_have_the_ranks_of_their_seats() -> None:
-    seats = [Seat(pod=f"demo-trainer-{i}", node="node-1", rank=1 - i) for i in range(2)]
-    job = placed().with_status(placement=PlacementStatus(seats=seats)).with_pods().reported(state="idle")
+    seats = [PodAssignment(pod=f"demo-trainer-{i}", node="node-1", rank=1 - i) for i in range(2)]
+    job = placed().with_status(placement=PlacementStatus(assignments=seats)).with_pods().reported(state="idle")
     attempt = job.next().attempt
     assert attempt and {m.pod: m.node_rank for m in attempt.members} == {"demo-trainer-0": 1, "demo-trainer-1": 0}
 
@@ -54,7 +54,7 @@ def test_the_release_is_one_patch_of_exactly_this_pod() -> None:
         {"op": "test", "path": "/metadata/uid", "value": "u1"},
         {"op": "test", "path": "/spec/schedulingGates/1/name", "value": names.GATE},
         {"op": "add", "path": "/spec/affinity", "value": pinned({}, "a")},
-        {"op": "add", "path": "/metadata/annotations/rljob.dev~1released", "value": stamp(NOW)},
+        {"op": "add", "path": "/metadata/annotations/rljob.dev~1ungated", "value": stamp(NOW)},
         {"op": "add", "path": "/metadata/managedFields", "value": [{}]},
         {"op": "remove", "path": "/spec/schedulingGates/1"},
     ]
@@ -100,8 +100,10 @@ def test_a_job_asks_for_nothing_when_it_does_not_place_itself() -> None:
 
 
 def test_a_seat_on_a_node_that_takes_nobody_any_more_is_asked_for_again() -> None:
-    seats = [Seat(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
-    job = placed().with_status(placement=PlacementStatus(seats=[*seats, Seat(pod="demo-rollout-0", node="b")]))
+    seats = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
+    job = placed().with_status(
+        placement=PlacementStatus(assignments=[*seats, PodAssignment(pod="demo-rollout-0", node="b")])
+    )
     view = JobView(job=META, spec=job.spec, status=job.status, pods=(), now=NOW)
     assert scheduling_request(view, NODES.get) is None
     found = scheduling_request(view, (NODES | {"b": replace(NODES["b"], closed="cordoned")}).get)
@@ -111,8 +113,8 @@ def test_a_seat_on_a_node_that_takes_nobody_any_more_is_asked_for_again() -> Non
 
 @pytest.mark.parametrize("age", [UNBOUND_SECONDS - 1, UNBOUND_SECONDS])
 def test_a_released_pod_has_a_minute_to_get_onto_its_node(age: float) -> None:
-    seats = [Seat(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
-    job = placed().with_status(placement=PlacementStatus(seats=seats)).with_pods()
+    seats = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
+    job = placed().with_status(placement=PlacementStatus(assignments=seats)).with_pods()
     job = job.changing_pod(1, node="", running=False, phase="Pending", released=NOW - age, unschedulable="0/2 nodes")
     decision = job.decide()
     late = age >= UNBOUND_SECONDS
@@ -123,13 +125,13 @@ def test_a_released_pod_has_a_minute_to_get_onto_its_node(age: float) -> None:
 
 
 def test_gated_pods_are_released_when_the_whole_gang_has_seats() -> None:
-    seats = [Seat(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
+    seats = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
     waiting = {"node": "", "running": False, "phase": "Pending", "gates": (names.GATE,)}
     job = placed().with_pods(**waiting).with_rollout(**waiting)
-    partly = job.with_status(placement=PlacementStatus(seats=seats)).decide()
+    partly = job.with_status(placement=PlacementStatus(assignments=seats)).decide()
     assert partly.ungate == ()
-    whole = [*seats, Seat(pod="demo-rollout-0", node="b")]
-    decision = job.with_status(placement=PlacementStatus(seats=whole)).decide()
+    whole = [*seats, PodAssignment(pod="demo-rollout-0", node="b")]
+    decision = job.with_status(placement=PlacementStatus(assignments=whole)).decide()
     assert [(b.pod.name, b.node) for b in decision.ungate] == [
         ("demo-trainer-0", "a"),
         ("demo-trainer-1", "a"),
@@ -141,13 +143,17 @@ def test_gated_pods_are_released_when_the_whole_gang_has_seats() -> None:
 @pytest.mark.parametrize("arrived", [True, False])
 def test_without_room_for_the_whole_gang_only_pods_that_are_there_keep_their_nodes(arrived: bool) -> None:
     """Two jobs that each wait with a part of their nodes would wait for each other."""
-    seats = [Seat(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
+    seats = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
     there = {} if arrived else {"running": False, "phase": "Pending", "gates": (names.GATE,)}
-    job = placed().with_status(placement=PlacementStatus(seats=seats)).with_pods(node="a" if arrived else "", **there)
+    job = (
+        placed()
+        .with_status(placement=PlacementStatus(assignments=seats))
+        .with_pods(node="a" if arrived else "", **there)
+    )
     view = JobView(job=META, spec=job.spec, status=job.status, pods=job.pods, now=NOW)
     request = scheduling_request(view, NODES.get)
     assert request
     results, _ = schedule_pending(Cluster((replace(NODES["a"], free={"pods": 0}),)), [request])
     assert results[0].plan.problem
     placement = job.having(scheduling=results[0]).next().placement
-    assert placement and [seat.node for seat in placement.seats] == (["a", "a"] if arrived else [])
+    assert placement and [seat.node for seat in placement.assignments] == (["a", "a"] if arrived else [])

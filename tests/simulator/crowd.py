@@ -85,7 +85,7 @@ class Crowd(Site):
         for job in self.jobs():
             raw = self.cluster.objects[(names.KIND, NAMESPACE, job)]["spec"]
             placement = self.status(job).placement
-            seats = placement.seats if placement else []
+            seats = placement.assignments if placement else []
             whole = len(seats) >= raw["trainer"]["nodes"] + 1
             assert whole or {x.pod for x in seats} <= self.on_nodes(job).keys(), f"{job} waits with {len(seats)} seats"
 

@@ -88,13 +88,13 @@ class Job:
             Member(pod=f"demo-trainer-{i}", pod_uid=f"pod-{i}", boot_id=f"boot-{i}", node_rank=i, address=f"10.0.0.{i}")
             for i in range(self.spec.trainer.nodes)
         ]
-        attempt = Attempt(number=number, members=members, generation=1, opened=stamp(NOW - 100)).model_copy(
+        attempt = Attempt(number=number, members=members, generation=1, started_at=stamp(NOW - 100)).model_copy(
             update=fields
         )
         return self.with_status(attempt=attempt).with_pods().reported(attempt=number, state="running")
 
     def running(self, step: int = 1, **fields: Any) -> "Job":
-        progress = Progress(phase="training", step=step, started_from=0, beat=step).model_copy(update=fields)
+        progress = Progress(phase="training", step=step, started_from=0, heartbeat=step).model_copy(update=fields)
         return self.reporting(0, progress=progress)
 
     def failing(

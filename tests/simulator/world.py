@@ -199,7 +199,7 @@ class World(Site):
         news = {
             "phase": "training",
             "step": step,
-            "beat": rank0.progress.beat + 1,
+            "heartbeat": rank0.progress.heartbeat + 1,
             "checkpoints": list(self.checkpoints),
         }
         rank0.progress = rank0.progress.model_copy(update=news)

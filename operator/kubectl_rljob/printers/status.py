@@ -55,7 +55,7 @@ def summary(job: Job, now: datetime, width: int) -> list[str]:
     attempt, latest = s.attempt, s.checkpoint.latest
     right = [
         ("State", state(job)),
-        ("Attempt", f"{attempt.number}{since(attempt.opened, now)}" if attempt else "none yet"),
+        ("Attempt", f"{attempt.number}{since(attempt.started_at, now)}" if attempt else "none yet"),
         ("Restarts", restarts(job)),
         ("Checkpoint", f"step {latest.step}{since(latest.time, now)}" if latest else "none yet"),
     ]
@@ -128,7 +128,7 @@ def metrics(job: Job, now: datetime, width: int) -> list[str]:
     p = job.status.progress
     if not p.metrics and not p.history:
         return []
-    reported = f"   (reported {age(p.updated, now)} ago)" if p.updated else ""
+    reported = f"   (reported {age(p.updated_at, now)} ago)" if p.updated_at else ""
     lines = [cut(line(p.metrics, p.history) + reported, width)] if p.metrics else []
     if len(p.history) > 1:
         lines.append(curve(p.history, width))

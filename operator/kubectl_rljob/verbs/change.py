@@ -79,7 +79,7 @@ def restart(session: Session, name: str) -> None:
             f"{job.title} has {job.status.outcome.lower()}: it resumes only from a given step",
             job.command("resume", "--from-step N"),
         )
-    if attempt is None or attempt.closed:
+    if attempt is None or attempt.ended_at:
         raise UserError(f"{job.title} has no attempt that runs (state: {job.status.state})", job.command("status"))
     requests.send(cluster, session.terminal, job, "restart")
     session.terminal.show(f"{RESOURCE}/{job.name} restart requested")

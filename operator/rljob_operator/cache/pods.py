@@ -86,7 +86,7 @@ def parse_pod(pod: Object) -> Pod:
         template_hash=notes.get(names.ANNOTATION_TEMPLATE_HASH, ""),
         gates=gates,
         affinity=pod["spec"].get("affinity", {}) if gates else {},
-        released=_released(notes.get(names.ANNOTATION_RELEASED)),
+        released=_released(notes.get(names.ANNOTATION_UNGATED)),
     )
 
 

@@ -76,7 +76,7 @@ def _mismatch(report: Report) -> str:
 def _beat(report: Report | None) -> tuple[object, ...]:
     if report is None:
         return ()
-    return report.pod_uid, report.boot_id, report.attempt, report.progress and report.progress.beat
+    return report.pod_uid, report.boot_id, report.attempt, report.progress and report.progress.heartbeat
 
 
 def _gist(note: CachedConfigMap) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from rljob_api.status import Attempt
 
 def is_open(attempt: Attempt | None) -> bool:
     """Whether there is an attempt that has not ended."""
-    return attempt is not None and not attempt.closed
+    return attempt is not None and not attempt.ended_at
 
 
 def spec_of(

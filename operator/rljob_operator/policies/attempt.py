@@ -31,18 +31,24 @@ def advance_attempt(s: Snapshot, status: JobStatus) -> Change:
     elif attempt.command == "drain" and s.now >= _drained_by(s, attempt):
         attempt = give_command(attempt, "stop", attempt.reason, s.now)
     if all(v.ended for v in members):
-        attempt = attempt.model_copy(update={"closed": stamp(s.now)})
+        attempt = attempt.model_copy(update={"ended_at": stamp(s.now)})
         return Change(set_(status, attempt=attempt), _drained(attempt, finished))
     return Change(set_(status, attempt=attempt), due=tuple(t for t in _deadlines(s, attempt) if t > s.now))
 
 
 def give_command(attempt: Attempt, command: Command, reason: str, now: float) -> Attempt:
-    return attempt.model_copy(update={"command": command, "reason": reason, "told": stamp(now)})
+    return attempt.model_copy(update={"command": command, "reason": reason, "commanded_at": stamp(now)})
 
 
 def _failed(attempt: Attempt, cause: Cause, now: float) -> Attempt:
-    told = attempt.told if attempt.command == "stop" else stamp(now)
-    news = {"command": "stop", "reason": cause.reason, "told": told, "failure": cause.failure, "failed_pod": cause.pod}
+    told = attempt.commanded_at if attempt.command == "stop" else stamp(now)
+    news = {
+        "command": "stop",
+        "reason": cause.reason,
+        "commanded_at": told,
+        "failure": cause.failure,
+        "failed_pod": cause.pod,
+    }
     return attempt.model_copy(update=news)
 
 
@@ -57,7 +63,7 @@ def _reason_to_drain(s: Snapshot, status: JobStatus, members: list[MemberStatus]
 
 
 def _drained_by(s: Snapshot, attempt: Attempt) -> float:
-    return seconds(attempt.told) + s.lifecycle.drain_timeout_seconds
+    return seconds(attempt.commanded_at) + s.lifecycle.drain_timeout_seconds
 
 
 def _deadlines(s: Snapshot, attempt: Attempt) -> Iterator[float]:

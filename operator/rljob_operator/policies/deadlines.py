@@ -13,7 +13,7 @@ def enforce_active_deadline(s: Snapshot, status: JobStatus) -> Change:
     """An attempt's time counts from its opening to its end; who goes back to a checkpoint begins anew. One that ran out has been drained (see
     attempt.py)."""
     if just_ended(s, status) and status.attempt and status.attempt.reason != reasons.RESUME_REQUESTED:
-        spent = status.active_seconds + seconds(status.attempt.closed) - seconds(status.attempt.opened)
+        spent = status.active_seconds + seconds(status.attempt.ended_at) - seconds(status.attempt.started_at)
         status = set_(status, active_seconds=max(0.0, spent))
     limit = s.lifecycle.active_deadline_seconds
     if limit is None or status.outcome or is_open(status.attempt) or status.active_seconds < limit:
@@ -26,7 +26,7 @@ def enforce_active_deadline(s: Snapshot, status: JobStatus) -> Change:
 def active_until(s: Snapshot, status: JobStatus) -> float | None:
     """When the open attempt has used up what is left."""
     limit, attempt = s.lifecycle.active_deadline_seconds, status.attempt
-    return seconds(attempt.opened) + limit - status.active_seconds if limit is not None and attempt else None
+    return seconds(attempt.started_at) + limit - status.active_seconds if limit is not None and attempt else None
 
 
 def enforce_pending_deadline(s: Snapshot, status: JobStatus) -> Change:
@@ -51,13 +51,13 @@ def enforce_pending_deadline(s: Snapshot, status: JobStatus) -> Change:
 def clean_up_after_ttl(s: Snapshot, status: JobStatus) -> Change:
     """The job stays, and with it its status, so that nobody runs this generation again; its children go."""
     if not status.outcome:
-        return Change(set_(status, finished="", collected=False) if status.finished else status)
-    status = status if status.finished else set_(status, finished=stamp(s.now))
+        return Change(set_(status, finished_at="", cleaned_up=False) if status.finished_at else status)
+    status = status if status.finished_at else set_(status, finished_at=stamp(s.now))
     ttl = s.lifecycle.ttl_seconds_after_finished
-    if ttl is None or status.collected:
+    if ttl is None or status.cleaned_up:
         return Change(status)
-    until = seconds(status.finished) + ttl
-    return Change(status, due=(until,)) if s.now < until else Change(set_(status, collected=True))
+    until = seconds(status.finished_at) + ttl
+    return Change(status, due=(until,)) if s.now < until else Change(set_(status, cleaned_up=True))
 
 
 def _fail(status: JobStatus, reason: str, message: str) -> Change:

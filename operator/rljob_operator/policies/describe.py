@@ -35,7 +35,7 @@ def _role(s: Snapshot, role: str, pods: tuple[Pod, ...], desired: int) -> RoleSt
 
 
 DISPLAY = ("trainer", "rollout", "message", "conditions")
-OBSERVATIONAL = (*DISPLAY, "state", "observed_generation", "progress", "checkpoint", "lost_steps", "first_step")
+OBSERVATIONAL = (*DISPLAY, "state", "observed_generation", "progress", "checkpoint", "lost_steps", "first_step_at")
 
 
 def is_display(old: JobStatus, new: JobStatus) -> bool:

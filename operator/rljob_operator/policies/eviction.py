@@ -40,7 +40,7 @@ def _unresponsive(s: Snapshot, status: JobStatus, attempt: Attempt) -> Change:
     """The next attempt may not start beside a member that did not hear."""
     if attempt.command != "stop":
         return Change(status)
-    told = seconds(attempt.told)
+    told = seconds(attempt.commanded_at)
     until = told + STOP_PATIENCE
     if told <= s.now + 1.0 and s.now < until:  # else the clock was set back
         return Change(status, due=(until,))

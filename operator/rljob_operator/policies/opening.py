@@ -32,7 +32,7 @@ def open_attempt(s: Snapshot, status: JobStatus) -> Change:
         members=[_member(s, status, pod, i) for i, pod in enumerate(gang)],
         resume_step=status.resume_step,
         generation=s.job.generation,
-        opened=stamp(s.now),
+        started_at=stamp(s.now),
     )
     message = f"attempt {attempt.number} starts on {len(attempt.members)} pods {saved(status)}"
     return Change(set_(status, attempt=attempt), (Event("Normal", reasons.ATTEMPT_OPENED, message),))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from rljob_api import names, reasons
-from rljob_api.status import Exclusion, JobStatus, PlacementStatus, Seat
+from rljob_api.status import Exclusion, JobStatus, PlacementStatus, PodAssignment
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.scheduling import SchedulingResult
@@ -35,8 +35,8 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
     return Change(set_(status, placement=placement), events, tuple(due), ungate=ungate)
 
 
-def seat(status: JobStatus, pod: str) -> Seat | None:
-    return next((x for x in status.placement.seats if x.pod == pod), None) if status.placement else None
+def seat(status: JobStatus, pod: str) -> PodAssignment | None:
+    return next((x for x in status.placement.assignments if x.pod == pod), None) if status.placement else None
 
 
 def rank(status: JobStatus, pod: Pod, index: int) -> int:
@@ -54,17 +54,19 @@ def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tupl
     result = s.scheduling
     if result is None:
         wanted = set[str]().union(*_names(s))
-        kept = [x for x in before.seats if x.pod in wanted]
-        return before.model_copy(update={"seats": kept, "excluded": excluded, "problem": ""}), ()
+        kept = [x for x in before.assignments if x.pod in wanted]
+        return before.model_copy(update={"assignments": kept, "excluded": excluded, "problem": ""}), ()
     problem = result.plan.problem
     if problem:
         there = {pod.name: pod.node for pod in s.pods}
-        kept = [x for x in before.seats if result.request.current.get(x.pod) == x.node == there.get(x.pod)]
+        kept = [x for x in before.assignments if result.request.current.get(x.pod) == x.node == there.get(x.pod)]
         news = () if before.problem else (Event("Warning", reasons.UNPLACEABLE, problem),)
-        return before.model_copy(update={"seats": kept, "excluded": excluded, "problem": problem}), news
+        return before.model_copy(update={"assignments": kept, "excluded": excluded, "problem": problem}), news
     gang = result.request.gang
-    needs = {names.ROLE_TRAINER: gang.trainer.requests, names.ROLE_ROLLOUT: gang.rollout.requests}
-    return PlacementStatus(seats=_seats(s, result), needs=needs, excluded=excluded, report=result.report), ()
+    requests = {names.ROLE_TRAINER: gang.trainer.requests, names.ROLE_ROLLOUT: gang.rollout.requests}
+    return PlacementStatus(
+        assignments=_seats(s, result), requests=requests, excluded=excluded, report=result.report
+    ), ()
 
 
 def _names(s: Snapshot) -> tuple[list[str], list[str]]:
@@ -73,13 +75,13 @@ def _names(s: Snapshot) -> tuple[list[str], list[str]]:
     return pod_names(s.job.name, spec, s.status, s.pods, s.now) if spec else ([], [])
 
 
-def _seats(s: Snapshot, result: SchedulingResult) -> list[Seat]:
+def _seats(s: Snapshot, result: SchedulingResult) -> list[PodAssignment]:
     trainers, rollouts = _names(s)
-    old = {x.pod: x.rank for x in s.status.placement.seats} if s.status.placement else {}
+    old = {x.pod: x.rank for x in s.status.placement.assignments} if s.status.placement else {}
     ranks = assign(trainers, result.plan.trainers, result.request.current, old)
-    seats = [Seat(pod=pod, node=result.plan.trainers[ranks[pod]], rank=ranks[pod]) for pod in trainers]
+    seats = [PodAssignment(pod=pod, node=result.plan.trainers[ranks[pod]], rank=ranks[pod]) for pod in trainers]
     placed = zip(rollouts, result.plan.rollouts, strict=True)
-    return seats + [Seat(pod=pod, node=node) for pod, node in placed if node]
+    return seats + [PodAssignment(pod=pod, node=node) for pod, node in placed if node]
 
 
 def assign(
@@ -102,18 +104,21 @@ def assign(
 
 def _incomplete(s: Snapshot, placement: PlacementStatus) -> bool:
     spec = s.spec_of(s.status.attempt)
-    return spec is not None and len(placement.seats) < spec.trainer.nodes + spec.rollout.replicas
+    return spec is not None and len(placement.assignments) < spec.trainer.nodes + spec.rollout.replicas
 
 
 def _back_out(s: Snapshot, status: JobStatus, before: PlacementStatus, refused: Sequence[Pod]) -> Change:
     """Their nodes are left alone for a while, and their StatefulSet makes them anew, gated: then they are placed again."""
-    nodes = {x.pod: x.node for x in before.seats}
+    nodes = {x.pod: x.node for x in before.assignments}
     until = stamp(s.now + EXCLUDED_SECONDS)
     excluded = {e.node: e for e in before.excluded}
     excluded |= {nodes[p.name]: Exclusion(node=nodes[p.name], until=until) for p in refused if p.name in nodes}
     gone = {p.name for p in refused}
     placement = before.model_copy(
-        update={"seats": [x for x in before.seats if x.pod not in gone], "excluded": list(excluded.values())}
+        update={
+            "assignments": [x for x in before.assignments if x.pod not in gone],
+            "excluded": list(excluded.values()),
+        }
     )
     events = tuple(Event("Warning", reasons.NOT_BOUND, _not_bound(p, nodes.get(p.name, ""))) for p in refused)
     return Change(set_(status, placement=placement), events, (s.now,), delete=tuple(refused))
@@ -126,7 +131,7 @@ def _not_bound(pod: Pod, node: str) -> str:
 
 def _ungated(s: Snapshot, placement: PlacementStatus) -> Iterator[Ungate]:
     """Gated pods that have a seat: not before every pod of the gang has one, but a single rollout joins an attempt that goes on without it."""
-    nodes = {x.pod: x.node for x in placement.seats}
+    nodes = {x.pod: x.node for x in placement.assignments}
     whole = not placement.problem and _whole(s, nodes)
     for pod in s.pods:
         free = whole or (pod.role == names.ROLE_ROLLOUT and is_open(s.status.attempt))

@@ -42,11 +42,11 @@ def record_progress(s: Snapshot, status: JobStatus) -> Change:
         restarts=_stable(status, progress),
         resume_step=_resume_step(status, progress),
         lost_steps=status.lost_steps + _lost(old, progress, status),
-        first_step=status.first_step or (stamp(s.now) if progress.step > (progress.started_from or 0) else ""),
+        first_step_at=status.first_step_at or (stamp(s.now) if progress.step > (progress.started_from or 0) else ""),
     )
     if _same(new, old):
         return Change(status, events)
-    due, latest = seconds(old.updated) + s.progress_interval, s.now + s.progress_interval + 1.0
+    due, latest = seconds(old.updated_at) + s.progress_interval, s.now + s.progress_interval + 1.0
     if _urgent(new) == _urgent(old) and not events and s.now < due <= latest and not just_ended(s, status):
         return Change(status, due=(due,))
     return Change(set_(status, progress=new), events)
@@ -58,7 +58,7 @@ def _started(p: Progress) -> bool:
 
 
 def _loading(p: Progress, old: ProgressStatus, now: float) -> ProgressStatus:
-    return old.model_copy(update={"phase": p.phase, "started_from": None, "updated": stamp(now)})
+    return old.model_copy(update={"phase": p.phase, "started_from": None, "updated_at": stamp(now)})
 
 
 def _status(p: Progress, attempt: int, spec: RLJobSpec, now: float) -> ProgressStatus:
@@ -77,7 +77,7 @@ def _status(p: Progress, attempt: int, spec: RLJobSpec, now: float) -> ProgressS
         export=p.export,
         started_from=p.started_from,
         backend=p.backend,
-        updated=stamp(now),
+        updated_at=stamp(now),
     )
 
 
@@ -98,7 +98,7 @@ def _news(old: Checkpoint | None, new: Checkpoint | None) -> tuple[Event, ...]:
 
 
 def _same(a: ProgressStatus, b: ProgressStatus) -> bool:
-    return a.model_copy(update={"updated": b.updated}) == b
+    return a.model_copy(update={"updated_at": b.updated_at}) == b
 
 
 def _urgent(p: ProgressStatus) -> tuple[object, ...]:

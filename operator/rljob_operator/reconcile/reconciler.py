@@ -81,7 +81,7 @@ class Reconciler:
         conflicts = await self._writer.children(s, render(s, decision.status))
         await self._writer.deletions(namespace, decision.delete)
         await self._writer.deletions(namespace, decision.force, force=True)
-        if decision.status.collected:
+        if decision.status.cleaned_up:
             await self._writer.collection(s)
         await self._writer.ungate(namespace, decision.ungate, s.now)
         return conflicts

@@ -20,7 +20,7 @@ Object = dict[str, Any]
 def render(s: Snapshot, status: JobStatus) -> list[Object]:
     """In the order in which they are written: pods come last, when all they need is there."""
     spec, released = s.spec_of(status.attempt), status.suspended or bool(status.outcome)
-    if status.collected:
+    if status.cleaned_up:
         return []
     if spec is None:
         return _emptied(s) if released else []
@@ -65,7 +65,7 @@ def _sizes(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, int]:
 
 def _in_use(status: JobStatus) -> bool:
     """While an attempt is open its pods' template stays as it is, also when the operator was updated. Only rollouts may come and go."""
-    return status.attempt is not None and not status.attempt.closed
+    return status.attempt is not None and not status.attempt.ended_at
 
 
 def _in_the_way(s: Snapshot, role: str) -> bool:

@@ -28,18 +28,18 @@ def control(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, Any]:
 
 def word(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
     """What the launchers are told: the status's attempt; a closed one is over for whoever still listens to it."""
-    attempt = status.attempt or Attempt(number=0, closed="never opened")
+    attempt = status.attempt or Attempt(number=0, ended_at="never opened")
     return Control(
         name=s.job.name,
         namespace=s.job.namespace,
         job_uid=s.job.uid,
         attempt=attempt.number,
-        command="stop" if attempt.closed else attempt.command,
+        command="stop" if attempt.ended_at else attempt.command,
         members=attempt.members,
         master_address=next((m.address for m in attempt.members if m.node_rank == 0), ""),
         master_port=names.master_port(attempt.number),
         resume=Resume(policy=spec.checkpoint.resume, step=attempt.resume_step),
-        rollouts=[] if attempt.closed else _rollouts(s),
+        rollouts=[] if attempt.ended_at else _rollouts(s),
         spec=spec,
     )
 

@@ -105,7 +105,7 @@ async def test_generation_waits_for_min_replicas(bench):
         waiting = bench.progress()
         assert waiting.phase == "waiting" and not a.requests
         assert (await call(rank.next))["do"] == "wait"
-        assert bench.progress().beat == waiting.beat, "waiting is no progress"
+        assert bench.progress().heartbeat == waiting.heartbeat, "waiting is no progress"
         bench.control(rollouts=(a.endpoint, b.endpoint))
         await until(rank, "publish")
         await publish(rank, 0, [b])

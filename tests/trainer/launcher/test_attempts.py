@@ -11,7 +11,7 @@ def test_an_attempt_runs_on_all_nodes_and_each_launcher_reports_that_it_succeede
     attempt = pair.start()
     first, second = pair.pods
     pair.pid(attempt, 1)
-    wait_for("progress", lambda: (p := pair.report(first).progress) and p.beat > 5)
+    wait_for("progress", lambda: (p := pair.report(first).progress) and p.heartbeat > 5)
     assert pair.report(second).progress is None
     pair.finish(attempt)
     for pod in pair.pods:

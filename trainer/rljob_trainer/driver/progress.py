@@ -23,7 +23,7 @@ class ProgressFile:
 
     def beat(self, count: int = 1) -> None:
         """Something moved: a sample, a micro-batch, a bucket, a step."""
-        self.progress = self.progress.model_copy(update={"beat": self.progress.beat + count})
+        self.progress = self.progress.model_copy(update={"heartbeat": self.progress.heartbeat + count})
 
     async def run(self) -> None:
         """Write whatever changes, until cancelled."""

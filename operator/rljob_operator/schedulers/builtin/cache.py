@@ -51,7 +51,7 @@ class SchedulerCache:
         gives a name to one pod at a time.
         """
         placement = job.status.placement
-        for seat in placement.seats if placement and not job.meta.deletion_timestamp else ():
+        for seat in placement.assignments if placement and not job.meta.deletion_timestamp else ():
             seen = self._cache.usage.get((job.meta.namespace, seat.pod))
             there = (seen.value.requests if seen and seen.value.node == seat.node else None) or {}
             wanted = _requests(placement, seat.pod, job.meta.name)
@@ -65,4 +65,4 @@ def _key(job: CachedJob) -> Key:
 
 def _requests(placement: PlacementStatus | None, pod: str, job: str) -> Resources:
     role = next((r for r in names.ROLES if pod.rpartition("-")[0] == names.gang(job, r)), "")
-    return placement.needs.get(role, {}) if placement else {}
+    return placement.requests.get(role, {}) if placement else {}

@@ -44,7 +44,7 @@ def scheduling_request(view: JobView, node: Callable[[str], Node | None]) -> Sch
     if not is_scheduled_here(spec, status):
         return None
     trainers, rollouts = pod_names(view.job.name, spec, status, view.pods, view.now)
-    seats = {seat.pod: seat for seat in status.placement.seats} if status.placement else {}
+    seats = {seat.pod: seat for seat in status.placement.assignments} if status.placement else {}
     current = _current(view, {names.ROLE_TRAINER: trainers, names.ROLE_ROLLOUT: rollouts}, node)
     settled = all(name in seats and seats[name].node == current.get(name) for name in (*trainers, *rollouts))
     ranks = {seats[name].rank: current.get(name) for name in trainers if name in seats}
@@ -94,7 +94,7 @@ def _lasts(until: float, now: float) -> bool:
 def _current(view: JobView, wanted: Mapping[str, Sequence[str]], node: Callable[[str], Node | None]) -> dict[str, str]:
     """By pod: the node of one that stays, else the assignment of one that is on its way, if its node still takes it."""
     pods = {pod.name: pod for pod in view.pods}
-    seats = {seat.pod: seat.node for seat in view.status.placement.seats} if view.status.placement else {}
+    seats = {seat.pod: seat.node for seat in view.status.placement.assignments} if view.status.placement else {}
     demand = cache(lambda role: Demand.of(view.spec, role))
 
     def node_of(role: str, name: str) -> str:

@@ -16,7 +16,7 @@ def operations(pod: Pod, node: str, now: float) -> list[dict[str, Any]]:
     book, half of the object, makes later writes of scheduler and kubelet cost the API server half as much again.
     """
     gate = f"/spec/schedulingGates/{pod.gates.index(names.GATE)}"
-    note = "/metadata/annotations/" + names.ANNOTATION_RELEASED.replace("~", "~0").replace("/", "~1")
+    note = "/metadata/annotations/" + names.ANNOTATION_UNGATED.replace("~", "~0").replace("/", "~1")
     return [
         {"op": "test", "path": "/metadata/uid", "value": pod.uid},
         {"op": "test", "path": f"{gate}/name", "value": names.GATE},

@@ -11,7 +11,7 @@ local function wants_suspend()
 end
 
 local suspended = wants_suspend()
-local runs = attempt ~= nil and (attempt.closed or "") == ""
+local runs = attempt ~= nil and (attempt.endedAt or "") == ""
 return {
   suspend = { disabled = ended or suspended },
   resume = { disabled = ended or not suspended },
