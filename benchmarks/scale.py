@@ -20,17 +20,18 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
-from kubernetes.aio import client
+import kopf
 
 from benchmarks.load import Object, Reports, job, stateful_set
 from e2e import kwok
 from e2e.cluster.binaries import KWOK, build, is_built
 from e2e.control_plane import TOKEN, ControlPlane, free_ports
 from rljob_operator.cache.cluster import CHILD_KINDS
+from rljob_operator.handlers import OURS
 from rljob_operator.kube.api import NotFound
 from rljob_operator.kube.client import KubernetesApi
+from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.rate_limit import RateLimiter
-from rljob_operator.watch import OURS
 
 Phase = Callable[["Bench"], Awaitable[None]]
 ROLES = (("trainer", 3), ("rollout", 1))
@@ -68,9 +69,8 @@ class Bench:
 
     def __init__(self, plane: ControlPlane, args: argparse.Namespace) -> None:
         self.plane, self.args = plane, args
-        settings = client.Configuration(host=plane.url)
-        settings.verify_ssl, settings.api_key = False, {"BearerToken": f"Bearer {TOKEN}"}
-        self.api = KubernetesApi(settings, RateLimiter(5000, 5000))
+        account = kopf.ConnectionInfo(server=plane.url, insecure=True, token=TOKEN)
+        self.api = KubernetesApi(Credentials(lambda: account), RateLimiter(5000, 5000))
         (self.port,) = free_ports(1)
 
     async def start(self) -> None:

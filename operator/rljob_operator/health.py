@@ -1,4 +1,4 @@
-"""Liveness that answers for real progress: the API server answered lately, and no job waits for a worker."""
+"""Liveness that answers for real progress: the lease is asked for, and no job waits for a worker."""
 
 import time
 from collections.abc import Callable
@@ -10,21 +10,20 @@ LIMIT = 180.0
 
 
 class HealthCheck:
-    """When the API server answered last."""
+    """An API server that does not answer is no reason to start this process again; one that is asked no more is."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
 
     def heartbeat(self) -> None:
+        """The lease was asked for, whatever came of it."""
         self._last = time.monotonic()
 
-    def problem(self, lag: float, deaf: float) -> str:
-        """Empty when all is well. `lag`: see Queue.lag; `deaf`: seconds since the most silent watch showed anything, bookmarks included."""
+    def problem(self, lag: float) -> str:
+        """Empty when all is well. `lag`: see WorkQueue.lag."""
         silence = time.monotonic() - self._last
         if silence > LIMIT:
-            return f"the API server has not answered for {silence:.0f} s"
-        if deaf > LIMIT:
-            return f"a watch has been silent for {deaf:.0f} s"
+            return f"the lease has not been asked for for {silence:.0f} s"
         return f"a job has been waiting for {lag:.0f} s" if lag > LIMIT else ""
 
 

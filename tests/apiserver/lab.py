@@ -1,13 +1,17 @@
 """A world, a proxy with faults, and an operator process that is started again whenever it is dead."""
 
+import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+
+import yaml
 
 from apiserver.proxy import Faults, proxy
 from apiserver.world import RealWorld, administrator
@@ -22,6 +26,9 @@ class Operator:
     namespace: str
     log: Path
     identity: str = "one"
+    others: tuple[str, ...] = ()
+    """Namespaces that it serves as well."""
+    health_port: int = 0
     kills: int = 0
     deaths: int = 0
     """By itself."""
@@ -32,11 +39,14 @@ class Operator:
         if not self.wanted or (self._process and self._process.poll() is None):
             return
         self.deaths += self._process is not None
-        command = [sys.executable, "-m", "rljob_operator", "--namespace", self.namespace]
+        command = [sys.executable, "-m", "rljob_operator"]
+        command += [f"--namespace={namespace}" for namespace in (self.namespace, *self.others)]
         command += ["--lease-namespace", self.namespace, "--identity", self.identity, "--progress-interval", "0.3"]
         with self.log.open("ab") as log:
             env = os.environ | {"KUBECONFIG": str(self.kubeconfig)}
-            self._process = subprocess.Popen([*command, "--health-port", "0"], env=env, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                [*command, "--health-port", str(self.health_port)], env=env, stdout=log, stderr=log
+            )
 
     def end(self) -> int:
         """As the kubelet asks for it; the exit code."""
@@ -44,6 +54,20 @@ class Operator:
         process, self._process = self._process, None
         process.terminate()
         return process.wait(timeout=20)
+
+    def wait(self) -> int:
+        """Until it has ended; the exit code."""
+        assert self._process
+        process, self._process = self._process, None
+        return process.wait(timeout=60)
+
+    def use_token(self, token: str) -> None:
+        config = yaml.safe_load(self.kubeconfig.read_text())
+        config["users"][0]["user"]["token"] = token
+        self.kubeconfig.write_text(yaml.safe_dump(config))
+
+    def tells(self, words: str) -> bool:
+        return self.log.exists() and words in self.log.read_text()
 
     def kill(self) -> None:
         if self._process and self._process.poll() is None:
@@ -59,14 +83,27 @@ class Lab(RealWorld):
 
     operator_process: Operator | None = None
 
+    @property
+    def process(self) -> Operator:
+        assert self.operator_process
+        return self.operator_process
+
     async def turn(self) -> None:
         assert self.operator_process
         self.operator_process.keep_alive()
         await super().turn()
 
 
+async def until(ready: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.2)
+
+
 @asynccontextmanager
-async def lab(plane: ControlPlane, namespace: str, faults: Faults) -> AsyncIterator[Lab]:
+async def lab(plane: ControlPlane, namespace: str, faults: Faults, deaths: int = 0) -> AsyncIterator[Lab]:
+    """`deaths`: how often the operator may end without being asked to."""
     api = administrator(plane)
     async with proxy(plane.url, faults, Random(0)) as address:
         config = plane.write_kubeconfig(plane.directory / f"{namespace}.kubeconfig", address)
@@ -75,7 +112,8 @@ async def lab(plane: ControlPlane, namespace: str, faults: Faults) -> AsyncItera
         try:
             await world.prepare()
             yield world
-            assert operator.deaths == 0, operator.log.read_text()[-4000:]
+            assert operator.deaths <= deaths, operator.log.read_text()[-4000:]
+            await world.bears_no_marks()
         finally:
             operator.kill()
             await api.close()

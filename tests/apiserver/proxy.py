@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from random import Random
 
 import aiohttp
 from aiohttp import web
 
-from e2e.control_plane import unverified
+from e2e.control_plane import TOKEN, unverified
 
+GONE = b'{"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}\n'
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
@@ -25,10 +26,18 @@ class Faults:
     delay: float = 0.0
     watch_seconds: float | None = None
     """Watches are cut after so long."""
+    gone: bool = False
+    """A watch that is cut has ended with 410: what follows its last version is forgotten."""
     doubled: bool = False
     """Every event of a watch comes twice."""
+    away: bool = False
+    """Nobody answers, also not for the lease."""
+    token: str = ""
+    """If given, whoever shows another one is answered with 401."""
     after_write: Callable[[str], None] = lambda line: None
     """Called when a write is done, before its answer is sent."""
+    watches: int = 0
+    """That were begun."""
 
 
 @asynccontextmanager
@@ -55,16 +64,21 @@ class Forwarder:
     random: Random
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        if self.faults.away and request.transport:
+            request.transport.abort()
+        if self.faults.token and request.headers.get("Authorization") != f"Bearer {self.faults.token}":
+            return web.json_response({"kind": "Status", "code": 401, "message": "Unauthorized"}, status=401)
         spared = "/leases" in request.path
         if not spared:
             await asyncio.sleep(self.faults.delay)
             for status, probability in (self.faults.refused or {}).items():
-                if self.random.random() < probability:
+                if (status != 409 or request.method in WRITES) and self.random.random() < probability:
                     return web.json_response({"kind": "Status", "code": status, "message": "injected"}, status=status)
         headers = {k: v for k, v in request.headers.items() if k in ("Authorization", "Content-Type", "Accept")}
+        headers |= {"Authorization": f"Bearer {TOKEN}"} if self.faults.token else {}
         body = await request.read()
         url = self.target + request.raw_path
-        async with self.session.request(request.method, url, headers=headers, data=body) as answer:
+        async with self.session.request(request.method, url, headers=headers, data=body or None) as answer:
             if "watch" in request.query:
                 return await self._stream(request, answer)
             text = await answer.read()
@@ -75,12 +89,14 @@ class Forwarder:
         return web.Response(body=text, status=answer.status, content_type="application/json")
 
     async def _stream(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        self.faults.watches += 1
         response = web.StreamResponse(status=answer.status)
-        try:
+        with suppress(ConnectionError):
             await response.prepare(request)
-            async with asyncio.timeout(self.faults.watch_seconds):
-                async for line in answer.content:
-                    await response.write(line * (2 if self.faults.doubled else 1))
-        except (TimeoutError, ConnectionError):
-            pass
+            try:
+                async with asyncio.timeout(self.faults.watch_seconds):
+                    async for line in answer.content:
+                        await response.write(line * (2 if self.faults.doubled else 1))
+            except TimeoutError:
+                await response.write(GONE if self.faults.gone else b"")
         return response

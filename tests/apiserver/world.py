@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from kubernetes.aio import client
+import kopf
 
 from api.specs import raw_spec
 from e2e.control_plane import TOKEN, ControlPlane
@@ -15,6 +15,7 @@ from rljob_api import names
 from rljob_api.protocol import Control
 from rljob_operator.kube.api import Conflict, NotFound, Object
 from rljob_operator.kube.client import KubernetesApi
+from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.rate_limit import RateLimiter
 from simulator.cluster import job_object, node_object
 from simulator.world import NAMESPACE, Launcher, World
@@ -25,10 +26,8 @@ TURN = 0.1
 
 
 def administrator(plane: ControlPlane) -> KubernetesApi:
-    settings = client.Configuration(host=plane.url)
-    settings.verify_ssl = False
-    settings.api_key = {"BearerToken": f"Bearer {TOKEN}"}
-    return KubernetesApi(settings, RateLimiter(1000, 1000))
+    account = kopf.ConnectionInfo(server=plane.url, insecure=True, token=TOKEN)
+    return KubernetesApi(Credentials(lambda: account), RateLimiter(1000, 1000))
 
 
 @dataclass
@@ -78,6 +77,12 @@ class RealWorld(World):
         live = await self._api.get(kind, self.namespace, name)
         await self._api.delete(kind, self.namespace, name, live["metadata"]["uid"], force=kind == "Pod")
 
+    async def exists(self, kind: str, name: str) -> bool:
+        try:
+            return bool(await self._api.get(kind, self.namespace, name))
+        except NotFound:
+            return False
+
     async def ask(self, nonce: str, action: str) -> None:
         value = {"jobUid": self.job["metadata"]["uid"], "nonce": nonce, "action": action}
         annotations = {"annotations": {names.ANNOTATION_REQUEST: json.dumps(value)}}
@@ -87,6 +92,13 @@ class RealWorld(World):
         live = await self._api.get(kind, self.namespace, name)
         meta = {"name": name, "namespace": self.namespace} | change.get("metadata", {})
         return await self._api.merge(change | {"kind": kind, "metadata": meta}, live)
+
+    async def bears_no_marks(self) -> None:
+        """No object has a finalizer, or an annotation or a copy of its spec of kopf's."""
+        for kind in (*KINDS, "Secret", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy"):
+            for obj in (await self._api.listing(kind, self.namespace)).objects:
+                assert "finalizers" not in obj["metadata"], obj["metadata"]
+                assert "kopf" not in json.dumps(obj), obj
 
     @property
     def _api(self) -> KubernetesApi:

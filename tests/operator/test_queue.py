@@ -1,6 +1,7 @@
 """The work queue and the lease."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -125,11 +126,49 @@ async def test_the_queue_knows_how_far_it_is_behind() -> None:
         assert found.lag() >= 0.05, "two workers, three keys"
 
 
+async def test_nothing_lags_while_another_operator_leads() -> None:
+    async def work(key: Key) -> None:
+        pass
+
+    waiting = WorkQueue(work)
+    waiting.add(A)
+    await asyncio.sleep(0.05)
+    assert waiting.lag() == 0.0
+
+
+async def test_what_is_due_later_is_no_lag() -> None:
+    async def work(key: Key) -> None:
+        pass
+
+    async with running(work) as found:
+        found.add_after(A, 60.0)
+        await asyncio.sleep(0.05)
+        assert found.lag() == 0.0
+
+
 def test_the_health_check_is_bad_when_a_job_waits_too_long() -> None:
     health_check = HealthCheck()
-    assert health_check.problem(lag=0, deaf=0) == ""
-    assert health_check.problem(lag=0, deaf=LIMIT + 1) == "a watch has been silent for 181 s"
-    assert health_check.problem(lag=LIMIT + 1, deaf=0) == "a job has been waiting for 181 s"
+    assert health_check.problem(lag=0) == ""
+    assert health_check.problem(lag=LIMIT + 1) == "a job has been waiting for 181 s"
+
+
+def test_the_health_check_is_bad_when_nobody_asks_for_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    health_check, now = HealthCheck(), time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + LIMIT + 1)
+    assert health_check.problem(lag=0) == "the lease has not been asked for for 181 s"
+    health_check.heartbeat()
+    assert health_check.problem(lag=0) == ""
+
+
+async def test_an_api_server_that_does_not_answer_is_no_reason_to_start_the_operator_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease, "PERIOD", 0.01)
+    beats: list[int] = []
+    waiting = LeaderElector(BrokenCluster(), "rljob-system", "one", lambda: beats.append(1))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(waiting.acquire(), 0.2)
+    assert len(beats) > 2
 
 
 async def test_a_second_operator_waits_for_the_lease_and_gets_a_released_one(monkeypatch: pytest.MonkeyPatch) -> None:

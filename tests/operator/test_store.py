@@ -1,17 +1,15 @@
 """What is known never goes back, whatever comes late, twice or not at all."""
 
-import asyncio
-from collections.abc import AsyncIterator
 from random import Random
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
 from rljob_api import names
 from rljob_operator.cache.cache import Cache
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.kube.api import Change, Gone, Key, Listing, Object
-from rljob_operator.watch import ROOM_DELAY, SELECTORS, Reflector, Watches
+from rljob_operator.handlers import ROOM_DELAY, EventHandlers
+from rljob_operator.kube.api import Key, Listing, Object
 from simulator.feed import HOSTILE
 from simulator.world import World
 
@@ -61,40 +59,6 @@ def test_a_change_that_does_not_matter_is_kept_and_not_told() -> None:
     assert known.put(thing(4, 8, uid="another of that name")) == {JOB}
 
 
-class Script:
-    """An API whose lists and watches are written down; a watch that has none left never ends."""
-
-    def __init__(self, *acts: Any) -> None:
-        self.acts = list(acts)
-        self.asked: list[str] = []
-
-    async def listing(self, kind: str, namespace: str | None, selector: str = "") -> Listing:
-        self.asked.append("list")
-        found: Listing = self.acts.pop(0)
-        return found
-
-    async def watch(self, kind: str, namespace: str | None, selector: str, version: str) -> AsyncIterator[Change]:
-        self.asked.append(f"watch from {version}")
-        for event in self.acts.pop(0) if self.acts else await asyncio.Event().wait():  # type: ignore[union-attr]
-            if isinstance(event, Exception):
-                raise event
-            yield event
-
-
-async def test_a_watch_goes_on_where_it_ended_and_begins_again_when_that_is_forgotten() -> None:
-    bookmark = Change("BOOKMARK", {"metadata": {"resourceVersion": "9"}})
-    first = [Change("ADDED", thing(7, 1)), bookmark]
-    forgotten = [Gone(410, "too old")]
-    api = Script(Listing("5", []), first, forgotten, Listing("20", [thing(15, 2)]))
-    known, told = store(), list[object]()
-    reflector = Reflector(api, known, "Pod", None, "", told.append)  # type: ignore[arg-type]
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(reflector.run(), 0.1)
-    assert api.asked == ["list", "watch from 5", "watch from 9", "list", "watch from 20"]
-    assert told == [set(), {JOB}, {JOB}]
-    assert known.values() == [2]
-
-
 def pod(version: int, node: str = "", job: str = "", phase: str = "Running") -> Object:
     labels = names.labels(job, "trainer") if job else {}
     meta = {
@@ -108,25 +72,27 @@ def pod(version: int, node: str = "", job: str = "", phase: str = "Running") -> 
     return {"kind": "Pod", "metadata": meta, "spec": {"nodeName": node, "containers": []}, "status": {"phase": phase}}
 
 
-async def seen(*events: Change, kind: str = "Pod", cache: ClusterCache | None = None) -> dict[Key, float]:
-    """Who is woken by a watch of one kind, and how soon."""
+class Event(NamedTuple):
+    type: str | None
+    object: Object
+
+
+async def seen(*events: Event, kind: str = "Pod", cache: ClusterCache | None = None) -> dict[Key, float]:
+    """Who is woken by events of one kind, and how soon."""
     woken: dict[Key, float] = {}
-    api = Script(*[Listing("1", [])] * len(SELECTORS))
-    watches = Watches(api, cache or ClusterCache(lambda: 0.0), [], woken.__setitem__, 30.0)  # type: ignore[arg-type]
-    (reflector,) = (r for r in watches._reflectors if r._what[0] == kind)
-    api.acts[1:] = [list(events)]
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(reflector.run(), 0.05)
+    handlers = EventHandlers(cache or ClusterCache(lambda: 0.0), woken.__setitem__, 30.0)
+    for event in events:
+        await handlers.on_event(event=event._asdict(), param=kind)  # type: ignore[arg-type]
     return woken
 
 
 async def test_one_watch_of_pods_tells_what_all_use_and_wakes_whose_they_are() -> None:
     cache = ClusterCache(lambda: 0.0)
-    assert await seen(Change("ADDED", pod(2, "n1")), Change("ADDED", pod(3, "n2", "demo")), cache=cache) == {JOB: 0.0}
+    assert await seen(Event("ADDED", pod(2, "n1")), Event("ADDED", pod(3, "n2", "demo")), cache=cache) == {JOB: 0.0}
     assert {use.node for use in cache.usage.values()} == {"n1", "n2"} and len(cache.pods) == 1
     stripped = pod(4, "n2", "demo")
     stripped["metadata"]["labels"] = {}
-    assert await seen(Change("MODIFIED", stripped), cache=cache) == {JOB: 0.0}, "it is not ours any more"
+    assert await seen(Event("MODIFIED", stripped), cache=cache) == {JOB: 0.0}, "it is not ours any more"
     assert len(cache.pods) == 0 and len(cache.usage) == 2
 
 
@@ -134,14 +100,14 @@ async def test_pods_of_one_name_in_two_namespaces_are_two() -> None:
     """Jobs of one name in two namespaces have them."""
     cache, ours, theirs = ClusterCache(lambda: 0.0), pod(2, "n1", "demo"), pod(3, "n2", "demo")
     theirs["metadata"] |= {"namespace": "production", "uid": "other"}
-    await seen(Change("ADDED", ours), Change("ADDED", theirs), cache=cache)
+    await seen(Event("ADDED", ours), Event("ADDED", theirs), cache=cache)
     assert {use.node for use in cache.usage.values()} == {"n1", "n2"}
     deleted = ours | {"metadata": ours["metadata"] | {"resourceVersion": "4"}}
-    woken = await seen(Change("DELETED", deleted), Change("MODIFIED", theirs), cache=cache)
+    woken = await seen(Event("DELETED", deleted), Event("MODIFIED", theirs), cache=cache)
     assert set(woken) == {("research", "demo")}
     assert {use.node for use in cache.usage.values()} == {"n2"}
     changed = theirs | {"metadata": theirs["metadata"] | {"resourceVersion": "5"}, "spec": {"nodeName": "n3"}}
-    assert set(await seen(Change("MODIFIED", changed), cache=cache)) == {("production", "demo")}
+    assert set(await seen(Event("MODIFIED", changed), cache=cache)) == {("production", "demo")}
 
 
 async def test_a_pod_that_goes_wakes_who_waits_for_room() -> None:
@@ -149,8 +115,8 @@ async def test_a_pod_that_goes_wakes_who_waits_for_room() -> None:
     for name, problem in (("waits", "no room"), ("runs", "")):
         meta = {"name": name, "namespace": "research", "uid": name, "resourceVersion": "2"}
         cache.put({"kind": "RLJob", "metadata": meta, "spec": {}, "status": {"placement": {"problem": problem}}})
-    assert await seen(Change("ADDED", pod(3, "n1")), cache=cache) == {}, "one that comes gives nobody room"
-    ended = Change("MODIFIED", pod(4, "n1", phase="Succeeded"))
+    assert await seen(Event("ADDED", pod(3, "n1")), cache=cache) == {}, "one that comes gives nobody room"
+    ended = Event("MODIFIED", pod(4, "n1", phase="Succeeded"))
     assert await seen(ended, cache=cache) == {("research", "waits"): ROOM_DELAY}
 
 
@@ -160,15 +126,15 @@ async def test_a_job_that_is_deleted_wakes_who_waits_for_its_seats() -> None:
         meta = {"name": name, "namespace": "research", "uid": name, "resourceVersion": "2"}
         cache.put({"kind": "RLJob", "metadata": meta, "spec": {}, "status": {"placement": {"problem": problem}}})
     changed = {"kind": "RLJob", "metadata": meta | {"resourceVersion": "3"}, "spec": {"suspend": True}}
-    assert await seen(Change("MODIFIED", changed), kind="RLJob", cache=cache) == {("research", "goes"): 0.0}
-    gone = Change("DELETED", {"kind": "RLJob", "metadata": meta | {"resourceVersion": "4"}})
+    assert await seen(Event("MODIFIED", changed), kind="RLJob", cache=cache) == {("research", "goes"): 0.0}
+    gone = Event("DELETED", {"kind": "RLJob", "metadata": meta | {"resourceVersion": "4"}})
     woken = await seen(gone, kind="RLJob", cache=cache)
     assert woken == {("research", "goes"): 0.0, ("research", "waits"): ROOM_DELAY}
 
 
 async def test_a_heartbeat_wakes_its_job_when_its_progress_is_due() -> None:
     beat = thing(2) | {"kind": "ConfigMap", "data": {"report.json": "{}"}}
-    beats = [Change("MODIFIED", beat | {"metadata": beat["metadata"] | {"resourceVersion": str(i)}}) for i in (3, 4)]
+    beats = [Event("MODIFIED", beat | {"metadata": beat["metadata"] | {"resourceVersion": str(i)}}) for i in (3, 4)]
     cache = ClusterCache(lambda: 0.0)
     cache.put(beat)
     assert await seen(*beats, kind="ConfigMap", cache=cache) == {JOB: 30.0}

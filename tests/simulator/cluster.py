@@ -2,11 +2,10 @@
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator
 from typing import Any
 
 from rljob_api import names
-from rljob_operator.kube.api import AlreadyExists, ApiError, Change, Conflict, Listing, NotFound, Object
+from rljob_operator.kube.api import AlreadyExists, ApiError, Conflict, Listing, NotFound, Object
 
 
 class Crash(Exception):
@@ -55,10 +54,6 @@ class FakeCluster:
         found = [o for (k, ns, _), o in self.objects.items() if k == kind and namespace in (None, ns)]
         matching = [o for o in found if wanted.items() <= o["metadata"].get("labels", {}).items()]
         return Listing(str(self.version), copied(matching))
-
-    async def watch(self, kind: str, namespace: str | None, selector: str, version: str) -> AsyncIterator[Change]:
-        raise AssertionError("events come by simulator.feed")
-        yield
 
     async def create(self, obj: Object) -> Object:
         self._asked()

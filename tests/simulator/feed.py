@@ -1,12 +1,11 @@
 """The operator's watches, as the world wants them: prompt; or late, doubled, out of order, and with losses that only the next list mends."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.kube.api import Key, Listing, Object
-from rljob_operator.watch import SELECTORS
+from rljob_operator.handlers import SELECTORS, EventHandlers
+from rljob_operator.kube.api import Listing, Object
 from simulator.cluster import FakeCluster, copied
 
 
@@ -35,10 +34,8 @@ class Feed:
         self._queue: list[tuple[int, bool, Object]] = []
         """Turn, whether it is gone, object."""
         self._turn, self._removed = 0, len(cluster.removed)
-        self.told: Callable[[str, set[Key]], None] = lambda kind, groups: None
-        """Gets what is new for whom."""
-        self.heard: Callable[[Object], None] = lambda obj: None
-        """Gets every ConfigMap."""
+        self.handlers = EventHandlers(cache, lambda job, after: None, 0)
+        """Whoever wants to know who is woken gives others."""
 
     def deliver(self) -> None:
         """What happened since the last turn, and whatever is due of before."""
@@ -48,10 +45,7 @@ class Feed:
         due = [event for event in self._queue if event[0] <= self._turn]
         self._queue = [event for event in self._queue if event[0] > self._turn]
         for _, gone, obj in due:
-            store = self.cache.of_kind(obj["kind"])
-            self.told(obj["kind"], store.remove(obj) if gone else store.put(obj))
-            if obj["kind"] == "ConfigMap":
-                self.heard(obj)
+            self.handlers.take(obj["kind"], obj, gone=gone)
         self._turn += 1
 
     def relist(self) -> None:
@@ -60,7 +54,7 @@ class Feed:
             objects = [o for (k, _, _), o in self._cluster.objects.items() if k == kind]
             matching = [o for o in objects if wanted.items() <= o["metadata"].get("labels", {}).items()]
             listing = Listing(str(self._cluster.version), copied(matching))
-            self.told(kind, self.cache.of_kind(kind).replace(listing, None))
+            self.handlers.changed(kind, self.cache.of_kind(kind).replace(listing, None))
 
     def _send(self) -> None:
         now = {key: o for key, o in self._cluster.objects.items() if key[0] in SELECTORS}

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
+from rljob_operator.handlers import EventHandlers
 from rljob_operator.kube.api import Conflict, Key
-from rljob_operator.watch import Watches
 from simulator.site import NAMESPACE
 from simulator.world import World
 
@@ -17,9 +17,7 @@ class Waking(World):
 
     def restart_operator(self) -> None:
         super().restart_operator()
-        watches = Watches(self.cluster, self.feed.cache, [], self.enqueue, progress_interval=0)
-        self.feed.told = lambda kind, groups: watches._on(kind)(groups)
-        self.feed.heard = watches._heard
+        self.feed.handlers = EventHandlers(self.feed.cache, self.enqueue, progress_interval=0)
         self.due = {(NAMESPACE, "demo"): self.now}
 
     def enqueue(self, key: Key, after: float) -> None:

@@ -1,9 +1,8 @@
 """The little of the Kubernetes API that the operator needs, on plain dicts. Tests have an in-memory one."""
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from rljob_api import names
 
@@ -28,6 +27,9 @@ KINDS = {
 }
 
 
+_COLLECTIONS = {collection: kind for kind, collection in KINDS.items()}
+
+
 class ApiError(Exception):
     """The API server refused, or could not be reached (code 0)."""
 
@@ -48,24 +50,12 @@ class AlreadyExists(Conflict):
     """409: the name is taken."""
 
 
-class Gone(ApiError):
-    """410: the API server has forgotten the version from which a watch wants to go on."""
-
-
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All objects of a kind at one moment, and the version from which a watch goes on."""
+    """All objects of a kind at one moment, and the version of that moment."""
 
     version: str
     objects: list[Object]
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One event of a watch. A bookmark's object has nothing but a version."""
-
-    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
-    object: Object
 
 
 class Api(Protocol):
@@ -73,7 +63,6 @@ class Api(Protocol):
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Object: ...
     async def listing(self, kind: str, namespace: str | None, selector: str = "") -> Listing: ...
-    def watch(self, kind: str, namespace: str | None, selector: str, version: str) -> AsyncIterator[Change]: ...
     async def create(self, obj: Object) -> Object: ...
     async def replace(self, obj: Object, subresource: str = "") -> Object: ...
     async def apply(self, obj: Object, live: Object) -> Object: ...
@@ -88,9 +77,25 @@ def path(kind: str, namespace: str | None, name: str = "") -> str:
     return f"{prefix}{scope}/{plural}" + (f"/{name}" if name else "")
 
 
+def resource(kind: str) -> tuple[str, str, str]:
+    """Group (empty: the core's), version and plural."""
+    prefix, plural = KINDS[kind]
+    *group, version = prefix.split("/")[2:]
+    return "/".join(group), version, plural
+
+
+def scope_of(url_path: str) -> tuple[str, str | None] | None:
+    """Kind and namespace that a request for a collection is about; None: something else."""
+    *prefix, plural = url_path.strip("/").split("/")
+    namespace = prefix.pop() if prefix[-2:-1] == ["namespaces"] else None
+    prefix = prefix[:-1] if namespace else prefix
+    kind = _COLLECTIONS.get(("/" + "/".join(prefix), plural))
+    return (kind, namespace) if kind else None
+
+
 def error(status: int, what: str, answer: str) -> ApiError:
     """By the `Status` that the API server answered with, or whatever somebody before it did."""
-    known = {404: NotFound, 409: AlreadyExists if _reason(answer) == "AlreadyExists" else Conflict, 410: Gone}
+    known = {404: NotFound, 409: AlreadyExists if _reason(answer) == "AlreadyExists" else Conflict}
     return known.get(status, ApiError)(status, f"{what}: {answer[:2000]}")
 
 

@@ -1,52 +1,35 @@
-"""The real API server, over the session and the credentials of the official asynchronous client.
-
-Its generated methods are not used: they cost more time than the request, and cannot watch.
-"""
+"""The real API server. What changes there is kopf's to watch; here are the requests of reconciles, on plain dicts."""
 
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlencode
-from urllib.request import getproxies
 
 import aiohttp
-from kubernetes.aio import client, config
 
 from rljob_api import names
-from rljob_operator.kube.api import ApiError, Change, Listing, Object, error, path
+from rljob_operator.kube.api import ApiError, Listing, NotFound, Object, error, path, resource
+from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.rate_limit import RateLimiter
 
 TIMEOUT = 20.0
 """Seconds for any one request."""
 TRIES, FIRST_PAUSE, LONGEST_PAUSE = 4, 0.25, 5.0
-"""Of a request that the server did not serve (429, 5xx); pauses are seconds and double, unless the server names one."""
+"""Of a request that the server did not serve (401, 429, 5xx); pauses are seconds and double, unless the server names one."""
 PAGE = 500
 """Objects of one answer to a list: bounds the memory that parsing needs."""
-WATCH_SECONDS, SILENCE = 300, 100.0
-"""The server ends a watch after so many seconds; one that shows not even a bookmark for SILENCE is dead (one comes each minute)."""
-
-
-async def connect() -> client.Configuration:
-    """In a pod its service account, elsewhere the kubeconfig."""
-    settings = client.Configuration()
-    try:
-        config.load_incluster_config(client_configuration=settings)
-    except config.ConfigException:
-        await config.load_kube_config(client_configuration=settings)
-    return settings
+CONNECTIONS = 32
+"""At once. Each is a TLS handshake, and the server answers within milliseconds."""
 
 
 class KubernetesApi:
-    """`calls` counts requests by verb and kind, watches excepted."""
+    """`calls` counts requests by verb and kind."""
 
-    def __init__(self, settings: client.Configuration, rate_limiter: RateLimiter) -> None:
-        self._settings = settings
+    def __init__(self, credentials: Credentials, rate_limiter: RateLimiter, connections: int = CONNECTIONS) -> None:
+        self._credentials = credentials
         self._rate_limiter = rate_limiter
-        # aiohttp would ask a thread for .netrc and for proxies at every request, which takes as long as the request
-        settings.client_session_kwargs = {"trust_env": bool(getproxies())}
-        self._session = client.ApiClient(settings).rest_client._create_pool_manager()
+        self._session = credentials.session(connections)
         self.calls: dict[tuple[str, str], int] = {}
 
     async def close(self) -> None:
@@ -66,20 +49,15 @@ class KubernetesApi:
                 return Listing(page["metadata"]["resourceVersion"], found)
             query["continue"] = more
 
-    async def watch(self, kind: str, namespace: str | None, selector: str, version: str) -> AsyncIterator[Change]:
-        """Ends when the server ends it; then it may go on from the last version seen. Gone: list again."""
-        query = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true"}
-        query |= {"timeoutSeconds": str(WATCH_SECONDS)} | ({"labelSelector": selector} if selector else {})
-        where = path(kind, namespace)
-        limits = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=SILENCE)
+    async def serves(self, kind: str) -> bool:
+        """Whether clients can discover this kind, of a group that is not the core's."""
+        group, version, plural = resource(kind)
         try:
-            async with await self._send("GET", where, query=query, limits=limits) as response:
-                if response.status >= 400:
-                    raise error(response.status, f"watch {where}", await response.text())
-                async for line in _lines(response):
-                    yield _change(json.loads(line))
-        except (aiohttp.ClientError, TimeoutError, OSError) as broken:
-            raise ApiError(0, f"watch {where}: {broken!r}") from broken
+            known = await self._request("GET", "APIGroup", "/apis")
+            found = await self._request("GET", "APIResource", f"/apis/{group}/{version}")
+        except NotFound:
+            return False
+        return group in (g["name"] for g in known["groups"]) and plural in (r["name"] for r in found["resources"])
 
     async def create(self, obj: Object) -> Object:
         where = path(obj["kind"], obj["metadata"]["namespace"])
@@ -129,7 +107,7 @@ class KubernetesApi:
     ) -> Object:
         """Tried again when the server did not serve it. All writes are guarded by a name, uid or version, so that twice is once.
 
-        A connection that breaks is the caller's: the queue makes another pass.
+        A connection that breaks is the caller's error: the queue reconciles again.
         """
         pause = FIRST_PAUSE
         for tries_left in reversed(range(TRIES)):
@@ -139,8 +117,10 @@ class KubernetesApi:
             if status < 400:
                 found: Object = json.loads(text)
                 return found
-            if not tries_left or not (status == 429 or status >= 500):
+            if not tries_left or not (status in (401, 429) or status >= 500):
                 raise error(status, f"{method} {where}", text.decode(errors="replace"))
+            if status == 401:
+                self._credentials.renew()
             await asyncio.sleep(min(after or pause * random.uniform(0.8, 1.2), LONGEST_PAUSE))
             pause *= 2
         raise AssertionError("unreachable")
@@ -149,47 +129,16 @@ class KubernetesApi:
         self, method: str, where: str, body: Any, query: dict[str, str] | None, content: str
     ) -> tuple[int, bytes, float]:
         """Status, body, and the seconds after which the server wants to be asked again."""
+        headers = {"Accept": "application/json", "Content-Type": content} | self._credentials.headers()
+        url = self._credentials.server + where + ("?" + urlencode(query) if query else "")
+        data = json.dumps(body, separators=(",", ":")) if body is not None else None
+        limits = aiohttp.ClientTimeout(total=TIMEOUT)
         try:
-            limits = aiohttp.ClientTimeout(total=TIMEOUT)
-            async with await self._send(method, where, body, query, content, limits) as response:
+            async with self._session.request(method, url, data=data, headers=headers, timeout=limits) as response:
                 after = response.headers.get("Retry-After", "")
                 return response.status, await response.read(), float(after) if after.isdigit() else 0.0
         except (aiohttp.ClientError, TimeoutError, OSError) as broken:
             raise ApiError(0, f"{method} {where}: {broken!r}") from broken
-
-    async def _send(
-        self,
-        method: str,
-        where: str,
-        body: Any = None,
-        query: dict[str, str] | None = None,
-        content: str = "application/json",
-        limits: aiohttp.ClientTimeout | None = None,
-    ) -> aiohttp.ClientResponse:
-        headers = {"Accept": "application/json", "Content-Type": content}
-        for setting in (await self._settings.auth_settings()).values():
-            headers[setting["key"]] = setting["value"]
-        url = self._settings.host + where + ("?" + urlencode(query) if query else "")
-        data = json.dumps(body, separators=(",", ":")) if body is not None else None
-        return await self._session.request(method, url, data=data, headers=headers, timeout=limits)
-
-
-async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Lines of any length; aiohttp's own iterator refuses those over 128 KiB."""
-    parts: list[bytes] = []
-    async for chunk in response.content.iter_any():
-        first, *rest = chunk.split(b"\n")
-        parts.append(first)
-        for line in rest:
-            if whole := b"".join(parts):
-                yield whole
-            parts = [line]
-
-
-def _change(event: Object) -> Change:
-    if event["type"] == "ERROR":
-        raise error(event["object"].get("code", 0), "watch", str(event["object"].get("message")))
-    return Change(event["type"], event["object"])
 
 
 def _where(obj: Object) -> str:

@@ -79,7 +79,8 @@ class LeaderElector:
         except (ApiError, TimeoutError) as error:
             log.warning("lease %s/%s: %r", self._namespace, NAME, error)
             return False
-        self._heartbeat()
+        finally:
+            self._heartbeat()
         self._held = asked if held else self._held
         return held
 

@@ -6,6 +6,7 @@ add(key)  ->  due[key] = the earliest wanted time  ->  one task per due key, at 
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 
 from rljob_operator.kube.api import ApiError, Conflict, Key
@@ -34,6 +35,7 @@ class WorkQueue:
         self._failures: dict[Key, int] = {}
         self._free = workers
         self._changed = asyncio.Event()
+        self._began = math.inf
 
     def add(self, key: Key) -> None:
         self.add_after(key, 0.0)
@@ -44,12 +46,13 @@ class WorkQueue:
         self._changed.set()
 
     def lag(self) -> float:
-        """Seconds by which the most overdue key waits for a worker: how far the operator is behind, or stuck."""
+        """Seconds by which the most overdue key waits for a worker: how far the operator is behind, or stuck. 0 before `run`."""
         now = asyncio.get_running_loop().time()
-        return max((now - self._at(k) for k in self._due), default=0.0)
+        return max((0.0, *(now - max(self._at(k), self._began) for k in self._due)))
 
     async def run(self) -> None:
         """Until cancelled; then running reconciles are cancelled too."""
+        self._began = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()

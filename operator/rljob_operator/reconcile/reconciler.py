@@ -83,7 +83,8 @@ class Reconciler:
         await self._writer.deletions(namespace, decision.force, force=True)
         if decision.status.cleaned_up:
             await self._writer.collection(s)
-        await self._writer.ungate(namespace, decision.ungate, s.now)
+        if not conflicts:
+            await self._writer.ungate(namespace, decision.ungate, s.now)
         return conflicts
 
     async def _write_status(self, key: Key, job: Object, s: Snapshot, decision: Decision) -> float | None:

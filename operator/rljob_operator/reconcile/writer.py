@@ -5,6 +5,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from rljob_api import names
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.cache.cache import job_of
 from rljob_operator.cache.cluster import UNWATCHED, ClusterCache
@@ -21,8 +22,8 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 16
 """Children that are written concurrently."""
-LATER = ("RoleBinding", "StatefulSet")
-"""Kinds that need what was written before: the API server refuses a binding to a Role that it does not know, and pods need everything."""
+FIRST = ("ServiceAccount", "Role")
+"""Kinds without which the API server refuses others: a pod needs its account, a binding its Role."""
 
 
 class Writer:
@@ -42,7 +43,7 @@ class Writer:
     async def children(self, s: Snapshot, wanted: list[Object]) -> tuple[str, ...]:
         """Create what is missing, correct what is ours, leave alone what is not; the last are returned, each as a sentence.
 
-        Nothing follows a conflict: pods, which come last, would find somebody else's object in the place of ours.
+        No pod runs after a conflict, since it would find somebody else's object in the place of ours: see `waves`, and the reconciler ungates none.
         """
         missing = [child for child in wanted if not self._settled(s, child)]
         for wave in waves(missing):
@@ -159,9 +160,16 @@ class Writer:
 
 
 def waves(children: list[Object]) -> list[list[Object]]:
-    """Each may be written at once when those before it are there."""
-    first = [child for child in children if child["kind"] not in LATER]
-    return [first, *([child for child in children if child["kind"] == kind] for kind in LATER)]
+    """Each may be written at once when those before it are there. Pods that wait at a gate may exist before what they need; others come last."""
+    first = [child for child in children if child["kind"] in FIRST]
+    last = [child for child in children if child["kind"] == "StatefulSet" and not _makes_gated_pods(child)]
+    rest = [child for child in children if child not in first and child not in last]
+    return [first, sorted(rest, key=lambda child: child["kind"] != "StatefulSet"), last]
+
+
+def _makes_gated_pods(stateful_set: Object) -> bool:
+    gates = stateful_set["spec"]["template"]["spec"].get("schedulingGates", [])
+    return any(gate["name"] == names.GATE for gate in gates)
 
 
 async def together[T](work: list[Coroutine[Any, Any, T]]) -> list[T]:

@@ -1,0 +1,165 @@
+"""The process. kopf starts and ends it, logs in, discovers and watches; leader election, lists and reconciles run alongside."""
+
+import asyncio
+import datetime
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import kopf
+
+from rljob_operator import health
+from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.handlers import EVERYWHERE, SERVED, EventHandlers
+from rljob_operator.kube.api import ApiError, Key
+from rljob_operator.kube.client import KubernetesApi
+from rljob_operator.kube.credentials import LIFETIME, Credentials
+from rljob_operator.kube.leader_election import LeaderElector
+from rljob_operator.kube.rate_limit import RateLimiter, WatchLimiter
+from rljob_operator.metrics import Metrics
+from rljob_operator.reconcile.queue import WorkQueue
+from rljob_operator.reconcile.reconciler import Reconciler
+from rljob_operator.relist import Relist
+from rljob_operator.settings import kopf_settings
+
+log = logging.getLogger(__name__)
+
+CRD_PAUSE, LOGIN_PAUSE = 2.0, 1.0
+"""Seconds between two looks whether the CRD is installed, and between two logins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Of the command line."""
+
+    namespaces: Sequence[str] = ()
+    """None: all."""
+    lease_namespace: str = "default"
+    identity: str
+    progress_interval: float = 30.0
+    network_policies: bool = True
+    qps: float = 300.0
+    burst: int = 600
+    health_port: int = 8080
+
+
+class Operator:
+    """Needs a running event loop."""
+
+    def __init__(self, options: Options, credentials: Credentials) -> None:
+        self._options, self._credentials = options, credentials
+        self._api = KubernetesApi(credentials, RateLimiter(options.qps, options.burst))
+        self._lease_api = KubernetesApi(credentials, RateLimiter(qps=5, burst=10), 1)  # renewals wait behind nothing
+        cache = ClusterCache(time.time)
+        self._metrics = Metrics(cache, self._api.calls, lambda: self._queue.lag())
+        self._queue = WorkQueue(self._metrics.timed(self._reconcile))
+        self._reconciler = Reconciler(self._api, cache, options.progress_interval, options.network_policies)
+        self._handlers = EventHandlers(cache, self._queue.add_after, options.progress_interval)
+        self._relist = Relist(self._api, cache, options.namespaces, self._handlers.changed)
+        self._health = health.HealthCheck()
+        self._elector = LeaderElector(
+            self._lease_api, options.lease_namespace, options.identity, self._health.heartbeat
+        )
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until a signal, or an error."""
+        server = await health.serve(
+            self._options.health_port, lambda: self._health.problem(self._queue.lag()), self._metrics.text
+        )
+        self._acting = asyncio.create_task(self._act())
+        self._acting.add_done_callback(lambda _: self._stop.set())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for kinds, namespaces in self._watched():
+                    group.create_task(self._kopf(kinds, namespaces))
+            if not self._acting.cancelled():
+                self._acting.result()
+        finally:
+            await self._cleanup()
+            await server.cleanup()
+            await self._api.close()
+            await self._lease_api.close()
+
+    def _watched(self) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
+        """Kinds and namespaces (none: all), for one operator of kopf each: it has one list of namespaces for all kinds."""
+        if self._options.namespaces:
+            yield EVERYWHERE, ()
+            yield SERVED, self._options.namespaces
+        else:
+            yield (*EVERYWHERE, *SERVED), ()
+
+    async def _kopf(self, kinds: Sequence[str], namespaces: Sequence[str]) -> None:
+        """All stop as soon as one does."""
+        registry = kopf.OperatorRegistry()
+        kopf.on.startup(registry=registry)(self._startup)
+        kopf.on.login(registry=registry)(self._login())
+        kopf.on.cleanup(registry=registry)(self._cleanup)
+        self._handlers.register(registry, kinds)
+        await kopf.operator(
+            registry=registry,
+            settings=kopf_settings(),
+            namespaces=namespaces,
+            clusterwide=not namespaces,
+            standalone=True,
+            stop_flag=self._stop,
+        )
+
+    async def _startup(self, **_: Any) -> None:
+        """Waits for the CRD: what kopf cannot discover when it begins, it never watches."""
+        waiting = False
+        while True:
+            try:
+                if await self._api.serves("RLJob"):
+                    return
+                log.log(logging.DEBUG if waiting else logging.INFO, "the CRD of RLJobs is not installed yet")
+                waiting = True
+            except ApiError as error:
+                log.warning("%s", error)
+            await asyncio.sleep(CRD_PAUSE)
+
+    def _login(self) -> Callable[..., Awaitable[kopf.AiohttpSession]]:
+        """The login handler of one operator of kopf: called when its credentials have expired, or were refused."""
+        limiter, watches = RateLimiter(1.0 / LOGIN_PAUSE, 1), WatchLimiter()
+
+        async def login(**_: Any) -> kopf.AiohttpSession:
+            await limiter.wait()  # credentials that are refused for good
+            self._credentials.renew()
+            return kopf.AiohttpSession(
+                server=self._credentials.server,
+                aiohttp_session=self._credentials.session(0, watches, self._relist.observe),
+                expiration=datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=LIFETIME),
+            )
+
+        return login
+
+    async def _cleanup(self, **_: Any) -> None:
+        self._stop.set()
+        self._acting.cancel()
+        await asyncio.wait([self._acting])
+
+    async def _act(self) -> None:
+        """What only the leader does."""
+        await self._elector.acquire()
+        log.info("%s holds the lease", self._options.identity)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for work in (self._elector.renew(), self._relist.run(), self._reconcile_all()):
+                    group.create_task(work)
+        except asyncio.CancelledError:
+            await self._elector.release_lease()
+            raise
+
+    async def _reconcile_all(self) -> None:
+        await self._relist.complete()
+        log.info("all kinds are listed")
+        await self._queue.run()
+
+    async def _reconcile(self, key: Key) -> float | None:
+        return await self._reconciler(key) if self._relist.serves(key[0]) else None
+
+
+async def operate(options: Options) -> None:
+    await Operator(options, Credentials()).run()

@@ -1,0 +1,125 @@
+"""What kopf does not say: when everything has been listed, and which objects vanished while a watch was down.
+
+kopf lists a kind when it begins, and again when the API server has forgotten the version from which a watch would continue (410). Whatever is gone by
+then is never reported as deleted. So whenever kopf has listed, the same is listed here, and what the list lacks leaves the cache.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+import aiohttp
+
+from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.handlers import EVERYWHERE, SELECTORS, SERVED
+from rljob_operator.kube.api import Api, ApiError, Key, scope_of
+
+log = logging.getLogger(__name__)
+
+Scope = tuple[str, str | None]
+"""A kind, and one namespace or all."""
+
+RETRY, LONGEST = 5.0, 600.0
+"""Seconds: after a list that failed; between two lists of everything, in case events were lost."""
+
+
+class Relist:
+    """`namespaces`: those that are served, or none for all. `changed(kind, groups)` gets the groups of the caches for which something is new.
+
+    A namespace is served while all of its kinds, and those of the whole cluster, could be listed. One that is deleted takes the operator's rights
+    in it along; it is served again when it exists again. The others are served meanwhile.
+    """
+
+    def __init__(
+        self, api: Api, cache: ClusterCache, namespaces: Sequence[str], changed: Callable[[str, set[Key]], None]
+    ) -> None:
+        self._api, self._cache, self._changed = api, cache, changed
+        self._namespaces: Sequence[str | None] = namespaces or [None]
+        self._scopes = {*_scopes(EVERYWHERE, [None]), *_scopes(SERVED, self._namespaces)}
+        self._due, self._listed, self._forbidden = set[Scope](), set[Scope](), set[Scope]()
+        self._served = set[str | None]()
+        self._news = asyncio.Condition()
+
+    async def observe(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """A middleware for the session of kopf: sees what it lists, and what it may not read."""
+        response = await handler(request)
+        query, scope = request.url.query, scope_of(request.url.path)
+        if scope in self._scopes and "continue" not in query:
+            await self.seen(*scope, response.status, watch="watch" in query)
+        return response
+
+    def serves(self, namespace: str) -> bool:
+        """Whether everything of this namespace is known. Before, what is not known yet would look absent."""
+        return (namespace if namespace in self._namespaces else None) in self._served
+
+    async def complete(self) -> None:
+        """Waits until everything has been listed that may be."""
+        async with self._news:
+            await self._news.wait_for(lambda: self._scopes <= self._listed | self._forbidden)
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self._wait()
+            failed = [scope for scope in self._take() if not await self._list(*scope)]
+            if failed:
+                await asyncio.sleep(RETRY)
+                self._due |= set(failed) - self._forbidden
+
+    async def seen(self, kind: str, namespace: str | None, status: int, *, watch: bool) -> None:
+        """kopf's request for this scope was answered."""
+        scope = (kind, namespace)
+        async with self._news:
+            if status == 403:
+                self._forbid(scope)
+            elif status < 300 and (not watch or scope in self._forbidden):
+                self._forbidden.discard(scope)
+                self._due.add(scope)
+            self._news.notify_all()
+
+    def _forbid(self, scope: Scope) -> None:
+        if scope not in self._forbidden:
+            log.warning("%s in namespace %s may not be read: its jobs are not served until it may", *scope)
+        self._forbidden.add(scope)
+        self._listed.discard(scope)
+        self._due.discard(scope)
+        self._serve()
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(LONGEST), self._news:
+                await self._news.wait_for(lambda: self._due)
+        except TimeoutError:
+            self._due = self._scopes - self._forbidden
+
+    def _take(self) -> set[Scope]:
+        due, self._due = self._due, set()
+        return due
+
+    async def _list(self, kind: str, namespace: str | None) -> bool:
+        """Whether it could be listed."""
+        try:
+            listing = await self._api.listing(kind, namespace, SELECTORS[kind])
+        except ApiError as error:
+            log.warning("%s: listed again in %.0f s", error, RETRY)
+            return False
+        self._changed(kind, self._cache.of_kind(kind).replace(listing, namespace))
+        async with self._news:
+            self._listed.add((kind, namespace))
+            self._news.notify_all()
+        self._serve()
+        return True
+
+    def _serve(self) -> None:
+        """Jobs of a namespace that is served from now on are reconciled."""
+        before, everywhere = self._served, _scopes(EVERYWHERE, [None])
+        self._served = {n for n in self._namespaces if self._listed >= {*everywhere, *_scopes(SERVED, [n])}}
+        if new := self._served - before:
+            jobs = self._cache.jobs.groups_of(lambda job: None in new or job.meta.namespace in new)
+            self._changed("RLJob", jobs)
+
+
+def _scopes(kinds: Iterable[str], namespaces: Iterable[str | None]) -> list[Scope]:
+    return [(kind, namespace) for kind in kinds for namespace in namespaces]

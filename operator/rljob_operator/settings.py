@@ -1,0 +1,48 @@
+"""How kopf works here: it watches and delivers, and writes nothing."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import kopf
+
+from rljob_operator.handlers import SELECTORS
+from rljob_operator.kube.api import resource
+
+
+class Backoffs(Iterable[float]):
+    """Seconds between kopf's attempts of one request: it never gives up. A process that ended at every outage would wait longer and longer for its
+    next start, and one namespace that may not be read must not end those that may."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((0.5, 1.0, 2.0, 4.0, 8.0), itertools.repeat(15.0))
+
+
+class NoDiffBase(kopf.DiffBaseStorage):
+    """Decisions rest on what is, not on what has changed: nothing is noted in objects, and no event costs a copy of its object."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        return None
+
+
+def kopf_settings() -> kopf.OperatorSettings:
+    found = kopf.OperatorSettings()
+    found.scanning.disabled = True  # it would need rights over all namespaces and CRDs
+    found.posting.enabled = False
+    found.persistence.diffbase_storage = NoDiffBase()
+    found.queueing.idle_timeout = 0.1  # a worker that waits holds the whole object
+    found.watching.chunk_size = 500
+    found.watching.server_timeout = 300
+    found.watching.inactivity_timeout = 100  # a bookmark comes each minute
+    found.networking.request_timeout = 20
+    found.networking.error_backoffs = Backoffs()
+    for kind, selector in SELECTORS.items():
+        if selector:
+            found.watching.label_selectors[resource(kind)] = selector
+    return found
