@@ -7,16 +7,25 @@ An *attempt* is one life of the whole gang: one rendezvous, one torchrun per mem
 that the control lists runs the attempt.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
 from rljob_api import names
 from rljob_api.base import Wire
+from rljob_api.metrics import METRICS
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import MOST_CHECKPOINTS
+from rljob_api.text import one_line, plain
 
-Text = Annotated[str, StringConstraints(max_length=4096)]
+Text = Annotated[str, StringConstraints(max_length=4096), AfterValidator(plain)]
+"""Several lines."""
+Line = Annotated[str, StringConstraints(max_length=2048), AfterValidator(one_line)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+"""Of steps, attempts and ranks."""
+Time = Annotated[float, Field(ge=0, le=253_402_300_799, allow_inf_nan=False)]
+"""Seconds since the epoch, before the year 10000."""
 Command = Literal["run", "drain", "stop"]
 Result = Literal["succeeded", "drained", "failed", "stopped"]
 
@@ -76,48 +85,75 @@ class Failure(Wire):
 
     kind: Literal["application", "configuration", "collective", "killed"]
     """configuration: the user's to mend, a restart cannot help; collective: a peer was lost, somebody else is the cause; killed: a signal."""
-    rank: int | None = None
+    rank: Count | None = None
     exception: Text = ""
     """Class name, or `Signal 9 (SIGKILL)`."""
     message: Text = ""
     lines: Annotated[list[Text], Field(max_length=20)] = []
     """Last lines of the traceback."""
-    time: float = 0.0
-    """Seconds since the epoch, by the pod's clock."""
-    field: str = ""
+    time: Time = 0.0
+    """By the pod's clock."""
+    field: Line = ""
     """Path of the spec's field, for kind configuration."""
 
 
 class Checkpoint(Wire):
     """One complete checkpoint."""
 
-    step: int
-    attempt: int
-    path: str
-    digest: str = ""
+    step: Count
+    attempt: Count
+    path: Line
+    digest: Line = ""
     """Digest of the policy's weights."""
-    layout: str = ""
+    layout: Line = ""
     """For example `tp2-pp1-dp1`."""
     reshardable: bool = True
     """Can be loaded into another layout with its optimizer."""
-    time: float = 0.0
+    time: Time = 0.0
 
 
 class RolloutState(Wire):
     """What the trainer knows of one rollout."""
 
-    pod: str
-    policy_step: int | None = None
+    pod: Line
+    policy_step: Count | None = None
     """Step of the policy it serves; None: not brought up yet."""
 
 
 class Point(Wire):
     """Main metrics of one step."""
 
-    step: int
+    step: Count
     reward: float
     loss: float
     seconds: float
+
+
+def _is_number(value: object) -> bool:
+    """Finite, and far from the ends of what a float holds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
+
+
+def _known(names_: Collection[str]) -> Callable[[Any], Any]:
+    """Only entries of these names, and only numbers."""
+
+    def kept(given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {name: given[name] for name in names_ if _is_number(given.get(name))}
+
+    return kept
+
+
+def _complete(given: Any) -> Any:
+    """Only points that hold three numbers: a loss may be NaN, which no JSON holds."""
+    if not isinstance(given, list):
+        return given
+    return [
+        p
+        for p in given
+        if not isinstance(p, Mapping) or all(map(_is_number, map(p.get, ("reward", "loss", "seconds"))))
+    ]
 
 
 class Progress(Wire):
@@ -127,25 +163,26 @@ class Progress(Wire):
         "loading"
     )
     """waiting: fewer than minReplicas rollouts have the current policy."""
-    heartbeat: int = 0
+    heartbeat: Annotated[int, Field(ge=0, le=2**62)] = 0
     """Advances with every piece of progress: a sample, a micro-batch, a bucket, a file."""
-    step: int = 0
+    step: Count = 0
     """Steps done."""
-    started_from: int | None = None
+    started_from: Count | None = None
     """Step of the checkpoint this attempt started from; 0: from the model; None: not decided yet."""
-    policy_step: int = 0
-    digest: str = ""
-    metrics: dict[str, float] = {}
-    """The last step's, by the names of the metric table."""
-    history: Annotated[list[Point], Field(max_length=64)] = []
+    policy_step: Count = 0
+    digest: Line = ""
+    metrics: Annotated[dict[str, float], BeforeValidator(_known(METRICS))] = {}
+    """The last step's, by the names of the metric table. Others, and values that are no finite numbers, are left out."""
+    history: Annotated[list[Point], Field(max_length=64), BeforeValidator(_complete)] = []
+    """Points whose values are finite."""
     checkpoints: Annotated[list[Checkpoint], Field(max_length=MOST_CHECKPOINTS)] = []
     """Complete ones of the lineage, oldest first."""
     rollouts: Annotated[list[RolloutState], Field(max_length=4096)] = []
-    export: str = ""
+    export: Line = ""
     """Directory of the Hugging Face export, once written."""
-    evaluation: dict[str, float] = {}
+    evaluation: Annotated[dict[str, float], BeforeValidator(_known(("first", "last")))] = {}
     """`first` and `last` mean reward on the held-out prompts."""
-    backend: str = ""
+    backend: Line = ""
     """Which layers and kernels are in use."""
 
 
@@ -153,10 +190,10 @@ class Report(Wire):
     """A launcher's word."""
 
     protocol: int = names.PROTOCOL
-    pod: str
-    pod_uid: str
-    boot_id: str
-    attempt: int = 0
+    pod: Line
+    pod_uid: Line
+    boot_id: Line
+    attempt: Count = 0
     """The newest attempt this boot was a member of; 0: none."""
     state: Literal["idle", "running", "stopped"] = "idle"
     result: Result | None = None

@@ -111,7 +111,9 @@ def test_a_checkpoint_is_written_at_once() -> None:
 def test_numbers_that_json_cannot_say_are_left_out() -> None:
     points = [Point(step=1, reward=0.5, loss=math.nan, seconds=1.0), Point(step=2, reward=0.6, loss=0.1, seconds=1.0)]
     metrics = {"reward/mean": 0.6049, "train/loss": math.inf}
-    status = make_job().with_attempt().running(step=2, history=points, metrics=metrics, backend="torch, gloo").next()
+    read = Progress.model_validate({"history": [p.model_dump() for p in points], "metrics": metrics})
+    told = {"history": read.history, "metrics": read.metrics, "backend": "torch, gloo"}
+    status = make_job().with_attempt().running(step=2, **told).next()
     assert status.progress == ProgressStatus(
         attempt=1,
         step=2,

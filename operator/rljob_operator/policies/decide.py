@@ -1,8 +1,9 @@
 """The next status of a job, as a pure function of what was observed. One file per policy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rljob_api.status import JobStatus
+from rljob_api.text import one_line
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.attempt import advance_attempt
@@ -62,4 +63,5 @@ def decide(s: Snapshot) -> Decision:
         status, events = change.status, events + change.events
         delete, force = delete + change.delete, force + change.force
         ungate, due = ungate + change.ungate, due + change.due
+    events = tuple(replace(event, message=one_line(event.message)) for event in events)
     return Decision(status, events, delete, force, ungate, max(0.0, min(due) - s.now) if due else None)

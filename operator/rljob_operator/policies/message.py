@@ -2,6 +2,7 @@
 
 from rljob_api import reasons
 from rljob_api.status import Attempt, JobStatus, LastFailure
+from rljob_api.text import one_line
 from rljob_api.validation.violation import message as violation_message
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
@@ -18,7 +19,7 @@ LONGEST = 4096
 
 
 def message(s: Snapshot, status: JobStatus) -> str:
-    return _message(s, status)[:LONGEST]
+    return one_line(_message(s, status))[:LONGEST]
 
 
 def _message(s: Snapshot, status: JobStatus) -> str:

@@ -1,9 +1,7 @@
 """Rank 0's account, copied to status: at once when something people wait for changed, else at most every `progress_interval`."""
 
-import math
-
 from rljob_api import reasons
-from rljob_api.protocol import Checkpoint, Point, Progress
+from rljob_api.protocol import Checkpoint, Progress
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, CheckpointStatus, JobStatus, ProgressStatus, Restarts
 from rljob_operator.cache.reports import stage
@@ -62,7 +60,6 @@ def _loading(p: Progress, old: ProgressStatus, now: float) -> ProgressStatus:
 
 
 def _status(p: Progress, attempt: int, spec: RLJobSpec, now: float) -> ProgressStatus:
-    metrics = {k: v for k, v in p.metrics.items() if math.isfinite(v)}
     return ProgressStatus(
         attempt=attempt,
         step=p.step,
@@ -70,19 +67,15 @@ def _status(p: Progress, attempt: int, spec: RLJobSpec, now: float) -> ProgressS
         text=f"{p.step}/{spec.train.steps}",
         phase=p.phase,
         policy_step=p.policy_step,
-        reward=f"{metrics[REWARD]:.3f}" if REWARD in metrics else "",
-        metrics=metrics,
-        history=[point for point in p.history if _finite(point)],
-        evaluation={k: v for k, v in p.evaluation.items() if math.isfinite(v)},
+        reward=f"{p.metrics[REWARD]:.3f}" if REWARD in p.metrics else "",
+        metrics=p.metrics,
+        history=p.history,
+        evaluation=p.evaluation,
         export=p.export,
         started_from=p.started_from,
         backend=p.backend,
         updated_at=stamp(now),
     )
-
-
-def _finite(p: Point) -> bool:
-    return math.isfinite(p.reward) and math.isfinite(p.loss) and math.isfinite(p.seconds)
 
 
 def _checkpoint(p: Progress, old: CheckpointStatus) -> CheckpointStatus:

@@ -1,0 +1,179 @@
+"""Reports are untrusted: whatever a pod writes, the operator decides, and the status that it makes is one that the API server takes."""
+
+import json
+import math
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rljob_api import names
+from rljob_api.metrics import METRICS
+from rljob_api.status import JobStatus
+from rljob_operator.cache.reports import CachedConfigMap, cached
+from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.decide import Decision, decide
+from rljob_operator.reconcile.events import event_object
+from simulator.makers import META, NOW, make_job
+
+MOST_BYTES = 400_000
+"""Of a status: two failures with the longest messages, a full history and as many checkpoints as a report holds."""
+FLOATS = st.sampled_from([0.0, 1.5, -1.0, 7.0, math.nan, math.inf, -math.inf, 1e300, 1e308, 1e30])
+INTEGERS = st.sampled_from([0, 1, 2, 7, 7, 20, -1, 2**31, 2**63, 10**30])
+TEXTS = st.sampled_from(
+    ["", "x", "\x1b[31mred\x1b[0m", "a\nstep 77777 is saved", "\u202egnp.exe", "\x00\x07", "é" * 2000, "/d\x9b2J"]
+)
+JUNK = st.recursive(
+    FLOATS | INTEGERS | TEXTS | st.none() | st.booleans(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def objects(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(fields)
+
+
+COUNT = st.integers(0, 20) | st.integers(0, 20) | st.integers(0, 20) | INTEGERS
+CHECKPOINT = objects(
+    step=COUNT, attempt=COUNT, path=TEXTS, digest=TEXTS, layout=TEXTS, reshardable=st.booleans(), time=FLOATS
+)
+POINT = objects(step=st.integers(0, 20), reward=FLOATS, loss=FLOATS, seconds=FLOATS)
+METRIC = st.sampled_from([*list(METRICS)[:5], "unknown", "\x1b[2J"])
+PROGRESS = objects(
+    phase=st.sampled_from(["loading", "waiting", "training", "saving"]),
+    heartbeat=COUNT,
+    step=COUNT,
+    startedFrom=COUNT | st.none(),
+    policyStep=COUNT,
+    digest=TEXTS,
+    metrics=st.dictionaries(METRIC, FLOATS),
+    history=st.lists(POINT, max_size=3),
+    checkpoints=st.lists(CHECKPOINT, max_size=3),
+    rollouts=st.lists(objects(pod=TEXTS, policyStep=COUNT), max_size=2),
+    export=TEXTS,
+    evaluation=st.dictionaries(st.sampled_from(["first", "last", "middle"]), FLOATS),
+    backend=TEXTS,
+)
+FAILURE = objects(
+    kind=st.sampled_from(["application", "configuration", "collective", "killed"]),
+    rank=COUNT,
+    exception=TEXTS,
+    message=TEXTS,
+    lines=st.lists(TEXTS, max_size=3),
+    time=FLOATS,
+    field=TEXTS,
+)
+REPORT = objects(
+    attempt=st.just(1),
+    state=st.sampled_from(["idle", "running", "stopped"]),
+    result=st.sampled_from(["succeeded", "drained", "failed", "stopped"]),
+    failure=FAILURE | st.none(),
+    progress=PROGRESS | st.none(),
+)
+
+
+def kept(report: Any) -> CachedConfigMap:
+    """The report of demo-trainer-0 as it is cached."""
+    meta = {"name": names.report("demo-trainer-0"), "namespace": META.namespace, "resourceVersion": "1", "uid": "u"}
+    text = report if isinstance(report, str) else json.dumps(report)
+    return cached(lambda: NOW)({"kind": "ConfigMap", "metadata": meta, "data": {names.REPORT_KEY: text}}, None)
+
+
+def observed(note: CachedConfigMap) -> Snapshot:
+    """An attempt that runs on two pods; the first wrote the report."""
+    job = make_job().with_attempt(1).running(step=2).with_rollout()
+    reports = {pod: report for pod, report in job.reports.items() if pod != "demo-trainer-0"}
+    reports |= {note.report.pod: note.report} if note.report else {}
+    return job.having(reports=reports, unreadable={note.pod: note.trouble} if note.trouble else {}).snapshot()
+
+
+def check(decision: Decision) -> None:
+    text = decision.status.dump_json()
+    assert len(text) < MOST_BYTES
+    status = json.loads(text, parse_constant=lambda constant: (_ for _ in ()).throw(AssertionError(constant)))
+    for value in leaves(status):
+        if isinstance(value, str):
+            assert not set(value) & set(map(chr, [*range(9), *range(11, 32), *range(127, 160), 0x202E])), value
+        if isinstance(value, int):
+            assert -(2**63) <= value < 2**63
+    assert JobStatus.model_validate_json(text) == decision.status
+    assert set(status["progress"].get("metrics", {})) <= METRICS.keys()
+    for line in [decision.status.message, *(c.message for c in decision.status.conditions)]:
+        assert "\n" not in line
+    for event in decision.events:
+        assert event_object(META, event, NOW)["message"].isprintable()
+
+
+def leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for key, inner in value.items() for leaf in (key, *leaves(inner))]
+    return [leaf for inner in value for leaf in leaves(inner)] if isinstance(value, list) else [value]
+
+
+IDENTITY = {"protocol": names.PROTOCOL, "pod": "demo-trainer-0", "podUid": "pod-0", "bootId": "boot-0"}
+MANY = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def decide_on(report: Any) -> Decision:
+    return decide(observed(kept(report)))
+
+
+@MANY
+@given(REPORT)
+def test_whatever_a_member_reports_the_next_status_can_be_written(report: dict[str, Any]) -> None:
+    check(decide_on(IDENTITY | report))
+
+
+@MANY
+@given(REPORT, st.data())
+def test_a_report_with_a_field_of_any_other_kind_changes_nothing_about_that(report: Any, data: st.DataObject) -> None:
+    target = IDENTITY | report
+    while True:
+        key = data.draw(st.sampled_from(sorted(target)))
+        if not isinstance(target[key], dict) or not target[key] or data.draw(st.booleans()):
+            break
+        target[key] = dict(target[key])
+        target = target[key]
+    target[key] = data.draw(JUNK)
+    check(decide_on(IDENTITY | report))
+
+
+@MANY
+@given(st.text(max_size=30) | JUNK.map(json.dumps))
+def test_a_report_that_is_no_report_at_all_is_named(text: str) -> None:
+    note = kept(text)
+    assert note.report is None
+    assert note.trouble.isprintable() and len(note.trouble) < 1000
+    check(decide_on(text))
+
+
+def test_good_reports_are_among_those_that_are_tried() -> None:
+    """So the tests before this one show something."""
+    readable = []
+
+    @settings(max_examples=200, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(REPORT)
+    def look(report: Any) -> None:
+        readable.append(kept(IDENTITY | report).report is not None)
+
+    look()
+    assert sum(readable) > len(readable) / 10
+
+
+def test_of_twelve_thousand_metrics_those_of_the_table_are_kept() -> None:
+    """The others would be a status of 234 KB, and as many series of Prometheus."""
+    metrics = {f"made/up_{i}": 1.0 for i in range(12_000)} | {"reward/mean": 0.5, "train/loss": math.nan}
+    progress = {"phase": "training", "startedFrom": 0, "step": 3, "metrics": metrics}
+    decision = decide_on(IDENTITY | {"attempt": 1, "state": "running", "progress": progress})
+    assert decision.status.progress.metrics == {"reward/mean": 0.5}
+    assert len(decision.status.dump_json()) < 10_000
+
+
+def test_a_path_with_a_line_end_forges_no_line() -> None:
+    saved = {"step": 3, "attempt": 1, "path": "/d\x1b[2J\n12:00 INFO research/other: step 77777 is saved"}
+    progress = {"phase": "training", "startedFrom": 0, "step": 3, "checkpoints": [saved]}
+    decision = decide_on(IDENTITY | {"attempt": 1, "state": "running", "progress": progress})
+    assert [e.message for e in decision.events] == [
+        "step 3 is saved at /d 12:00 INFO research/other: step 77777 is saved"
+    ]
