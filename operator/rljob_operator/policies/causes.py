@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rljob_api import reasons
 from rljob_api.protocol import Failure
 from rljob_api.status import Attempt, JobStatus
+from rljob_api.text import one_line
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.members import MemberStatus
 from rljob_operator.policies.progress import current
@@ -36,10 +37,10 @@ class Cause:
         """One sentence for people."""
         f = self.failure
         if self.reason in reasons.NOT_COUNTED | {reasons.CONTAINER_RESTARTED, reasons.NO_PROGRESS}:
-            return f.message
+            return one_line(f.message)
         where = self.pod + (f" (rank {f.rank})" if f.rank is not None else "")
         what = ": ".join(t for t in (f.exception if f.kind != "configuration" else "", f.message) if t)
-        return f"{where}: {what}" if where else what
+        return one_line(f"{where}: {what}" if where else what)
 
 
 def recorded(attempt: Attempt) -> Cause | None:

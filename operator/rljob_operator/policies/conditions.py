@@ -2,7 +2,7 @@
 
 from rljob_api import reasons
 from rljob_api.status import Condition, ConditionType, JobStatus, State
-from rljob_api.text import one_line
+from rljob_api.text import plain
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.times import stamp
@@ -42,7 +42,7 @@ def _condition(s: Snapshot, kind: ConditionType, found: ConditionValue, old: Con
         type=kind,
         status=word,
         reason=reason,
-        message=one_line(message),
+        message=plain(message),
         last_transition_time=since,
         observed_generation=s.job.generation,
     )

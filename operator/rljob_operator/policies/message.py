@@ -2,7 +2,7 @@
 
 from rljob_api import reasons
 from rljob_api.status import Attempt, JobStatus, LastFailure
-from rljob_api.text import one_line
+from rljob_api.text import one_line, plain
 from rljob_api.validation.violation import message as violation_message
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
@@ -19,7 +19,7 @@ LONGEST = 4096
 
 
 def message(s: Snapshot, status: JobStatus) -> str:
-    return one_line(_message(s, status))[:LONGEST]
+    return plain(_message(s, status))[:LONGEST]
 
 
 def _message(s: Snapshot, status: JobStatus) -> str:
@@ -89,7 +89,9 @@ def _of_waiting(s: Snapshot, status: JobStatus) -> str:
 
 def _troubles(s: Snapshot, pods: tuple[Pod, ...]) -> list[str]:
     """What a user has to mend: image, quota, memory, nodes, the rollout's own complaint."""
-    return [f"{pod.name}: {why}" for pod in pods if not (pod.ready or pod.deleting) and (why := _trouble(s, pod))]
+    return [
+        one_line(f"{pod.name}: {why}") for pod in pods if not (pod.ready or pod.deleting) and (why := _trouble(s, pod))
+    ]
 
 
 def _trouble(s: Snapshot, pod: Pod) -> str:
