@@ -1,12 +1,13 @@
 """Load on a real kube-apiserver, controller manager and scheduler with KWOK's nodes, and what we cost: each figure beside plain StatefulSets.
 
-    python -m benchmarks.scale [--nodes 200] [--gang 64] [--crowd 100] [--live 500] [--window 60]
+    python -m benchmarks.scale [--nodes 200] [--gang 64] [--crowd 100] [--live 500] [--window 60] [--tree DIRECTORY]
 
 Prints a Markdown table. Needs what `make cluster-up` compiles, and compiles KWOK. No cluster is touched: all of it runs on loopback.
 """
 
 import argparse
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -19,16 +20,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import kopf
 
 from benchmarks.load import Object, Reports, job, stateful_set
 from e2e import kwok
 from e2e.cluster.binaries import KWOK, build, is_built
+from e2e.cluster.steps import REPOSITORY
 from e2e.control_plane import TOKEN, ControlPlane, free_ports
 from rljob_operator.cache.cluster import CHILD_KINDS
 from rljob_operator.handlers import OURS
-from rljob_operator.kube.api import NotFound
+from rljob_operator.kube.api import NotFound, path
 from rljob_operator.kube.client import KubernetesApi
 from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.rate_limit import RateLimiter
@@ -42,6 +45,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("nodes", 200), ("gang", 64), ("crowd", 100), ("live", 500), ("window", 60), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument(
+        "--tree",
+        type=Path,
+        default=REPOSITORY,
+        help="whose operator is measured: a work tree, perhaps of another commit",
+    )
     args = parser.parse_args()
     if not is_built(KWOK):
         build(KWOK)
@@ -49,7 +58,7 @@ def main() -> None:
     print("| what | plain StatefulSets | RLJob | ratio |\n| --- | --- | --- | --- |", flush=True)
     for qps, phases in ((None, (Bench.gang,)), (500, (Bench.crowd, Bench.live))):
         with ControlPlane(directory / str(qps), managers=True, qps=qps) as plane:
-            plane.install_crd()
+            plane.install_crd(args.tree / "crds" / "rljob.yaml")
             asyncio.run(measure(plane, args, phases))
     shutil.rmtree(directory, ignore_errors=True)
 
@@ -64,20 +73,32 @@ async def measure(plane: ControlPlane, args: argparse.Namespace, phases: Sequenc
         await bench.end()
 
 
+class Seconds(NamedTuple):
+    """Of one crowd."""
+
+    bound: float
+    """Until all pods are bound."""
+    first: float
+    """Until the first pod is made."""
+    gone: float
+    """From the first deletion until nothing is left."""
+
+
 class Bench:
     """One run."""
 
     def __init__(self, plane: ControlPlane, args: argparse.Namespace) -> None:
         self.plane, self.args = plane, args
         account = kopf.ConnectionInfo(server=plane.url, insecure=True, token=TOKEN)
-        self.api = KubernetesApi(Credentials(lambda: account), RateLimiter(5000, 5000))
+        self.credentials = Credentials(lambda: account)
+        self.api = KubernetesApi(self.credentials, RateLimiter(5000, 5000))
         (self.port,) = free_ports(1)
 
     async def start(self) -> None:
         await self.nodes()
         kwok.start(self.plane)
         command = [sys.executable, "-m", "rljob_operator", "--qps", "500", "--burst", "500"]
-        os.environ["KUBECONFIG"] = str(self.plane.kubeconfig)
+        os.environ |= {"KUBECONFIG": str(self.plane.kubeconfig), "PYTHONPATH": str(self.args.tree / "operator")}
         self.operator = self.plane.spawn("operator", *command, "--health-port", str(self.port))
         while "all kinds are listed" not in (self.plane.directory / "operator.log").read_text():  # noqa: ASYNC110
             await asyncio.sleep(0.2)
@@ -99,7 +120,7 @@ class Bench:
 
     async def beside(self, what: str, count: int, pods: int, roles: dict[str, int]) -> None:
         """In turn, each time in a namespace of its own: the medians, and the range of the ratio of neighbours."""
-        floors, ours, total = list[float](), list[float](), count * pods
+        floors, ours, total = list[Seconds](), list[Seconds](), count * pods
         before, cpu = self.requests(), spent(self.operator.pid)
         for i in range(self.args.repeats):
             floors.append(
@@ -108,9 +129,11 @@ class Bench:
             ours.append(await self.timed(f"ours-{total}-{i}", total, lambda ns, k: job(ns, f"j{k}", roles, "1"), count))
         made = Counter(self.requests())
         made.subtract(before)
-        ratios = [b / a for a, b in zip(floors, ours, strict=True)]
-        spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        print(f"| {what} | {median(floors):.1f} s | {median(ours):.1f} s | {spread} |")
+        for i, name in enumerate((what, "the first pod is made", "all is deleted")):
+            floor, one = [x[i] for x in floors], [x[i] for x in ours]
+            ratios = [b / a for a, b in zip(floor, one, strict=True)]
+            spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            print(f"| {name} | {median(floor):.1f} s | {median(one):.1f} s | {spread} |")
         print(
             f"| operator's processor time a job | | {(spent(self.operator.pid) - cpu) / count / self.args.repeats * 1000:.0f} ms | |"
         )
@@ -125,27 +148,33 @@ class Bench:
             flush=True,
         )
 
-    async def timed(self, namespace: str, pods: int, make: Callable[[str, int], Object], count: int) -> float:
-        """Seconds from the first request until all pods are bound. The namespace is emptied afterwards."""
+    async def timed(self, namespace: str, pods: int, make: Callable[[str, int], Object], count: int) -> Seconds:
+        """From the first request. The namespace is emptied afterwards."""
         await self.api._request("POST", "Namespace", "/api/v1/namespaces", {"metadata": {"name": namespace}})
         version = (await self.api.listing("Pod", namespace)).version
         start = time.monotonic()
         async with asyncio.timeout(300):
             bound = asyncio.create_task(self.bound(namespace, pods, version))
             await asyncio.gather(*(self.api.create(make(namespace, i)) for i in range(count)))
-            await bound
-        seconds = time.monotonic() - start
+            first = await bound
+        end = time.monotonic()
         await self.empty(namespace)
-        return seconds
+        return Seconds(end - start, first - start, time.monotonic() - end)
 
-    async def bound(self, namespace: str, pods: int, version: str) -> None:
-        """Until so many pods are bound, as a watch shows them."""
-        names_ = set[str]()
-        async for change in self.api.watch("Pod", namespace, "", version):
-            if change.object.get("spec", {}).get("nodeName"):
-                names_.add(change.object["metadata"]["name"])
-            if len(names_) == pods:
-                return
+    async def bound(self, namespace: str, pods: int, version: str) -> float:
+        """Until so many pods are bound, as a watch shows them; when the first was made."""
+        names_, first = set[str](), 0.0
+        query = {"watch": "1", "resourceVersion": version}
+        url = self.plane.url + path("Pod", namespace)
+        async with self.credentials.session(1) as session, session.get(url, params=query) as response:
+            async for line in response.content:
+                pod = json.loads(line)["object"]
+                first = first or time.monotonic()
+                if pod.get("spec", {}).get("nodeName"):
+                    names_.add(pod["metadata"]["name"])
+                if len(names_) == pods:
+                    return first
+        raise RuntimeError("the watch ended")
 
     async def empty(self, namespace: str) -> None:
         for kind in ("RLJob", "StatefulSet"):

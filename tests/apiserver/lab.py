@@ -28,6 +28,8 @@ class Operator:
     identity: str = "one"
     others: tuple[str, ...] = ()
     """Namespaces that it serves as well."""
+    lease_namespace: str = ""
+    """If not the first that it serves."""
     health_port: int = 0
     kills: int = 0
     deaths: int = 0
@@ -41,7 +43,14 @@ class Operator:
         self.deaths += self._process is not None
         command = [sys.executable, "-m", "rljob_operator"]
         command += [f"--namespace={namespace}" for namespace in (self.namespace, *self.others)]
-        command += ["--lease-namespace", self.namespace, "--identity", self.identity, "--progress-interval", "0.3"]
+        command += [
+            "--lease-namespace",
+            self.lease_namespace or self.namespace,
+            "--identity",
+            self.identity,
+            "--progress-interval",
+            "0.3",
+        ]
         with self.log.open("ab") as log:
             env = os.environ | {"KUBECONFIG": str(self.kubeconfig)}
             self._process = subprocess.Popen(

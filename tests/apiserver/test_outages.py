@@ -1,0 +1,74 @@
+"""An API server that is away, credentials that are replaced, a lease that is lost: the process may end, the outcome stays the same."""
+
+import asyncio
+
+import pytest
+
+from apiserver.lab import lab
+from apiserver.proxy import Faults
+from apiserver.test_faults import END, TURNS, live
+from e2e.control_plane import ControlPlane
+from rljob_operator.kube import leader_election
+
+pytestmark = pytest.mark.slow
+AWAY_SECONDS = 40.0
+"""Of the two minutes that an upgrade takes; longer than a lease lasts, and than any request is tried."""
+
+
+async def test_an_api_server_that_is_away_ends_the_operator_once_and_changes_no_outcome(plane: ControlPlane) -> None:
+    """The operator ends because it cannot renew its lease. Its next process waits, so the kubelet's back-off stays at its first 10 s."""
+    faults = Faults(watch_seconds=2.0)
+    async with lab(plane, "away", faults, deaths=1) as world:
+        await world.submit()
+        await world.until(state="Running", attempt=1, turns=TURNS)
+        faults.away = True
+        operator = world.process
+        for _ in range(int(AWAY_SECONDS)):
+            operator.keep_alive()
+            await asyncio.sleep(1.0)
+        faults.away = False
+        await world.until(state="Running", step=1, turns=TURNS)
+        assert world.status.attempt and world.status.attempt.number == 1, "nobody failed"
+        world.finish = True
+        await world.until(state="Succeeded", turns=TURNS)
+        assert operator.deaths == 1
+        assert operator.tells("could not be renewed")
+
+
+async def test_a_token_that_is_replaced_is_read_again_by_watches_and_by_writes(plane: ControlPlane) -> None:
+    faults = Faults(token="first", watch_seconds=2.0)
+    async with lab(plane, "rotated", faults) as world:
+        operator = world.process
+        operator.use_token("first")
+        await world.submit()
+        await world.until(state="Running", attempt=1, turns=TURNS)
+        operator.use_token("second")
+        faults.token = "second"
+        await world.remove_child("Pod", "demo-trainer-1")
+        await world.until(state="Running", attempt=2, turns=TURNS)
+        world.finish = True
+        await world.until(state="Succeeded", turns=TURNS)
+        assert operator.tells("Re-authentication has finished")
+
+
+async def test_an_operator_that_loses_its_lease_while_it_writes_ends_and_its_successor_reaches_the_same_end(
+    plane: ControlPlane,
+) -> None:
+    faults, written = Faults(delay=0.2), list[str]()
+    faults.after_write = written.append
+    async with lab(plane, "thief", faults) as world:
+        operator = world.process
+        await world.submit()
+        await world.until(state="Starting", turns=TURNS)
+        await world.edit_child("Lease", leader_election.NAME, {"spec": {"holderIdentity": "thief"}})
+        assert operator.wait() == 1
+        assert operator.tells("another operator may act now")
+        count = len(written)
+        await asyncio.sleep(2.0)
+        assert written[count:] == [], "it writes no more"
+        await world.remove_child("Lease", leader_election.NAME)
+        await world.remove_child("RLJob", "demo")
+        for kind in ("StatefulSet", "ConfigMap", "Pod", "Role", "RoleBinding", "ServiceAccount", "NetworkPolicy"):
+            for child in (await world._api.listing(kind, world.namespace)).objects:
+                await world.remove_child(kind, child["metadata"]["name"])
+        assert await live(world) == END

@@ -1,0 +1,104 @@
+"""Watches that end, are forgotten or refused, by a real API server and a proxy before it: the operator learns what it missed."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from api.specs import raw_spec
+from apiserver.lab import Lab, Operator, lab, until
+from apiserver.proxy import Faults
+from apiserver.test_faults import END, TURNS, live
+from apiserver.world import administrator
+from e2e.control_plane import ControlPlane, available
+from rljob_operator.handlers import EVERYWHERE, SERVED
+from simulator.cluster import job_object
+
+pytestmark = pytest.mark.slow
+NEIGHBOURS = 12
+
+
+async def settled(world: Lab, names: set[str], turns: int = TURNS) -> None:
+    """Until all these jobs, and no others, have their StatefulSets."""
+    for _ in range(turns):
+        await world.turn()
+        sets = (await world._api.listing("StatefulSet", world.namespace)).objects
+        found = {s["metadata"]["labels"]["rljob.dev/job"] for s in sets}
+        if names <= found:
+            return
+    raise AssertionError(f"{names - found} have no StatefulSets")
+
+
+async def test_every_watch_may_forget_at_any_time_while_jobs_come_and_go(plane: ControlPlane) -> None:
+    faults = Faults(watch_seconds=0.7, gone=True)
+    async with lab(plane, "gone-all", faults) as world:
+        for i in range(NEIGHBOURS):
+            await world._api.create(job_object(f"neighbour-{i}", raw_spec(), world.namespace))
+        assert await live(world) == END
+        await settled(world, {f"neighbour-{i}" for i in range(NEIGHBOURS)})
+
+
+async def test_what_vanished_in_a_gap_that_is_forgotten_is_made_again_and_a_job_that_vanished_stays_away(
+    plane: ControlPlane,
+) -> None:
+    faults = Faults(watch_seconds=1.0)
+    async with lab(plane, "gap", faults) as world:
+        await world.submit()
+        await world._api.create(job_object("vanishes", raw_spec(), world.namespace))
+        await world.until(state="Running", attempt=1, turns=TURNS)
+        await settled(world, {"demo", "vanishes"})
+        faults.refused, faults.gone = {503: 1.0}, True
+        await asyncio.sleep(2.0)
+        for kind, name in (("ConfigMap", "demo-control"), ("RoleBinding", "demo-pods"), ("RLJob", "vanishes")):
+            await world.remove_child(kind, name)
+        for kind in ("StatefulSet", "Role"):
+            for child in (await world._api.listing(kind, world.namespace)).objects:
+                if child["metadata"]["labels"]["rljob.dev/job"] == "vanishes":
+                    await world.remove_child(kind, child["metadata"]["name"])
+        faults.refused, faults.gone = None, False
+        log = world.process.log
+        before = len(log.read_text())
+        for _ in range(TURNS):
+            await world.turn()
+            if await world.exists("ConfigMap", "demo-control") and await world.exists("RoleBinding", "demo-pods"):
+                break
+        await asyncio.sleep(3.0)
+        assert not await world.exists("StatefulSet", "vanishes-trainer")
+        assert "vanishes: " not in log.read_text()[before:]
+
+
+async def test_a_watch_that_ends_at_once_is_not_begun_again_without_a_pause(plane: ControlPlane) -> None:
+    faults = Faults(watch_seconds=0.0)
+    async with lab(plane, "spin", faults) as world:
+        await world.submit()
+        await world.until(state="Running", attempt=1, turns=TURNS)
+        before, kinds = faults.watches, len(EVERYWHERE) + len(SERVED)
+        await asyncio.sleep(10.0)
+        assert before > kinds and faults.watches - before <= 30 * kinds
+
+
+async def test_the_crd_may_be_installed_after_the_operator(tmp_path: Path) -> None:
+    if not available():
+        pytest.skip("etcd and kube-apiserver are not built: `make cluster-up` builds them")
+    with ControlPlane(tmp_path / "plane") as bare:
+        operator = Operator(bare.kubeconfig, "late", tmp_path / "operator.log")
+        bare.call("POST", "/api/v1/namespaces", {"metadata": {"name": "late"}})
+        api = administrator(bare)
+        try:
+            operator.keep_alive()
+            await until(lambda: operator.tells("is not installed yet"))
+            bare.install_crd()
+            await api.create(job_object("demo", raw_spec(), "late"))
+            await until(lambda: "state" in status(bare))
+            operator.keep_alive()
+            assert operator.deaths == 0
+        finally:
+            operator.kill()
+            await api.close()
+
+
+def status(plane: ControlPlane) -> dict[str, object]:
+    found: dict[str, object] = plane.call("GET", "/apis/rljob.dev/v1alpha1/namespaces/late/rljobs/demo").get(
+        "status", {}
+    )
+    return found

@@ -1,0 +1,165 @@
+"""What kopf does not say: what vanished, and when everything is known."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rljob_operator import relist
+from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.handlers import EVERYWHERE, SERVED
+from rljob_operator.kube.api import ApiError, Key, Listing, scope_of
+from rljob_operator.relist import Relist
+from simulator.cluster import FakeCluster, job_object
+
+JOB, OTHER = ("research", "demo"), ("production", "demo")
+
+
+class Refusing(FakeCluster):
+    """Some of its lists fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lists: list[tuple[str, str | None]] = []
+        self.broken: set[tuple[str, str | None]] = set()
+
+    async def listing(self, kind: str, namespace: str | None, selector: str = "") -> Listing:
+        self.lists.append((kind, namespace))
+        if (kind, namespace) in self.broken:
+            raise ApiError(500, "broken")
+        return await super().listing(kind, namespace, selector)
+
+
+class Case:
+    def __init__(self, *namespaces: str) -> None:
+        self.cluster, self.cache, self.woken = Refusing(), ClusterCache(lambda: 0.0), set[Key]()
+        for namespace, name in (JOB, OTHER):
+            self.cluster.put(job_object(name, {}, namespace))
+        self.relist = Relist(self.cluster, self.cache, namespaces, self._changed)
+        self.namespaces = namespaces or (None,)
+
+    def _changed(self, kind: str, groups: set[Key]) -> None:
+        self.woken |= self.cache.jobs_of(kind, groups)
+
+    async def kopf_lists(self, kind: str, namespace: str | None = None, status: int = 200, watch: bool = False) -> None:
+        await self.relist.seen(kind, namespace, status, watch=watch)
+        await asyncio.sleep(0.02)
+
+    async def kopf_lists_all(self, but: str = "") -> None:
+        for kind in EVERYWHERE:
+            await self.kopf_lists(kind)
+        for namespace in self.namespaces:
+            for kind in SERVED:
+                await self.kopf_lists(kind, namespace, 403 if namespace == but else 200)
+
+    def is_complete(self) -> bool:
+        waiting = self.relist.complete()
+        try:
+            waiting.send(None)
+        except StopIteration:
+            return True
+        waiting.close()
+        return False
+
+
+@asynccontextmanager
+async def case(*namespaces: str) -> AsyncIterator[Case]:
+    found = Case(*namespaces)
+    running = asyncio.create_task(found.relist.run())
+    try:
+        yield found
+    finally:
+        running.cancel()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relist, "RETRY", 0.01)
+
+
+async def test_nothing_is_served_before_everything_was_listed() -> None:
+    async with case() as found:
+        await found.kopf_lists("RLJob")
+        assert len(found.cache.jobs) == 2 and not found.relist.serves("research")
+        found.woken.clear()
+        await found.kopf_lists_all()
+        assert found.relist.serves("research") and found.is_complete()
+        assert found.woken == {JOB, OTHER}
+
+
+async def test_what_a_list_after_kopfs_lacks_is_gone() -> None:
+    async with case() as found:
+        await found.kopf_lists_all()
+        found.cluster.remove(found.cluster.objects[("RLJob", *OTHER)])
+        assert len(found.cache.jobs) == 2, "no event tells"
+        await found.kopf_lists("RLJob")
+        assert len(found.cache.jobs) == 1
+
+
+async def test_a_kind_that_kopf_goes_on_watching_is_not_listed_again() -> None:
+    async with case() as found:
+        await found.kopf_lists_all()
+        found.cluster.lists.clear()
+        await found.kopf_lists("Pod", watch=True)
+        assert found.cluster.lists == []
+        await found.kopf_lists("Pod")
+        assert found.cluster.lists == [("Pod", None)]
+
+
+async def test_everything_is_listed_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with case() as found:
+        await found.kopf_lists_all()
+        found.cluster.lists.clear()
+        monkeypatch.setattr(relist, "LONGEST", 0.05)
+        await found.kopf_lists("Pod")
+        await asyncio.sleep(0.2)
+        assert set(found.cluster.lists) == {(kind, None) for kind in (*EVERYWHERE, *SERVED)}
+
+
+async def test_a_list_that_fails_is_tried_again() -> None:
+    async with case() as found:
+        found.cluster.broken.add(("StatefulSet", None))
+        await found.kopf_lists_all()
+        assert not found.is_complete() and not found.relist.serves("research")
+        found.cluster.broken.clear()
+        await asyncio.sleep(0.05)
+        assert found.is_complete() and found.relist.serves("research")
+
+
+async def test_a_namespace_that_may_not_be_read_keeps_no_other_waiting() -> None:
+    async with case("research", "production") as found:
+        await found.kopf_lists_all(but="production")
+        assert found.is_complete()
+        assert found.relist.serves("research") and not found.relist.serves("production")
+        found.woken.clear()
+        for kind in SERVED:
+            await found.kopf_lists(kind, "production", watch=True)
+        assert found.relist.serves("production")
+        assert OTHER in found.woken and JOB not in found.woken
+
+
+async def test_a_namespace_whose_watch_is_refused_is_served_no_more_until_it_was_listed_again() -> None:
+    async with case("research", "production") as found:
+        await found.kopf_lists_all()
+        await found.kopf_lists("ConfigMap", "production", 403, watch=True)
+        assert found.relist.serves("research") and not found.relist.serves("production")
+        await found.kopf_lists("ConfigMap", "production", 200, watch=True)
+        assert found.relist.serves("production")
+
+
+@pytest.mark.parametrize(
+    ("path", "scope"),
+    {
+        "/api/v1/pods": ("Pod", None),
+        "/api/v1/namespaces/research/configmaps": ("ConfigMap", "research"),
+        "/apis/rljob.dev/v1alpha1/rljobs": ("RLJob", None),
+        "/apis/apps/v1/namespaces/namespaces/statefulsets": ("StatefulSet", "namespaces"),
+        "/apis/apps/v1": None,
+        "/api/v1": None,
+        "/apis": None,
+        "/api/v1/namespaces/pods": None,
+    }.items(),
+)
+def test_a_request_is_known_by_its_path(path: str, scope: object) -> None:
+    assert scope_of(path) == scope
