@@ -10,12 +10,15 @@ Why reconciles may decide on it instead of reading live:
   see model/observer.py.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rljob_api import names
 from rljob_operator.kube.api import Key, Listing, Object
+
+log = logging.getLogger(__name__)
 
 
 def is_ours(obj: Object) -> bool:
@@ -41,7 +44,8 @@ def job_of(obj: Object) -> Key | None:
 
 
 class Cache[T]:
-    """`transform(object, before)` makes the value of an entry; `before` is that of the former version, or None. It never raises.
+    """`transform(object, before)` makes the value of an entry; `before` is that of the former version, or None. An object
+    for which it raises is logged and ignored.
 
     `predicate(before, after)`: whether somebody should decide again. Methods that change something return the groups for which it holds.
     """
@@ -80,7 +84,11 @@ class Cache[T]:
         if old and version <= old.version:
             return set()
         same = old if old and old.uid == obj["metadata"]["uid"] else None
-        value = self._transform(obj, same.value if same else None)
+        try:
+            value = self._transform(obj, same.value if same else None)
+        except Exception:  # no foreign object may end or stall the operator
+            log.exception("%s %s/%s cannot be read and is ignored", obj.get("kind"), *key)
+            return set()
         new = Entry(value, version, obj["metadata"]["uid"], self._group(obj))
         self._forget(key)
         self._objects[key] = new
