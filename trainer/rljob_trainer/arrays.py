@@ -8,7 +8,7 @@ per token [T]             tokens
 per token of a policy [P] log_probs
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -19,6 +19,8 @@ from rljob_trainer.batch import Columns
 from rljob_trainer.trajectory import SOURCES, Segment, Trajectory
 
 Array = npt.NDArray[Any]
+CHUNK_BYTES = 2**20
+"""What is joined and written at a time."""
 KINDS: dict[str, type[np.generic]] = {
     "segments": np.int32,
     "lengths": np.int32,
@@ -51,9 +53,30 @@ def sizes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
     return {"segments": len(trajectories), "tokens": sum(map(len, trajectories)), "log_probs": sampled} | of_segments
 
 
-def flattened(trajectories: Sequence[Trajectory]) -> dict[str, Array]:
-    """All arrays, whole."""
-    return {name: np.concatenate([np.zeros(0, KINDS[name]), *found]) for name, found in rows(trajectories).items()}
+def empty(counts: Mapping[str, int]) -> dict[str, Array]:
+    """Arrays to be filled, of so many numbers each; they lie behind each other in one block, in the order of KINDS."""
+    ends = list(accumulate((np.dtype(kind).itemsize * counts[name] for name, kind in KINDS.items()), initial=0))
+    block = np.empty(ends[-1], np.uint8)
+    return {name: block[a:b].view(kind) for (name, kind), (a, b) in zip(KINDS.items(), pairwise(ends), strict=True)}
+
+
+def raw(array: Array) -> memoryview:
+    """Its bytes, to be read or, where it may be, written."""
+    return memoryview(array.view(np.uint8)).cast("B")
+
+
+def chunks(pieces: Iterable[Array]) -> Iterator[bytes]:
+    """The bytes of all pieces, about CHUNK_BYTES at a time."""
+    held: list[memoryview] = []
+    size = 0
+    for piece in pieces:
+        for start in range(0, piece.nbytes, CHUNK_BYTES):
+            held.append(raw(piece)[start : start + CHUNK_BYTES])
+            size += len(held[-1])
+            if size >= CHUNK_BYTES:
+                yield b"".join(held)
+                held, size = [], 0
+    yield b"".join(held)
 
 
 def trajectories_of(arrays: Mapping[str, Array], columns: Columns, indices: Sequence[int]) -> dict[int, Trajectory]:

@@ -56,7 +56,7 @@ class Generator:
             pool,
             beat,
         )
-        self._going = asyncio.Event()
+        self._resumed = asyncio.Event()
 
     def group(self, step: int, position: int, prompt: Prompt) -> Coroutine[Any, Any, list[Outcome]]:
         """Every sample of the prompt at `position` of the data. With `remax` each has the reward of the greedy response."""
@@ -67,13 +67,13 @@ class Generator:
             return self._with_baseline(request)
         return self._in_pieces(request) if spec.train.partial_rollouts else self._request(request)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Groups that are drawn in pieces may generate."""
-        self._going.set()
+        self._resumed.set()
 
     async def interrupt(self) -> None:
         """They may not any more; what they have drawn so far is theirs when this returns. What is complete is judged beside."""
-        self._going.clear()
+        self._resumed.clear()
         await self._pool.interrupt()
 
     async def evaluate(self, prompts: Sequence[Prompt]) -> list[Outcome]:
@@ -114,8 +114,8 @@ class Generator:
     async def _pieces(self, tokens: Sequence[int] | Ints, n: int, sampling: Sampling, seed: int) -> list[Generation]:
         """What follows `tokens`, as far as it is drawn before an interruption."""
         while True:
-            while not self._going.is_set():  # it may be closed again before one who waits for it has run
-                await self._going.wait()
+            while not self._resumed.is_set():  # it may be closed again before one who waits for it has run
+                await self._resumed.wait()
             if pieces := await self._pool.generate(tokens, n, sampling, seed):
                 return pieces
 

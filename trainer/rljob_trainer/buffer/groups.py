@@ -1,4 +1,4 @@
-"""Which groups make a step when more are begun than it needs, and what becomes of the others."""
+"""The groups that are being generated: begun, complete, taken; kept for the next step, or dropped."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -12,91 +12,85 @@ from rljob_trainer.data.prompts import Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A group in the making."""
+class Group:
+    """The samples of one prompt, complete once `task` is done."""
 
     policy: int
-    """Step of the policy that it was begun under: none of its tokens is of an older one."""
+    """Step of the policy under which it was begun: none of its tokens is of an older one."""
     task: asyncio.Task[list[Outcome]]
 
 
-def chosen(complete: Collection[int], due: Collection[int], count: int) -> list[int] | None:
-    """The `count` groups of a step, by position: all that are due and the first of the others. None while there are too few complete ones."""
-    if len(complete) < count or not set(due) <= set(complete):
-        return None
-    others = sorted(set(complete) - set(due))
-    return sorted([*due, *others[: count - len(due)]])
-
-
 class Groups:
-    """Groups in the making, by the position of their prompt in the data.
+    """By the position of their prompt in the data.
 
-    With `partialRollouts` those that a step leaves over go on in the next one, under its policy; else they are dropped. A step waits for
-    groups that would be too old for the next. They fit into it: at most twice what a step needs is begun, so that it leaves over no more than
-    it takes.
+    With `partialRollouts` those that a step leaves over continue in the next one, under its policy; else they are dropped. A step waits for
+    groups that would be too old for the next. They fit into it: at most twice what a step needs is under way, so that it leaves over no more
+    than it takes.
     """
 
     def __init__(self, train: TrainSpec, generator: Generator):
         self._train, self._generator = train, generator
-        self._begun: dict[int, Begun] = {}
-        self._complete: set[int] = set()
-        self._failure: BaseException | None = None
+        self._groups: dict[int, Group] = {}
         self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
 
-    async def draw(self, step: int, policy: int, prompts: Mapping[int, Prompt]) -> dict[int, list[Outcome]]:
-        """The promptsPerStep groups of `step`, in the order of the data, of `prompts` by their positions.
+    def resume(self) -> None:
+        """Generate what was kept, before new groups are begun."""
+        self._generator.resume()
 
-        Drawn while the rollouts serve `policy`. Raises what a group raised.
-        """
-        self._generator.go_on()  # before new ones are begun: what was kept is generated first
-        for position, prompt in prompts.items():
-            if position not in self._begun:
-                self._begin(step, policy, position, prompt)
-        due = [p for p, group in self._begun.items() if self._is_due(group, step)]
-        try:
-            while (found := self._chosen(due)) is None:
-                self._changed.clear()
-                await self._changed.wait()
-            return {position: self._take(position) for position in found}
-        finally:
-            await self._leave(step)
+    def begin(self, step: int, policy: int, prompts: Mapping[int, Prompt]) -> None:
+        """Those of these prompts, by their positions, that have not been begun; the rollouts serve `policy`."""
+        for position in sorted(prompts.keys() - self._groups.keys()):
+            task = asyncio.create_task(self._generator.group(step, position, prompts[position]))
+            task.add_done_callback(partial(self._ended, position))
+            self._groups[position] = Group(policy, task)
 
-    def _begin(self, step: int, policy: int, position: int, prompt: Prompt) -> None:
-        task = asyncio.create_task(self._generator.group(step, position, prompt))
-        task.add_done_callback(partial(self._ended, position))
-        self._begun[position] = Begun(policy, task)
-
-    def _ended(self, position: int, task: asyncio.Task[list[Outcome]]) -> None:
-        if task.cancelled():
-            return
-        self._failure = self._failure or task.exception()
-        self._complete.add(position)
-        self._changed.set()
-
-    def _is_due(self, group: Begun, step: int) -> bool:
-        """In the next step its tokens might be older than they may be."""
-        kept = self._train.partial_rollouts
-        return kept is not None and step - 1 - group.policy >= kept.max_age
-
-    def _chosen(self, due: Collection[int]) -> list[int] | None:
+    @property
+    def complete(self) -> dict[int, list[Outcome]]:
+        """The samples of every complete group. Raises what a group raised."""
         if self._failure:
             raise self._failure
-        return chosen(self._complete, due, self._train.prompts_per_step)
+        return {position: self._groups[position].task.result() for position in self.positions if self._is_complete(position)}
 
-    def _take(self, position: int) -> list[Outcome]:
-        self._complete.remove(position)
-        return self._begun.pop(position).task.result()
+    @property
+    def positions(self) -> list[int]:
+        """Of all groups, in the order of the data."""
+        return sorted(self._groups)
 
-    async def _leave(self, step: int) -> None:
-        """What the step left over waits for the next one, or ends here."""
+    def due(self, step: int) -> list[int]:
+        """Positions of those whose tokens might be older than they may be in the step after `step`."""
+        kept = self._train.partial_rollouts
+        return [p for p, group in self._groups.items() if kept and step - 1 - group.policy >= kept.max_age]
+
+    async def changed(self) -> None:
+        """Returns once another group is complete, or has failed."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    def remove(self, positions: Collection[int]) -> None:
+        """Complete ones, which have been used."""
+        for position in positions:
+            del self._groups[position]
+
+    async def leave(self, step: int) -> None:
+        """The step is made, or given up: what it leaves over waits for the next one, or ends here."""
         if self._train.partial_rollouts and step < self._train.steps:
             await self._generator.interrupt()
         else:
             await self._drop()
 
     async def _drop(self) -> None:
-        tasks = [group.task for group in self._begun.values()]
-        self._begun, self._complete = {}, set()
+        tasks = [group.task for group in self._groups.values()]
+        self._groups = {}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _is_complete(self, position: int) -> bool:
+        return self._groups[position].task.done()
+
+    def _ended(self, position: int, task: asyncio.Task[list[Outcome]]) -> None:
+        if task.cancelled():
+            return
+        self._failure = self._failure or task.exception()
+        self._changed.set()

@@ -1,93 +1,130 @@
-"""Which groups of samples a step trains on: all, or with dynamic sampling those that differ (DAPO, arXiv 2503.14476, section 3.2)."""
+"""Which groups a step is trained on: the first that are complete, and with dynamic sampling only those whose rewards differ (DAPO,
+arXiv 2503.14476, section 3.2). No I/O.
+"""
 
 from collections import Counter
-from collections.abc import Sequence
-from itertools import batched
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.buffer.assembly import Outcome, require_complete, require_scored
+from rljob_trainer.buffer.assembly import Outcome, require_scored
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.request import RewardFailed
 from rljob_trainer.trajectory import Trajectory
 
-Verdict = Literal["kept", "right", "wrong", "unjudged"]
+Verdict = Literal["kept", "right", "wrong", "unscored"]
+Group = Sequence[Outcome]
 
 
-def verdict(group: Sequence[Outcome]) -> Verdict:
-    """kept: rewards differ; right, wrong: all are one reward above 0, or one of 0 or below; unjudged: fewer than two samples have one."""
+def verdict(group: Group) -> Verdict:
+    """kept: rewards differ; right, wrong: all are one reward above 0, or one of 0 or below; unscored: fewer than two samples have one."""
     rewards = [o.result.reward for o in group if isinstance(o.result, Trajectory)]
     if len(rewards) < 2:
-        return "unjudged"
+        return "unscored"
     if len(set(rewards)) > 1:
         return "kept"
     return "right" if rewards[0] > 0 else "wrong"
 
 
 class Selection:
-    """The groups of one step, round by round. Rewards are the judges', before any penalty."""
+    """The groups of one step, by the positions of their prompts. Rewards are the reward functions', before any penalty."""
 
     def __init__(self, spec: RLJobSpec):
-        self._samples, self._wanted = spec.train.samples_per_prompt, spec.train.prompts_per_step
-        self._dynamic = spec.algorithm.dynamic_sampling
-        self._kept: list[tuple[Outcome, ...]] = []
-        self._verdicts: Counter[Verdict] = Counter()
-        self._rounds = 0
-        self._rewards: list[float] = []
-        self.failed: list[Outcome] = []
-        """What could not be judged, of all rounds. Of other samples that are not trained on only the reward is remembered."""
+        self._wanted, self._dynamic = spec.train.prompts_per_step, spec.algorithm.dynamic_sampling
+        self._partial = spec.train.partial_rollouts is not None
+        self._rounds = self._begun = 0
+        self._groups: dict[int, Group] = {}
+        """Every complete group of the step, as far as they have been looked at."""
+        self._round: list[Group] = []
+        """Those that have been looked at since the round began."""
+        self._useful: list[int] = []
+        self._chosen: list[int] = []
 
-    @property
-    def generated(self) -> int:
-        """Prompts so far: the position of the next one in the step."""
-        return self._rounds * self._wanted
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._kept) >= self._wanted
-
-    def add(self, outcomes: Sequence[Outcome]) -> None:
-        """One round. Raises as require_scored, and ConfigurationError when it was the last that may be and prompts still lack."""
-        ordered = sorted(outcomes, key=lambda o: (o.group, o.sample))
-        require_complete(ordered, range(self.generated, self.generated + self._wanted), self._samples)
-        require_scored(ordered)
-        self._rounds += 1
-        self._rewards += [o.result.reward for o in ordered if isinstance(o.result, Trajectory)]
-        self.failed += [o for o in ordered if isinstance(o.result, RewardFailed)]
-        for group in batched(ordered, self._samples):
-            found = verdict(group)
-            self._verdicts[found] += 1
-            if found == "kept" or not self._dynamic:
-                self._kept.append(group)
-        if self._dynamic and not self.is_full and self._rounds >= self._dynamic.max_rounds:
+    def begin_round(self, begun: int) -> None:
+        """So many groups have been begun by now. Raises ConfigurationError when there have been as many rounds as there may be, and as
+        require_scored when nothing of the last one could be scored."""
+        self._require_scored()
+        if self._dynamic and self._rounds >= self._dynamic.max_rounds:
             raise self._unfilled(self._dynamic.max_rounds)
+        self._rounds, self._begun, self._round = self._rounds + 1, begun, []
 
-    def chosen(self) -> list[Outcome]:
-        """The first promptsPerStep groups that are kept, numbered anew from 0."""
-        assert self.is_full
-        return [o.at(place) for place, group in enumerate(self._kept[: self._wanted]) for o in group]
+    def choose(self, complete: Mapping[int, Group], due: Collection[int]) -> bool:
+        """Whether the step is full with what is complete by now. It has to hold every group that is `due` and useful.
+
+        Without over-sampling a round is looked at as a whole, so that the choice does not depend on which group is complete first. Raises
+        as require_scored.
+        """
+        enough = min(self._rounds * self._wanted, self._begun)
+        if len(self._groups | complete) < enough or not set(due) <= self._groups.keys() | complete.keys():
+            return False
+        self._look_at(complete)
+        if len(self._useful) < self._wanted:
+            return False
+        self._require_scored()
+        first = [p for p in due if p in self._useful][: self._wanted]
+        others = [p for p in self._useful if p not in first]
+        self._chosen = sorted([*first, *others[: self._wanted - len(first)]])
+        return True
+
+    @property
+    def round_is_over(self) -> bool:
+        """All groups that have been begun are complete, and have been looked at."""
+        return len(self._groups) >= self._begun
+
+    @property
+    def chosen(self) -> dict[int, Group]:
+        """The promptsPerStep groups of the step, in the order of the data."""
+        return {position: self._groups[position] for position in self._chosen}
+
+    @property
+    def useless(self) -> list[int]:
+        """Positions that are complete, and nothing to learn from."""
+        return [position for position in self._groups if position not in self._useful]
+
+    @property
+    def failed(self) -> list[Outcome]:
+        """What could not be scored, of all groups that this step has used up."""
+        return [o for group in self._used().values() for o in group if isinstance(o.result, RewardFailed)]
 
     def metrics(self) -> dict[str, float]:
-        """Empty without dynamic sampling."""
+        """Of all groups that this step has used up. Empty without dynamic sampling."""
         if not self._dynamic:
             return {}
-        fraction = {found: count / self.generated for found, count in self._verdicts.items()}
+        used = self._used()
+        count = Counter(verdict(group) for group in used.values())
+        rewards = [o.result.reward for group in used.values() for o in group if isinstance(o.result, Trajectory)]
         return {
             "sampling/rounds": float(self._rounds),
-            "sampling/kept": fraction.get("kept", 0.0),
-            "sampling/all_right": fraction.get("right", 0.0),
-            "sampling/all_wrong": fraction.get("wrong", 0.0),
-            "sampling/unjudged": fraction.get("unjudged", 0.0),
-            "sampling/surplus": float(len(self._kept) - self._wanted),
-            "sampling/reward": sum(self._rewards) / len(self._rewards),
+            "sampling/kept": count["kept"] / len(used),
+            "sampling/all_right": count["right"] / len(used),
+            "sampling/all_wrong": count["wrong"] / len(used),
+            "sampling/unjudged": count["unscored"] / len(used),
+            "sampling/surplus": float(count["kept"] - self._wanted),
+            "sampling/reward": sum(rewards) / len(rewards),
         }
 
+    def _look_at(self, complete: Mapping[int, Group]) -> None:
+        new = {position: complete[position] for position in sorted(complete.keys() - self._groups.keys())}
+        self._groups |= new
+        self._round += new.values()
+        self._useful += [p for p, group in new.items() if not self._dynamic or verdict(group) == "kept"]
+        self._useful.sort()
+
+    def _require_scored(self) -> None:
+        require_scored([o for group in self._round for o in group])
+
+    def _used(self) -> dict[int, Group]:
+        """What was chosen, what was no use, and with dynamic sampling what was too much, unless the next step gets that."""
+        if self._dynamic and not self._partial:
+            return self._groups
+        return {p: group for p, group in self._groups.items() if p in self._chosen or p not in self._useful}
+
     def _unfilled(self, rounds: int) -> ConfigurationError:
-        count = self._verdicts
+        count = Counter(map(verdict, self._groups.values()))
         rule = (
             f"after so many rounds only {count['kept']} of the {self._wanted} prompts of a step have samples with different rewards; "
-            f"of {self.generated} prompts {count['right']} were all right, {count['wrong']} all wrong, "
-            f"{count['unjudged']} had fewer than two judged samples"
+            f"of {len(self._groups)} prompts {count['right']} were all right, {count['wrong']} all wrong, "
+            f"{count['unscored']} had fewer than two scored samples"
         )
         fix = "mix in easier or harder prompts, raise samplesPerPrompt, lower promptsPerStep, or raise the rounds"
         return ConfigurationError("spec.algorithm.dynamicSampling.maxRounds", str(rounds), rule, fix)

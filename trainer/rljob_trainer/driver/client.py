@@ -1,17 +1,20 @@
-"""Rank 0's end of the channel: blocking calls, one at a time, and beats that nobody answers."""
+"""Rank 0's end of the channel: blocking calls, one at a time, and heartbeats that nobody answers."""
 
 import json
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rljob_api.protocol import Checkpoint
-from rljob_trainer.driver.frame import LENGTH, connect, encode
+from rljob_trainer.arrays import Array, raw
+from rljob_trainer.driver.channel import LENGTH, connect, encode
 from rljob_trainer.failure import PeerLost
 
-BEAT_SECONDS = 0.2
+HEARTBEAT_SECONDS = 0.2
 RETRY_SECONDS = 0.1
 
 
@@ -25,7 +28,7 @@ class DriverClient:
     def __init__(self, connection: socket.socket):
         self._socket = connection
         self._reader = connection.makefile("rb")
-        self._beats, self._sent = 0, 0.0
+        self._heartbeats, self._sent = 0, 0.0
 
     @staticmethod
     def connect(path: Path, error_file: Path, seconds: float) -> "DriverClient":
@@ -40,7 +43,7 @@ class DriverClient:
                 time.sleep(RETRY_SECONDS)
 
     def start(self, step: int, data: dict[str, Any] | None, checkpoints: Sequence[Checkpoint], backend: str) -> None:
-        """The attempt goes on after `step`, with the data cursor of its checkpoint (None: from the beginning)."""
+        """The attempt continues after `step`, with the data cursor of its checkpoint (None: from the beginning)."""
         self._call("start", step=step, data=data, checkpoints=[c.dump() for c in checkpoints], backend=backend)
 
     def colocated(self, servers: list[dict[str, Any]]) -> None:
@@ -48,26 +51,61 @@ class DriverClient:
         self._call("colocated", servers=servers)
 
     def next(self) -> dict[str, Any]:
-        """What all ranks do now: {"do": "publish" | "train" | "wait" | "drain" | "finish", ...}. Answered within about a second.
+        """The next batch, or what there is instead of it. Answered within about a second, by one of
 
-        After a trained step comes one publish, to nobody if need be, before anything else but waits.
+        {"batch": {"step", "metrics", "columns"}}   read its columns with `read`, then each part of its trajectories with `part`
+        {"newcomers": [endpoint]}                   rollouts that need the policy of the last step and have never had one, or have lost it
+        {"over": "drained" | "succeeded"}           no batch will come any more
+        {}                                          nothing yet: ask again
         """
         return self._call("next")
 
-    def trained(self, step: int, metrics: dict[str, float]) -> None:
+    def read(self, described: list[list[Any]]) -> dict[str, Array]:
+        """The arrays behind an answer, by name; `described`: name, type and length of each, as the answer says."""
+        found = {name: np.empty(length, kind) for name, kind, length in described}
+        for array in found.values():
+            self.read_into(raw(array))
+        return found
+
+    def part(self, rows: Sequence[int]) -> dict[str, int]:
+        """Some trajectories of the batch, by their rows: how many numbers each of their arrays has (arrays.sizes). The arrays
+        follow in the order of arrays.KINDS, for `read_into`."""
+        return self._call("part", rows=list(rows))
+
+    def read_into(self, block: memoryview) -> None:
+        """The next bytes of the arrays behind an answer."""
+        while block:
+            try:
+                count = self._reader.readinto(block)  # type: ignore[attr-defined]
+            except OSError:
+                count = 0
+            if not count:
+                raise DriverLost("the driver is gone")
+            block = block[count:]
+
+    def trained(self, step: int, metrics: Mapping[str, float]) -> None:
         """Step `step` is done."""
-        self._call("trained", step=step, metrics=metrics)
+        self._call("trained", step=step, metrics=dict(metrics))
+
+    def replicas(self) -> dict[str, Any]:
+        """{"replicas": [endpoint]}: who is to get the policy of the step that was trained last, now that nothing is generated under the one
+        before; {}: that is still going on, ask again. Answered within about a second."""
+        return self._call("replicas")
 
     def published(self, step: int, digest: str, failed: dict[str, str], seconds: float) -> None:
         """Those who were to get the policy of `step` have it, but for those in `failed` (by pod, with the reason)."""
         self._call("published", step=step, digest=digest, failed=failed, seconds=seconds)
+
+    def evaluate(self, step: int) -> None:
+        """Evaluate the policy of `step` if that is due, then generate what follows it. Answered at once; `next` waits for both."""
+        self._call("evaluate", step=step)
 
     def saving(self) -> dict[str, Any]:
         """The data cursor as of the last trained step, for the checkpoint that is being made."""
         return self._call("saving")
 
     def saved(self, step: int, checkpoints: Sequence[Checkpoint], stall: float, background: float) -> None:
-        """The checkpoint of `step` is complete; the loop waited `stall` seconds for it, and it was written in `background` seconds beside."""
+        """The checkpoint of `step` is complete; the loop waited `stall` seconds for it, and it was written alongside in `background` seconds."""
         self._call("saved", step=step, checkpoints=[c.dump() for c in checkpoints], stall=stall, background=background)
 
     def end(self, export: str) -> None:
@@ -75,13 +113,13 @@ class DriverClient:
         self._call("end", export=export)
         self._socket.close()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """A micro-batch, a bucket, a file: something moved. Sent at most five times a second."""
-        self._beats += 1
+        self._heartbeats += 1
         now = time.monotonic()
-        if now - self._sent >= BEAT_SECONDS:
-            self._send({"call": "beat", "count": self._beats})
-            self._beats, self._sent = 0, now
+        if now - self._sent >= HEARTBEAT_SECONDS:
+            self._send({"call": "heartbeat", "count": self._heartbeats})
+            self._heartbeats, self._sent = 0, now
 
     def _call(self, name: str, **arguments: Any) -> Any:
         self._send({"call": name, **arguments})
@@ -95,10 +133,6 @@ class DriverClient:
             raise DriverLost("the driver is gone") from None
 
     def _read(self, count: int) -> bytes:
-        try:
-            data = self._reader.read(count)
-        except OSError:
-            raise DriverLost("the driver is gone") from None
-        if len(data) < count:
-            raise DriverLost("the driver is gone")
-        return data
+        body = bytearray(count)
+        self.read_into(memoryview(body))
+        return bytes(body)

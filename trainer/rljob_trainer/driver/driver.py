@@ -4,45 +4,39 @@ import asyncio
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rljob_api.protocol import Checkpoint, Control, RolloutEndpoint
-from rljob_trainer.buffer import batch_files
-from rljob_trainer.buffer.supply import Supply
-from rljob_trainer.buffer.work import Next, Source
+from rljob_trainer import arrays
+from rljob_trainer.buffer.buffer import Ready, RolloutBuffer
+from rljob_trainer.buffer.sources import Source
 from rljob_trainer.data.order import Cursor
 from rljob_trainer.data.prompts import PromptSet
+from rljob_trainer.driver.channel import Arrays, describe
 from rljob_trainer.driver.progress import ProgressFile
 from rljob_trainer.driver.rollouts import Rollouts
 from rljob_trainer.reporting.sinks import Sinks
 from rljob_trainer.reporting.weights_and_biases import connect
 
 ANSWER_SECONDS = 1.0
-"""`next` answers after this time at the latest, so that the other ranks' broadcast stays alive."""
-WAIT: dict[str, Any] = {"do": "wait"}
-MOVE_ON: dict[str, Any] = {"do": "publish"}
-"""To everyone: the trained policy takes the place of the one before."""
+"""A question that has to wait is answered after this time at the latest, so that the other ranks' broadcast stays alive."""
 
 
 class Driver:
-    """One attempt. The methods without underscore are rank 0's calls (driver/client.py documents them)."""
+    """One attempt. The methods without underscore that rank 0 calls are documented in driver/client.py."""
 
     def __init__(
         self, control: Control, source: Source, prompts: PromptSet, rollouts: Rollouts, progress: ProgressFile
     ):
-        self._spec, self._source, self._prompts, self._rollouts, self._progress = (
-            control.spec,
-            source,
-            prompts,
-            rollouts,
-            progress,
-        )
+        self._spec, self._source, self._prompts = control.spec, source, prompts
+        self._rollouts, self._progress = rollouts, progress
         self._run = connect(control, os.environ)
         self._command = control.command
-        self._wake = asyncio.Event()
+        self._changed = asyncio.Event()
         self._step, self._cursor = 0, Cursor()
-        self._handed: Next | None = None
+        self._handed: Ready | None = None
         self._ending = contextlib.AsyncExitStack()
         self._step_began = 0.0
         self._rank_phase = "loading"
@@ -51,25 +45,25 @@ class Driver:
         self._listed: list[RolloutEndpoint] = []
         self._colocated: list[RolloutEndpoint] = []
 
-    async def obey(self, control: Control) -> None:
-        """The operator said something new."""
+    async def apply(self, control: Control) -> None:
+        """The operator's control changed."""
         self._command = control.command
         self._listed = control.rollouts
         await self._rollouts.follow([*self._listed, *self._colocated])
 
     def wake(self) -> None:
-        """Something changed that `next` may be waiting for."""
+        """Something changed that a question may be waiting for."""
         self._progress.update(rollouts=self._rollouts.report())
         self._show()
-        self._wake.set()
+        self._changed.set()
 
-    def beat(self, count: int) -> None:
+    def heartbeat(self, count: int) -> None:
         """Rank 0 moved. Between steps it only serves newcomers: if they fail again and again, that is no progress."""
         if self._rank_phase:
-            self._progress.beat(count)
+            self._progress.heartbeat(count)
 
     def phase(self, name: str) -> None:
-        """What the work does. Shown while rank 0 has nothing of its own to do."""
+        """What the buffer does. Shown while rank 0 has nothing of its own to do."""
         self._work_phase = name
         self._show()
 
@@ -88,23 +82,27 @@ class Driver:
             evaluation=self._sinks.evaluation(),
             checkpoints=[Checkpoint.model_validate(c) for c in checkpoints],
         )
-        self._supply = Supply(self._spec, self._source, self._evaluate, self._wake.set, step, self._cursor)
+        self._buffer = RolloutBuffer(self._spec, self._source, self._evaluate, self._changed.set, step, self._cursor)
         self._ending.callback(self._sinks.close)
-        self._ending.push_async_callback(self._supply.stop)
+        self._ending.push_async_callback(self._buffer.stop)
 
     async def colocated(self, servers: list[dict]) -> None:
         self._colocated = [RolloutEndpoint.model_validate(s) for s in servers]
         await self._rollouts.follow([*self._listed, *self._colocated])
 
-    async def next(self) -> dict[str, Any]:
+    async def evaluate(self, step: int) -> None:
+        assert step == self._step, f"the policy of step {step} at step {self._step}"
+        self._buffer.begin(step)
+
+    async def next(self) -> Any:
         self._enter("")
-        answer: dict[str, Any] | None = None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ANSWER_SECONDS):
-                while not (answer := self._answer()):
-                    self._wake.clear()
-                    await self._wake.wait()
-        return await self._move_on() if answer == MOVE_ON else answer or WAIT
+        return await self._once(self._next)
+
+    async def part(self, rows: list[int]) -> Arrays:
+        assert self._handed is not None, "a batch comes before its parts"
+        trajectories = [self._handed.batch.trajectories[row] for row in rows]
+        pieces = arrays.rows(trajectories)
+        return Arrays(arrays.sizes(trajectories), (piece for name in arrays.KINDS for piece in pieces[name]))
 
     async def trained(self, step: int, metrics: dict[str, float]) -> None:
         assert self._handed is not None and step == self._handed.batch.step == self._step + 1, (
@@ -113,12 +111,20 @@ class Driver:
         now = time.monotonic()
         seconds, self._step_began = now - self._step_began, now
         rate = metrics["train/tokens"] / seconds
-        self._record(
-            step, dict(self._handed.batch.metrics) | metrics | {"time/step": seconds, "perf/tokens_per_s": rate}
-        )
+        self._record(step, {**self._handed.batch.metrics, **metrics, "time/step": seconds, "perf/tokens_per_s": rate})
         self._step, self._cursor, self._handed = step, self._handed.cursor, None
-        self._progress.beat()
+        self._progress.heartbeat()
         self._progress.update(step=step, history=self._sinks.history())
+        self._enter("")
+
+    async def replicas(self) -> Any:
+        if not await self._once(self._is_still):
+            return {}
+        await self._buffer.stop()
+        await self._rollouts.trained()
+        self._enter("syncing")
+        self._targets = self._rollouts.to_publish() if self._command != "drain" else []
+        return {"replicas": [r.dump() for r in self._targets]}
 
     async def published(self, step: int, digest: str, failed: dict[str, str], seconds: float) -> None:
         assert step == self._step, f"published step {step} at step {self._step}"
@@ -149,33 +155,33 @@ class Driver:
         await self._ending.aclose()
         self._progress.flush()
 
-    def _answer(self) -> dict[str, Any] | None:
-        """What rank 0 shall do now; None: nothing yet."""
-        drain = self._command == "drain"
-        if self._progress.progress.policy_step != self._step:
-            return MOVE_ON if drain or not self._rollouts.is_enough or self._supply.done else None
-        if drain:
-            return {"do": "drain"}
-        if found := self._supply.take():  # before what the next one may have failed at
+    async def _once(self, answer: Callable[[], Any]) -> Any:
+        """The first answer that is not empty; {} when none comes in time. Raises what `answer` raises."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                while not (found := answer()):
+                    self._changed.clear()
+                    await self._changed.wait()
+                return found
+        return {}
+
+    def _next(self) -> Any:
+        if self._command == "drain":
+            return {"over": "drained"}
+        if found := self._buffer.take():  # before what the next one may have failed at
             self._handed = found
             self._enter("training")
-            return {"do": "train", "batch": batch_files.to_text(found.batch)}
-        if self._supply.done:
-            return {"do": "finish"}
-        return self._publication(self._rollouts.to_publish())
+            batch, columns = found.batch, found.batch.columns.arrays()
+            described = {"step": batch.step, "metrics": dict(batch.metrics), "columns": describe(columns)}
+            return Arrays({"batch": described}, columns.values())
+        if self._buffer.is_idle:
+            return {"over": "succeeded"}
+        self._targets = self._rollouts.to_publish()
+        return {"newcomers": [r.dump() for r in self._targets]} if self._targets else None
 
-    async def _move_on(self) -> dict[str, Any]:
-        """Nobody generates any more: who does not have the policy of this step, needs it. In a drain nobody gets it."""
-        await self._supply.stop()
-        await self._rollouts.trained()
-        self._supply.begin(self._step)
-        self._enter("syncing")
-        targets = self._rollouts.to_publish() if self._command != "drain" else []
-        return self._publication(targets) or MOVE_ON | {"replicas": []}
-
-    def _publication(self, targets: list[RolloutEndpoint]) -> dict[str, Any] | None:
-        self._targets = targets
-        return {"do": "publish", "replicas": [r.dump() for r in targets]} if targets else None
+    def _is_still(self) -> bool:
+        """Nothing more is generated under the policy before, or what is need not be waited for."""
+        return self._command == "drain" or not self._rollouts.is_enough or self._buffer.is_idle
 
     async def _evaluate(self, step: int) -> None:
         """The policy of `step`, when that is due."""

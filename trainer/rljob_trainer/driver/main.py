@@ -14,12 +14,12 @@ from rljob_api.sizing.layout import required_servers
 from rljob_api.sizing.serving import sequences
 from rljob_trainer import failure
 from rljob_trainer.buffer.generation import Generator
-from rljob_trainer.buffer.work import Generated, Replayed, Source
+from rljob_trainer.buffer.sources import GeneratedBatches, RecordedBatches, Source
 from rljob_trainer.data.prompts import PromptSet, load_prompts
 from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer
 from rljob_trainer.driver.control import follow_control, read_control
 from rljob_trainer.driver.driver import Driver
-from rljob_trainer.driver.frame import listen
+from rljob_trainer.driver.channel import listen
 from rljob_trainer.driver.progress import ProgressFile
 from rljob_trainer.driver.rollouts import Rollouts
 from rljob_trainer.driver.server import Call, serve
@@ -75,11 +75,11 @@ class _Life:
         self._rollouts = Rollouts(
             token, control.attempt, required_servers(spec), sequences(spec), lambda: self._driver.wake()
         )
-        generator = Generator(spec, control.job_uid, tokenizer, rewards, self._rollouts.pool, progress.beat)
+        generator = Generator(spec, control.job_uid, tokenizer, rewards, self._rollouts.pool, progress.heartbeat)
         source: Source = (
-            Replayed(spec, train)
+            RecordedBatches(spec)
             if spec.train.batches.replay
-            else Generated(
+            else GeneratedBatches(
                 spec, train, validation, tokenizer, generator, self._rollouts, lambda phase: self._driver.phase(phase)
             )
         )
@@ -91,14 +91,17 @@ class _Life:
         calls: dict[str, Call] = {
             "start": d.start,
             "colocated": d.colocated,
+            "evaluate": d.evaluate,
             "next": d.next,
+            "part": d.part,
             "trained": d.trained,
+            "replicas": d.replicas,
             "published": d.published,
             "saving": d.saving,
             "saved": d.saved,
             "end": d.end,
         }
-        served = serve(listener, calls, d.beat)
+        served = serve(listener, calls, d.heartbeat)
         try:
             await _first_to_end(served, self._follow(), self._rollouts.run(), self._progress.run())
         finally:
@@ -107,7 +110,7 @@ class _Life:
 
     async def _follow(self) -> None:
         async for control in follow_control(self._directory):
-            await self._driver.obey(control)
+            await self._driver.apply(control)
 
 
 async def _first_to_end(*parts: Awaitable[None]) -> None:

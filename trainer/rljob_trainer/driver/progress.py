@@ -21,7 +21,7 @@ class ProgressFile:
         """Replace fields. Not a beat: that a rollout came and went, or that somebody waits, is no progress."""
         self.progress = self.progress.model_copy(update=fields)
 
-    def beat(self, count: int = 1) -> None:
+    def heartbeat(self, count: int = 1) -> None:
         """Something moved: a sample, a micro-batch, a bucket, a step."""
         self.progress = self.progress.model_copy(update={"heartbeat": self.progress.heartbeat + count})
 

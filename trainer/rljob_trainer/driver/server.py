@@ -7,7 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from rljob_trainer.driver.frame import LENGTH, encode
+from rljob_trainer.driver.channel import LENGTH, write
 from rljob_trainer.failure import PeerLost
 
 Call = Callable[..., Awaitable[Any]]
@@ -17,7 +17,7 @@ class RankLost(PeerLost):
     """Rank 0 ended without saying goodbye; its own error file says why."""
 
 
-async def serve(listener: socket.socket, calls: Mapping[str, Call], beat: Callable[[int], None]) -> None:
+async def serve(listener: socket.socket, calls: Mapping[str, Call], heartbeat: Callable[[int], None]) -> None:
     """Answer rank 0 until it has called `end`. Raises RankLost, and whatever a call raises."""
     connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
         asyncio.get_running_loop().create_future()
@@ -30,22 +30,28 @@ async def serve(listener: socket.socket, calls: Mapping[str, Call], beat: Callab
     try:
         reader, writer = await connected
         with contextlib.closing(writer):
-            await _answer(reader, writer, calls, beat)
+            await _answer(reader, writer, calls, heartbeat)
     finally:
         server.close()
 
 
 async def _answer(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, calls: Mapping[str, Call], beat: Callable[[int], None]
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    calls: Mapping[str, Call],
+    heartbeat: Callable[[int], None],
 ) -> None:
     while True:
         request = await _read(reader)
         name = request.pop("call")
-        if name == "beat":
-            beat(request["count"])
+        if name == "heartbeat":
+            heartbeat(request["count"])
             continue
-        writer.write(encode(await calls[name](**request)))
-        await writer.drain()
+        answer = await calls[name](**request)
+        try:
+            await write(writer, answer)
+        except ConnectionError:
+            raise RankLost("rank 0 is gone") from None
         if name == "end":
             return
 

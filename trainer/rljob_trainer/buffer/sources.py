@@ -1,5 +1,6 @@
 """Where evaluations and batches come from: the rollouts, or recorded batches."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from rljob_trainer.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
+class Ready:
     """A batch, and the data cursor once it is trained."""
 
     batch: Batch
@@ -30,34 +31,34 @@ class Next:
 
 
 class Source(Protocol):
-    """Where batches and evaluations come from."""
+    """Of one job."""
 
     async def evaluate(self) -> dict[str, float]:
         """Metrics of the held-out prompts; empty when there is nothing to evaluate with."""
         ...
 
-    async def batch(self, step: int, policy: int, cursor: Cursor) -> Next:
-        """The batch of `step`, drawn while the rollouts serve the policy of step `policy`."""
+    async def batch(self, step: int, policy: int, cursor: Cursor) -> Ready:
+        """The batch of `step`, while the rollouts serve the policy of step `policy`."""
         ...
 
 
-class Replayed:
-    """Recorded batches. Needs no rollouts, and does not evaluate."""
+class RecordedBatches:
+    """Needs no rollouts, and does not evaluate."""
 
-    def __init__(self, spec: RLJobSpec, prompts: PromptSet):
+    def __init__(self, spec: RLJobSpec):
         assert spec.train.batches.replay is not None
-        self._spec, self._prompts, self._directory = spec, prompts, Path(spec.train.batches.replay)
+        self._spec, self._directory = spec, Path(spec.train.batches.replay)
 
     async def evaluate(self) -> dict[str, float]:
         return {}
 
-    async def batch(self, step: int, policy: int, cursor: Cursor) -> Next:
+    async def batch(self, step: int, policy: int, cursor: Cursor) -> Ready:
         positions, after = cursor.draw(self._spec.train.prompts_per_step)
-        return Next(replay(self._directory, step), after.use(positions))
+        return Ready(await asyncio.to_thread(replay, self._directory, step), after.use(positions))
 
 
-class Generated:
-    """Fresh batches from the rollout pool, begun when minReplicas have the policy. `phase` is told what goes on."""
+class GeneratedBatches:
+    """From the rollout pool, begun when minReplicas have the policy. `phase` is told what is being done."""
 
     def __init__(
         self,
@@ -86,12 +87,11 @@ class Generated:
             "evaluation/failed": float(len(outcomes) - len(rewards)),
         }
 
-    async def batch(self, step: int, policy: int, cursor: Cursor) -> Next:
+    async def batch(self, step: int, policy: int, cursor: Cursor) -> Ready:
         self._phase("generating")
         await self._rollouts.enough()
-        spec, train = self._spec, self._spec.train
         began, redispatched = time.monotonic(), self._rollouts.pool.redispatched
-        selection, after = await self._draw(step, policy, cursor)
+        selection, after = await self._select(step, policy, cursor)
         metrics = {
             "time/generate": time.monotonic() - began,
             "rollout/redispatched": float(self._rollouts.pool.redispatched - redispatched),
@@ -99,30 +99,43 @@ class Generated:
             "data/too_long": float(self._train.counts.too_long),
             "data/duplicates": float(self._train.counts.duplicates),
         }
-        metrics |= failure_metrics(selection.failed) | selection.metrics()
-        chosen, lost = shaped(selection.chosen(), spec)
+        return Ready(await asyncio.to_thread(self._assembled, step, policy, selection, metrics), after)
+
+    async def _select(self, step: int, policy: int, cursor: Cursor) -> tuple[Selection, Cursor]:
+        """Rounds of generation until the step is full, and the cursor behind them.
+
+        Prompts that are left out are used up as well; those whose groups continue in the next step are not.
+        """
+        train, groups, selection = self._spec.train, self._groups, Selection(self._spec)
+        groups.resume()
+        try:
+            full = False
+            while not full:
+                positions, cursor = cursor.draw(train.prompts_begun)
+                groups.begin(step, policy, {p: prompt_at(p, self._spec.data, self._train) for p in positions})
+                selection.begin_round(len(groups.positions))
+                due = groups.due(step)
+                while not (full := selection.choose(groups.complete, due)) and not selection.round_is_over:
+                    await groups.changed()
+                used = [*selection.chosen, *selection.useless]
+                cursor = cursor.use(used if train.partial_rollouts else positions)
+            groups.remove(used)
+        finally:
+            await groups.leave(step)
+        return selection, cursor
+
+    def _assembled(self, step: int, policy: int, selection: Selection, metrics: dict[str, float]) -> Batch:
+        """In a thread of its own: a large step is seconds of work, and generation is not to wait for it."""
+        spec, train = self._spec, self._spec.train
+        outcomes = [o.at(number) for number, group in enumerate(selection.chosen.values()) for o in group]
+        warn_of_failures(outcomes)
+        chosen, penalty = shaped(outcomes, spec)
         kept = train.partial_rollouts
         policies = range(step - 1 - kept.max_age if kept else policy, policy + 1)
-        batch = assemble(step, policies, train.prompts_per_step, train.samples_per_prompt, chosen, metrics | lost)
+        metrics = metrics | failure_metrics(selection.failed) | selection.metrics() | penalty
+        batch = assemble(step, policies, train.prompts_per_step, train.samples_per_prompt, chosen, metrics)
         root = Path(spec.checkpoint.path)
         write_samples(root, batch, self._tokenizer)
         if train.batches.record:
             record(root, batch)
-        return Next(batch, after)
-
-    async def _draw(self, step: int, policy: int, cursor: Cursor) -> tuple[Selection, Cursor]:
-        """Rounds of generation until the step is full, and the cursor behind them.
-
-        Prompts that are left out are used up as well; those whose groups go on in the next step are not.
-        """
-        spec, train = self._spec, self._spec.train
-        selection = Selection(spec)
-        while not selection.is_full:
-            positions, cursor = cursor.draw(train.prompts_begun)
-            prompts = {p: prompt_at(p, spec.data, self._train) for p in positions}
-            groups = await self._groups.draw(step, policy, prompts)
-            outcomes = [o.at(g) for g, group in enumerate(groups.values(), selection.generated) for o in group]
-            warn_of_failures(outcomes)
-            selection.add(outcomes)
-            cursor = cursor.use(groups if train.partial_rollouts else positions)
-        return selection, cursor
+        return batch

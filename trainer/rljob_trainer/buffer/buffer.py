@@ -1,15 +1,17 @@
-"""The batches that training goes on with, drawn under one policy after the other."""
+"""Batches that are ready to be trained, generated under one policy after the other."""
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.buffer.work import Next, Source
+from rljob_trainer.buffer.sources import Ready, Source
 from rljob_trainer.data.order import Cursor
 
+__all__ = ["Ready", "RolloutBuffer"]
 
-class Supply:
+
+class RolloutBuffer:
     """Under the policy of step p: evaluate it, then make every batch up to that of step p + 1 + staleness that is not there yet.
 
     With staleness 0 this is the batch of p + 1. With 1 it is that of p + 2, made while p + 1 trains; the first policy makes both.
@@ -24,35 +26,39 @@ class Supply:
         step: int,
         cursor: Cursor,
     ):
-        """The batches after `step`, of the prompts from `cursor` on. `changed` is called when `take` or `done` may answer otherwise."""
+        """The batches after `step`, of the prompts from `cursor` on. `changed` is called when `take` or `is_idle` may answer otherwise."""
         self._source, self._evaluate, self._changed = source, evaluate, changed
         self._ahead, self._last = 1 + spec.train.staleness, spec.train.steps
         self._made, self._cursor = step, cursor
-        self._batches: deque[Next] = deque()
-        self.begin(step)
+        self._batches: deque[Ready] = deque()
+        self._evaluated = False
+        self._work: asyncio.Task[None] | None = None
 
     def begin(self, policy: int) -> None:
-        """Go on under the policy of this step. The work under the one before must have ended."""
+        """Generate under the policy of this step. What was generated under the one before must have been stopped."""
+        assert self._work is None, "one policy at a time"
         self._evaluated = False
-        self._work = asyncio.create_task(self._do(policy))
+        self._work = asyncio.create_task(self._fill(policy))
         self._work.add_done_callback(lambda _: self._changed())
 
     async def stop(self) -> None:
-        """End the work under this policy. The prompts of a batch that is not complete come again under the next one, with
-        `partialRollouts` behind what is drawn of them."""
-        self._work.cancel()
-        await asyncio.wait([self._work])
+        """End what is generated under this policy. The prompts of a batch that is not complete come again under the next one, with
+        `partialRollouts` behind what is there of their responses."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.cancel()
+            await asyncio.wait([work])
 
-    def take(self) -> Next | None:
+    def take(self) -> Ready | None:
         """The next batch, once it is there and the policy that is to be trained with it has been evaluated."""
         return self._batches.popleft() if self._evaluated and self._batches else None
 
     @property
-    def done(self) -> bool:
-        """Nothing is left to do under this policy. Raises what the work raised."""
-        return self._work.done() and self._work.result() is None
+    def is_idle(self) -> bool:
+        """Nothing is left to do under this policy. Raises what went wrong."""
+        return self._work is not None and self._work.done() and self._work.result() is None
 
-    async def _do(self, policy: int) -> None:
+    async def _fill(self, policy: int) -> None:
         await self._evaluate(policy)
         self._evaluated = True
         self._changed()
