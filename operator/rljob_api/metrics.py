@@ -18,7 +18,7 @@ METRICS: dict[str, str] = {
     "sampling/kept": "Dynamic sampling: fraction of the generated prompts whose samples got different rewards.",
     "sampling/all_right": "Dynamic sampling: fraction whose samples all got the same reward, above 0.",
     "sampling/all_wrong": "Dynamic sampling: fraction whose samples all got the same reward, 0 or below.",
-    "sampling/unjudged": "Dynamic sampling: fraction with fewer than two judged samples.",
+    "sampling/unscored": "Dynamic sampling: fraction with fewer than two scored samples.",
     "sampling/surplus": "Dynamic sampling: prompts that could have been trained on but were more than the step holds.",
     "sampling/continued": "Fraction of samples that more than one policy drew (`partialRollouts`).",
     "sampling/reward": "Dynamic sampling: mean reward of all generated samples, also those that are not trained on.",

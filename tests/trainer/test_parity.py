@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rljob_trainer.batch import Batch
-from rljob_trainer.parity import PROBE_SEQUENCES, PROBE_TOKENS, MismatchError, Probe, probe_samples
+from rljob_trainer.parity import PROBE_SEQUENCES, PROBE_TOKENS, MismatchError, Probe, probe_sample, probe_sequences
 from rljob_trainer.trajectory import Trajectory, prompt, sampled
 
 
@@ -32,16 +32,15 @@ def test_a_mean_above_the_limit_of_the_type_is_a_mismatch() -> None:
 
 def test_probe_samples_are_the_beginning_of_a_few_samples_without_their_last_token() -> None:
     short, long = make_sample((1, 2), (3, 4)), make_sample(tuple(range(50)), tuple(range(50, 100)))
-    found = probe_samples(Batch.of(2, (make_sample((1,), (2,)), short, long, short, short, short), {}))
+    found = probe_sequences(Batch.of(2, (make_sample((1,), (2,)), short, long, short, short, short), {}))
     assert len(found) == PROBE_SEQUENCES
-    assert [(s.prompt_tokens.tolist(), s.response_tokens.tolist()) for s in found[:2]] == [
-        ([1], [2, 3]),
-        ([0], list(range(1, PROBE_TOKENS))),
-    ]
+    assert found[:2] == [[1, 2, 3], list(range(PROBE_TOKENS))]
+    sample = probe_sample(found[0])
+    assert (sample.prompt_tokens.tolist(), sample.response_tokens.tolist()) == ([1], [2, 3])
 
 
 def test_a_batch_with_tokens_of_its_own_policy_needs_no_probe() -> None:
     sample = make_sample((1, 2), (3, 4))
-    assert probe_samples(Batch.of(2, (sample,), {}))
+    assert probe_sequences(Batch.of(2, (sample,), {}))
     mixed = replace(sample, segments=(prompt((1, 2)), sampled((3,), (0.0,), 0), sampled((4,), (0.0,), 1)))
-    assert probe_samples(Batch.of(2, (sample, mixed), {})) == ()
+    assert probe_sequences(Batch.of(2, (sample, mixed), {})) == []

@@ -46,18 +46,33 @@ def rows(trajectories: Sequence[Trajectory]) -> dict[str, Iterator[Array]]:
 
 
 def sizes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
-    """How many numbers each array has."""
+    """How many numbers each array has, in the order of KINDS."""
     segments = [s for t in trajectories for s in t.segments]
     sampled = sum(len(s.tokens) for s in segments if s.log_probs is not None)
     of_segments = dict.fromkeys(("lengths", "policy_steps", "sources"), len(segments))
-    return {"segments": len(trajectories), "tokens": sum(map(len, trajectories)), "log_probs": sampled} | of_segments
+    found = {"segments": len(trajectories), "tokens": sum(map(len, trajectories)), "log_probs": sampled} | of_segments
+    return {name: found[name] for name in KINDS}
 
 
-def empty(counts: Mapping[str, int]) -> dict[str, Array]:
-    """Arrays to be filled, of so many numbers each; they lie behind each other in one block, in the order of KINDS."""
-    ends = list(accumulate((np.dtype(kind).itemsize * counts[name] for name, kind in KINDS.items()), initial=0))
-    block = np.empty(ends[-1], np.uint8)
+def nbytes(counts: Mapping[str, int]) -> int:
+    """Of all arrays, which have so many numbers each."""
+    return sum(np.dtype(kind).itemsize * counts[name] for name, kind in KINDS.items())
+
+
+def cut(block: Array, counts: Mapping[str, int]) -> dict[str, Array]:
+    """The arrays, which have so many numbers each, in a block of bytes in which they lie behind each other in the order of KINDS. No copies."""
+    ends = accumulate((np.dtype(kind).itemsize * counts[name] for name, kind in KINDS.items()), initial=0)
     return {name: block[a:b].view(kind) for (name, kind), (a, b) in zip(KINDS.items(), pairwise(ends), strict=True)}
+
+
+def described(arrays: Mapping[str, Array]) -> list[list[Any]]:
+    """Name, type and length of each, in JSON."""
+    return [[name, array.dtype.str, len(array)] for name, array in arrays.items()]
+
+
+def allocated(description: Iterable[list[Any]]) -> dict[str, Array]:
+    """Arrays to be filled, from what `described` says."""
+    return {name: np.empty(length, kind) for name, kind, length in description}
 
 
 def raw(array: Array) -> memoryview:

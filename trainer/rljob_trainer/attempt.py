@@ -1,18 +1,14 @@
-"""What the loop can do, on every rank: each method is collective. Rank 0 alone talks to driver, volume and rollouts."""
+"""What the loop can do besides training, on every rank: each method is collective. Rank 0 alone talks to driver, volume and rollouts."""
 
 import logging
 import shutil
-import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from rljob_api import names
-from rljob_api.protocol import Control, RolloutEndpoint
+from rljob_api.protocol import Control
 from rljob_api.sizing.memory import PhaseName
-from rljob_trainer.buffer.batch_files import from_text
+from rljob_trainer.batch import Batch
 from rljob_trainer.checkpoint.checks import corruption
 from rljob_trainer.checkpoint.manifest import read_manifest
 from rljob_trainer.checkpoint.saving import Saver
@@ -23,8 +19,10 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.huggingface import write_hugging_face
 from rljob_trainer.memory import Plan
-from rljob_trainer.parity import Probe, probe_samples
-from rljob_trainer.trajectory import Trajectory
+from rljob_trainer.publication import Publication
+from rljob_trainer.scatter import Scatter
+from rljob_trainer.tasks import Outcome, Source
+from rljob_trainer.tasks.rl import RolloutSource
 from rljob_trainer.weights.senders import Senders
 
 MEASURED_STEPS = 2
@@ -40,27 +38,21 @@ class First:
         self.driver, self.store, self.plan = driver, store, plan
 
 
-class PolicyMismatchError(RuntimeError):
-    """The policy that was restored is not the one that was saved."""
-
-
 class Attempt:
     """One attempt, as one rank lives it. `first` is None on all ranks but the first."""
 
     def __init__(self, control: Control, ranks: Ranks, engine: Engine, senders: Senders, first: First | None):
-        self._spec, self._ranks, self._engine, self._first = control.spec, ranks, engine, first
-        self._senders = senders
+        self._spec, self._ranks, self._first, self.engine = control.spec, ranks, first, engine
+        driver = first.driver if first else None
+        self._publication = Publication(control.spec, ranks, engine, senders, driver)
+        scatter = Scatter(ranks, driver, engine.data_rank, engine.parts)
+        self.source: Source = RolloutSource(ranks, driver, scatter, self._publication, self._settle)
         self._root = Path(control.spec.checkpoint.path)
         self._saver = Saver(engine, ranks, first.store if first else None)
         self._held: list[int | bool] | None = None
         """Step and reshardability of the newest checkpoint of this run's own, or of the model that it began with."""
         self._start = 0
-        self._digest = ""
-        self._expected: tuple[int, str] | None = None
-        self._probe_samples: tuple[Trajectory, ...] = ()
-        """Of the last batch, when that did not show that rollouts have the policy."""
-        self._probed: dict[str, float] = {}
-        """What the last probe found."""
+        self._step_began = 0.0
 
     def begin(self) -> int:
         """Restore, and return the step that the attempt starts from. Raises ConfigurationError for a checkpoint whose content changed."""
@@ -70,136 +62,46 @@ class Attempt:
             self._restore(Path(directory))
         if self._first:
             if start:
-                self._digest = start.manifest.digest
-                self._expected = step, self._digest
+                self._publication.expect(step, start.manifest.digest)
             data = dict(start.manifest.data) if start else None
-            self._first.driver.start(step, data, self._first.store.checkpoints(), self._engine.backend)
+            self._first.driver.start(step, data, self._first.store.checkpoints(), self.engine.backend)
         self._held = self._ranks.broadcast(self._own(step))
         self._start = step
+        self.evaluate(step)
         return step
 
-    def _own(self, step: int) -> list[int | bool] | None:
-        """What of `step` is in the run's own directory."""
-        held = self._first.store.checkpoints() if self._first else []
-        return [held[-1].step, held[-1].reshardable] if held else [0, True] if step == 0 else None
-
-    def next(self) -> dict[str, Any]:
-        """The driver's word."""
-        return self._ranks.broadcast(self._first.driver.next() if self._first else None)
-
-    def train(self, step: int, batch: str) -> None:
-        """One step on the driver's batch."""
-        began = time.monotonic()
-        parsed = from_text(batch)
-        assert parsed.step == step, f"batch of step {parsed.step} at step {step}"
-        self._engine.memory.enter("score")
-        if self._senders.colocated:
-            self._senders.rest()
-        metrics = self._engine.train_step(parsed)
-        self._engine.memory.enter("generate")
-        self._probe_samples = probe_samples(parsed)
+    def trained(self, batch: Batch, metrics: Mapping[str, float], seconds: float) -> int:
+        """The step that the batch has trained, in so many seconds."""
+        self.engine.memory.enter("generate")
         peaks = self._peaks()
         if self._first:
             self._first.store.check()
-            metrics |= self._probed | {f"memory/peak_{phase}_bytes": size for phase, size in peaks.items()}
-            self._first.driver.trained(step, metrics | {"time/train": time.monotonic() - began})
-            if step == self._start + MEASURED_STEPS:
-                log.info("%s", self._first.plan.table(peaks))
-
-    def _peaks(self) -> dict[PhaseName, float]:
-        """The most that was in use on any rank's device in each phase so far."""
-        found = self._ranks.gather(self._engine.memory.peaks)
-        return {phase: max(peaks[phase] for peaks in found) for phase in self._engine.memory.peaks}
-
-    def sync(self, step: int, replicas: list[dict[str, Any]]) -> None:
-        """Send the policy of `step` to these rollouts.
-
-        Raises PolicyMismatchError when a restored policy is not the saved one, MismatchError when a rollout's log-probabilities are another's.
-        """
-        self._engine.memory.enter("sync")
-        began = time.monotonic()
-        probe = self._probe() if replicas else None
-        self._rest()
-        targets = [RolloutEndpoint.model_validate(r) for r in replicas]
-        published = self._senders.publish(step, self._exported(), targets, probe)
-        if not (self._first and published):
-            return
-        self._digest = published.version.digest
-        if published.difference:
-            mean, largest = published.difference
-            self._probed = {"train_rollout/probe_diff_mean": mean, "train_rollout/probe_diff_max": largest}
-        if self._expected and self._expected != (step, self._digest) and self._expected[0] == step:
-            raise PolicyMismatchError(
-                f"step {step} was restored as {self._digest}, its manifest says {self._expected[1]}"
+            memory = {f"memory/peak_{phase}_bytes": size for phase, size in peaks.items()}
+            self._first.driver.trained(
+                batch.step, {**metrics, **self._publication.metrics, **memory, "time/train": seconds}
             )
-        self._first.driver.published(step, self._digest, published.failed, time.monotonic() - began)
+            if batch.step == self._start + MEASURED_STEPS:
+                log.info("%s", self._first.plan.table(peaks))
+        return batch.step
 
-    def _probe(self) -> Probe | None:
-        """What those who get the policy are to agree with."""
-        if not self._probe_samples:
-            return None
-        found = self._engine.log_probs(self._probe_samples)
-        sequences = tuple(tuple(s.tokens.tolist()) for s in self._probe_samples)
-        return Probe(sequences, tuple(tuple(values.tolist()) for values in found), self._spec.model.dtype)
+    def publish(self, step: int) -> None:
+        """Send the policy of `step` to the rollouts, once nothing is generated under the one before."""
+        self._publication.publish(step, self._publication.replicas())
 
-    def _exported(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The policy. Servers wake for good only when all of it was taken: what parameters took on these GPUs is free again then."""
-        yield from self._engine.export()
-        self._rest()
-        self._engine.memory.enter("generate")
-
-    def _rest(self) -> None:
-        """Colocated: no rank keeps memory that it does not need."""
-        if self._senders.colocated:
-            self._engine.release_memory()
-            self._ranks.barrier()
-
-    def save_due(self, step: int) -> bool:
-        """A periodic checkpoint of `step`, which this attempt trained, has not been made."""
-        every, begun = self._spec.checkpoint.every_steps, self._held is not None and self._held[0] == step
-        return (
-            step > self._start and not begun and (step == self._spec.train.steps or (every > 0 and step % every == 0))
-        )
-
-    def save(self, step: int, final: bool) -> None:
-        """Make a checkpoint of `step`, unless there is one. `final`: complete when this returns, and for any layout; else as the spec says."""
-        # first: the driver counts no beats between steps, and a save under way may take long
-        data = self._first.driver.saving() if self._first else {}
-        self.settle(wait=True)
-        beside = self._spec.checkpoint.asynchronous and not final and step < self._spec.train.steps
-        if self._held == [step, True] or (self._held == [step, False] and beside):
-            return
-        self._engine.memory.enter("save")
-        self._saver.begin(step, self._digest, data, reshardable=not beside)
-        self._held = [step, not beside]
-        self._engine.memory.enter("generate")
-        if not beside:
-            self.settle(wait=True)
-
-    def settle(self, wait: bool = False) -> None:
-        """Complete the checkpoint that is being written: if it is on the disk, or once it is. Raises SaveFailed when it cannot be."""
-        saved = self._saver.settle(wait)
-        if saved and self._first:
-            checkpoints = self._first.store.checkpoints()
-            self._first.driver.saved(saved.step, checkpoints, saved.stall_seconds, saved.background_seconds)
-
-    def export(self, step: int) -> str:
-        """The final policy as a Hugging Face directory beside its checkpoint; its path, empty when the spec wants none."""
-        if not self._spec.checkpoint.export_hugging_face:
-            return ""
-        target = names.huggingface_dir(self._root, step)
-        scratch = target.with_name(target.name + ".tmp")
+    def evaluate(self, step: int) -> None:
+        """Begin to evaluate the policy of `step`, when that is due; the rollouts generate behind it. Waits for neither."""
         if self._first:
-            shutil.rmtree(scratch, ignore_errors=True)
-        write_hugging_face(self._engine, Path(self._spec.model.path), scratch)
-        if self._first:
-            self._first.store.check()
-            shutil.rmtree(target, ignore_errors=True)
-            scratch.rename(target)
-        return str(target)
+            self._first.driver.evaluate(step)
 
-    def end(self, export: str = "") -> None:
-        """Say goodbye to the driver."""
+    def save(self, step: int) -> None:
+        """Make a periodic checkpoint of `step`, when that is due: before the next steps, or while they train."""
+        if self._save_due(step):
+            self._save(step, final=False)
+
+    def finish(self, step: int, outcome: Outcome) -> None:
+        """Make the last checkpoint, of any layout; export the policy when the job has succeeded; say goodbye to the driver."""
+        self._save(step, final=True)
+        export = self._export(step) if outcome == "succeeded" else ""
         if self._first:
             self._first.driver.end(export)
         self._ranks.barrier()
@@ -208,7 +110,62 @@ class Attempt:
         """Every rank checks its share of the files before any is loaded."""
         manifest = read_manifest(directory)
         assert manifest is not None, f"{directory} was chosen by rank 0"
-        if found := corruption(manifest, directory, self._ranks, self._engine.heartbeat):
+        if found := corruption(manifest, directory, self._ranks, self.engine.heartbeat):
             fix = "restore the file, or go back to an older checkpoint with resume --from-step"
             raise ConfigurationError("spec.checkpoint.path", str(directory), found, fix)
-        self._engine.load(directory / manifest.engine)
+        self.engine.load(directory / manifest.engine)
+
+    def _own(self, step: int) -> list[int | bool] | None:
+        """What of `step` is in the run's own directory."""
+        held = self._first.store.checkpoints() if self._first else []
+        return [held[-1].step, held[-1].reshardable] if held else [0, True] if step == 0 else None
+
+    def _peaks(self) -> dict[PhaseName, float]:
+        """The most that was in use on any rank's device in each phase so far."""
+        found = self._ranks.gather(self.engine.memory.peaks)
+        return {phase: max(peaks[phase] for peaks in found) for phase in self.engine.memory.peaks}
+
+    def _save_due(self, step: int) -> bool:
+        """A periodic checkpoint of `step`, which this attempt trained, has not been made."""
+        every, begun = self._spec.checkpoint.every_steps, self._held is not None and self._held[0] == step
+        return (
+            step > self._start and not begun and (step == self._spec.train.steps or (every > 0 and step % every == 0))
+        )
+
+    def _save(self, step: int, final: bool) -> None:
+        """Make a checkpoint of `step`, unless there is one. `final`: complete when this returns, and for any layout; else as the spec says."""
+        # first: the driver counts no heartbeats between steps, and a save under way may take long
+        data = self._first.driver.saving() if self._first else {}
+        self._settle(wait=True)
+        alongside = self._spec.checkpoint.asynchronous and not final and step < self._spec.train.steps
+        if self._held == [step, True] or (self._held == [step, False] and alongside):
+            return
+        digest = self._publication.digest(step)
+        self.engine.memory.enter("save")
+        self._saver.begin(step, digest, data, reshardable=not alongside)
+        self._held = [step, not alongside]
+        self.engine.memory.enter("generate")
+        if not alongside:
+            self._settle(wait=True)
+
+    def _settle(self, wait: bool = False) -> None:
+        """Complete the checkpoint that is being written: if it is on the disk, or once it is. Raises SaveFailed when it cannot be."""
+        saved = self._saver.settle(wait)
+        if saved and self._first:
+            checkpoints = self._first.store.checkpoints()
+            self._first.driver.saved(saved.step, checkpoints, saved.stall_seconds, saved.background_seconds)
+
+    def _export(self, step: int) -> str:
+        """The final policy as a Hugging Face directory next to its checkpoint; its path, empty when the spec wants none."""
+        if not self._spec.checkpoint.export_hugging_face:
+            return ""
+        target = names.huggingface_dir(self._root, step)
+        scratch = target.with_name(target.name + ".tmp")
+        if self._first:
+            shutil.rmtree(scratch, ignore_errors=True)
+        write_hugging_face(self.engine, Path(self._spec.model.path), scratch)
+        if self._first:
+            self._first.store.check()
+            shutil.rmtree(target, ignore_errors=True)
+            scratch.rename(target)
+        return str(target)

@@ -1,13 +1,16 @@
-"""Small JSON values between ranks, over a gloo group of their own: no pickle, bounded waits."""
+"""Values between ranks, in JSON or as arrays, over a gloo group of their own: no pickle, bounded waits."""
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+
+from rljob_trainer.arrays import Array
 
 LOOK_SECONDS = 1.0
 """Between two looks at what is waited for."""
@@ -39,6 +42,21 @@ class Ranks:
             body = torch.empty(int(size), dtype=torch.uint8)
         dist.broadcast(body, 0, group=self._group)
         return _decode(body)
+
+    def broadcast_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Fill the arrays, of which every rank has the same types and lengths, with rank 0's."""
+        for array in arrays.values():
+            dist.broadcast(_bytes(array), 0, group=self._group)
+
+    def send(self, block: Array, receivers: Iterable[int]) -> None:
+        """From rank 0 to each of these, which call `receive`. Not collective."""
+        sent = [dist.isend(_bytes(block), rank, self._group) for rank in receivers]
+        for work in filter(None, sent):
+            work.wait()
+
+    def receive(self, block: Array) -> None:
+        """Fill the block with what rank 0 sends. Not collective."""
+        dist.recv(_bytes(block), 0, self._group)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank, on every rank."""
@@ -75,6 +93,10 @@ class Ranks:
 
     def barrier(self) -> None:
         dist.barrier(group=self._group)
+
+
+def _bytes(array: Array) -> torch.Tensor:
+    return torch.from_numpy(array.view(np.uint8))
 
 
 def _encode(value: Any) -> torch.Tensor:

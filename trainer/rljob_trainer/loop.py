@@ -1,41 +1,27 @@
-"""The loop of every rank, on one screen:
+"""The loop of every rank, on one screen. All ranks run it together; what they call is collective.
 
-    generate -> score -> log-probs -> advantages -> train -> sync -> save
-
-The driver generates and scores (driver/work.py) and tells rank 0 what is next; all ranks do it together. Log-probs, advantages and
-training are one call of the engine. Whoever needs the policy gets it: all rollouts after each step, newcomers while others generate. With
-spec.train.staleness 1 the driver has begun the next batch before this one trains, and publishes when both are done.
-A periodic checkpoint is written beside the steps after it, and becomes one between two of them.
+Rank 0's driver generates and scores in a process of its own, and answers when it is asked for a batch (tasks/rl.py). With spec.train.staleness 1
+it has begun the next batch before this one trains. A periodic checkpoint is written while the next steps train, and becomes one between two of
+them.
 """
 
-from typing import TYPE_CHECKING, Literal
+import time
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rljob_trainer.attempt import Attempt
+    from rljob_trainer.tasks import Outcome
 
 
-def run(attempt: "Attempt") -> Literal["succeeded", "drained"]:
-    """From the step that the attempt starts at to the last step, or to the step at which the operator wants the pods back."""
-    step = attempt.begin()
-    while True:
-        attempt.settle()
-        match attempt.next():
-            case {"do": "wait"}:
-                continue
-            case {"do": "train", "batch": batch}:
-                step += 1
-                attempt.train(step, batch)
-            case {"do": "publish", "replicas": replicas}:
-                attempt.sync(step, replicas)
-                if attempt.save_due(step):
-                    attempt.save(step, final=False)
-            case {"do": "drain"}:
-                attempt.save(step, final=True)
-                attempt.end()
-                return "drained"
-            case {"do": "finish"}:
-                attempt.save(step, final=True)
-                attempt.end(export=attempt.export(step))
-                return "succeeded"
-            case unknown:
-                raise ValueError(f"the driver said {unknown}")
+def run(job: "Attempt") -> "Outcome":
+    """From the step that the attempt starts at to the last one, or to the one at which the operator wants the pods back."""
+    step = job.begin()  # restored from a checkpoint, or 0
+    while batch := job.source.next(step):  # waits; newcomers among the rollouts get weights meanwhile
+        began = time.monotonic()
+        metrics = job.engine.train_step(batch)
+        step = job.trained(batch, metrics, time.monotonic() - began)
+        job.publish(step)
+        job.evaluate(step)
+        job.save(step)
+    job.finish(step, job.source.outcome)
+    return job.source.outcome

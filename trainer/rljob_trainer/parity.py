@@ -1,10 +1,11 @@
 """Trainer and rollouts have the same policy: what both say of the same tokens. No torch here."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import islice
 
 from rljob_trainer.batch import Batch
-from rljob_trainer.trajectory import NO_POLICY, Trajectory, prompt, sampled
+from rljob_trainer.trajectory import NO_POLICY, Trajectory
 
 LIMIT = {"float32": 1e-2, "bfloat16": 0.2}
 """Largest mean |train - rollout| log-probability of tokens under one policy.
@@ -47,15 +48,16 @@ class Probe:
         return mean, worst
 
 
-def probe_samples(batch: Batch) -> tuple[Trajectory, ...]:
-    """What to ask, where the batch itself does not show that rollouts have the policy, because it was drawn by an older one: the beginnings of a
-    few samples, all but the first token as the response. Their last token is left to the server, which draws one within the model's length."""
+def probe_sequences(batch: Batch) -> list[list[int]]:
+    """What to ask, where the batch itself does not show that rollouts have the policy, because an older one generated it: the beginnings of a few
+    samples. Their last token is left to the server, which generates one within the model's length."""
     if any(s.policy_step == batch.step - 1 for sample in batch.samples for s in sample.sampled_segments):
-        return ()
-    found = []
-    for sample in batch.samples:
-        tokens = sample.tokens[:-1][:PROBE_TOKENS]
-        if len(tokens) > 1:
-            response = sampled(tokens[1:], [0.0] * (len(tokens) - 1), NO_POLICY)
-            found.append(replace(sample, segments=(prompt(tokens[:1]), response)))
-    return tuple(found[:PROBE_SEQUENCES])
+        return []
+    found = (sample.tokens[:-1][:PROBE_TOKENS].tolist() for sample in batch.samples)
+    return list(islice((tokens for tokens in found if len(tokens) > 1), PROBE_SEQUENCES))
+
+
+def probe_sample(tokens: Sequence[int]) -> Trajectory:
+    """All but the first token as the response, so that the trainer measures them."""
+    fields = {"prompt_index": 0, "group": 0, "sample": 0, "finish_reason": "length", "reward": 0.0, "data_source": ""}
+    return Trajectory.of_response(tokens[:1], tokens[1:], [0.0] * (len(tokens) - 1), NO_POLICY, **fields)

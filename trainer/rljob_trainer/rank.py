@@ -89,7 +89,7 @@ def _attempt(directory: Path, control: Control) -> "loop.Attempt":
     plan = Plan.of(spec, device_bytes())
     if ranks.is_first:
         log.info("%s", plan.table({}))
-    beat = driver.beat if driver else _silence
+    beat = driver.heartbeat if driver else _silence
     senders = _senders(directory, control, ranks, driver, beat)
     engine = Engine(spec, beat)
     return Attempt(control, ranks, engine, senders, First(driver, store, plan) if driver and store else None)

@@ -2,21 +2,23 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rljob_api import names
-from rljob_api.protocol import Control, Progress, Resume, RolloutEndpoint
-from rljob_trainer.batch import Batch
-from rljob_trainer.buffer.batch_files import from_text
+from rljob_api.protocol import Checkpoint, Control, Progress, Resume, RolloutEndpoint
+from rljob_trainer import arrays
+from rljob_trainer.batch import Batch, Columns
 from rljob_trainer.driver import main
+from rljob_trainer.driver.channel import listen
 from rljob_trainer.driver.client import DriverClient
-from rljob_trainer.driver.frame import listen
+from rljob_trainer.trajectory import Trajectory
 from trainer.driver.servers import EOS, Server
 
 METRICS = {"train/loss": 0.5, "train/tokens": 48.0}
@@ -32,6 +34,20 @@ class Characters:
 
     def decode(self, token_ids, *, skip_special_tokens: bool) -> str:
         return "".join(chr(t) for t in token_ids if not (skip_special_tokens and t == EOS))
+
+
+class Rank(DriverClient):
+    """Rank 0, which begins to generate as the loop does: at the start, and after each publication of a new policy."""
+
+    policy: int | None = None
+
+    def start(self, step: int, data: dict[str, Any] | None, checkpoints: Sequence[Checkpoint], backend: str) -> None:
+        super().start(step, data, checkpoints, backend)
+        self.evaluate(step)
+
+    def evaluate(self, step: int) -> None:
+        super().evaluate(step)
+        self.policy = step
 
 
 class Bench:
@@ -77,11 +93,11 @@ class Bench:
         scratch.write_text(control.dump_json())
         scratch.replace(self.directory / "control.json")
 
-    async def connect(self) -> DriverClient:
+    async def connect(self) -> Rank:
         socket, error = self.directory / "driver.sock", self.directory / "error-driver.json"
         socket.unlink(missing_ok=True)
         listener = listen(socket)
-        rank = DriverClient.connect(socket, error, 0)
+        rank = Rank(DriverClient.connect(socket, error, 0)._socket)
         self.driver = asyncio.create_task(main.drive(self.directory, listener, "token"))
         rank._socket.settimeout(10)  # a test that fails must not leave a thread that waits for ever
         return rank
@@ -97,36 +113,43 @@ async def call(method, *arguments) -> Any:
     return await asyncio.wait_for(asyncio.to_thread(method, *arguments), 10)
 
 
-async def until(rank: DriverClient, verb: str) -> dict[str, Any]:
-    """Rank 0 asks until the driver says `verb`; newcomers are published to on the way, by whoever reads the returned list."""
+async def until(rank: Rank, key: str) -> Any:
+    """What rank 0 is told under `key`, asking until then."""
     for _ in range(20):
-        if (word := await call(rank.next))["do"] == verb:
-            return word
-        assert word["do"] == "wait", word
-    raise AssertionError(f"{verb} never came")
+        if key in (answer := await call(rank.next)):
+            return answer[key]
+        assert answer == {}, answer
+    raise AssertionError(f"{key} never came")
 
 
-async def trained(rank: DriverClient, step: int) -> list[str]:
-    """Rank 0 has trained `step`; the pods that it is told to publish to."""
+async def trained(rank: Rank, step: int) -> list[str]:
+    """Rank 0 has trained `step`; the pods that it is to publish to."""
     await call(rank.trained, step, METRICS)
-    return [r["pod"] for r in (await until(rank, "publish"))["replicas"]]
+    return await replicas(rank)
 
 
-async def publish(rank: DriverClient, step: int, servers: list[Server], failed: dict[str, str] | None = None) -> None:
+async def replicas(rank: Rank) -> list[str]:
+    for _ in range(20):
+        if answer := await call(rank.replicas):
+            return [r["pod"] for r in answer["replicas"]]
+    raise AssertionError("generation never ended")
+
+
+async def publish(rank: Rank, step: int, servers: list[Server], failed: dict[str, str] | None = None) -> None:
     for server in servers:
         server.policy_step = step
     await call(rank.published, step, f"digest{step}", failed or {}, 0.1)
+    if rank.policy != step:
+        await call(rank.evaluate, step)
 
 
 @asynccontextmanager
-async def begun(
-    bench: Bench, servers: list[Server], step: int = 0, data: dict | None = None
-) -> AsyncIterator[DriverClient]:
+async def begun(bench: Bench, servers: list[Server], step: int = 0, data: dict | None = None) -> AsyncIterator[Rank]:
     """Rank 0's end, with the first policy published."""
     bench.control(rollouts=tuple(s.endpoint for s in servers))
     rank = await bench.connect()
     await call(rank.start, step, data, [], "")
-    await until(rank, "publish")
+    await until(rank, "newcomers")
     await publish(rank, step, servers)
     try:
         yield rank
@@ -134,5 +157,17 @@ async def begun(
         bench.driver.cancel()
 
 
-async def batch(rank: DriverClient) -> Batch:
-    return from_text((await until(rank, "train"))["batch"])
+async def batch(rank: Rank) -> Batch:
+    return await call(whole_batch, rank, await until(rank, "batch"))
+
+
+def whole_batch(rank: Rank, described: dict[str, Any]) -> Batch:
+    """In two parts, as two data-parallel ranks would get it."""
+    columns = Columns(**rank.read(described["columns"]))
+    trajectories: dict[int, Trajectory] = {}
+    for rows in (range(0, len(columns), 2), range(1, len(columns), 2)):
+        counts = rank.part(rows)
+        block = np.empty(arrays.nbytes(counts), np.uint8)
+        rank.read_into(arrays.raw(block))
+        trajectories |= arrays.trajectories_of(arrays.cut(block, counts), columns, rows)
+    return Batch(described["step"], columns, trajectories, described["metrics"])

@@ -2,10 +2,12 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
+from rljob_trainer.arrays import raw
+from rljob_trainer.driver.channel import Arrays, listen
 from rljob_trainer.driver.client import DriverClient, DriverLost
-from rljob_trainer.driver.frame import listen
 from rljob_trainer.driver.server import RankLost, serve
 
 
@@ -13,25 +15,31 @@ async def ask(method, *arguments):
     return await asyncio.wait_for(asyncio.to_thread(method, *arguments), 5)
 
 
-async def test_large_messages_beats_and_deep_directories(tmp_path):
+async def test_large_messages_arrays_heartbeats_and_deep_directories(tmp_path):
     deep = tmp_path / ("d" * 100) / ("e" * 100)
     deep.mkdir(parents=True)
     listener = listen(deep / "driver.sock")
     rank = DriverClient.connect(deep / "driver.sock", deep / "error", 0)
-    beats = []
+    heartbeats = []
 
     async def following() -> dict:
-        return {"do": "train", "batch": "x" * 2_000_000}
+        return {"batch": "x" * 2_000_000}
+
+    async def part(rows: list[int]) -> Arrays:
+        return Arrays({"tokens": 3_000_000}, [np.arange(row, 3000 + row, dtype=np.int32) for row in range(1000)])
 
     async def end(export: str) -> None:
         pass
 
-    served = asyncio.create_task(serve(listener, {"next": following, "end": end}, beats.append))
-    rank.beat()
+    served = asyncio.create_task(serve(listener, {"next": following, "part": part, "end": end}, heartbeats.append))
+    rank.heartbeat()
     assert len((await ask(rank.next))["batch"]) == 2_000_000
+    found = np.empty((await ask(rank.part, []))["tokens"], np.int32)
+    await ask(rank.read_into, raw(found))
+    assert (found.reshape(1000, 3000) == np.arange(1000)[:, None] + np.arange(3000)).all()
     await ask(rank.end, "")
     await asyncio.wait_for(served, 5)
-    assert beats == [1]
+    assert heartbeats == [1]
 
 
 async def test_a_rank_that_leaves_without_a_word_is_noticed(tmp_path):

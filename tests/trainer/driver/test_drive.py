@@ -5,12 +5,11 @@ import asyncio
 import pytest
 
 from rljob_api import names
-from rljob_trainer.buffer.batch_files import from_text
 from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverLost
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.trajectory import token_ages
-from trainer.driver.bench import Bench, Characters, call, publish, trained, until
+from trainer.driver.bench import Bench, Characters, batch, call, publish, trained, until
 from trainer.driver.servers import Server
 
 
@@ -27,18 +26,18 @@ async def test_a_run_from_the_first_publish_to_the_goodbye(bench):
         bench.control(rollouts=(a.endpoint, b.endpoint))
         rank = await bench.connect()
         await call(rank.start, 0, None, [], "torch layers")
-        targets = await until(rank, "publish")
-        assert {r["pod"] for r in targets["replicas"]} == {"demo-rollout-0", "demo-rollout-1"}
+        targets = await until(rank, "newcomers")
+        assert {r["pod"] for r in targets} == {"demo-rollout-0", "demo-rollout-1"}
         await publish(rank, 0, [a, b])
         for step in (1, 2):
-            batch = from_text((await until(rank, "train"))["batch"])
-            assert [(s.group, s.sample) for s in batch.samples] == [(g, s) for g in range(4) for s in range(3)]
-            assert token_ages(step, batch.samples) == (0, 0) and {s.reward for s in batch.samples} == {1.0}
+            found = await batch(rank)
+            assert [(s.group, s.sample) for s in found.samples] == [(g, s) for g in range(4) for s in range(3)]
+            assert token_ages(step, found.samples) == (0, 0) and {s.reward for s in found.samples} == {1.0}
             assert len(await trained(rank, step)) == 2
             await publish(rank, step, [a, b])
         state = await call(rank.saving)
         assert (state["consumed"], state["prompts"]) == (8, 12)
-        await until(rank, "finish")
+        assert await until(rank, "over") == "succeeded"
         await call(rank.end, "/exported")
         await asyncio.wait_for(bench.driver, 5)
     assert a.requests and b.requests
@@ -59,18 +58,18 @@ async def test_a_replica_that_dies_while_it_generates_costs_no_sample_and_comes_
         bench.control(rollouts=(a.endpoint, b.endpoint))
         rank = await bench.connect()
         await call(rank.start, 0, None, [], "")
-        await until(rank, "publish")
+        await until(rank, "newcomers")
         b.dying = True
         await publish(rank, 0, [a, b])
-        batch = from_text((await until(rank, "train"))["batch"])
-        assert len(batch.samples) == 12 and batch.metrics["rollout/redispatched"] > 0
+        found = await batch(rank)
+        assert len(found.samples) == 12 and found.metrics["rollout/redispatched"] > 0
         b.dying, a.delay = False, 3.0
         assert await trained(rank, 1) == ["demo-rollout-0"]
         await publish(rank, 1, [a])
-        again = await until(rank, "publish")
-        assert [r["pod"] for r in again["replicas"]] == ["demo-rollout-1"]
+        again = await until(rank, "newcomers")
+        assert [r["pod"] for r in again] == ["demo-rollout-1"]
         await publish(rank, 1, [b])
-        await until(rank, "train")
+        await batch(rank)
         assert {r.pod: r.policy_step for r in bench.progress().rollouts}.keys() == {"demo-rollout-0", "demo-rollout-1"}
         bench.driver.cancel()
 
@@ -80,13 +79,13 @@ async def test_a_newcomer_is_published_to_while_the_others_generate(bench):
         bench.control(rollouts=(a.endpoint,))
         rank = await bench.connect()
         await call(rank.start, 0, None, [], "")
-        await until(rank, "publish")
+        await until(rank, "newcomers")
         await publish(rank, 0, [a])
         bench.control(rollouts=(a.endpoint, b.endpoint))
-        word = await until(rank, "publish")
-        assert [r["pod"] for r in word["replicas"]] == ["demo-rollout-1"]
+        word = await until(rank, "newcomers")
+        assert [r["pod"] for r in word] == ["demo-rollout-1"]
         await publish(rank, 0, [b])
-        await until(rank, "train")
+        await batch(rank)
         bench.driver.cancel()
     told = [(m.get("time/sync"), m["rollout/replicas"]) for m in bench.metrics() if "rollout/replicas" in m]
     assert told == [(0.1, 1.0), (None, 2.0)], "a newcomer's update is not the step's"
@@ -98,18 +97,18 @@ async def test_generation_waits_for_min_replicas(bench):
         bench.control(rollouts=(a.endpoint,))
         rank = await bench.connect()
         await call(rank.start, 0, None, [], "")
-        await until(rank, "publish")
+        await until(rank, "newcomers")
         await publish(rank, 0, [a])
-        assert (await call(rank.next))["do"] == "wait"
+        assert await call(rank.next) == {}
         await asyncio.sleep(0.6)
         waiting = bench.progress()
         assert waiting.phase == "waiting" and not a.requests
-        assert (await call(rank.next))["do"] == "wait"
+        assert await call(rank.next) == {}
         assert bench.progress().heartbeat == waiting.heartbeat, "waiting is no progress"
         bench.control(rollouts=(a.endpoint, b.endpoint))
-        await until(rank, "publish")
+        await until(rank, "newcomers")
         await publish(rank, 0, [b])
-        await until(rank, "train")
+        await batch(rank)
         bench.driver.cancel()
 
 
@@ -118,9 +117,9 @@ async def test_a_replica_that_did_not_take_the_weights_generates_nothing(bench):
         bench.control(rollouts=(a.endpoint, b.endpoint))
         rank = await bench.connect()
         await call(rank.start, 0, None, [], "")
-        await until(rank, "publish")
+        await until(rank, "newcomers")
         await publish(rank, 0, [a], failed={"demo-rollout-1": "digest differs"})
-        await until(rank, "train")
+        await batch(rank)
         assert a.requests and not b.requests
         bench.driver.cancel()
 
@@ -129,9 +128,9 @@ async def test_drain_comes_at_once_also_when_nobody_generates(bench):
     bench.control()
     rank = await bench.connect()
     await call(rank.start, 0, None, [], "")
-    assert (await call(rank.next))["do"] == "wait"
+    assert await call(rank.next) == {}
     bench.control("drain")
-    await until(rank, "drain")
+    assert await until(rank, "over") == "drained"
     await call(rank.end, "")
     await asyncio.wait_for(bench.driver, 5)
 
@@ -142,21 +141,21 @@ async def test_a_resumed_attempt_draws_what_an_uninterrupted_one_would_have_draw
         bench.control(rollouts=(a.endpoint,))
         rank = await bench.connect()
         await call(rank.start, 0, None, [], "")
-        await until(rank, "publish")
+        await until(rank, "newcomers")
         await publish(rank, 0, [a])
-        await until(rank, "train")
+        await batch(rank)
         await trained(rank, 1)
         state = await call(rank.saving)
         await publish(rank, 1, [a])
-        expected = from_text((await until(rank, "train"))["batch"]).samples
+        expected = (await batch(rank)).samples
         await call(rank.end, "")
         await asyncio.wait_for(bench.driver, 5)
 
         rank = await bench.connect()
         await call(rank.start, 1, state, [], "")
-        await until(rank, "publish")
+        await until(rank, "newcomers")
         await publish(rank, 1, [a])
-        assert from_text((await until(rank, "train"))["batch"]).samples == expected
+        assert (await batch(rank)).samples == expected
         bench.driver.cancel()
 
 
@@ -166,9 +165,9 @@ async def test_recorded_batches_are_replayed_without_any_rollout(bench):
         bench.control(rollouts=(a.endpoint,))
         rank = await bench.connect()
         await call(rank.start, 0, None, [], "")
-        await until(rank, "publish")
+        await until(rank, "newcomers")
         await publish(rank, 0, [a])
-        recorded = (await until(rank, "train"))["batch"]
+        recorded = await batch(rank)
         await call(rank.end, "")
         await asyncio.wait_for(bench.driver, 5)
     bench.spec["train"]["batches"] = {"replay": str(bench.root / "batches")}
@@ -177,11 +176,11 @@ async def test_recorded_batches_are_replayed_without_any_rollout(bench):
     bench.control()
     rank = await bench.connect()
     await call(rank.start, 0, None, [], "")
-    assert (await until(rank, "train"))["batch"] == recorded
+    assert await batch(rank) == recorded
     assert await trained(rank, 1) == []
     await publish(rank, 1, [])
     with pytest.raises(DriverLost):
-        await until(rank, "train")
+        await batch(rank)
     with pytest.raises(ConfigurationError, match="no batch of step 2"):
         await bench.driver
 
@@ -194,10 +193,10 @@ async def test_a_step_whose_rewards_all_raise_ends_the_attempt_with_the_users_li
         bench.control(rollouts=(a.endpoint,))
         rank = await bench.connect()
         await call(rank.start, 0, None, [], "")
-        await until(rank, "publish")
+        await until(rank, "newcomers")
         await publish(rank, 0, [a])
         with pytest.raises(DriverLost):
-            await until(rank, "train")
+            await batch(rank)
         with pytest.raises(
             ConfigurationError, match=r"ZeroDivisionError: division by zero \(reward.py line 2: return 1 / 0\)"
         ):

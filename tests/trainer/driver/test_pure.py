@@ -9,7 +9,7 @@ from rljob_trainer.driver.replicas import Replicas
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.request import Kind, RewardFailed
 from rljob_trainer.trajectory import Trajectory
-from trainer.driver.specs import job
+from trainer.buffer.specs import job
 
 
 def outcome(group: int, sample: int, reward: float = 1.0, policy_step: int = 2) -> Outcome:

@@ -13,7 +13,7 @@ from rljob_api.spec.model import HttpReward, PythonReward, RewardSpec
 from rljob_api.validation.validate import violations
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardRequest
-from trainer.driver.specs import job
+from trainer.buffer.specs import job
 from trainer.rollout.servers import free_port
 
 TEXT = (Path(__file__).parents[3] / "docs/data-and-rewards.md").read_text()

@@ -77,5 +77,5 @@ def _read(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
         found: dict[str, Array] = {}
         for name, described in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             found[name] = np.empty(described["shape"], KINDS[described["dtype"]])
-            stream.readinto(arrays.raw(found[name]))  # type: ignore[attr-defined]
+            stream.readinto(arrays.raw(found[name]))
     return found, texts

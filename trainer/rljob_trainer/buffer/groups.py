@@ -50,7 +50,9 @@ class Groups:
         """The samples of every complete group. Raises what a group raised."""
         if self._failure:
             raise self._failure
-        return {position: self._groups[position].task.result() for position in self.positions if self._is_complete(position)}
+        return {
+            position: self._groups[position].task.result() for position in self.positions if self._is_complete(position)
+        }
 
     @property
     def positions(self) -> list[int]:

@@ -55,7 +55,7 @@ class Selection:
         as require_scored.
         """
         enough = min(self._rounds * self._wanted, self._begun)
-        if len(self._groups | complete) < enough or not set(due) <= self._groups.keys() | complete.keys():
+        if len(self._groups.keys() | complete.keys()) < enough or not set(due) <= self._groups.keys() | complete.keys():
             return False
         self._look_at(complete)
         if len(self._useful) < self._wanted:
@@ -98,7 +98,7 @@ class Selection:
             "sampling/kept": count["kept"] / len(used),
             "sampling/all_right": count["right"] / len(used),
             "sampling/all_wrong": count["wrong"] / len(used),
-            "sampling/unjudged": count["unscored"] / len(used),
+            "sampling/unscored": count["unscored"] / len(used),
             "sampling/surplus": float(count["kept"] - self._wanted),
             "sampling/reward": sum(rewards) / len(rewards),
         }

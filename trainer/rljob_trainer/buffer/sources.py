@@ -99,7 +99,14 @@ class GeneratedBatches:
             "data/too_long": float(self._train.counts.too_long),
             "data/duplicates": float(self._train.counts.duplicates),
         }
-        return Ready(await asyncio.to_thread(self._assembled, step, policy, selection, metrics), after)
+        assembling = asyncio.ensure_future(asyncio.to_thread(self._assembled, step, policy, selection, metrics))
+        try:
+            return Ready(await asyncio.shield(assembling), after)
+        except asyncio.CancelledError:
+            await asyncio.wait(
+                [assembling]
+            )  # a thread cannot be ended, and would write into the files of the batch that follows
+            raise
 
     async def _select(self, step: int, policy: int, cursor: Cursor) -> tuple[Selection, Cursor]:
         """Rounds of generation until the step is full, and the cursor behind them.

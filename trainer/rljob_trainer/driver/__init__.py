@@ -1,17 +1,15 @@
-"""The driver: the process beside rank 0 that generates, scores and assembles, while ranks train. asyncio; torch-free.
+"""The driver: a process alongside rank 0 that reads the data, generates, scores and reports. asyncio, without torch. It answers; it does not steer.
 
-    control.json --> Follower --> Rollouts <-- probe (GET /health)
-                                     |  current replicas
-    prompts --> Supply(policy of step p): evaluate? -> batches up to p + 1 + staleness: generate -> score -> assemble
-                                     |
-    rank 0  <-- Channel: next() -> publish | train | wait | drain | finish;  trained(), published(), saved(), end()
-                                     |
-    sinks, progress.json  <----------+
+    control.json --> follow_control --> Rollouts <-- probe (GET /rljob/state)
+                                           |  current replicas
+    prompts --> RolloutBuffer (policy of step p): evaluate when due, then batches up to that of p + 1 + staleness
+                                           |
+    rank 0  <-- socket: next, part, trained, replicas, published, evaluate, saving, saved, end
+                                           |
+    metrics, progress.json  <--------------+
 
-next() waits for: a command, a batch, a replica that needs weights, the end of the work; it is unblocked after a second in any case.
-generate: groups.py begins as many groups as spec.train.overSampling says; those that a batch leaves over are dropped, or interrupted and continued
-by the next one (`partialRollouts`). Nothing generates between the end of a batch and the beginning of the next.
-Supply waits for: minReplicas current replicas; it is unblocked by published(). It runs while rank 0 trains, publishes to newcomers or saves.
-After trained(p + 1), next() waits for the end of what is drawn under p, then makes every replica stale, publishes p + 1 and lets Supply go on.
-It does not wait when fewer than minReplicas have p: nobody can be given p any more, and its batch is begun anew under p + 1.
+next() waits for a batch, newcomers that need weights, a drain, or the end of the work; replicas() until nothing is generated under the policy
+before, which it does not wait for when fewer than minReplicas have that policy: nobody can be given it any more, and its batch is begun anew under
+the next. Both answer within a second.
+Generation begins with evaluate(p), waits for minReplicas current replicas, and continues while rank 0 trains, serves newcomers or saves.
 """

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +27,6 @@ class Arrays:
     message: Any
     pieces: Iterable[Array]
     """One-dimensional, in the order in which they are read."""
-
-
-def describe(arrays: Mapping[str, Array]) -> list[list[Any]]:
-    """Name, type and length of each: what DriverClient.read is given."""
-    return [[name, array.dtype.str, len(array)] for name, array in arrays.items()]
 
 
 def encode(message: Any) -> bytes:

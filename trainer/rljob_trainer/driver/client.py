@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rljob_api.protocol import Checkpoint
-from rljob_trainer.arrays import Array, raw
+from rljob_trainer.arrays import Array, allocated, raw
 from rljob_trainer.driver.channel import LENGTH, connect, encode
 from rljob_trainer.failure import PeerLost
 
@@ -53,7 +51,8 @@ class DriverClient:
     def next(self) -> dict[str, Any]:
         """The next batch, or what there is instead of it. Answered within about a second, by one of
 
-        {"batch": {"step", "metrics", "columns"}}   read its columns with `read`, then each part of its trajectories with `part`
+        {"batch": {"step", "metrics", "columns", "probe"}}   read its columns with `read`, then its trajectories in parts with `part`; the
+                                    probe is what to ask rollouts about (parity.py)
         {"newcomers": [endpoint]}                   rollouts that need the policy of the last step and have never had one, or have lost it
         {"over": "drained" | "succeeded"}           no batch will come any more
         {}                                          nothing yet: ask again
@@ -62,7 +61,7 @@ class DriverClient:
 
     def read(self, described: list[list[Any]]) -> dict[str, Array]:
         """The arrays behind an answer, by name; `described`: name, type and length of each, as the answer says."""
-        found = {name: np.empty(length, kind) for name, kind, length in described}
+        found = allocated(described)
         for array in found.values():
             self.read_into(raw(array))
         return found
@@ -76,7 +75,7 @@ class DriverClient:
         """The next bytes of the arrays behind an answer."""
         while block:
             try:
-                count = self._reader.readinto(block)  # type: ignore[attr-defined]
+                count = self._reader.readinto(block)
             except OSError:
                 count = 0
             if not count:

@@ -14,9 +14,10 @@ from rljob_trainer.buffer.buffer import Ready, RolloutBuffer
 from rljob_trainer.buffer.sources import Source
 from rljob_trainer.data.order import Cursor
 from rljob_trainer.data.prompts import PromptSet
-from rljob_trainer.driver.channel import Arrays, describe
+from rljob_trainer.driver.channel import Arrays
 from rljob_trainer.driver.progress import ProgressFile
 from rljob_trainer.driver.rollouts import Rollouts
+from rljob_trainer.parity import probe_sequences
 from rljob_trainer.reporting.sinks import Sinks
 from rljob_trainer.reporting.weights_and_biases import connect
 
@@ -42,6 +43,8 @@ class Driver:
         self._rank_phase = "loading"
         self._work_phase = "training"
         self._targets: list[RolloutEndpoint] = []
+        self._published_step: int | None = None
+        """Of the last policy that was exported."""
         self._listed: list[RolloutEndpoint] = []
         self._colocated: list[RolloutEndpoint] = []
 
@@ -128,13 +131,13 @@ class Driver:
 
     async def published(self, step: int, digest: str, failed: dict[str, str], seconds: float) -> None:
         assert step == self._step, f"published step {step} at step {self._step}"
-        first = not self._progress.progress.digest
-        moved = first or self._progress.progress.policy_step != step
-        if first:
+        targets, self._targets = self._targets, []
+        if targets and self._published_step is None:
             self._step_began = time.monotonic()  # waiting for servers to start is not part of the first step
-        self._progress.update(policy_step=step, digest=digest)
-        await self._rollouts.published(step, self._targets, failed)
-        sync = {"time/sync": seconds} if moved else {}  # a newcomer's would take its place
+        self._progress.update(policy_step=step, digest=digest or self._progress.progress.digest)
+        await self._rollouts.published(step, targets, failed)
+        sync = {"time/sync": seconds} if digest and self._published_step != step else {}  # not a newcomer's
+        self._published_step = step if digest else self._published_step
         self._record(step, sync | {"rollout/replicas": float(self._rollouts.count)})
 
     async def saving(self) -> dict[str, Any]:
@@ -172,7 +175,8 @@ class Driver:
             self._handed = found
             self._enter("training")
             batch, columns = found.batch, found.batch.columns.arrays()
-            described = {"step": batch.step, "metrics": dict(batch.metrics), "columns": describe(columns)}
+            described = {"step": batch.step, "metrics": dict(batch.metrics), "columns": arrays.described(columns)}
+            described["probe"] = probe_sequences(batch)
             return Arrays({"batch": described}, columns.values())
         if self._buffer.is_idle:
             return {"over": "succeeded"}

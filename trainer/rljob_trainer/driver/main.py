@@ -17,9 +17,9 @@ from rljob_trainer.buffer.generation import Generator
 from rljob_trainer.buffer.sources import GeneratedBatches, RecordedBatches, Source
 from rljob_trainer.data.prompts import PromptSet, load_prompts
 from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer
+from rljob_trainer.driver.channel import listen
 from rljob_trainer.driver.control import follow_control, read_control
 from rljob_trainer.driver.driver import Driver
-from rljob_trainer.driver.channel import listen
 from rljob_trainer.driver.progress import ProgressFile
 from rljob_trainer.driver.rollouts import Rollouts
 from rljob_trainer.driver.server import Call, serve

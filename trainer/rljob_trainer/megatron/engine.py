@@ -9,7 +9,7 @@ import torch
 
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Batch
+from rljob_trainer.batch import Batch, Columns
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.megatron import checkpoint, parallel_state
 from rljob_trainer.megatron.actor import Actor
@@ -35,6 +35,7 @@ class Engine:
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
         self._spec, self.layout, self.heartbeat = spec, str(Layout.of(spec)), heartbeat
         self._parallel = parallel_state.initialize(Layout.of(spec), device, spec.lifecycle.stall_timeout_seconds)
+        self.data_rank = self._parallel.data_rank
         self._actor = Actor(spec, self._parallel, heartbeat)
         self._critic = Critic(spec, spec.critic, self._parallel, heartbeat) if spec.critic else None
         self._reward_models = RewardModels(spec, self._parallel, heartbeat)
@@ -72,6 +73,10 @@ class Engine:
         )
         self._adapt(metrics["train/kl"], len(step.samples))
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+    def parts(self, columns: Columns) -> list[range]:
+        """[data-parallel rank] -> rows of the step's trajectories that it needs."""
+        return [range(len(columns))] * self._parallel.layout.data
 
     def log_probs(self, samples: Sequence[Trajectory]) -> list[torch.Tensor]:
         """Of every response token under the policy, at temperature 1."""

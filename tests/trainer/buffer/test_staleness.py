@@ -8,9 +8,9 @@ import pytest
 from rljob_trainer.batch import Batch
 from rljob_trainer.data.order import permutation
 from rljob_trainer.driver import main
-from rljob_trainer.driver.client import DriverClient, DriverLost
+from rljob_trainer.driver.client import DriverLost
 from rljob_trainer.failure import ConfigurationError
-from trainer.driver.bench import METRICS, Bench, Characters, batch, begun, call, publish, trained, until
+from trainer.driver.bench import METRICS, Bench, Characters, Rank, batch, begun, call, publish, replicas, trained, until
 from trainer.driver.servers import Server
 
 
@@ -53,7 +53,7 @@ async def test_the_next_batch_is_drawn_while_one_trains_and_nothing_beyond_the_l
             assert await trained(rank, step) == ["demo-rollout-0"]
             assert (await call(rank.saving))["consumed"] == 4 * step
             await publish(rank, step, [a])
-        await until(rank, "finish")
+        assert await until(rank, "over") == "succeeded"
         await call(rank.end, "")
         await asyncio.wait_for(bench.driver, 5)
     assert len(a.requests) == 4 * 4 + 3 * 3
@@ -70,8 +70,8 @@ async def test_publishing_waits_until_what_the_policy_before_draws_is_complete(b
         await batch(rank)
         began = time.monotonic()
         await call(rank.trained, 2, METRICS)
-        assert (await call(rank.next))["do"] == "wait", "the other ranks hear of it"
-        assert [r["pod"] for r in (await until(rank, "publish"))["replicas"]] == ["demo-rollout-0"]
+        assert await call(rank.replicas) == {}, "the other ranks hear of it"
+        assert await replicas(rank) == ["demo-rollout-0"]
         assert time.monotonic() - began > 1
         await publish(rank, 2, [a])
         assert ages(await batch(rank)) == {1}
@@ -84,14 +84,14 @@ async def test_an_evaluation_is_of_the_policy_of_its_step_and_training_waits_for
         await trained(rank, 1)
         before, a.delay = len(a.requests), 1.5
         await publish(rank, 1, [a])
-        assert (await call(rank.next))["do"] == "wait"
+        assert await call(rank.next) == {}
         assert len(a.requests) == before + 3 and bench.progress().phase == "evaluating"
         a.delay = 0
         await batch(rank)
         assert [m["step"] for m in bench.metrics() if "evaluation/reward" in m] == [0, 1]
 
 
-async def third_batch_never_comes(bench: Bench, rank: DriverClient, a: Server) -> None:
+async def third_batch_never_comes(bench: Bench, rank: Rank, a: Server) -> None:
     """Rank 0 trains step 2, and what is drawn beside it hangs."""
     await batch(rank)
     await asked(a, 8)
@@ -109,7 +109,7 @@ async def test_a_drain_waits_for_the_step_and_not_for_what_is_drawn_beside_it(be
         await asyncio.sleep(0.3)
         assert await trained(rank, 2) == [], "nobody needs the policy, but its digest is wanted"
         await publish(rank, 2, [])
-        await until(rank, "drain")
+        assert await until(rank, "over") == "drained"
         assert (await call(rank.saving))["consumed"] == 8
         await call(rank.end, "")
         await asyncio.wait_for(bench.driver, 5)
@@ -124,7 +124,7 @@ async def test_a_drain_does_not_wait_for_an_evaluation_nor_hand_out_what_is_draw
         a.delay = 60
         await publish(rank, 1, [a])
         bench.control("drain", (a.endpoint,))
-        await until(rank, "drain")
+        assert await until(rank, "over") == "drained"
         assert (await call(rank.saving))["consumed"] == 4
         await call(rank.end, "")
         await asyncio.wait_for(bench.driver, 5)
@@ -161,7 +161,7 @@ async def test_when_all_replicas_are_lost_beside_training_the_batch_is_begun_ane
         a.dying = False
         await publish(rank, 2, [a] if told else [])
         if not told:
-            await until(rank, "publish")
+            await until(rank, "newcomers")
             await publish(rank, 2, [a])
         found = [await batch(rank)]
         await trained(rank, 3)
@@ -215,6 +215,6 @@ async def test_a_batch_that_fails_beside_training_ends_the_attempt_after_the_ste
             await batch(rank)
             await call(rank.trained, 2, METRICS)
             with pytest.raises(DriverLost):
-                await until(rank, "publish")
+                await replicas(rank)
             with pytest.raises(ConfigurationError, match="only 0 of the 1 prompts"):
                 await bench.driver

@@ -8,24 +8,14 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rljob_trainer.batch import Batch
-from rljob_trainer.buffer.groups import chosen
 from rljob_trainer.data.order import permutation
 from rljob_trainer.driver import main
-from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.trajectory import Segment, appended, sampled, token_ages
-from trainer.driver.bench import Bench, Characters, batch, begun, call, publish, trained, until
+from trainer.driver.bench import Bench, Characters, Rank, batch, begun, call, publish, trained, until
 from trainer.driver.servers import Thinker
 
 ORDER = [divmod(row, 3) for row in permutation(12, 0, 0)]
 """The first epoch's prompts "a+b=" as (a - 1, b - 1)."""
-
-
-def test_a_step_is_made_of_what_is_due_and_of_the_first_complete_groups() -> None:
-    assert chosen({7, 3, 5}, due=(), count=2) == [3, 5]
-    assert chosen({7, 3, 5}, due=[7], count=2) == [3, 7]
-    assert chosen({7, 3, 5}, due=[7, 5], count=2) == [5, 7]
-    assert chosen({3}, due=(), count=2) is None, "too few are complete"
-    assert chosen({7, 3, 5}, due=[9], count=2) is None, "what is due is waited for"
 
 
 def test_a_response_knows_which_policy_drew_which_token() -> None:
@@ -55,14 +45,12 @@ def slow(*positions: int, thoughts: int = 60) -> Thinker:
 
 
 @asynccontextmanager
-async def attempt(
-    bench: Bench, server: Thinker, step: int = 0, data: dict | None = None
-) -> AsyncIterator[DriverClient]:
+async def attempt(bench: Bench, server: Thinker, step: int = 0, data: dict | None = None) -> AsyncIterator[Rank]:
     async with server, begun(bench, [server], step, data) as rank:
         yield rank
 
 
-async def train(rank: DriverClient, server: Thinker, step: int) -> dict:
+async def train(rank: Rank, server: Thinker, step: int) -> dict:
     """Rank 0 trains the batch that it has; the state of the data afterwards."""
     await trained(rank, step)
     await publish(rank, step, [server])
@@ -140,7 +128,7 @@ async def test_nothing_is_kept_behind_the_last_step(bench):
         assert positions(await batch(rank)) == [1, 3]
         state = await train(rank, server, 1)
         assert (state["consumed"], state["pending"]) == (4, [0, 2])
-        await until(rank, "finish")
+        assert await until(rank, "over") == "succeeded"
         assert len(server.requests) == 4
 
 

@@ -6,11 +6,10 @@ import pytest
 
 from rljob_api import names
 from rljob_trainer.batch import Batch
-from rljob_trainer.buffer.batch_files import from_text
 from rljob_trainer.driver import main
-from rljob_trainer.driver.client import DriverClient, DriverLost
+from rljob_trainer.driver.client import DriverLost
 from rljob_trainer.failure import ConfigurationError
-from trainer.driver.bench import Bench, Characters, call, publish, trained, until
+from trainer.driver.bench import Bench, Characters, Rank, batch, call, publish, trained, until
 from trainer.driver.servers import EOS, Server
 
 
@@ -20,17 +19,13 @@ def bench(tmp_path, monkeypatch):
     return Bench(tmp_path)
 
 
-async def begin(bench: Bench, server: Server, step: int = 0, data: dict[str, int] | None = None) -> DriverClient:
+async def begin(bench: Bench, server: Server, step: int = 0, data: dict[str, int] | None = None) -> Rank:
     bench.control(rollouts=(server.endpoint,))
     rank = await bench.connect()
     await call(rank.start, step, data, [], "")
-    await until(rank, "publish")
+    await until(rank, "newcomers")
     await publish(rank, step, [server])
     return rank
-
-
-async def batch(rank: DriverClient) -> Batch:
-    return from_text((await until(rank, "train"))["batch"])
 
 
 async def first_batch(bench: Bench, server: Server) -> Batch:
@@ -81,7 +76,7 @@ async def test_a_step_that_dynamic_sampling_cannot_fill_ends_the_attempt_with_th
     async with Server("demo-rollout-0") as a:
         rank = await begin(bench, a)
         with pytest.raises(DriverLost):
-            await until(rank, "train")
+            await batch(rank)
         with pytest.raises(ConfigurationError, match="only 0 of the 4 prompts .* of 8 prompts 8 were all right"):
             await bench.driver
 

@@ -1,0 +1,70 @@
+"""A batch on its way from the driver to the ranks: the columns to all of them, and to each the trajectories of its data-parallel copy.
+
+Rank 0 alone is connected to the driver. It passes the arrays of each part on in chunks as they come, so that no rank ever holds more of them than
+its own part.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rljob_trainer import arrays
+from rljob_trainer.arrays import Array
+from rljob_trainer.batch import Batch, Columns
+from rljob_trainer.collective import Ranks
+from rljob_trainer.driver.client import DriverClient
+
+CHUNK_BYTES = 4 * 2**20
+
+Parts = Callable[[Columns], Sequence[Sequence[int]]]
+"""[data-parallel rank] -> rows of the columns, ascending. Every rank computes the same."""
+
+
+class Scatter:
+    """Every method is collective."""
+
+    def __init__(self, ranks: Ranks, driver: DriverClient | None, data_rank: int, parts: Parts):
+        """`driver`: on rank 0 only. `data_rank`: of this rank; ranks of the same one get the same part."""
+        self._ranks, self._driver, self._parts = ranks, driver, parts
+        self._data_rank, self._data_ranks = data_rank, ranks.gather(data_rank)
+
+    def receive(self, described: dict[str, Any]) -> Batch:
+        """This rank's part of the batch that the driver has just answered with. `described`: the same on all ranks."""
+        columns = self._columns(described["columns"])
+        parts = self._parts(columns)
+        found = [self._part(data_rank, rows) for data_rank, rows in enumerate(parts)]
+        own = found[self._data_rank]
+        assert own is not None, "every rank is of one of the copies"
+        trajectories = arrays.trajectories_of(own, columns, parts[self._data_rank])
+        return Batch(described["step"], columns, trajectories, described["metrics"])
+
+    def _columns(self, described: list[list[Any]]) -> Columns:
+        found = self._driver.read(described) if self._driver else arrays.allocated(described)
+        self._ranks.broadcast_arrays(found)
+        return Columns(**found)
+
+    def _part(self, data_rank: int, rows: Sequence[int]) -> dict[str, Array] | None:
+        """The arrays of one part, if it is ours; rank 0 passes those of others on."""
+        ours = self._data_rank == data_rank
+        receivers = [rank for rank, found in enumerate(self._data_ranks) if rank and found == data_rank]
+        if not (ours or self._driver):
+            return None
+        counts = np.array([*self._driver.part(rows).values()] if self._driver else [0] * len(arrays.KINDS), np.int64)
+        self._pass_on(counts, receivers)
+        sizes = dict(zip(arrays.KINDS, counts.tolist(), strict=True))
+        total = arrays.nbytes(sizes)
+        block = np.empty(total if ours else min(total, CHUNK_BYTES), np.uint8)
+        for start in range(0, total, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, total - start)
+            chunk = block[start : start + size] if ours else block[:size]
+            if self._driver:
+                self._driver.read_into(arrays.raw(chunk))
+            self._pass_on(chunk, receivers)
+        return arrays.cut(block, sizes) if ours else None
+
+    def _pass_on(self, chunk: Array, receivers: Sequence[int]) -> None:
+        if self._driver:
+            self._ranks.send(chunk, receivers)
+        else:
+            self._ranks.receive(chunk)
