@@ -159,10 +159,6 @@ def over_sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
             f"times spec.train.promptsPerStep = {train.prompts_per_step} is no number of prompts",
             f"set {train.prompts_begun / train.prompts_per_step:g}, which begins {train.prompts_begun}",
         )
-    if more and spec.algorithm.dynamic_sampling:
-        yield Violation(
-            field, value, "dynamicSampling draws by whole rounds until the step is full", "remove one of the two"
-        )
     if more and train.batches.replay:
         yield Violation(field, value, "recorded batches are replayed as they are", "remove it")
     yield from _partial_rollouts_violations(spec)
