@@ -1,0 +1,98 @@
+"""Membership of the rollout pool: which replicas there are, which need the policy, which serve it. No I/O.
+
+listed --answers--> needs weights --published--> current
+  ^                       |                         |
+  +---- lost (waits before it is asked again) ------+        trained: every current one needs weights again
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from rljob_api.protocol import RolloutEndpoint, RolloutState
+
+LONGEST_WAIT_SECONDS = 10.0
+
+
+class ReplicaState(Enum):
+    LISTED = "listed"
+    NEEDS_WEIGHTS = "needs weights"
+    CURRENT = "current"
+
+
+@dataclass(slots=True)
+class Replica:
+    """One rollout server, by its pod's UID: a new pod of an old name is another replica."""
+
+    endpoint: RolloutEndpoint
+    state: ReplicaState = ReplicaState.LISTED
+    policy_step: int | None = None
+    failures: int = 0
+    not_before: float = 0.0
+    """Clock time of the next question."""
+    problem: str = ""
+    """Why it was lost last."""
+
+
+class Replicas:
+    """All replicas that the control message lists."""
+
+    def __init__(self) -> None:
+        self._by_uid: dict[str, Replica] = {}
+
+    def follow(self, endpoints: Iterable[RolloutEndpoint]) -> None:
+        """Take in new pods, forget those that are gone. A pod that moved to another URL is new as well."""
+        listed = {e.pod_uid: e for e in endpoints}
+        kept = {uid: r for uid, r in self._by_uid.items() if listed.get(uid) == r.endpoint}
+        self._by_uid = {uid: kept.get(uid) or Replica(endpoint) for uid, endpoint in listed.items()}
+
+    def listed(self) -> list[RolloutEndpoint]:
+        return [r.endpoint for r in self._by_uid.values()]
+
+    def find(self, endpoint: RolloutEndpoint) -> Replica | None:
+        replica = self._by_uid.get(endpoint.pod_uid)
+        return replica if replica and replica.endpoint == endpoint else None
+
+    def to_probe(self, now: float) -> list[RolloutEndpoint]:
+        """Which to ask whether they answer."""
+        return [r.endpoint for r in self._all(ReplicaState.LISTED) if r.not_before <= now]
+
+    def healthy(self, endpoint: RolloutEndpoint) -> None:
+        """It answers."""
+        replica = self.find(endpoint)
+        if replica and replica.state is ReplicaState.LISTED:
+            replica.state, replica.problem = ReplicaState.NEEDS_WEIGHTS, ""
+
+    def to_publish(self) -> list[RolloutEndpoint]:
+        """Which need the policy and can take it."""
+        return [r.endpoint for r in self._all(ReplicaState.NEEDS_WEIGHTS)]
+
+    def published(self, endpoint: RolloutEndpoint, step: int) -> bool:
+        """It serves the policy of `step`. False when it is not listed any more."""
+        if replica := self.find(endpoint):
+            replica.state, replica.policy_step, replica.failures = ReplicaState.CURRENT, step, 0
+        return replica is not None
+
+    def lost(self, endpoint: RolloutEndpoint, now: float, problem: str = "") -> None:
+        """It failed to answer, or to take the policy: out until it answers again, after a wait that doubles."""
+        if replica := self.find(endpoint):
+            replica.failures += 1
+            replica.state, replica.policy_step, replica.problem = ReplicaState.LISTED, None, problem
+            replica.not_before = now + min(2.0 ** (replica.failures - 1), LONGEST_WAIT_SECONDS)
+
+    def trained(self) -> None:
+        """There is a newer policy."""
+        for replica in self._all(ReplicaState.CURRENT):
+            replica.state = ReplicaState.NEEDS_WEIGHTS
+
+    def current(self) -> list[RolloutEndpoint]:
+        return [r.endpoint for r in self._all(ReplicaState.CURRENT)]
+
+    def report(self) -> list[RolloutState]:
+        return [
+            RolloutState(pod=r.endpoint.pod, policy_step=r.policy_step, problem=r.problem)
+            for r in self._by_uid.values()
+        ]
+
+    def _all(self, state: ReplicaState) -> list[Replica]:
+        return [r for r in self._by_uid.values() if r.state is state]
