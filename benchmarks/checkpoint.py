@@ -146,7 +146,8 @@ class Steps:
             for g in range(4)
             for s in range(4)
         ]
-        self._engine.train_step(Batch.of(self.done, samples, {}))
+        measured = self._engine.measure(Batch.of(self.done, samples, {}))
+        self._engine.update(measured, self._engine.objective.advantages(measured))
         return time.monotonic() - began
 
 

@@ -39,7 +39,7 @@ METRICS: dict[str, str] = {
     "train/tokens": "Prompt and response tokens that were trained on.",
     "critic/loss": "Loss of the critic: half the squared error of its values, clipped, per response token.",
     "critic/grad_norm": "Global norm of the critic's gradient before clipping.",
-    "critic/learning_rate": "Learning rate of the critic: the mean over the step's optimizer steps.",
+    "critic/learning_rate": "Learning rate of the critic's last optimizer step.",
     "critic/clip_fraction": "Fraction of response tokens whose value was clipped.",
     "critic/explained_variance": "1 - Var(returns - values) / Var(returns), before the critic learnt: 1 is perfect, 0 knows nothing.",
     "critic/skipped": "Optimizer steps of the critic that were left out because a loss or gradient was not a finite number.",

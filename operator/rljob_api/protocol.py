@@ -118,8 +118,6 @@ class RolloutState(Wire):
     pod: Line
     policy_step: Count | None = None
     """Step of the policy it serves; None: not brought up yet."""
-    problem: Text = ""
-    """Why it was lost last; empty when it answers."""
 
 
 class Point(Wire):

@@ -95,6 +95,11 @@ RULES = [
     (parallel(4, tensor=2, expert=2), f"{P}.expertTensor", "on CPU, gloo cannot"),
     (parallel(4, "gpu", expertTensor=4), f"{P}.expertTensor", "must share a node, which has 1 ranks"),
     ({"trainer": {"overlap": {"paramGather": True}}}, "spec.trainer.overlap.paramGather", "needs gradReduce"),
+    (
+        {"trainer": {"overlap": {"gradReduce": True, "paramGather": True}}, "train": {"promptsPerStep": 4}},
+        "spec.trainer.overlap.paramGather",
+        "with one optimizer step per step there is no forward pass to overlap with",
+    ),
     (recompute(modules=["mlp"]), "spec.trainer.recompute.modules", "granularity none does not read it"),
     (recompute(granularity="full", modules=["mlp"]), "spec.trainer.recompute.modules", "full does not read it"),
     (recompute(granularity="selective", method="block"), "spec.trainer.recompute.method", "selective does not read it"),
@@ -173,7 +178,7 @@ def test_a_layout_that_uses_every_size_breaks_no_rule() -> None:
         "overlap": {"gradReduce": True, "paramGather": True},
         "recompute": {"granularity": "full", "method": "block", "layers": 2},
     }
-    assert violations(raw_spec(trainer=trainer), "demo") == []
+    assert violations(raw_spec(trainer=trainer, train={"miniBatches": 2}), "demo") == []
 
 
 def test_what_fails_on_cpu_only_is_allowed_on_gpus() -> None:

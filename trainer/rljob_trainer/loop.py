@@ -18,7 +18,9 @@ def run(job: "Attempt") -> "Outcome":
     step = job.begin()  # restored from a checkpoint, or 0
     while batch := job.source.next(step):  # waits; newcomers among the rollouts get weights meanwhile
         began = time.monotonic()
-        metrics = job.engine.train_step(batch)
+        measured = job.engine.measure(batch)  # scores of reward models, old and reference log-probabilities, values
+        advantages = job.engine.objective.advantages(measured)
+        metrics = job.engine.update(measured, advantages)
         step = job.trained(batch, metrics, time.monotonic() - began)
         job.publish(step)
         job.evaluate(step)

@@ -133,6 +133,11 @@ class Trajectory:
         return len(self) - self.prompt_length
 
     @property
+    def sampled_length(self) -> int:
+        """Tokens that the policy wrote."""
+        return sum(len(s.tokens) for s in self.sampled_segments)
+
+    @property
     def prompt_tokens(self) -> Ints:
         return self.tokens[: self.prompt_length]
 

@@ -141,7 +141,7 @@ class Optimizer(Model):
     learning_rate: PositiveFloat = 1e-6
     """The highest rate, reached at the end of the warm-up."""
     warmup_steps: NonNegativeInt = 0
-    """Optimizer steps over which the rate rises linearly from 0."""
+    """Optimizer steps over which the rate rises linearly: step i of n uses i/n of it."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
     """How the rate falls from the warm-up to the last optimizer step."""
     min_learning_rate: NonNegativeFloat = 0.0

@@ -45,7 +45,7 @@ class Overlap(Model):
     grad_reduce: bool = False
     """Reduce a bucket of gradients as soon as it is complete."""
     param_gather: bool = False
-    """Gather parameters when the forward pass reaches them; needs `gradReduce`."""
+    """Gather parameters when the forward pass of a step's next optimizer step reaches them; needs `gradReduce`."""
 
 
 class Recompute(Model):

@@ -79,11 +79,16 @@ def _indivisible(ranks: str, sizes: dict[str, int], product: int) -> Violation:
 
 
 def overlap_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Parameters are gathered into the buckets that gradients are reduced from."""
-    if spec.trainer.overlap.param_gather and not spec.trainer.overlap.grad_reduce:
-        yield Violation(
-            "spec.trainer.overlap.paramGather", "true", "needs gradReduce", "set spec.trainer.overlap.gradReduce true"
-        )
+    """Parameters are gathered into the buckets that gradients are reduced from, during the forward pass of the next update of the same step: all are
+    gathered when a step ends."""
+    field = "spec.trainer.overlap.paramGather"
+    if not spec.trainer.overlap.param_gather:
+        return
+    if not spec.trainer.overlap.grad_reduce:
+        yield Violation(field, "true", "needs gradReduce", "set spec.trainer.overlap.gradReduce true")
+    if Amounts.of(spec).updates == 1:
+        rule = "with one optimizer step per step there is no forward pass to overlap with"
+        yield Violation(field, "true", rule, "remove it, or raise spec.train.miniBatches or epochsPerStep")
 
 
 def recompute_violations(spec: RLJobSpec) -> Iterator[Violation]:

@@ -69,8 +69,7 @@ def _of_open(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
     progress = current(s, attempt)
     if progress and progress.phase == "waiting":
         unplaced = [status.placement.problem] if status.placement and status.placement.problem else []
-        lost = [r.problem for r in progress.rollouts if r.problem]
-        troubles = "; ".join([*unplaced, *_troubles(s, s.rollouts), *lost])
+        troubles = "; ".join([*unplaced, *_troubles(s, s.rollouts)])
         return f"waiting for rollouts, {status.rollout.text} answer" + (f": {troubles}" if troubles else "")
     return "; ".join(s.unreadable.values()) or f"attempt {attempt.number} is starting"
 

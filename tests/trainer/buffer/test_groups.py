@@ -13,6 +13,7 @@ from rljob_trainer.buffer.assembly import Outcome
 from rljob_trainer.buffer.sources import GeneratedBatches, Ready
 from rljob_trainer.data.order import Cursor
 from rljob_trainer.data.prompts import Prompt, PromptSet
+from rljob_trainer.rollout.pool import Pool
 from rljob_trainer.trajectory import Trajectory, sampled
 from trainer.buffer.specs import job
 
@@ -55,7 +56,8 @@ class Generator:
 class Rollouts:
     """Always enough."""
 
-    redispatched = 0
+    def __init__(self) -> None:
+        self.pool = Pool("token", 1, 1)
 
     async def enough(self) -> None: ...
 

@@ -17,7 +17,7 @@ from rljob_api import names
 from rljob_api.protocol import Resume
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
-from trainer.megatron.models import job, make_batch, make_model
+from trainer.megatron.models import job, make_batch, make_model, train_step
 from trainer.megatron.test_parity import off_policy
 from trainer.ranks import run_ranks
 
@@ -106,7 +106,7 @@ def live(root: Path, spec: RLJobSpec, batch: Batch, attempt: int, say: Callable[
     tell(step)
     while True:
         step += 1
-        engine.train_step(replace(batch, step=step))
+        train_step(engine, replace(batch, step=step))
         if saved := saver.settle(wait=True):
             tell(saved.step)
         saver.begin(step, digest(engine), {}, reshardable=step % 3 == 0)

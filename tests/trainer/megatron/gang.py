@@ -59,7 +59,7 @@ def weights(engine: Any) -> dict[str, torch.Tensor]:
 
 def moments(engine: Any) -> list[torch.Tensor]:
     """What this rank keeps of the policy's optimizer."""
-    parts = getattr(engine._actor.learner.optimizer, "chained_optimizers", [engine._actor.learner.optimizer])
+    parts = getattr(engine._policy.optimizer, "chained_optimizers", [engine._policy.optimizer])
     states = [state for part in parts for state in part.optimizer.state.values()]
     return [state[key].clone() for state in states for key in ("exp_avg", "exp_avg_sq")]
 
@@ -69,11 +69,11 @@ def gradient(engine: Any) -> dict[str, torch.Tensor]:
     from megatron.core import parallel_state
 
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    for chunk in engine._actor._policy.chunks:
+    for chunk in engine._policy.chunks:
         for bucket in (b for buffer in chunk.buffers for b in buffer.buckets):
             mine = bucket.grad_data.chunk(group.size())[group.rank()].clone()
             torch.distributed.all_gather_into_tensor(bucket.grad_data, mine, group=group)
-    for module in engine._actor._policy.modules:
+    for module in engine._policy.modules:
         for p in module.parameters():
             p.data.copy_(p.main_grad)
     return weights(engine)

@@ -155,3 +155,9 @@ def job(
 
 def ranks_of(spec: RLJobSpec) -> int:
     return spec.trainer.nodes * spec.trainer.processes_per_node
+
+
+def train_step(engine: Any, batch: Batch) -> dict[str, float]:
+    """One step of the job, as the loop takes it: a rank has its own part of the trajectories only. Its metrics."""
+    step = engine.measure(batch.part(engine.parts(batch.columns)[engine.data_rank]))
+    return engine.update(step, engine.objective.advantages(step))

@@ -8,7 +8,7 @@ import torch
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
-from trainer.megatron.models import job
+from trainer.megatron.models import job, train_step
 from trainer.ranks import run_ranks
 
 
@@ -91,7 +91,7 @@ def _train(spec: RLJobSpec, batches: list[Batch]) -> tuple[list[float], dict[str
     from rljob_trainer.megatron.engine import Engine
 
     engine = Engine(spec, lambda: None)
-    losses = [engine.train_step(batch)["train/loss"] for batch in batches]
+    losses = [train_step(engine, batch)["train/loss"] for batch in batches]
     weights = {name: tensor.clone() for name, tensor in engine.export()}
     parallel_state.destroy_model_parallel()
     return losses, weights if torch.distributed.get_rank() == 0 else None

@@ -13,7 +13,7 @@ import pytest
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
 from trainer.megatron.gang import changed, run_engines
-from trainer.megatron.models import job, make_batch, ranks_of
+from trainer.megatron.models import job, make_batch, ranks_of, train_step
 from trainer.megatron.test_parity import off_policy
 from trainer.ranks import run_ranks
 
@@ -43,7 +43,7 @@ def run(spec: RLJobSpec, batches: list[Batch], load: Path | None = None, save: P
         if load:
             engine.load(load)
         for batch in batches:
-            metrics.append(engine.train_step(batch))
+            metrics.append(train_step(engine, batch))
             if save and batch.step == 2:
                 write(engine, save / "any")
                 write(engine, save / "fixed", reshardable=False)
@@ -54,7 +54,7 @@ def run(spec: RLJobSpec, batches: list[Batch], load: Path | None = None, save: P
 
 def adam_steps(engine: Any) -> set[float]:
     """Updates that Adam has counted, over all parameters: one number."""
-    states = [s for o in engine._actor.learner.optimizer.chained_optimizers for s in o.optimizer.state.values()]
+    states = [s for o in engine._policy.optimizer.chained_optimizers for s in o.optimizer.state.values()]
     return {float(s["step"]) for s in states}
 
 
@@ -96,10 +96,10 @@ def test_nothing_that_is_trained_while_a_save_is_written_gets_into_it(
 
         FileSystemWriterAsync.write_preloaded_data = staticmethod(write_late)  # type: ignore[method-assign]
         engine = Engine(spec, lambda: None)
-        engine.train_step(batches[0])
+        train_step(engine, batches[0])
         expected = {name: t.clone() for name, t in engine.export()}
         writing = engine.save(tmp_path / "c", reshardable)
-        metrics = [engine.train_step(batch) for batch in batches[1:]]
+        metrics = [train_step(engine, batch) for batch in batches[1:]]
         assert not writing.done
         trained.set()
         writing.wait()
@@ -107,7 +107,7 @@ def test_nothing_that_is_trained_while_a_save_is_written_gets_into_it(
         assert any((expected[name] != t).any() for name, t in engine.export())
         engine.load(tmp_path / "c")
         assert all((expected[name] == t).all() for name, t in engine.export())
-        return metrics == [engine.train_step(batch) for batch in batches[1:]]
+        return metrics == [train_step(engine, batch) for batch in batches[1:]]
 
     assert run_ranks(2, on_a_rank) == [True, True]
 
@@ -141,8 +141,8 @@ def test_the_spec_has_the_last_word_on_the_optimizer(model: Path, batches: list[
         engine, found = Engine(second, lambda: None), []
         for form in ("any", "fixed"):
             engine.load(tmp_path / form)
-            rates = [engine.train_step(batch)["train/learning_rate"] for batch in batches[2:]]
-            found.append((engine._actor.learner.optimizer.param_groups[0]["betas"][0], rates))
+            rates = [train_step(engine, batch)["train/learning_rate"] for batch in batches[2:]]
+            found.append((engine._policy.optimizer.param_groups[0]["betas"][0], rates))
         return found
 
     assert run_ranks(1, on_a_rank) == [[(0.5, [5e-4, 5e-4])] * 2]

@@ -82,7 +82,9 @@ def place(ranks: int, rank: int, tensor: int = 1) -> Any:
     from rljob_api.sizing.layout import Layout
 
     layout = Layout(ranks * tensor, tensor=tensor, context=ranks)
-    return SimpleNamespace(layout=layout, data_rank=0, context_rank=rank, device=torch.device("cpu"))
+    return SimpleNamespace(
+        layout=layout, data_rank=0, context_rank=rank, device=torch.device("cpu"), over_context=lambda x: x
+    )
 
 
 @pytest.mark.parametrize(("ranks", "tensor"), [(1, 1), (2, 1), (2, 2), (4, 1)])
@@ -95,7 +97,7 @@ def test_labels_are_shifted_before_the_sequences_are_shared(megatron: None, rank
     for rank in range(ranks):
         micro = micro_batch(samples, [0, 1, 2], place(ranks, rank, tensor))
         assert micro.tokens.shape[1] % tensor == 0
-        real = micro.index < 3
+        real = micro.sequences.index < 3
         assert torch.equal(micro.targets[real], micro.tokens[0][real] + 1)
         assert torch.equal(micro.positions[0][real], micro.tokens[0][real] % 100)
         assert not micro.columns["mask"][~real].any()

@@ -10,7 +10,7 @@ import torch
 from rljob_api.spec import RLJobSpec
 from trainer.megatron.classifiers import make_classifier, scores_of_prefixes
 from trainer.megatron.gang import changed, equal, run_engines, weights
-from trainer.megatron.models import changed_samples, job, make_batch, make_model
+from trainer.megatron.models import changed_samples, job, make_batch, make_model, train_step
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ def test_policy_and_critic_learn_alike_in_every_layout(model: Path, classifier: 
     critic = {"clip": 0.02} | ({"path": str(classifier)} if kind == "a classifier" else {})
 
     def steps(engine: Any) -> list[dict[str, float]]:
-        return [engine.train_step(b) for b in batches]
+        return [train_step(engine, b) for b in batches]
 
     expected = run_engines(1, {"": (ppo(model, **critic), steps)})[""]
     assert 0 < expected[1]["critic/clip_fraction"] < 1
@@ -59,7 +59,7 @@ def test_a_critic_of_experts_learns_alike_when_they_are_cut(megatron: None, tmp_
     batches = [make_batch(experts, step) for step in (1, 2)]
 
     def steps(engine: Any) -> list[dict[str, float]]:
-        return [engine.train_step(b) for b in batches]
+        return [train_step(engine, b) for b in batches]
 
     expected = run_engines(1, {"": (ppo(experts), steps)})[""]
     found = run_engines(2, {"": (ppo(experts, 2, {"expert": 2}), steps)})[""]
@@ -71,11 +71,7 @@ def test_values_are_those_of_the_classifier_before_each_token(model: Path, class
     batch = make_batch(model)
 
     def values(engine: Any) -> list[torch.Tensor]:
-        from rljob_trainer.megatron.step import Step
-
-        step = Step.of(batch.samples, engine._spec, engine._parallel)
-        step.keep("values", engine._critic.values(step))
-        return step.gather("values")
+        return engine.measure(batch).gather("values")
 
     specs = {name: ppo(model, 4, LAYOUTS[name], path=str(classifier)) for name in ("TP2 PP2", "CP2 DP2")}
     for found in run_engines(4, {name: (spec, values) for name, spec in specs.items()}).values():
@@ -90,7 +86,7 @@ def test_the_critic_learns_what_prompts_are_worth(model: Path) -> None:
     batch = changed_samples(made, lambda s: replace(s, reward=float(s.group % 2)))
 
     def steps(engine: Any) -> list[float]:
-        return [engine.train_step(batch)["critic/explained_variance"] for _ in range(25)]
+        return [train_step(engine, batch)["critic/explained_variance"] for _ in range(25)]
 
     spec = changed(ppo(model, clip=0, warmupSteps=100), algorithm={"gaeLambda": 1.0, "kl": {"coefficient": 0}})
     explained = run_engines(1, {"": (spec, steps)})[""]
@@ -101,9 +97,9 @@ def test_the_critic_learns_what_prompts_are_worth(model: Path) -> None:
 def test_while_the_critic_warms_up_the_policy_is_measured_but_does_not_learn(model: Path) -> None:
     def steps(engine: Any) -> Any:
         before = weights(engine)
-        first = engine.train_step(make_batch(model, 1))
+        first = train_step(engine, make_batch(model, 1))
         same = equal(before, weights(engine))
-        return first, same, engine.train_step(make_batch(model, 2)), equal(before, weights(engine))
+        return first, same, train_step(engine, make_batch(model, 2)), equal(before, weights(engine))
 
     first, same, second, still = run_engines(1, {"": (ppo(model, warmupSteps=1), steps)})[""]
     assert (same, still) == (True, False)

@@ -13,7 +13,16 @@ import torch
 from rljob_trainer.batch import Batch
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.trajectory import Trajectory
-from trainer.megatron.models import changed_samples, job, make_batch, make_model, ranks_of, shifted, written_by
+from trainer.megatron.models import (
+    changed_samples,
+    job,
+    make_batch,
+    make_model,
+    ranks_of,
+    shifted,
+    train_step,
+    written_by,
+)
 from trainer.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -36,7 +45,7 @@ def attempt(model: Path, batch: Batch, error: str, **train: Any) -> tuple[str, b
         engine = module.Engine(job(model, data=2, **train), lambda: None)
         before = weights(engine)
         with pytest.raises(getattr(module, error)) as caught:
-            engine.train_step(batch)
+            train_step(engine, batch)
         return str(caught.value), same(before, weights(engine))
 
     first, second = run_ranks(2, on_a_rank)
@@ -59,7 +68,7 @@ def test_samples_of_an_older_policy_may_differ_and_are_measured_with_their_age(m
         from rljob_trainer.megatron.engine import Engine
 
         correction = {"rolloutCorrection": {"importanceSampling": "token"}}
-        return Engine(job(model, algorithm=correction, staleness=1), lambda: None).train_step(batch)
+        return train_step(Engine(job(model, algorithm=correction, staleness=1), lambda: None), batch)
 
     metrics = run_ranks(1, on_a_rank)[0]
     assert metrics["train_rollout/policy_age"] == 1
@@ -83,8 +92,8 @@ def test_of_a_continued_response_only_what_the_policy_drew_itself_has_to_match(m
     def on_a_rank() -> dict[str, float]:
         from rljob_trainer.megatron.engine import Engine
 
-        return Engine(job(model, **partial), lambda: None).train_step(
-            changed_samples(make_batch(model, step=2), half(own=0))
+        return train_step(
+            Engine(job(model, **partial), lambda: None), changed_samples(make_batch(model, step=2), half(own=0))
         )
 
     metrics = run_ranks(1, on_a_rank)[0]
@@ -103,14 +112,14 @@ def test_a_reward_that_is_not_finite_stops_the_step_before_the_optimizer(model: 
     assert message == "the loss is nan"
 
 
-def test_the_learning_rate_rises_from_zero_and_stays(model: Path) -> None:
+def test_step_i_of_the_warm_up_uses_its_share_of_the_learning_rate(model: Path) -> None:
     def on_a_rank() -> list[float]:
         from rljob_trainer.megatron.engine import Engine
 
         engine = Engine(job(model, steps=2, optimizer={"learningRate": 1e-6, "warmupSteps": 2}), lambda: None)
-        return [engine.train_step(make_batch(model, step))["train/learning_rate"] for step in (1, 2, 3, 4)]
+        return [train_step(engine, make_batch(model, step))["train/learning_rate"] for step in (1, 2, 3, 4)]
 
-    assert run_ranks(1, on_a_rank)[0] == [0.0, 5e-7, 1e-6, 1e-6]
+    assert run_ranks(1, on_a_rank)[0] == [5e-7, 1e-6, 1e-6, 1e-6]
 
 
 def test_learning_makes_rewarded_responses_likelier(model: Path) -> None:
@@ -122,9 +131,9 @@ def test_learning_makes_rewarded_responses_likelier(model: Path) -> None:
 
         engine = Engine(job(model, algorithm={}), lambda: None)
         for _ in range(5):
-            engine.train_step(batch)
+            train_step(engine, batch)
         micro = micro_batch(batch.samples, range(len(batch.samples)), engine._parallel)
-        after = micro.row.collect(engine._actor._passes.log_probs([micro])[0])
+        after = micro.row.collect(engine._policy.log_probs([micro], 1.0)[0])
         return sum(
             (2 * s.reward - 1) * float((a - torch.tensor(s.response_log_probs)).sum())
             for s, a in zip(batch.samples, after, strict=True)

@@ -9,7 +9,7 @@ import torch
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
-from trainer.megatron.models import job, make_batch, make_model, ranks_of
+from trainer.megatron.models import job, make_batch, make_model, ranks_of, train_step
 from trainer.ranks import run_ranks
 
 FAMILIES = [
@@ -62,7 +62,7 @@ def _round_trip(spec: Any, source: Path, batch: Any, unheated: Any) -> list[floa
         _assert_equal(dict(engine.export()), source)
     asked = zip(engine.log_probs(unheated.samples), unheated.samples, strict=True)
     probed = max(float((found - torch.tensor(s.log_probs)).abs().max()) for found, s in asked)
-    metrics = engine.train_step(batch)
+    metrics = train_step(engine, batch)
     parallel_state.destroy_model_parallel()
     return [probed, metrics["train_rollout/log_prob_diff_max"]]
 

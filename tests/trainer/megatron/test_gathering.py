@@ -9,7 +9,7 @@ import torch
 
 from rljob_trainer.batch import Batch
 from trainer.megatron.gang import equal, run_engines
-from trainer.megatron.models import job, make_batch, make_model
+from trainer.megatron.models import job, make_batch, make_model, train_step
 
 pytestmark = pytest.mark.slow
 
@@ -34,9 +34,9 @@ def compare(engine: Any, batch: Batch) -> list[Found]:
 
     from rljob_trainer.megatron.compat.optimizer_gathering import gathered
 
-    engine.train_step(batch)
+    train_step(engine, batch)
     megatron, found = DistributedOptimizer.get_parameter_state_dp_zero.__wrapped__, []
-    for optimizer in engine._actor.learner.optimizer.chained_optimizers:
+    for optimizer in engine._policy.optimizer.chained_optimizers:
         theirs = megatron(optimizer, use_gloo_comm=False, return_on_all_ranks=True)
         ours = gathered(optimizer)
         zero = not any(buffer.grad_data.any() for buffer in optimizer.buffers)

@@ -10,7 +10,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
 from rljob_trainer.checkpoint.manifest import engine_directory
 from rljob_trainer.failure import ConfigurationError
-from trainer.megatron.models import job, make_batch, make_model
+from trainer.megatron.models import job, make_batch, make_model, train_step
 from trainer.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,7 @@ def test_weights_are_taken_bit_for_bit_and_optimizers_continue_in_any_layout(
             taken = dict(start.export())
             assert [n for n in weights if not torch.equal(weights[n], taken[n])] == [], (old, new)
             start.load(checkpoint / "megatron")
-            assert start.train_step(batches[1])["train/loss"] == pytest.approx(next_loss, abs=1e-6), (old, new)
+            assert train_step(start, batches[1])["train/loss"] == pytest.approx(next_loss, abs=1e-6), (old, new)
             _close()
 
     run_ranks(4, on_a_rank)
@@ -81,7 +81,7 @@ def _save(
 ) -> tuple[dict[str, torch.Tensor], float]:
     """Train on the first batch and save; the weights then, and the loss of the second batch."""
     engine = _engine(spec)
-    engine.train_step(batches[0])
+    train_step(engine, batches[0])
     if torch.distributed.get_rank() == 0:
         checkpoint.mkdir()
     torch.distributed.barrier()
@@ -90,7 +90,7 @@ def _save(
     writing.finish()
     torch.distributed.barrier()
     weights = {name: tensor.clone() for name, tensor in engine.export()}
-    loss = engine.train_step(batches[1])["train/loss"]
+    loss = train_step(engine, batches[1])["train/loss"]
     _close()
     return weights, loss
 

@@ -6,7 +6,7 @@ import pytest
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
-from trainer.megatron.models import job, make_batch, ranks_of
+from trainer.megatron.models import job, make_batch, ranks_of, train_step
 from trainer.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -19,7 +19,7 @@ def train(spec: RLJobSpec, batches: list[Batch]) -> list[list[dict[str, float]]]
         from rljob_trainer.megatron.engine import Engine
 
         engine = Engine(spec, lambda: None)
-        return [engine.train_step(b) for b in batches]
+        return [train_step(engine, b) for b in batches]
 
     return run_ranks(ranks_of(spec), on_a_rank)
 

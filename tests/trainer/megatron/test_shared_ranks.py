@@ -9,7 +9,7 @@ import pytest
 from rljob_trainer.batch import Batch
 from trainer.megatron.classifiers import make_classifier, scores_of_prefixes
 from trainer.megatron.gang import changed, equal, run_engines, weights
-from trainer.megatron.models import changed_samples, job, make_batch, make_model
+from trainer.megatron.models import changed_samples, job, make_batch, make_model, train_step
 
 pytestmark = pytest.mark.slow
 
@@ -40,10 +40,7 @@ def test_the_score_of_a_reward_model_is_transformers_score_of_the_whole_sample(
     ]
 
     def scored(engine: Any) -> tuple[list[float], float]:
-        from rljob_trainer.megatron.step import Step
-
-        step = engine._reward_models.add_to(Step.of(batch.samples, engine._spec, engine._parallel))
-        return [s.reward for s in step.samples], engine.train_step(batch)["reward/with_models"]
+        return engine.measure(batch).batch.columns.reward.tolist(), train_step(engine, batch)["reward/with_models"]
 
     layouts: list[dict[str, int]] = [{"tensor": 2, "pipeline": 2}, {"context": 2}]
     specs = {
@@ -70,7 +67,7 @@ def test_the_reference_is_the_same_on_the_host_and_on_the_device(model: Path, tm
     other = make_model(tmp_path / "other", seed=7)
 
     def steps(engine: Any) -> Any:
-        return [engine.train_step(make_batch(model, step)) for step in (1, 2)], weights(engine)
+        return [train_step(engine, make_batch(model, step)) for step in (1, 2)], weights(engine)
 
     specs = {
         (path, offload): changed(
@@ -93,16 +90,16 @@ def test_training_is_bit_equal_with_everything_offloaded(model: Path, classifier
     batches = [make_batch(model, step) for step in (1, 2, 3)]
 
     def steps(engine: Any) -> Any:
-        metrics = [engine.train_step(b) for b in batches[:2]]
+        metrics = [train_step(engine, b) for b in batches[:2]]
         directory = tmp_path / f"{engine._spec.trainer.offload.parameters}{engine._spec.model.dtype}"
         writing = engine.save(directory, reshardable=True)
         writing.wait()
         writing.finish()
         middle = weights(engine)
-        metrics.append(engine.train_step(batches[2]))
+        metrics.append(train_step(engine, batches[2]))
         last = weights(engine)
         engine.load(directory)
-        return metrics, middle, last, equal(middle, weights(engine)), engine.train_step(batches[2]) == metrics[-1]
+        return metrics, middle, last, equal(middle, weights(engine)), train_step(engine, batches[2]) == metrics[-1]
 
     ppo = {"advantage": "gae", "kl": {"coefficient": 0.02, "where": "reward"}}
     layouts = {

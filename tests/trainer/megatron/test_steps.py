@@ -10,7 +10,7 @@ import pytest
 
 from rljob_api.spec.algorithm import AlgorithmSpec
 from trainer.megatron.gang import changed, equal, moments, run_engines, weights
-from trainer.megatron.models import changed_samples, job, make_batch
+from trainer.megatron.models import changed_samples, job, make_batch, train_step
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ def test_a_step_runs_with_every_advantage_and_every_loss(model: Path) -> None:
     batch = changed_samples(make_batch(model), lambda s: replace(s, baseline_reward=0.5))
 
     def step(engine: Any) -> dict[str, float]:
-        return engine.train_step(batch)
+        return train_step(engine, batch)
 
     specs = {
         (advantage, loss): changed(
@@ -50,7 +50,7 @@ def test_a_policy_that_does_not_learn_measures_the_same_again(model: Path) -> No
 
     def steps(engine: Any) -> Any:
         before = weights(engine)
-        metrics = [engine.train_step(b) for b in batches]
+        metrics = [train_step(engine, b) for b in batches]
         return metrics, equal(before, weights(engine))
 
     specs = {
@@ -76,7 +76,7 @@ def test_the_coefficient_of_the_divergence_follows_its_target(model: Path) -> No
     adaptive = {"coefficient": 0.1, "adaptive": {"target": 1e-4, "horizon": 16}}
 
     def steps(engine: Any) -> list[dict[str, float]]:
-        return [engine.train_step(make_batch(model, step)) for step in (1, 2, 3)]
+        return [train_step(engine, make_batch(model, step)) for step in (1, 2, 3)]
 
     spec = job(model, algorithm={"kl": adaptive}, **REPLAY)
     first, second, third = run_engines(1, {"": (spec, steps)})[""]
@@ -94,7 +94,7 @@ def test_a_step_that_leaves_nothing_to_learn_from_measures_nothing(model: Path) 
     spec = job(model, algorithm={"kl": adaptive, "overlong": {"filter": True}}, **REPLAY)
 
     def steps(engine: Any) -> list[dict[str, float]]:
-        return [engine.train_step(batch) for batch in (cut, replace(cut, step=2))]
+        return [train_step(engine, batch) for batch in (cut, replace(cut, step=2))]
 
     first, second = run_engines(1, {"": (spec, steps)})[""]
     assert (first["train/loss"], first["train/grad_norm"], first["train/skipped"]) == (0.0, 0.0, 0.0)
@@ -106,7 +106,7 @@ def test_bypass_takes_the_rollouts_log_probabilities_for_the_old_ones(model: Pat
     batch = make_batch(model, temperature=1.3)
 
     def step(engine: Any) -> dict[str, float]:
-        return engine.train_step(batch)
+        return train_step(engine, batch)
 
     cases = {
         bypass: job(model, algorithm={"rolloutCorrection": {"bypass": bypass}}, **REPLAY) for bypass in (True, False)
@@ -123,9 +123,9 @@ def test_what_is_not_finite_is_skipped_on_all_ranks_and_counted(model: Path) -> 
     bad = changed_samples(good, lambda s: replace(s, reward=math.nan))
 
     def steps(engine: Any) -> Any:
-        first = engine.train_step(half)
+        first = train_step(engine, half)
         before = weights(engine), moments(engine)
-        second = engine.train_step(replace(bad, step=2))
+        second = train_step(engine, replace(bad, step=2))
         return first, second, [equal(before[0], weights(engine)), equal(before[1], moments(engine))]
 
     spec = job(model, tensor=2, miniBatches=2, onNonFinite="skip", **REPLAY)
@@ -141,9 +141,9 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_were(model: Pa
 
     def step(engine: Any) -> tuple[str, bool]:
         before = weights(engine)
-        engine._actor._policy.modules[0].decoder.final_layernorm.weight.register_hook(lambda g: g * math.inf)
+        engine._policy.modules[0].decoder.final_layernorm.weight.register_hook(lambda g: g * math.inf)
         with pytest.raises(NonFiniteError) as caught:
-            engine.train_step(make_batch(model))
+            train_step(engine, make_batch(model))
         return str(caught.value), equal(before, weights(engine))
 
     message, unchanged = run_engines(1, {"": (job(model), step)})[""]
@@ -157,14 +157,24 @@ def test_the_learning_rate_falls_over_the_optimizer_steps_of_the_job(model: Path
     optimizer = {"learningRate": 1e-3, "decay": decay, "minLearningRate": 1e-4}
 
     def steps(engine: Any) -> list[float]:
-        return [engine.train_step(make_batch(model, s))["train/learning_rate"] for s in (1, 2)]
+        return [train_step(engine, make_batch(model, s))["train/learning_rate"] for s in (1, 2)]
 
     spec = job(model, steps=2, miniBatches=2, optimizer=optimizer, **REPLAY)
     first, second = run_engines(1, {"": (spec, steps)})[""]
     share = {"linear": lambda x: 1 - x, "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2}[decay]
     rates = [1e-4 + 9e-4 * share(i / 4) for i in range(4)]
-    assert first == pytest.approx((rates[0] + rates[1]) / 2)
-    assert second == pytest.approx((rates[2] + rates[3]) / 2)
+    assert (first, second) == pytest.approx((rates[1], rates[3])), "of the last optimizer step"
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_no_step_of_the_warm_up_is_without_effect(model: Path, steps: int) -> None:
+    def step(engine: Any) -> tuple[float, bool]:
+        before = weights(engine)
+        rate = train_step(engine, make_batch(model))["train/learning_rate"]
+        return rate, equal(before, weights(engine))
+
+    spec = job(model, optimizer={"learningRate": 1e-3, "warmupSteps": steps})
+    assert run_engines(1, {"": (spec, step)})[""] == (1e-3, False)
 
 
 def test_advantages_need_no_pass_and_no_exchange_where_rewards_are_enough(model: Path) -> None:
@@ -185,7 +195,7 @@ def test_advantages_need_no_pass_and_no_exchange_where_rewards_are_enough(model:
 
         passes.Passes._run, step.gather = counted("passes", run), counted("gathered", gather)
         try:
-            engine.train_step(make_batch(model))
+            train_step(engine, make_batch(model))
         finally:
             passes.Passes._run, step.gather = run, gather
         return counts

@@ -49,7 +49,7 @@ def install() -> None:
 
 def main(root: Path) -> None:
     from trainer.megatron.gang import changed, equal, run_engines, weights
-    from trainer.megatron.models import job, make_batch, make_model
+    from trainer.megatron.models import job, make_batch, make_model, train_step
     from trainer.megatron.test_checkpoint import write
 
     model = make_model(root / "model")
@@ -58,14 +58,14 @@ def main(root: Path) -> None:
     spec = changed(replayed, critic={"warmupSteps": 1})
 
     def interrupted(engine: Any) -> Any:
-        engine.train_step(first)
+        train_step(engine, first)
         for form in ("any", "fixed"):
             write(engine, root / form, reshardable=form == "any")
-        return engine.train_step(second), weights(engine)
+        return train_step(engine, second), weights(engine)
 
     def resumed(engine: Any, form: str) -> Any:
         engine.load(root / form)
-        return engine.train_step(second), weights(engine)
+        return train_step(engine, second), weights(engine)
 
     expected = run_engines(1, {"": (spec, interrupted)})[""]
     for form in ("any", "fixed"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rljob_trainer.objectives.corrections import correct, mismatch
-from rljob_trainer.objectives.policy import Terms, objective
+from rljob_trainer.objectives.policy import Terms, policy_terms
 from trainer.objectives.cases import algorithm, columns, responses, tensor
 
 OFF = [math.log(1.5), math.log(0.8), math.log(4), math.log(0.2)]
@@ -23,7 +23,7 @@ def terms(log_probs: torch.Tensor | None = None, off: list[float] = OFF, **field
         reference_log_probs=torch.full((len(off),), -2.0, dtype=torch.float64),
         **given,
     )
-    return objective(spec, 0.1, tokens, responses(2, 2))
+    return policy_terms(spec, 0.1, tokens, responses(2, 2))
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

@@ -69,12 +69,26 @@ def test_k3_is_never_negative(log_prob: float, reference: float) -> None:
     assert k3(tensor([log_prob]), tensor([reference])).item() >= 0
 
 
-def test_k3_does_not_overflow() -> None:
+def test_k3_neither_overflows_nor_exceeds_its_bound() -> None:
     log_probs = torch.tensor([-1000.0, -1.0], requires_grad=True)
     found = k3(log_probs, torch.tensor([-1.0, -1000.0]))
     found.sum().backward()
-    assert found.tolist() == pytest.approx([math.exp(20) - 21, 19], rel=1e-6)
+    assert found.tolist() == [10.0, 10.0]
     assert log_probs.grad.isfinite().all()
+
+
+def test_a_token_that_lost_the_reference_does_not_own_the_gradient() -> None:
+    """A difference of 15 is exp(15) - 16 = 3.3e6 without a bound: all other tokens of the batch would vanish when the gradient is clipped."""
+    log_probs = torch.tensor([-16.0, -2.0], requires_grad=True)
+    k3(log_probs, torch.tensor([-1.0, -1.0])).sum().backward()
+    assert log_probs.grad.tolist() == pytest.approx([0.0, 1 - math.e])
+
+
+def test_k3_is_exact_below_its_bound() -> None:
+    differences = tensor([-10.9, -1.0, 0.0, 1.0, 2.6])
+    assert k3(-differences, torch.zeros_like(differences)).tolist() == pytest.approx(
+        [math.exp(d) - d - 1 for d in differences.tolist()]
+    )
 
 
 def test_a_penalty_in_the_reward_is_taken_from_every_token() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_trainer.objectives.aggregation import token_weights
-from rljob_trainer.objectives.policy import Terms, objective
+from rljob_trainer.objectives.policy import Terms, policy_terms
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 from trainer.objectives.cases import algorithm, columns, responses, tensor
 from trainer.objectives.strategies import PROPERTY
@@ -48,7 +48,7 @@ def part(tokens: TokenColumns, chosen: Sequence[int]) -> TokenColumns:
 
 def measure(tokens: TokenColumns, sequences: Sequences, **fields: Any) -> Terms:
     spec = algorithm(**fields)
-    return objective(spec, spec.kl.coefficient, tokens, sequences)
+    return policy_terms(spec, spec.kl.coefficient, tokens, sequences)
 
 
 @pytest.mark.parametrize("where", ["loss", "reward"])

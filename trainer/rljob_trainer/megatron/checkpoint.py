@@ -28,7 +28,7 @@ from rljob_trainer.megatron.compat.optimizer_gathering import separate
 from rljob_trainer.megatron.offload import Offloader, states
 
 THREADS = 8
-"""That write, each a file of its own, where the loop waits for them. Beside training one thread writes."""
+"""That write, each a file of its own, where the loop waits for them. While training continues one thread writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class State:
 
     networks: Mapping[str, Network]
     """`policy`, and `critic` where there is one."""
-    kl_coefficient: float
-    """Of the KL controller, as it is now."""
+    objective: Mapping[str, Any]
+    """What the policy's objective keeps; see Objective.state."""
     layout: str
 
 
@@ -76,7 +76,7 @@ def save(directory: Path, state: State, reshardable: bool) -> Writing:
     common = {
         "layout": state.layout,
         "reshardable": reshardable,
-        "kl_coefficient": state.kl_coefficient,
+        "objective": dict(state.objective),
         "names": sorted(state.networks),
         "bucket_sizes": {name: network.bucket_size for name, network in state.networks.items()},
     }
@@ -85,8 +85,8 @@ def save(directory: Path, state: State, reshardable: bool) -> Writing:
     return Writing(directory, sharded | common, live, threads)
 
 
-def load(directory: Path, state: State, heartbeat: Callable[[], None]) -> float:
-    """Put what `save` wrote into the live objects, and return the KL coefficient. Random states are taken only in the same layout. Collective.
+def load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[str, Any]:
+    """Put what `save` wrote into the live objects, and return the objective's state. Random states are taken only in the same layout. Collective.
     `heartbeat` is called with every tensor that this rank has read.
 
     Raises ConfigurationError when a network that is to be trained is not in it, or does not lie in it as it does here.
@@ -106,7 +106,7 @@ def load(directory: Path, state: State, heartbeat: Callable[[], None]) -> float:
     if same_layout:
         torch.set_rng_state(loaded["random"]["torch"])
         get_cuda_rng_tracker().set_states(loaded["random"]["tracker"])
-    return common["kl_coefficient"]
+    return common["objective"]
 
 
 def _require_networks(held: list[str], state: State) -> None:

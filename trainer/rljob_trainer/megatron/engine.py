@@ -1,4 +1,4 @@
-"""The engine of the trainer: policy, critic and reward models. SPMD: every method is collective over all ranks of the process group."""
+"""The engine of the trainer: policy, reference, critic and reward models. SPMD: every method is collective over all ranks of the process group."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -7,22 +7,25 @@ from pathlib import Path
 
 import torch
 
-from rljob_api.sizing.layout import Layout
+from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch, Columns
 from rljob_trainer.checkpoint.torch_dist import Writing
-from rljob_trainer.megatron import checkpoint, parallel_state
-from rljob_trainer.megatron.actor import Actor
-from rljob_trainer.megatron.critic import Critic, critic_metrics
-from rljob_trainer.megatron.estimate import compute_advantages
-from rljob_trainer.megatron.metrics import policy_metrics
-from rljob_trainer.megatron.optimizer import NonFiniteError
+from rljob_trainer.megatron import backend, checkpoint, parallel_state
+from rljob_trainer.megatron.batching import plan_rows, plan_step
+from rljob_trainer.megatron.model import PolicyModel
+from rljob_trainer.megatron.network import TrainedNetwork
+from rljob_trainer.megatron.optimizer import NonFiniteError, update_metrics
+from rljob_trainer.megatron.packing import micro_batch
+from rljob_trainer.megatron.reference import LogProbs, reference_of
 from rljob_trainer.megatron.reward_models import RewardModels
-from rljob_trainer.megatron.step import Step, generated_by
+from rljob_trainer.megatron.step import Step, gather
+from rljob_trainer.megatron.value_model import ValueModel
 from rljob_trainer.memory import Meter
-from rljob_trainer.objectives.kl import adapt
+from rljob_trainer.objectives.objective import Objective, Targets
+from rljob_trainer.objectives.policy import PolicyObjective
 from rljob_trainer.parity import MismatchError
-from rljob_trainer.trajectory import Trajectory, token_ages
+from rljob_trainer.trajectory import Trajectory
 
 __all__ = ["Engine", "MismatchError", "NonFiniteError"]
 
@@ -30,21 +33,53 @@ __all__ = ["Engine", "MismatchError", "NonFiniteError"]
 class Engine:
     """Everything that is trained or measured on the ranks. The default process group must exist; `compat.install()` must have been called."""
 
-    def __init__(self, spec: RLJobSpec, heartbeat: Callable[[], None]) -> None:
-        """Raises ConfigurationError for models that are wrong or do not fit the layout. `heartbeat` is called whenever something moved."""
+    def __init__(self, spec: RLJobSpec, heartbeat: Callable[[], None], objective: Objective | None = None) -> None:
+        """`objective`: of the policy; that of spec.algorithm when unset. `heartbeat` is called whenever something moved.
+
+        Raises ConfigurationError for models that are wrong or do not fit the layout.
+        """
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
         self._spec, self.layout, self.heartbeat = spec, str(Layout.of(spec)), heartbeat
         self._parallel = parallel_state.initialize(Layout.of(spec), device, spec.lifecycle.stall_timeout_seconds)
-        self.data_rank = self._parallel.data_rank
-        self._actor = Actor(spec, self._parallel, heartbeat)
-        self._critic = Critic(spec, spec.critic, self._parallel, heartbeat) if spec.critic else None
+        self.objective = objective or PolicyObjective(spec)
+        self._model = PolicyModel(spec, self._parallel)
+        self._reference = self._frozen_reference()
+        self._policy = self._trained_policy()
+        self._critic = self._trained_critic()
         self._reward_models = RewardModels(spec, self._parallel, heartbeat)
-        self._kl_coefficient = spec.algorithm.kl.coefficient
-        self.backend = self._actor.backend
+        self.backend = backend.describe(self._model.config, self._policy.optimizer)
         self.memory = Meter()
 
-    def train_step(self, batch: Batch) -> dict[str, float]:
-        """One step of the job: rewards, fixed quantities, advantages of the whole step, then an optimizer step per epoch and mini-batch.
+    @property
+    def data_rank(self) -> int:
+        """This rank's data-parallel copy of the model."""
+        return self._parallel.data_rank
+
+    def parts(self, columns: Columns) -> list[list[int]]:
+        """[data-parallel rank] -> rows of the step's trajectories that it needs, ascending."""
+        plan = plan_step(columns, self._spec, self._parallel.layout)
+        return [plan.rows(rank) for rank in range(self._parallel.layout.data)]
+
+    def measure(self, batch: Batch) -> Step:
+        """What stays as it is during the step, in the micro-batches that are trained: scores of reward models, and what the objective needs.
+
+        `batch`: whole, or this rank's part of it.
+        """
+        step = Step.of(batch, self._spec, self._parallel)
+        self._reward_models.score(step)
+        micro_batches, temperature = list(step.micro_batches()), self._spec.rollout.sampling.temperature
+        with self._policy.offloader.using("parameters"):
+            if self._reference:
+                step.keep("reference_log_probs", self._reference(micro_batches, temperature))
+            if "old_log_probs" in self.objective.needs:
+                step.keep("old_log_probs", self._policy.log_probs(micro_batches, temperature))
+        if self._critic:
+            with self._critic.offloader.using("parameters"):
+                step.keep("values", self._critic.values(micro_batches))
+        return step
+
+    def update(self, step: Step, targets: Targets) -> dict[str, float]:
+        """An optimizer step of each network per epoch and mini-batch; of the critic first, so that networks change places once.
 
         Returns the metrics, the same on all ranks; without those that are not finite: when all optimizer steps were skipped, or no token was
         left to learn from.
@@ -53,38 +88,36 @@ class Engine:
             MismatchError: before the policy's optimizer step; see parity.LIMIT.
             NonFiniteError: before an optimizer step, unless `onNonFinite: skip`.
         """
-        step = self._reward_models.add_to(Step.of(batch.samples, self._spec, self._parallel))
-        self._actor.measure(step)
-        if self._critic:
-            step.keep("values", self._critic.values(step))
-        age, oldest = token_ages(batch.step, step.samples)
-        own = batch.step - 1 if self._spec.train.batches.replay is None else None
-        step.put("on_policy", [generated_by(own, s) for s in step.samples])
         self.memory.enter("train")
-        metrics = (
-            self._learn(step, batch.step)
-            | self._reward_models.metrics(step)
-            | {
-                "train/kl_coefficient": self._kl_coefficient,
-                "train_rollout/policy_age": age,
-                "train_rollout/policy_age_max": float(oldest),
-                "train/tokens": float(sum(map(len, step.samples))),
-            }
-        )
-        self._adapt(metrics["train/kl"], len(step.samples))
+        for name, values in targets.columns.items():
+            step.put(name, values)
+        columns = step.batch.columns
+        metrics = dict(targets.metrics) | self._reward_models.metrics(step)
+        metrics["train/tokens"] = float(columns.length[columns.response_length > 0].sum())
+        for network, objective in self._learners():
+            step.weigh(objective)
+            learn = network.learn if objective.learns(step.batch.step) else network.evaluate_loss
+            updates = learn(step, objective)
+            metrics |= update_metrics(objective, updates)
+        self.objective.after(metrics, int((columns.response_length > 0).sum()))
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
-    def parts(self, columns: Columns) -> list[range]:
-        """[data-parallel rank] -> rows of the step's trajectories that it needs."""
-        return [range(len(columns))] * self._parallel.layout.data
-
-    def log_probs(self, samples: Sequence[Trajectory]) -> list[torch.Tensor]:
-        """Of every response token under the policy, at temperature 1."""
-        return self._actor.log_probs(samples)
+    def log_probs(self, trajectories: Sequence[Trajectory]) -> list[torch.Tensor]:
+        """Of every response token under the policy, at temperature 1, on every rank. All ranks have the same trajectories."""
+        rows = range(len(trajectories))
+        plan = plan_rows(rows, [len(t) - 1 for t in trajectories], self._spec, self._parallel.layout)
+        micro_batches = [micro_batch(trajectories, micro, self._parallel) for micro in plan[self.data_rank]]
+        with self._policy.offloader.using("parameters"):
+            measured = self._policy.log_probs(micro_batches, temperature=1.0)
+        counts = [t.response_length for t in trajectories]
+        return gather(list(zip(micro_batches, measured, strict=False)), counts, self._parallel)
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Hugging Face names and full tensors of the policy in its dtype, one at a time. Every rank must drain it."""
-        return self._actor.export()
+        with self._policy.offloader.using("parameters"):
+            for name, tensor in self._model.export():
+                self.heartbeat()
+                yield name, tensor
 
     def release_memory(self) -> None:
         """Give the device what memory is held and not in use. Before servers wake that share it."""
@@ -92,42 +125,51 @@ class Engine:
             torch.cuda.empty_cache()
 
     def save(self, directory: Path, reshardable: bool) -> Writing:
-        """Start to write everything that training goes on from, as it is now, into a new directory that all ranks share; see `checkpoint`."""
-        with self._all_here():
+        """Start to write everything that training continues from, as it is now, into a new directory that all ranks share; see `checkpoint`."""
+        with self._all_on_device():
             return checkpoint.save(directory, self._state(), reshardable)
 
     def load(self, directory: Path) -> None:
-        """Go on from what `save` wrote, in this or another layout. The reference stays the model that the job started from."""
-        with self._all_here():
-            held = checkpoint.load(directory, self._state(), self.heartbeat)
-        if self._spec.algorithm.kl.adaptive:
-            self._kl_coefficient = held
+        """Continue from what `save` wrote, in this or another layout. The reference stays the model that the job started from."""
+        with self._all_on_device():
+            self.objective.load_state(checkpoint.load(directory, self._state(), self.heartbeat))
 
-    def _learn(self, step: Step, number: int) -> dict[str, float]:
-        """The critic first: its networks and the policy's change places once per step."""
-        advantages, episodes = compute_advantages(step, self._spec, self._kl_coefficient)
-        step.put("advantages", step.rows(advantages.advantages))
-        metrics: dict[str, float] = {}
-        if self._critic and advantages.returns is not None:
-            step.put("returns", step.rows(advantages.returns))
-            metrics = critic_metrics(self._critic.learn(step), advantages, episodes)
-        waits = self._spec.critic is not None and number <= self._spec.critic.warmup_steps
-        teach = self._actor.evaluate_loss if waits else self._actor.learn
-        return metrics | policy_metrics(teach(step, self._kl_coefficient))
+    def _learners(self) -> list[tuple[TrainedNetwork, Objective]]:
+        critic = self.objective.critic
+        return ([(self._critic, critic)] if self._critic and critic else []) + [(self._policy, self.objective)]
 
-    def _adapt(self, kl: float, samples: int) -> None:
-        """The controller sees the mean divergence of the step."""
-        adaptive = self._spec.algorithm.kl.adaptive
-        if adaptive and math.isfinite(kl):
-            self._kl_coefficient = adapt(self._kl_coefficient, kl, samples, adaptive)
+    def _frozen_reference(self) -> LogProbs | None:
+        """While the policy is still the starting point."""
+        if "reference_log_probs" not in self.objective.needs:
+            return None
+        return reference_of(
+            self._spec, self._model, lambda *what: self._policy.log_probs(*what), self._parallel, self.heartbeat
+        )
+
+    def _trained_policy(self) -> TrainedNetwork:
+        spec, steps = self._spec, Amounts.of(self._spec).optimizer_steps
+        learning = sum(self.objective.learns(step) for step in range(1, spec.train.steps + 1))
+        optimizer, offload = spec.train.optimizer, spec.trainer.offload
+        return TrainedNetwork(
+            self._model, spec, optimizer, steps * learning // spec.train.steps, offload, self._parallel, self.heartbeat
+        )
+
+    def _trained_critic(self) -> TrainedNetwork | None:
+        spec, critic = self._spec, self._spec.critic
+        if critic is None:
+            return None
+        model = ValueModel(spec, critic.path or spec.model.path, "spec.critic.path", self._parallel)
+        steps = Amounts.of(spec).optimizer_steps
+        return TrainedNetwork(model, spec, critic.optimizer, steps, critic.offload, self._parallel, self.heartbeat)
 
     def _state(self) -> checkpoint.State:
-        networks = {"policy": self._actor.network()} | ({"critic": self._critic.network()} if self._critic else {})
-        return checkpoint.State(networks, self._kl_coefficient, self.layout)
+        networks = {"policy": self._policy} | ({"critic": self._critic} if self._critic else {})
+        parts = {name: network.checkpointed() for name, network in networks.items()}
+        return checkpoint.State(parts, self.objective.state(), self.layout)
 
-    def _all_here(self) -> ExitStack:
+    def _all_on_device(self) -> ExitStack:
         """What a checkpoint is made of lies on the device inside."""
         stack = ExitStack()
-        for offloader in [self._actor.offloader] + ([self._critic.offloader] if self._critic else []):
-            stack.enter_context(offloader.using("parameters", "optimizer"))
+        for network in filter(None, (self._policy, self._critic)):
+            stack.enter_context(network.offloader.using("parameters", "optimizer"))
         return stack

@@ -19,11 +19,10 @@ from rljob_trainer.megatron.provider import configure, open_bridge
 _VOCABULARY_WEIGHTS = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
-class Policy:
-    """One model, wrapped for data parallelism, and the bridge that knows its Hugging Face form."""
+class PolicyModel:
+    """A language model, and the bridge that knows its Hugging Face form."""
 
-    def __init__(self, spec: RLJobSpec, parallel: ParallelState, frozen: bool = False) -> None:
-        """`frozen`: without gradients and their buffers."""
+    def __init__(self, spec: RLJobSpec, parallel: ParallelState) -> None:
         self.bridge = open_bridge(spec)
         checkpoint = spec.model.megatron_checkpoint
         self.config: Any = self.bridge.to_megatron_provider(load_weights=checkpoint is None)
@@ -36,9 +35,7 @@ class Policy:
             require_all_weights(self.bridge, self.modules, "spec.model.path", spec.model.path)
         else:
             load_weights(checkpoint, self.modules)
-        self.vocabulary: int = self.config.vocab_size
-        self.chunks = freeze(self.modules, self.config) if frozen else wrap(self.modules, self.config, spec)
-        """`modules` in their wrappers."""
+        self.vocabulary: int | None = self.config.vocab_size
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Hugging Face names and full tensors in the model's dtype, one at a time, on every rank. Collective: every rank must drain it."""
@@ -48,10 +45,6 @@ class Policy:
         )
         for name, tensor in exported:
             yield name, tensor[: self.vocabulary] if name in padded else tensor
-
-    def settle(self) -> None:
-        """Wait for, or do, the gathering of parameters that was left to the next forward pass. Before anybody else reads them. Collective."""
-        settle(self.chunks)
 
     def _padded_names(self) -> set[str]:
         """Hugging Face names of the tensors with a row per token, when tensor parallelism made us add rows."""
@@ -113,7 +106,7 @@ def _schedule(config: Any, name: str, functions: list[Any]) -> None:
 
 
 def settle(chunks: Sequence[DistributedDataParallel]) -> None:
-    """See `Policy.settle`."""
+    """Wait for, or do, the gathering of parameters that was left to the next forward pass. Before anybody else reads them. Collective."""
     with torch.no_grad():
         for chunk in chunks:
             if chunk.ddp_config.overlap_param_gather:

@@ -10,12 +10,25 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from rljob_api.spec.algorithm import Optimizer
-from rljob_trainer.megatron.metrics import LOSS, MetricAccumulator, Update
 from rljob_trainer.megatron.offload import Offloader
+from rljob_trainer.objectives.metrics import LOSS, MetricAccumulator
+from rljob_trainer.objectives.objective import Objective
 
 
 class NonFiniteError(RuntimeError):
     """The loss or the gradient is not a number. The parameters are as they were before the optimizer step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What an optimizer step did."""
+
+    sums: MetricAccumulator
+    norm: float
+    """Of the gradient, before clipping."""
+    rate: float
+    """Learning rate."""
+    skipped: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +70,26 @@ class Learner:
         return float(self.optimizer.get_grad_norm())
 
 
+def update_metrics(objective: Objective, updates: Sequence[Update]) -> dict[str, float]:
+    """Of the optimizer steps of a step. One that was skipped counts in `skipped` alone, unless all were."""
+    chosen = [u for u in updates if not u.skipped] or updates
+    sums = sum((u.sums for u in chosen[1:]), chosen[0].sums)
+    return objective.metrics(sums) | {
+        f"{objective.prefix}/loss": sums[LOSS] / len(chosen),
+        f"{objective.prefix}/grad_norm": sum(u.norm for u in chosen) / len(chosen),
+        f"{objective.prefix}/learning_rate": chosen[-1].rate,
+        f"{objective.prefix}/skipped": float(sum(u.skipped for u in updates)),
+    }
+
+
 def build_optimizer(
     o: Optimizer, chunks: Sequence[DistributedDataParallel], steps: int
 ) -> tuple[Any, OptimizerParamScheduler]:
-    """`steps`: optimizer steps of the whole job, over which the rate falls after its linear warm-up."""
+    """`steps`: optimizer steps of the whole job, over which the rate falls after its linear warm-up.
+
+    Step i of n of the warm-up uses i / n of the rate. Megatron's own convention, (i - 1) / n, leaves the first step without effect; its
+    scheduler is given the line through ours.
+    """
     model = chunks[0].config
     config = OptimizerConfig(
         optimizer="adam",
@@ -77,13 +106,14 @@ def build_optimizer(
         overlap_param_gather=chunks[0].ddp_config.overlap_param_gather,
     )
     optimizer = get_megatron_optimizer(config, list(chunks))
-    last = max(steps, o.warmup_steps + 1)
+    rising = max(0, o.warmup_steps - 1)
+    last = max(steps, rising + 1)
     scheduler = OptimizerParamScheduler(
         optimizer,
-        init_lr=0.0,
+        init_lr=o.learning_rate / max(1, o.warmup_steps),
         max_lr=o.learning_rate,
         min_lr=o.min_learning_rate,
-        lr_warmup_steps=o.warmup_steps,
+        lr_warmup_steps=rising,
         lr_decay_steps=last,
         lr_decay_style=o.decay,
         start_wd=o.weight_decay,

@@ -8,13 +8,10 @@ from typing import Any
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from rljob_api.spec import RLJobSpec
 from rljob_trainer.megatron.logprob import log_probs_and_entropy
-from rljob_trainer.megatron.metrics import MetricAccumulator
-from rljob_trainer.megatron.model import Policy
-from rljob_trainer.megatron.packing import MicroBatch, MiniBatch
+from rljob_trainer.megatron.packing import MicroBatch
 from rljob_trainer.megatron.parallel_state import ParallelState
-from rljob_trainer.objectives.policy import Sequences, Terms, TokenColumns, objective
+from rljob_trainer.megatron.step import MiniBatch
 
 Measure = Callable[[MicroBatch, torch.Tensor], Any]
 """What to make of a micro-batch's output, on the last stage."""
@@ -68,62 +65,21 @@ def _triple(loss: Measure, micro: MicroBatch, output: torch.Tensor) -> tuple[tor
     return value, torch.zeros((), dtype=torch.int, device=value.device), measured
 
 
-MEASURED = (*Terms._fields[1:], "on_policy", "on_policy_difference")
-"""Of the policy, per response token. The last two: drawn by the policy that is trained, and `difference` of these tokens."""
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    """See objectives.objective.Output: of a language model with so many tokens in its `vocabulary`, or of a value model (None)."""
 
+    micro: MicroBatch
+    raw: torch.Tensor
+    """[1, t, local vocabulary], or values [t, 1, 1]"""
+    vocabulary: int | None
+    parallel: ParallelState
 
-class PolicyPasses:
-    """Log-probabilities of the policy, and the gradient of its objective."""
+    def log_probs(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.vocabulary is not None, "a value model has no log-probabilities"
+        group = self.parallel.tensor_group
+        return log_probs_and_entropy(self.raw[0], self.micro.targets, temperature, self.vocabulary, group)
 
-    def __init__(self, policy: Policy, parallel: ParallelState, spec: RLJobSpec, heartbeat: Callable[[], None]) -> None:
-        self._passes = Passes(policy.chunks, policy.config, heartbeat)
-        self._vocabulary = policy.vocabulary
-        self._parallel, self._algorithm, self._temperature = parallel, spec.algorithm, spec.rollout.sampling.temperature
-
-    def log_probs(self, micro_batches: Sequence[MicroBatch], temperature: float | None = None) -> list[torch.Tensor]:
-        """Per micro-batch the log-probabilities [t] of its targets, at the temperature of the rollouts unless another is said; empty on all but
-        the last stage."""
-        temperature = self._temperature if temperature is None else temperature
-        measure = lambda micro, logits: self._log_probs_and_entropy(micro, logits, temperature)[0]  # noqa: E731
-        return self._passes.forward(micro_batches, measure)
-
-    def gradients(self, batch: MiniBatch, kl_coefficient: float) -> MetricAccumulator:
-        """Add the mini-batch's gradients to the buffers; sums of its metrics over this rank's micro-batches (zeros on all but the last stage)."""
-        return self._sum(self._passes.backward(batch, partial(self._loss, kl_coefficient=kl_coefficient)))
-
-    def sums(self, batch: MiniBatch, kl_coefficient: float) -> MetricAccumulator:
-        """The same sums, without gradients."""
-        loss = lambda micro, logits: self._loss(micro, logits, kl_coefficient)[1]  # noqa: E731
-        return self._sum(self._passes.forward(batch.micro_batches, loss))
-
-    def _sum(self, parts: list[MetricAccumulator]) -> MetricAccumulator:
-        return sum(parts, MetricAccumulator.zero(MEASURED, self._parallel.device))
-
-    def _log_probs_and_entropy(
-        self, micro: MicroBatch, logits: torch.Tensor, temperature: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """logits: [1, t, local vocabulary]."""
-        return log_probs_and_entropy(
-            logits[0], micro.targets, temperature, self._vocabulary, self._parallel.tensor_group
-        )
-
-    def _loss(
-        self, micro: MicroBatch, logits: torch.Tensor, kl_coefficient: float
-    ) -> tuple[torch.Tensor, MetricAccumulator]:
-        log_probs, entropy = self._log_probs_and_entropy(micro, logits, self._temperature)
-        columns = micro.columns
-        tokens = TokenColumns(
-            log_probs=log_probs,
-            entropy=entropy,
-            old_log_probs=columns.get("old_log_probs", log_probs.detach()),
-            rollout_log_probs=columns["rollout_log_probs"],
-            reference_log_probs=columns.get("reference_log_probs"),
-            advantages=columns["advantages"],
-            mask=columns["mask"],
-        )
-        sequences = Sequences(micro.index, len(micro.row.samples), self._parallel.over_context)
-        terms = objective(self._algorithm, kl_coefficient, tokens, sequences)
-        loss = (columns["weights"] * terms.loss).sum()
-        on_policy = columns["on_policy"] * columns["mask"]
-        measured = dict(zip(MEASURED, (*terms[1:], on_policy, on_policy * terms.difference), strict=True))
-        return loss, MetricAccumulator.of(loss, columns["mask"], measured)
+    def values(self) -> torch.Tensor:
+        assert self.vocabulary is None, "a language model has no values"
+        return self.raw.flatten()

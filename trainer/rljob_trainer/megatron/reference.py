@@ -1,4 +1,4 @@
-"""The frozen policy of the KL penalty: a copy in host memory that takes the policy's place, or a second model on the device."""
+"""The frozen policy of the KL penalty: a copy in host memory that is swapped in for the policy, or a second model on the device."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,42 +7,47 @@ import torch
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.megatron.model import Policy
+from rljob_trainer.megatron.model import PolicyModel
+from rljob_trainer.megatron.network import Network
 from rljob_trainer.megatron.packing import MicroBatch
 from rljob_trainer.megatron.parallel_state import ParallelState
-from rljob_trainer.megatron.passes import PolicyPasses
 
 FIELD = "spec.reference.path"
-LogProbs = Callable[[Sequence[MicroBatch]], list[torch.Tensor]]
+LogProbs = Callable[[Sequence[MicroBatch], float], list[torch.Tensor]]
+"""See Network.log_probs."""
 
 
 def reference_of(
-    spec: RLJobSpec, policy: Policy, passes: PolicyPasses, parallel: ParallelState, heartbeat: Callable[[], None]
+    spec: RLJobSpec,
+    policy: PolicyModel,
+    log_probs: LogProbs,
+    parallel: ParallelState,
+    heartbeat: Callable[[], None],
 ) -> LogProbs:
     """What measures log-probabilities under the reference. To be made while `policy` is still the starting point. Collective.
 
+    `log_probs`: the policy's, with its parameters on the device.
     Raises ConfigurationError, of spec.reference.path, for a directory that is not of the policy's architecture.
     """
     reference = spec.reference
     if not reference.offload:
-        return PolicyPasses(_load(spec, parallel), parallel, spec, heartbeat).log_probs
+        return Network(_load(spec, parallel), parallel, heartbeat).log_probs
     copy = HostCopy(policy.modules, _load(spec, parallel).modules if reference.path else policy.modules)
 
-    def log_probs(micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+    def swapped(micro_batches: Sequence[MicroBatch], temperature: float) -> list[torch.Tensor]:
         with copy.swapped_in():
-            return passes.log_probs(micro_batches)
+            return log_probs(micro_batches, temperature)
 
-    return log_probs
+    return swapped
 
 
-def _load(spec: RLJobSpec, parallel: ParallelState) -> Policy:
-    """Like the policy, but for its gradients."""
+def _load(spec: RLJobSpec, parallel: ParallelState) -> PolicyModel:
     path = spec.reference.path
     if path is None:
-        return Policy(spec, parallel, frozen=True)
+        return PolicyModel(spec, parallel)
     model = spec.model.model_copy(update={"path": path, "megatron_checkpoint": None})
     try:
-        return Policy(spec.model_copy(update={"model": model}), parallel, frozen=True)
+        return PolicyModel(spec.model_copy(update={"model": model}), parallel)
     except ConfigurationError as error:
         raise ConfigurationError(FIELD, path, error.rule, error.fix) from error
 

@@ -2,17 +2,18 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import MegatronReward
 from rljob_api.spec.roles import Offload
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.megatron.model import freeze
+from rljob_trainer.megatron.network import Network
 from rljob_trainer.megatron.offload import Offloader
-from rljob_trainer.megatron.packing import pack
+from rljob_trainer.megatron.packing import micro_batch
 from rljob_trainer.megatron.parallel_state import ParallelState
-from rljob_trainer.megatron.passes import Passes
 from rljob_trainer.megatron.step import Step, gather
-from rljob_trainer.megatron.value_model import ValueModel, values_of
+from rljob_trainer.megatron.value_model import ValueModel
 from rljob_trainer.rewards.entries import entries_of
 
 
@@ -28,23 +29,26 @@ class RewardModels:
             if reward.model
         }
 
-    def add_to(self, step: Step) -> Step:
-        """The step with rewards to which each entry's weighted score is added; the same step when there is no entry."""
-        rewards = [s.reward for s in step.samples]
+    def score(self, step: Step) -> None:
+        """Add each entry's weighted score to the rewards of the trajectories that it applies to."""
         for entry, model in self._models.items():
-            judged = {
-                i: reward.weight
-                for i, s in enumerate(step.samples)
-                for found, reward in entries_of(self._spec.rewards, s.data_source)
-                if found == entry
-            }
-            for (i, weight), score in zip(judged.items(), model.scores(step, list(judged)), strict=True):
-                rewards[i] += weight * score
-        return step.with_rewards(rewards) if self._models else step
+            weights = self._weights(entry, step.batch.columns.data_source.tolist())
+            scores = model.scores(step, {row for row, weight in enumerate(weights) if weight})
+            step.add_rewards(np.array(weights) * scores)
 
     def metrics(self, step: Step) -> dict[str, float]:
         """Of the rewards with the scores in them; nothing when there is no entry."""
-        return {"reward/with_models": sum(s.reward for s in step.samples) / len(step.samples)} if self._models else {}
+        columns = step.batch.columns
+        kept = columns.reward[columns.response_length > 0]
+        return {"reward/with_models": float(kept.mean())} if self._models else {}
+
+    def _weights(self, entry: int, data_sources: list[str]) -> list[float]:
+        """Of the entry, by row; 0 where it does not apply."""
+        by_source = {
+            source: next((r.weight for i, r in entries_of(self._spec.rewards, source) if i == entry), 0.0)
+            for source in set(data_sources)
+        }
+        return [by_source[source] for source in data_sources]
 
 
 class _RewardModel:
@@ -60,16 +64,18 @@ class _RewardModel:
         if not model.has_head:
             fix = "name a sequence classifier with one label"
             raise ConfigurationError(field, reward.path, "has no classifier's head (score.weight)", fix)
+        self._network = Network(model, parallel, heartbeat)
         self._offloader = Offloader(Offload(parameters=reward.offload), model.modules)
-        self._passes = Passes(freeze(model.modules, model.config), model.config, heartbeat)
-        self._budget, self._parallel = spec.train.tokens_per_micro_batch, parallel
 
-    def scores(self, step: Step, members: list[int]) -> list[float]:
-        """Of these samples of the step, in their order, on every rank."""
-        if not members:
-            return []
-        micro_batches = pack(step.samples, members, self._budget, self._parallel, complete=True)
+    def scores(self, step: Step, chosen: set[int]) -> np.ndarray:
+        """[n], of these rows, 0 elsewhere; on every rank. In the cut of the training passes, with each trajectory's last token."""
+        if not chosen:
+            return np.zeros(len(step.counts))
+        micro_batches = [
+            micro_batch(step.batch.trajectories, [i for i in m.row.rows if i in chosen], step.parallel, complete=True)
+            for m in step.micro_batches()
+        ]
         with self._offloader.using("parameters"):
-            parts = values_of(self._passes, micro_batches)
-        values = gather(list(zip(micro_batches, parts, strict=False)), step.counts, self._parallel)
-        return [float(values[i][-1]) for i in members]
+            parts = self._network.values(micro_batches)
+        values = gather(list(zip(micro_batches, parts, strict=False)), step.counts, step.parallel)
+        return np.array([float(v[-1]) if i in chosen and len(v) else 0.0 for i, v in enumerate(values)])

@@ -1,6 +1,6 @@
-"""The samples of one step, and what is measured of them: per micro-batch on the rank that measures, per sample on all ranks."""
+"""One step on the ranks: this rank's micro-batches, and what is measured of them, per token here and per trajectory everywhere."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,46 +8,63 @@ import torch
 import torch.distributed as dist
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.megatron.packing import MicroBatch, MiniBatch, mini_batches
+from rljob_trainer.batch import Batch
+from rljob_trainer.megatron.batching import Plan, plan_step
+from rljob_trainer.megatron.packing import MicroBatch, micro_batch
 from rljob_trainer.megatron.parallel_state import ParallelState
-from rljob_trainer.trajectory import Trajectory
+from rljob_trainer.objectives.objective import Objective
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """Samples in (group, sample) order on every rank, and this rank's micro-batches of them."""
+class MiniBatch:
+    """This rank's part of one optimizer step."""
 
-    samples: tuple[Trajectory, ...]
+    micro_batches: list[MicroBatch]
+    rows: list[int]
+    """Of the whole mini-batch, over all ranks."""
+    read_tokens: int
+    """That the model reads in it, over all ranks, without filling."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What `Engine.measure` returns: see objectives.objective.StepColumns. A rank has the trajectories of its own data-parallel copy only."""
+
+    batch: Batch
     batches: list[MiniBatch]
     parallel: ParallelState
 
     @staticmethod
-    def of(samples: Iterable[Trajectory], spec: RLJobSpec, parallel: ParallelState) -> "Step":
-        """Raises ValueError when no sample has a response."""
-        ordered = tuple(sorted((s for s in samples if s.response_length), key=lambda s: (s.group, s.sample)))
-        if not ordered:
-            raise ValueError("the step has no samples to train on")
-        step = Step(ordered, mini_batches(ordered, spec, parallel), parallel)
-        step.put("rollout_log_probs", [torch.tensor(s.response_log_probs) for s in ordered])
-        filtered = spec.algorithm.overlong.filter
-        masks = [s.response_mask & (not filtered or s.finish_reason == "stop") for s in ordered]
-        step.put("mask", [torch.tensor(mask) for mask in masks])
+    def of(batch: Batch, spec: RLJobSpec, parallel: ParallelState) -> "Step":
+        """`batch`: whole, or the part of this rank. Raises ValueError when no trajectory has a response."""
+        plan = plan_step(batch.columns, spec, parallel.layout)
+        step = Step(batch, [_mini_batch(batch, cut, parallel) for cut in plan.mini_batches], parallel)
+        own = {i: batch.trajectories[i] for i in plan.rows(parallel.data_rank)}
+        step.put("sampled", {i: torch.from_numpy(t.response_mask) for i, t in own.items()})
+        step.put("rollout_log_probs", {i: torch.from_numpy(t.response_log_probs.copy()) for i, t in own.items()})
+        age = {i: batch.step - 1 - t.policy_steps[t.prompt_length :] for i, t in own.items()}
+        step.put("age", {i: torch.from_numpy(age[i] * t.response_mask) for i, t in own.items()})
+        if spec.algorithm.overlong.filter:
+            learnt = {i: t.response_mask & (t.finish_reason == "stop") for i, t in own.items()}
+            step.put("mask", {i: torch.from_numpy(mask) for i, mask in learnt.items()})
         return step
 
     @property
     def counts(self) -> list[int]:
-        """Response tokens of each sample."""
-        return [s.response_length for s in self.samples]
+        """Response tokens of each row, those that an environment wrote included."""
+        return self.batch.columns.response_length.tolist()
 
     def micro_batches(self) -> Iterable[MicroBatch]:
         """All of this rank, in the order of the mini-batches."""
         return (micro for batch in self.batches for micro in batch.micro_batches)
 
-    def with_rewards(self, rewards: Sequence[float]) -> "Step":
-        return replace(self, samples=tuple(replace(s, reward=r) for s, r in zip(self.samples, rewards, strict=True)))
+    def add_rewards(self, rewards: np.ndarray) -> None:
+        """[n], to those of the columns."""
+        columns = replace(self.batch.columns, reward=self.batch.columns.reward + rewards)
+        self.batch = replace(self.batch, columns=columns)
 
-    def put(self, name: str, values: Sequence[torch.Tensor]) -> None:
-        """Make a column of per-sample values [count] in every micro-batch."""
+    def put(self, name: str, values: Mapping[int, torch.Tensor] | Sequence[torch.Tensor]) -> None:
+        """Make a column of values [count] of each trajectory, by its row."""
         for micro in self.micro_batches():
             micro.put(name, values)
 
@@ -56,36 +73,45 @@ class Step:
         for micro, part in zip(self.micro_batches(), parts, strict=False):
             micro.columns[name] = part
 
+    def weigh(self, objective: Objective) -> None:
+        """Make the column of what each token's loss counts: over the whole mini-batch, before anything is left out of it."""
+        for batch in self.batches:
+            counts = self.batch.columns.sampled_length[batch.rows].tolist()
+            weights = dict(zip(batch.rows, objective.weights(counts), strict=True))
+            for micro in batch.micro_batches:
+                of_row = zip(micro.row.rows, micro.row.counts, strict=True)
+                micro.put(f"{objective.prefix}/weights", {i: torch.full((n,), weights[i]) for i, n in of_row})
+
     def gather(self, name: str) -> list[torch.Tensor]:
-        """A column of every sample, [count] each in float32, on every rank. Collective; 4 bytes per response token of the step."""
+        """A column of every row, [count] each in float32, on every rank. Collective; 4 bytes per response token of the step."""
         measured = [(m, m.columns[name]) for m in self.micro_batches() if name in m.columns]
         return gather(measured, self.counts, self.parallel)
 
-    def padded(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Per-sample values [count] as [n, T] in float64, with zeros behind."""
-        return torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True).double()
+    def sampled(self) -> list[torch.Tensor]:
+        """[count] of every row: 1 for tokens that the policy wrote. Collective where an environment wrote some."""
+        columns = self.batch.columns
+        if (columns.sampled_length == columns.response_length).all():
+            return [torch.ones(n) for n in self.counts]
+        return self.gather("sampled")
 
-    def rows(self, padded: torch.Tensor) -> list[torch.Tensor]:
-        """The way back from `padded`."""
-        return [row[:n] for row, n in zip(padded, self.counts, strict=True)]
 
-
-def generated_by(policy_step: int | None, sample: Trajectory) -> torch.Tensor:
-    """[count], 1.0 for response tokens that the policy of this step generated; None: that nobody knows."""
-    steps = sample.policy_steps[sample.prompt_length :]
-    return torch.tensor(np.zeros_like(steps) if policy_step is None else steps == policy_step).float()
+def _mini_batch(batch: Batch, plan: Plan, parallel: ParallelState) -> MiniBatch:
+    rows = sorted(row for rank in plan for micro in rank for row in micro)
+    read = int(batch.columns.length[rows].sum()) - len(rows)
+    own = [micro_batch(batch.trajectories, micro, parallel) for micro in plan[parallel.data_rank]]
+    return MiniBatch(own, rows, read)
 
 
 def gather(
     measured: Sequence[tuple[MicroBatch, torch.Tensor]], counts: Sequence[int], parallel: ParallelState
 ) -> list[torch.Tensor]:
-    """Per-token values [t] of micro-batches, as every rank measured its own, to per-sample ones [count] on every rank.
+    """Per-token values [t] of micro-batches, as every rank measured its own, to per-trajectory ones [count] on every rank.
 
-    One rank of each copy of the model contributes, and samples differ between copies: all others add zeros, so that the sum is exact.
+    One rank of each copy of the model contributes, and trajectories differ between copies: all others add zeros, so that the sum is exact.
     """
     found = [torch.zeros(n) for n in counts]
     for micro, part in measured if parallel.reports_metrics else ():
-        for i, values in zip(micro.row.samples, micro.row.collect(part), strict=True):
+        for i, values in zip(micro.row.rows, micro.row.collect(part), strict=True):
             found[i] = values
     whole = torch.cat(found).to(parallel.device)
     dist.all_reduce(whole)

@@ -1,6 +1,5 @@
 """A model that gives every token one number: the critic, and reward models on the ranks."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,9 +14,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.validation.model import model_violations
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.model import require_all_weights
-from rljob_trainer.megatron.packing import MicroBatch
 from rljob_trainer.megatron.parallel_state import ParallelState
-from rljob_trainer.megatron.passes import Passes
 from rljob_trainer.megatron.provider import DTYPES, MODEL, configure, converting, read_config
 
 SCORE = "score.weight"
@@ -53,12 +50,8 @@ class ValueModel:
             wrap_with_ddp=False, mixed_precision_wrapper=None, use_cpu_initialization=parallel.device.type == "cpu"
         )
         """The pieces of this rank's stage."""
+        self.vocabulary: int | None = None
         require_all_weights(bridge, self.modules, field, path, but="output_layer.weight")
-
-
-def values_of(passes: Passes, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
-    """Per micro-batch a value [t] for each token; empty on all but the last stage."""
-    return passes.forward(micro_batches, lambda _, output: output.flatten())
 
 
 def _open(spec: RLJobSpec, path: str, field: str) -> AutoBridge:

@@ -7,7 +7,8 @@ import torch
 from rljob_api.spec.algorithm import AdaptiveKL
 
 LARGEST_DIFFERENCE = 20.0
-"""exp of more overflows the sums of a batch."""
+"""exp of more overflows before it is bounded."""
+LARGEST_K3 = 10.0
 LARGEST_ERROR = 0.2
 
 
@@ -25,7 +26,9 @@ def k3(log_probs: torch.Tensor, reference_log_probs: torch.Tensor) -> torch.Tens
     """exp(d) - d - 1 with d = log reference - log policy: unbiased for KL(policy || reference), never negative, low variance.
 
     Schulman, joschu.net/blog/kl-approx; GRPO, arXiv 2402.03300, equation 4. As a loss its expected gradient is that of
-    KL(reference || policy), the other direction; GRPO means it so. d is clamped to +-20, beyond which the gradient is 0.
+    KL(reference || policy), the other direction; GRPO means it so. It is bounded by 10, as verl does (`kl_penalty_forward`,
+    trainer/ppo/core_algos.py): unbounded, one token with d = 15 gives 3.3e6 and owns the clipped gradient of its batch. Beyond the bound,
+    d > 2.6 or d < -11, the gradient is 0.
 
     Args:
         log_probs, reference_log_probs: [t]
@@ -33,7 +36,7 @@ def k3(log_probs: torch.Tensor, reference_log_probs: torch.Tensor) -> torch.Tens
     Returns: [t]
     """
     d = (reference_log_probs - log_probs).clamp(-LARGEST_DIFFERENCE, LARGEST_DIFFERENCE)
-    return d.exp() - d - 1
+    return (d.exp() - d - 1).clamp(max=LARGEST_K3)
 
 
 ESTIMATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": k1, "k2": k2, "k3": k3}

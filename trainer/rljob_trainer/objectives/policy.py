@@ -1,16 +1,24 @@
-"""The loss of a token: corrected policy loss, entropy bonus, divergence penalty; and what is measured beside it."""
+"""The objective of the policy in the GRPO and PPO family: corrected policy loss, entropy bonus, divergence penalty."""
 
-from typing import NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
+from rljob_api.sizing.layout import Amounts
+from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import AlgorithmSpec
+from rljob_trainer.objectives.advantages import ADVANTAGES, Episodes
+from rljob_trainer.objectives.aggregation import token_weights
 from rljob_trainer.objectives.corrections import correct, mismatch
-from rljob_trainer.objectives.kl import ESTIMATORS, k3
+from rljob_trainer.objectives.kl import ESTIMATORS, adapt, k3, token_rewards
 from rljob_trainer.objectives.losses import LOSSES
+from rljob_trainer.objectives.metrics import TOKENS, MetricAccumulator
+from rljob_trainer.objectives.objective import Column, Objective, Output, StepColumns, Targets, TokenLoss
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
-
-__all__ = ["Sequences", "Terms", "TokenColumns", "objective"]
+from rljob_trainer.objectives.value import ValueObjective
+from rljob_trainer.parity import require_match
 
 
 class Terms(NamedTuple):
@@ -38,7 +46,7 @@ class Terms(NamedTuple):
     """mismatch_ratio squared, for the effective sample size."""
 
 
-def objective(algorithm: AlgorithmSpec, kl_coefficient: float, tokens: TokenColumns, sequences: Sequences) -> Terms:
+def policy_terms(algorithm: AlgorithmSpec, kl_coefficient: float, tokens: TokenColumns, sequences: Sequences) -> Terms:
     """weight x policy loss - entropyCoefficient x H + kl_coefficient x KL (with `kl.where: loss`), per token of one micro-batch.
 
     With `rolloutCorrection.bypass` the policy loss takes the rollouts' log-probabilities for the old ones.
@@ -78,3 +86,157 @@ def _divergence(tokens: TokenColumns) -> torch.Tensor:
     if tokens.reference_log_probs is None:
         return torch.zeros_like(tokens.entropy)
     return k3(tokens.log_probs.detach(), tokens.reference_log_probs)
+
+
+MEANS = {
+    "train/policy_loss": "policy",
+    "train/kl": "kl",
+    "train/entropy": "entropy",
+    "train/approx_kl": "approx_kl",
+    "train/clip_fraction": "clipped",
+    "train/ratio_mean": "ratio",
+    "train/rejected": "rejected",
+    "train_rollout/log_prob_diff_mean": "difference",
+    "train_rollout/kl": "mismatch_kl",
+    "train_rollout/ratio_mean": "mismatch_ratio",
+    "train_rollout/weight_mean": "weight",
+    "train_rollout/policy_age": "age",
+}
+"""Metrics that are means over the tokens that are learnt from, and what of."""
+LARGEST = {"train_rollout/log_prob_diff_max": "difference", "train_rollout/policy_age_max": "age"}
+
+
+class PolicyObjective(Objective):
+    """Of spec.algorithm. It keeps the coefficient of the divergence penalty, which a controller may adapt."""
+
+    prefix = "train"
+    critic: ValueObjective | None
+    measured = (*Terms._fields[1:], "age", "on_policy", "on_policy_difference")
+    """The last two: whether the policy that is trained generated the token, and `difference` of these tokens."""
+
+    def __init__(self, spec: RLJobSpec) -> None:
+        self._spec, self._algorithm = spec, spec.algorithm
+        self._bypass = spec.algorithm.rollout_correction.bypass
+        self._replayed = spec.train.batches.replay is not None
+        self.critic = ValueObjective(spec.critic) if spec.critic else None
+        self.kl_coefficient = spec.algorithm.kl.coefficient
+        self.needs = frozenset(self._needs())
+
+    def _needs(self) -> list[Column]:
+        """With one optimizer step the old log-probabilities are the training pass's own, detached, which is exact; with bypass nobody needs them."""
+        several = Amounts.of(self._spec).updates > 1 or self._penalises_reward
+        needs: list[tuple[Column, bool]] = [
+            ("reference_log_probs", self._algorithm.kl.coefficient > 0),
+            ("old_log_probs", several and not self._bypass),
+            ("values", self.critic is not None),
+        ]
+        return [name for name, needed in needs if needed]
+
+    @property
+    def _penalises_reward(self) -> bool:
+        """The divergence is taken from rewards, so that old and reference log-probabilities are needed before the first update."""
+        return self._algorithm.kl.coefficient > 0 and self._algorithm.kl.where == "reward"
+
+    def weights(self, counts: Sequence[int]) -> list[float]:
+        return token_weights(counts, self._algorithm.aggregation, self._spec.rollout.sampling.max_tokens)
+
+    def learns(self, step: int) -> bool:
+        """Not while the critic warms up."""
+        return self._spec.critic is None or step > self._spec.critic.warmup_steps
+
+    def advantages(self, step: StepColumns) -> Targets:
+        """Of every response token: computed on CPU in float64, so that no cut over ranks changes it."""
+        columns = step.batch.columns
+        mask = _padded(step.sampled())
+        kept = torch.from_numpy(columns.response_length > 0)
+        baselines = torch.from_numpy(columns.baseline_reward)
+        episodes = Episodes(
+            rewards=torch.from_numpy(columns.reward)[kept],
+            groups=torch.from_numpy(columns.group)[kept],
+            mask=mask[kept],
+            token_rewards=self._penalties(step, mask)[kept],
+            values=_padded(step.gather("values"))[kept] if self.critic else None,
+            baselines=None if baselines[kept].isnan().any() else baselines[kept],
+        )
+        found = ADVANTAGES[self._algorithm.advantage](episodes, self._algorithm)
+        lengths = columns.response_length.tolist()
+        targets = {"advantages": _rows(found.advantages, kept, lengths)}
+        if self.critic and found.returns is not None and episodes.values is not None:
+            targets["returns"] = _rows(found.returns, kept, lengths)
+            return Targets(targets, self.critic.explained(found.returns, episodes.values, episodes.mask))
+        return Targets(targets)
+
+    def _penalties(self, step: StepColumns, mask: torch.Tensor) -> torch.Tensor:
+        """[n, T], the divergence as a reward of tokens."""
+        if not self._penalises_reward:
+            return torch.zeros_like(mask)
+        old = "rollout_log_probs" if self._bypass else "old_log_probs"
+        ours, reference = (_padded(step.gather(name)) for name in (old, "reference_log_probs"))
+        return token_rewards(self._algorithm.kl.estimator, self.kl_coefficient, ours, reference)
+
+    def loss(self, columns: Mapping[str, torch.Tensor], sequences: Sequences, output: Output) -> TokenLoss:
+        log_probs, entropy = output.log_probs(self._spec.rollout.sampling.temperature)
+        mask = columns["mask"]
+        tokens = TokenColumns(
+            log_probs=log_probs,
+            entropy=entropy,
+            old_log_probs=columns.get("old_log_probs", log_probs.detach()),
+            rollout_log_probs=columns["rollout_log_probs"],
+            reference_log_probs=columns.get("reference_log_probs"),
+            advantages=columns["advantages"],
+            mask=mask,
+        )
+        terms = policy_terms(self._algorithm, self.kl_coefficient, tokens, sequences)
+        age = columns["age"] * mask
+        on_policy = (columns["age"] == 0) * mask * (not self._replayed)
+        further = (age, on_policy, on_policy * terms.difference)
+        return TokenLoss(terms.loss, mask, dict(zip(self.measured, (*terms[1:], *further), strict=True)))
+
+    def check(self, sums: MetricAccumulator, update: int) -> None:
+        """Raises MismatchError when the policy obviously did not generate what is on-policy. Old log-probabilities are those of the first policy
+        but for bypass."""
+        on_policy = sums["on_policy"]
+        if on_policy and not (self._bypass and update):
+            mean = sums["on_policy_difference"] / on_policy
+            require_match(self._spec.model.dtype, mean, sums.worst("on_policy_difference"))
+
+    def metrics(self, sums: MetricAccumulator) -> dict[str, float]:
+        return (
+            {name: sums.mean(column) for name, column in MEANS.items()}
+            | {name: sums.worst(column) for name, column in LARGEST.items()}
+            | {
+                "train_rollout/effective_sample_size": _effective(sums),
+                "train/kl_coefficient": self.kl_coefficient,
+            }
+        )
+
+    def after(self, metrics: Mapping[str, float], trajectories: int) -> None:
+        """The controller sees the mean divergence of the step."""
+        adaptive, kl = self._algorithm.kl.adaptive, metrics.get("train/kl", math.nan)
+        if adaptive and math.isfinite(kl):
+            self.kl_coefficient = adapt(self.kl_coefficient, kl, trajectories, adaptive)
+
+    def state(self) -> dict[str, Any]:
+        return {"kl_coefficient": self.kl_coefficient}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        if self._algorithm.kl.adaptive:
+            self.kl_coefficient = state["kl_coefficient"]
+
+
+def _effective(sums: MetricAccumulator) -> float:
+    """(sum r)^2 / (n sum r^2)"""
+    squares = sums[TOKENS] * sums["mismatch_square"]
+    return sums["mismatch_ratio"] ** 2 / squares if squares else math.nan
+
+
+def _padded(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Per-trajectory values [count] as [n, T] in float64, with zeros behind."""
+    return torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True).double()
+
+
+def _rows(values: torch.Tensor, kept: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
+    """The way back from `_padded`, of the trajectories that were kept; zeros for the others."""
+    whole = torch.zeros(len(kept), values.shape[1], dtype=values.dtype)
+    whole[kept] = values
+    return [row[:n] for row, n in zip(whole, lengths, strict=True)]

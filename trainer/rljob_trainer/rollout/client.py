@@ -22,10 +22,6 @@ class ReplicaLost(RuntimeError):
     """This replica did not answer the request and may not answer another: ask elsewhere."""
 
 
-class TokenRefused(ReplicaLost):
-    """The server was started with another token: the job's Secret, or another job's server."""
-
-
 class RequestRefusedError(ValueError):
     """The server says that the request is wrong: asking elsewhere cannot help."""
 
@@ -112,9 +108,7 @@ class RolloutClient:
         said = f"{self.endpoint.pod}: {response.status}: {text[:500]}"
         if response.status == 400:
             raise RequestRefusedError(said)
-        if response.status == 401:
-            raise TokenRefused(f"{self.endpoint.pod} refuses the job's token (401): it was started with another one")
-        raise ReplicaLost(said)  # also 404: the address of a pod that is gone may be somebody else's
+        raise ReplicaLost(said)  # also 401 and 404: the address of a pod that is gone may be somebody else's
 
 
 async def answers(endpoint: RolloutEndpoint, token: str, attempt: int) -> bool:

@@ -1,12 +1,11 @@
-"""PID 1 of a rollout pod: keeps one server running, passes it the current attempt, reports.
+"""PID 1 of a rollout pod: keeps one server running, tells it the current attempt, reports.
 
-The control object says with which spec and which attempt is current. A server that ends, or is dead or frozen
-(health.py), is started again after a back-off, whatever its exit code. SIGTERM ends the server and then this process, with 0.
+The control object says with which spec and which attempt is current. A server that ends is started again after a back-off, whatever its
+exit code. SIGTERM ends the server and then this process, with 0.
 """
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import time
@@ -32,8 +31,6 @@ STABLE_SECONDS = 120.0
 READY_POLL_SECONDS = 0.5
 REPORT_SECONDS = 15.0
 
-log = logging.getLogger(__name__)
-
 
 async def main(channel: "Channel", environment: Mapping[str, str] = os.environ, port: int = names.ROLLOUT_PORT) -> int:
     """Runs until SIGTERM. `environment` names the pod and carries the token (names.ENV_*); the server inherits it."""
@@ -50,7 +47,6 @@ class Supervisor:
 
     def __init__(self, channel: "Channel", environment: Mapping[str, str], port: int) -> None:
         self._channel, self._environment, self._port = channel, environment, port
-        self._url = http_url(loopback(), port)
         self._boot_id = uuid.uuid4().hex
         self._control: Control | None = None
         self._failure: Failure | None = None
@@ -67,7 +63,7 @@ class Supervisor:
             await self._keep_running()
 
     async def _follow(self) -> None:
-        """Follow the operator's control message."""
+        """Take in the operator's word."""
         async for control in self._channel.controls():
             before, self._control = self._control, control
             if before and self._arguments(before) != self._arguments(control):
@@ -95,18 +91,16 @@ class Supervisor:
         environment = server_environment(self._control.spec, self._environment) | {
             names.ENV_ATTEMPT: str(self._control.attempt)
         }
-        server = await ServerProcess.start(self._arguments(self._control), environment, self._url)
-        ended, restart = asyncio.create_task(server.end()), asyncio.create_task(self._restart.wait())
+        server = await ServerProcess.start(self._arguments(self._control), environment)
+        ended, restart = asyncio.create_task(server.wait()), asyncio.create_task(self._restart.wait())
         becoming_ready = asyncio.create_task(self._become_ready())
         try:
             await asyncio.wait({ended, restart}, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
-                self._failure = ended.result()
-                log.warning("%s: %s", self._failure.exception, self._failure.message)
+                self._failure = server.failure(ended.result(), time.time())
         finally:
             becoming_ready.cancel()
             restart.cancel()
-            ended.cancel()
             await server.stop()
             self._ready = False
             self._news.set()
@@ -121,9 +115,9 @@ class Supervisor:
         self._news.set()
 
     async def _announce(self) -> bool:
-        """Pass the server the current attempt. False when it does not answer."""
+        """Tell the server the current attempt. False when it does not answer."""
         assert self._control is not None
-        here = RolloutEndpoint(pod="", pod_uid="", url=self._url)
+        here = RolloutEndpoint(pod="", pod_uid="", url=http_url(loopback(), self._port))
         return await answers(here, self._environment[names.ENV_ROLLOUT_TOKEN], self._control.attempt)
 
     async def _report(self) -> None:

@@ -1,0 +1,89 @@
+"""Membership of the rollout pool: who is there, who needs the policy, who has it. No I/O.
+
+seen --healthy--> needs weights --published--> current
+  ^                    |                          |
+  +---- failed, lost (waits before the next try) -+        trained: every current one needs weights again
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from rljob_api.protocol import RolloutEndpoint, RolloutState
+
+LONGEST_WAIT_SECONDS = 10.0
+
+
+class ReplicaState(Enum):
+    SEEN = "seen"
+    NEEDS_WEIGHTS = "needs weights"
+    CURRENT = "current"
+
+
+@dataclass(slots=True)
+class Replica:
+    """One rollout pod, by UID: a new pod of an old name is another replica."""
+
+    endpoint: RolloutEndpoint
+    state: ReplicaState = ReplicaState.SEEN
+    policy_step: int | None = None
+    failures: int = 0
+    not_before: float = 0.0
+    """Clock time of the next try."""
+
+
+class Replicas:
+    """All replicas that the control lists."""
+
+    def __init__(self) -> None:
+        self._by_uid: dict[str, Replica] = {}
+
+    def follow(self, endpoints: Iterable[RolloutEndpoint]) -> None:
+        """Take in new pods, forget those that are gone. A pod that moved to another URL is new as well."""
+        listed = {e.pod_uid: e for e in endpoints}
+        kept = {uid: r for uid, r in self._by_uid.items() if listed.get(uid) == r.endpoint}
+        self._by_uid = {uid: kept.get(uid) or Replica(endpoint) for uid, endpoint in listed.items()}
+
+    def to_probe(self, now: float) -> list[RolloutEndpoint]:
+        """Whose health to ask for."""
+        return [r.endpoint for r in self._all(ReplicaState.SEEN) if r.not_before <= now]
+
+    def healthy(self, endpoint: RolloutEndpoint) -> None:
+        """It answers."""
+        replica = self._find(endpoint)
+        if replica and replica.state is ReplicaState.SEEN:
+            replica.state = ReplicaState.NEEDS_WEIGHTS
+
+    def to_publish(self) -> list[RolloutEndpoint]:
+        """Who needs the policy and can take it."""
+        return [r.endpoint for r in self._all(ReplicaState.NEEDS_WEIGHTS)]
+
+    def published(self, endpoint: RolloutEndpoint, step: int) -> None:
+        """It serves the policy of `step`."""
+        if replica := self._find(endpoint):
+            replica.state, replica.policy_step, replica.failures = ReplicaState.CURRENT, step, 0
+
+    def lost(self, endpoint: RolloutEndpoint, now: float) -> None:
+        """It failed to answer, or to take the policy: out until it is healthy again, after a wait that doubles."""
+        if replica := self._find(endpoint):
+            replica.failures += 1
+            replica.state, replica.policy_step = ReplicaState.SEEN, None
+            replica.not_before = now + min(2.0 ** (replica.failures - 1), LONGEST_WAIT_SECONDS)
+
+    def trained(self) -> None:
+        """The policy moved on."""
+        for replica in self._all(ReplicaState.CURRENT):
+            replica.state = ReplicaState.NEEDS_WEIGHTS
+
+    def current(self) -> list[RolloutEndpoint]:
+        return [r.endpoint for r in self._all(ReplicaState.CURRENT)]
+
+    def report(self) -> list[RolloutState]:
+        return [RolloutState(pod=r.endpoint.pod, policy_step=r.policy_step) for r in self._by_uid.values()]
+
+    def _all(self, state: ReplicaState) -> list[Replica]:
+        return [r for r in self._by_uid.values() if r.state is state]
+
+    def _find(self, endpoint: RolloutEndpoint) -> Replica | None:
+        replica = self._by_uid.get(endpoint.pod_uid)
+        return replica if replica and replica.endpoint == endpoint else None

@@ -1,0 +1,129 @@
+"""A model with its forward passes; and one that learns, with its optimizer, its schedule and what can be offloaded of it."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from megatron.core.transformer.module import MegatronModule
+
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.algorithm import Optimizer
+from rljob_api.spec.roles import Offload
+from rljob_trainer.megatron import checkpoint
+from rljob_trainer.megatron.model import freeze, settle, wrap
+from rljob_trainer.megatron.offload import Offloader
+from rljob_trainer.megatron.optimizer import Learner, Update, build_optimizer
+from rljob_trainer.megatron.packing import MicroBatch
+from rljob_trainer.megatron.parallel_state import ParallelState
+from rljob_trainer.megatron.passes import ModelOutput, Passes
+from rljob_trainer.megatron.step import MiniBatch, Step
+from rljob_trainer.objectives.metrics import MetricAccumulator
+from rljob_trainer.objectives.objective import Objective
+
+
+class LoadedModel(Protocol):
+    """A megatron model in this rank's place: model.PolicyModel, value_model.ValueModel."""
+
+    config: Any
+    modules: list[MegatronModule]
+    """The pieces of this rank's stage: one, or as many as `virtualPipeline` says."""
+    vocabulary: int | None
+    """Tokens of a language model; None: it gives values."""
+
+
+class Network:
+    """A model that is measured. Every method is collective over the ranks of the model."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        parallel: ParallelState,
+        heartbeat: Callable[[], None],
+        chunks: Sequence[torch.nn.Module] | None = None,
+    ) -> None:
+        """`chunks`: the model's pieces in their wrappers; those of a frozen model when unset."""
+        self._vocabulary, self.parallel = model.vocabulary, parallel
+        self.modules = model.modules
+        self.passes = Passes(chunks or freeze(model.modules, model.config), model.config, heartbeat)
+
+    def output(self, micro: MicroBatch, raw: torch.Tensor) -> ModelOutput:
+        return ModelOutput(micro, raw, self._vocabulary, self.parallel)
+
+    def log_probs(self, micro_batches: Sequence[MicroBatch], temperature: float) -> list[torch.Tensor]:
+        """Per micro-batch the log-probabilities [t] of its targets; empty on all but the last stage."""
+        return self.passes.forward(micro_batches, lambda m, raw: self.output(m, raw).log_probs(temperature)[0])
+
+    def values(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+        """Per micro-batch a value [t] for each token; empty on all but the last stage."""
+        return self.passes.forward(micro_batches, lambda m, raw: self.output(m, raw).values())
+
+
+class TrainedNetwork(Network):
+    """A model that learns an objective."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        spec: RLJobSpec,
+        optimizer: Optimizer,
+        steps: int,
+        offload: Offload,
+        parallel: ParallelState,
+        heartbeat: Callable[[], None],
+    ) -> None:
+        """`steps`: optimizer steps of the whole job."""
+        chunks = wrap(model.modules, model.config, spec)
+        super().__init__(model, parallel, heartbeat, chunks)
+        self.chunks = chunks
+        self.optimizer, self.scheduler = build_optimizer(optimizer, chunks, steps)
+        self.offloader = Offloader(offload, model.modules, chunks, self.optimizer)
+        skips = spec.train.on_non_finite == "skip"
+        self._learner = Learner(chunks, self.optimizer, self.scheduler, self.offloader, skips)
+        self._epochs = spec.train.epochs_per_step
+
+    def learn(self, step: Step, objective: Objective) -> list[Update]:
+        """An optimizer step per epoch and mini-batch.
+
+        Raises what `objective.check` raises, and NonFiniteError, both before the optimizer step.
+        """
+        updates: list[Update] = []
+        with self.offloader.using("parameters", "gradients"):
+            for _ in range(self._epochs):
+                for batch in step.batches:
+                    gradients = partial(self._gradients, batch, objective, len(updates))
+                    updates.append(self._learner.step(gradients))
+            settle(self.chunks)
+        return updates
+
+    def evaluate_loss(self, step: Step, objective: Objective) -> list[Update]:
+        """Measures what `learn` measures; nothing is learnt."""
+        measure = lambda micro, raw: self._loss(micro, raw, objective)[1]  # noqa: E731
+        with self.offloader.using("parameters"):
+            sums = [
+                self._over_world(self.passes.forward(batch.micro_batches, measure), objective, 0)
+                for batch in step.batches
+            ]
+        return [Update(s, norm=0.0, rate=0.0, skipped=False) for s in sums]
+
+    def checkpointed(self) -> checkpoint.Network:
+        """What a checkpoint needs of it; inside `offloader.using("parameters", "optimizer")`."""
+        return checkpoint.Network(self.modules, self.optimizer, self.scheduler, self.offloader)
+
+    def _gradients(self, batch: MiniBatch, objective: Objective, update: int) -> MetricAccumulator:
+        parts = self.passes.backward(batch, partial(self._loss, objective=objective))
+        return self._over_world(parts, objective, update)
+
+    def _loss(
+        self, micro: MicroBatch, raw: torch.Tensor, objective: Objective
+    ) -> tuple[torch.Tensor, MetricAccumulator]:
+        found = objective.loss(micro.columns, micro.sequences, self.output(micro, raw))
+        loss = (micro.columns[f"{objective.prefix}/weights"] * found.loss).sum()
+        return loss, MetricAccumulator.of(loss, found.mask, found.measured)
+
+    def _over_world(self, parts: Sequence[MetricAccumulator], objective: Objective, update: int) -> MetricAccumulator:
+        zero = MetricAccumulator.zero(objective.measured, self.parallel.device)
+        sums = sum(parts, zero).over_world(counts=self.parallel.reports_metrics)
+        if sums.is_finite:
+            objective.check(sums, update)
+        return sums

@@ -1,0 +1,40 @@
+"""The objective of the critic."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from rljob_api.spec.roles import CriticSpec
+from rljob_trainer.objectives.losses import value_loss
+from rljob_trainer.objectives.metrics import MetricAccumulator
+from rljob_trainer.objectives.objective import Objective, Output, TokenLoss
+from rljob_trainer.objectives.tokens import Sequences
+
+
+class ValueObjective(Objective):
+    """The returns of `gae`, from the columns `values` and `returns`."""
+
+    prefix = "critic"
+    measured = ("clipped",)
+
+    def __init__(self, critic: CriticSpec) -> None:
+        self._clip = critic.clip
+
+    def weights(self, counts: Sequence[int]) -> list[float]:
+        """The mean over all tokens of the mini-batch, whatever the policy's aggregation."""
+        return [1 / sum(counts)] * len(counts)
+
+    def loss(self, columns: Mapping[str, torch.Tensor], sequences: Sequences, output: Output) -> TokenLoss:
+        terms = value_loss(output.values(), columns["values"], columns["returns"], self._clip)
+        mask = columns["mask"]
+        return TokenLoss(terms.loss * mask, mask, {"clipped": terms.clipped * mask})
+
+    def metrics(self, sums: MetricAccumulator) -> dict[str, float]:
+        return {"critic/clip_fraction": sums.mean("clipped")}
+
+    def explained(self, returns: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
+        """1 - Var(returns - values) / Var(returns) over the tokens of the step, all [n, T]: 1 is a perfect critic, 0 one that knows nothing."""
+        returns, values = returns[mask > 0], values[mask > 0]
+        spread = float(returns.var(correction=0))
+        explained = 1.0 - float((returns - values).var(correction=0)) / spread if spread else 0.0
+        return {"critic/explained_variance": explained}
