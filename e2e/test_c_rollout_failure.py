@@ -1,13 +1,14 @@
-"""A rollout that is lost is replaced alone: no new attempt, no lost or doubled sample, current weights before traffic. Then suspend and resume."""
+"""A failed rollout is replaced on its own: no new attempt, no lost or doubled sample, current weights before traffic. Then suspend and resume."""
 
 import json
+import signal
 
 import pytest
 
 from e2e.conftest import Lab
 from e2e.job import Job
-from e2e.kube import Object
-from rljob_api import names
+from e2e.kube import Object, wait_for
+from rljob_api import names, reasons
 from rljob_api.protocol import Report
 
 STEPS = 150
@@ -44,6 +45,39 @@ def test_a_deleted_rollout_starts_no_new_attempt_and_gets_current_weights_before
         300,
     )
     assert status.attempt is not None and (status.attempt.number, status.restarts.total) == (1, 0)
+
+
+SIGNAL_THE_ENGINE = """
+import sys, psutil
+(engine,) = [p for p in psutil.process_iter() if "::EngineCore" in " ".join(p.cmdline())]
+engine.send_signal(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_rollout_whose_engine_is_killed_or_stopped_is_started_again_in_its_pod(
+    lab: Lab, job: Job, number: signal.Signals
+) -> None:
+    """vLLM's API server answers on without its engine; with SIGSTOP nothing even ends."""
+    step, pod = job.status().progress.step, names.pod(job.name, names.ROLE_ROLLOUT, 0)
+    before = failures_of_rollouts(lab, job)
+    lab.kube.execute(pod, "python", "-c", SIGNAL_THE_ENGINE, str(int(number)))
+    limit = 10 if number == signal.SIGKILL else 90
+    (event,) = wait_for("the event", lambda: failures_of_rollouts(lab, job)[len(before) :], limit + 20)
+    assert event["type"] == "Warning" and event["message"].startswith(
+        f"{pod}: ServerLost: the rollout server was killed"
+    )
+    job.wait("both rollouts ready", lambda s: s.rollout.ready == 2, 300)
+    status = job.wait("more steps", lambda s: s.progress.step > step + 2, 300)
+    assert status.attempt is not None and (status.attempt.number, status.restarts.total) == (1, 0)
+    assert failures_of_rollouts(lab, job)[len(before) + 1 :] == [], "one failure is one event"
+
+
+def failures_of_rollouts(lab: Lab, job: Job) -> list[Object]:
+    """Events, oldest first."""
+    selector = f"involvedObject.name={job.name},reason={reasons.ROLLOUT_FAILED}"
+    found = json.loads(lab.kube.kubectl("get", "events", "--field-selector", selector, "-o", "json"))["items"]
+    return sorted(found, key=lambda event: event["firstTimestamp"])
 
 
 def test_no_sample_was_lost_doubled_or_drawn_from_an_old_policy(lab: Lab, job: Job) -> None:

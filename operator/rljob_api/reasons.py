@@ -22,6 +22,10 @@ NOT_BOUND = "NotBound"  # event: a pod did not get onto its node and is placed a
 ENOUGH_ROLLOUTS = "EnoughRollouts"  # at least minReplicas rollouts answer
 TOO_FEW_ROLLOUTS = "TooFewRollouts"  # fewer than minReplicas rollouts answer
 
+ROLLOUT_FAILED = (
+    "RolloutFailed"  # event: a rollout server failed and is started again in its pod; the message has the cause
+)
+
 # Checkpoints
 CHECKPOINT_SAVED = "CheckpointSaved"  # a complete checkpoint is known; also the event for each new one
 NO_CHECKPOINT = "NoCheckpoint"  # no complete checkpoint yet

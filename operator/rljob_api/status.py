@@ -155,6 +155,13 @@ class PlacementReport(Wire):
     """Widest first."""
 
 
+class RolloutFailure(Wire):
+    """The last time that a rollout server failed. It was started again in its pod; no attempt ends by that."""
+
+    pod: str
+    failure: Failure
+
+
 class PlacementStatus(Wire):
     """Who sits where. Written before a pod is released to its node."""
 
@@ -198,6 +205,7 @@ class JobStatus(Wire):
     resume_step: int | None = None
     """A checkpoint that was asked for and that no attempt has started from yet."""
     last_failure: LastFailure | None = None
+    last_rollout_failure: RolloutFailure | None = None
     lost_steps: int = 0
     """Steps that were done, not saved, and done again by a later attempt."""
     first_step_at: str = ""

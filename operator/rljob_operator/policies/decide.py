@@ -16,6 +16,7 @@ from rljob_operator.policies.outcome import count_restart, succeed
 from rljob_operator.policies.placement import assign_nodes
 from rljob_operator.policies.progress import record_progress
 from rljob_operator.policies.requests import consume_request
+from rljob_operator.policies.rollouts import record_rollout_failure
 from rljob_operator.policies.state import postpone_spec
 from rljob_operator.policies.suspension import expire_override, free_pods
 
@@ -24,6 +25,7 @@ POLICIES: tuple[Policy, ...] = (
     expire_override,
     advance_attempt,  # the open attempt: drain, stop, close
     record_progress,  # rank 0's progress, complete when the attempt has just closed
+    record_rollout_failure,  # a server that its pod starts again
     count_restart,  # if it failed: what that costs
     succeed,  # if it succeeded: the end
     enforce_active_deadline,  # if it ran for too long: the end

@@ -35,7 +35,16 @@ def _role(s: Snapshot, role: str, pods: tuple[Pod, ...], desired: int) -> RoleSt
 
 
 DISPLAY = ("trainer", "rollout", "message", "conditions")
-OBSERVATIONAL = (*DISPLAY, "state", "observed_generation", "progress", "checkpoint", "lost_steps", "first_step_at")
+OBSERVATIONAL = (
+    *DISPLAY,
+    "state",
+    "observed_generation",
+    "progress",
+    "checkpoint",
+    "lost_steps",
+    "first_step_at",
+    "last_rollout_failure",
+)
 
 
 def is_display(old: JobStatus, new: JobStatus) -> bool:
