@@ -69,8 +69,8 @@ class VllmReward(Model):
     """A reward model behind a vLLM server of the user's (`vllm serve MODEL --runner pooling`)."""
 
     url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)]
-    """Base address of the server. Prompt and response are sent to its `/pooling` route as one text; the raw score of
-    the last token is the reward."""
+    """Base address of the server. The token ids of prompt and response go to its `/pooling` route, so that its vocabulary
+    must be the policy's; the raw score of the last token is the reward."""
 
 
 class MegatronReward(Model):

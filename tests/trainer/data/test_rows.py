@@ -100,6 +100,27 @@ def test_a_row_that_cannot_be_used_is_named(tmp_path, row, complaint):
     assert (caught.value.field, caught.value.value) == ("spec.data.train[0]", f"{file} row 2")
 
 
+def test_a_chat_that_stands_in_its_column_as_json_text_is_read_as_messages(tmp_path):
+    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    texts = [
+        json.dumps(chat),
+        " " + json.dumps(chat[1:], indent=2),
+        "[1, 2, 3]",
+        '[{"role": "user"}]',
+        "[not JSON",
+        "{}",
+    ]
+    file = write(tmp_path / "a.parquet", prompt=texts)
+    found = [prompt for prompt, _, _ in rows(DataSpec(train=[file]))]
+    assert found == [tuple(chat), tuple(chat[1:]), *texts[2:]], "what only looks like one stays a text"
+
+
+def test_a_chat_in_json_text_follows_the_rules_for_messages(tmp_path):
+    chat = json.dumps([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}])
+    with pytest.raises(ConfigurationError, match="the assistant's"):
+        rows(DataSpec(train=[write(tmp_path / "a.parquet", prompt=[chat])]))
+
+
 def test_messages_lose_the_fields_that_only_other_messages_of_the_file_have(tmp_path):
     chat = [{"role": "system", "content": "s", "name": None}, {"role": "user", "content": "q", "name": "n"}]
     file = write(tmp_path / "a.parquet", prompt=[chat])

@@ -14,7 +14,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, ServiceDown
 
-CASE = RewardRequest("1+1=", "2", "2", "sum")
+CASE = RewardRequest("1+1=", "2", "2", "sum", tokens=(5, 6, 7, 1))
 
 
 class Service:
@@ -175,7 +175,7 @@ def pooled(data: object) -> dict:
 async def test_a_vllm_reward_model_gives_its_raw_score_of_the_last_token(data):
     async with Service(pooled(data)) as service:
         assert await scored(RewardSpec(vllm=VllmReward(url=service.url + "/"), weight=2.0)) == 1.0
-        assert service.bodies == [{"input": "1+1=2", "use_activation": False}]
+        assert service.bodies == [{"input": [5, 6, 7, 1], "use_activation": False}]
 
 
 @pytest.mark.parametrize("data", [[0.1, 0.9], [[0.1, 0.9]], [], "base64"])

@@ -12,6 +12,7 @@ import torch
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForSequenceClassification
 
 from rljob_api.protocol import RolloutEndpoint
@@ -24,6 +25,7 @@ from trainer.rollout.servers import Server, free_port
 pytestmark = pytest.mark.slow
 
 LETTERS = "0123456789+-*="
+END, BEGIN = 1, 2
 ARGUMENTS = (
     "--runner pooling --dtype float32 --enforce-eager --max-model-len 64 --kv-cache-memory-bytes 67108864 "
     "--distributed-executor-backend uni --host 127.0.0.1"
@@ -32,12 +34,12 @@ ARGUMENTS = (
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sequence classifier of one label with a tokenizer of one token per character."""
+    """A sequence classifier of one label with a tokenizer of one token per character, which begins every text with a token of its own."""
     path = tmp_path_factory.mktemp("reward-model")
     torch.manual_seed(0)
     classifier = Qwen2ForSequenceClassification(
         Qwen2Config(
-            vocab_size=16, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            vocab_size=17, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
             max_position_embeddings=64, num_labels=1, pad_token_id=0, eos_token_id=1, bos_token_id=None,
         )
     )  # fmt: skip
@@ -46,9 +48,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.15)
     classifier.save_pretrained(path)
-    words = Tokenizer(WordLevel({c: i for i, c in enumerate(["<pad>", "<end>", *LETTERS])}))
+    words = Tokenizer(WordLevel({c: i for i, c in enumerate(["<pad>", "<end>", "<begin>", *LETTERS])}))
+    words.post_processor = TemplateProcessing(single="<begin> $A", special_tokens=[("<begin>", BEGIN)])
     words.pre_tokenizer = Split(Regex("."), "isolated")
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<pad>").save_pretrained(path)
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="<end>", pad_token="<pad>", bos_token="<begin>"
+    ).save_pretrained(path)
     return path
 
 
@@ -70,11 +75,15 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         process.wait(30)
 
 
-def score(model: Path, text: str) -> float:
-    tokens = [2 + LETTERS.index(c) for c in text]
+def tokens_of(text: str) -> tuple[int, ...]:
+    """As a policy reads and writes them: one beginning, and an end."""
+    return (BEGIN, *(3 + LETTERS.index(c) for c in text), END)
+
+
+def score(model: Path, tokens: tuple[int, ...]) -> float:
     classifier = Qwen2ForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval()
     with torch.no_grad():
-        return float(classifier(torch.tensor([tokens])).logits)
+        return float(classifier(torch.tensor([[*tokens]])).logits)
 
 
 async def test_a_real_reward_model_scores_as_hugging_face_does_and_refuses_what_is_too_long(
@@ -84,11 +93,12 @@ async def test_a_real_reward_model_scores_as_hugging_face_does_and_refuses_what_
     await manager.start()
     try:
         texts = ["1", "2", "42", "3-1", "0" * 40]
-        scores = await asyncio.gather(*(manager.score(RewardRequest("1+1=", text, "", "s")) for text in texts))
-        expected = [score(model, "1+1=" + text) for text in texts]
+        asked = [RewardRequest("1+1=", text, "", "s", tokens_of("1+1=" + text)) for text in texts]
+        scores = await asyncio.gather(*map(manager.score, asked))
+        expected = [score(model, request.tokens) for request in asked]
         assert scores == pytest.approx(expected, abs=1e-4) and len({round(s, 3) for s in scores}) == len(texts)
         with pytest.raises(RewardFailed, match="status 400") as caught:
-            await manager.score(RewardRequest("1+1=", "0" * 64, "", "s"))
+            await manager.score(RewardRequest("1+1=", "", "", "s", tokens_of("0" * 64)))
         assert caught.value.kind == "service"
     finally:
         await manager.stop()

@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import PartialRollouts, TrainSpec
+from rljob_trainer.buffer.assembly import Outcome
 from rljob_trainer.buffer.generation import Generator
 from rljob_trainer.buffer.groups import Groups
+from rljob_trainer.buffer.selection import Selection
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import load_tokenizer
 from rljob_trainer.rewards.manager import RewardManager
@@ -34,7 +34,7 @@ TRAIN = TrainSpec(
 
 def prompt(position: int) -> Prompt:
     """Longer than a block of vLLM's cache on CPU, so that one that outlives its weights would show."""
-    return Prompt(position, np.array([2 + (position * 7 + j * 3) % 120 for j in range(140)], np.int32), "", "", "")
+    return Prompt(position, tuple(2 + (position * 7 + j * 3) % 120 for j in range(140)), "", "", "")
 
 
 class Lab:
@@ -44,7 +44,7 @@ class Lab:
         self.policies = [checkpoints["old"], checkpoints["new"]]
         self._endpoint, self._publisher = server.endpoint, Publisher(1, TOKEN, "127.0.0.1", "gloo")
         sampling = {"maxTokens": LONGEST, "temperature": TEMPERATURE}
-        job: RLJobSpec = spec(self.policies[0], sampling=sampling).model_copy(update={"train": TRAIN})
+        self._job = job = spec(self.policies[0], sampling=sampling).model_copy(update={"train": TRAIN})
         self.pool, self.judge = Pool(TOKEN, 1, samples_in_flight=ROOM), RewardManager(job.rewards)
         self._groups = Groups(
             TRAIN, Generator(job, "u", load_tokenizer(job.model), self.judge, self.pool, lambda: None)
@@ -62,11 +62,23 @@ class Lab:
         new = TRAIN.prompts_begun - len(self.pending)
         positions = [*self.pending, *range(self._drawn, self._drawn + new)]
         self._drawn += new
-        found = await self._groups.draw(step, step - 1, {p: prompt(p) for p in positions})
+        found = await self._chosen(step, {p: prompt(p) for p in positions})
         self.pending = [p for p in positions if p not in found]
         samples = [o.result for group in found.values() for o in group if isinstance(o.result, Trajectory)]
         assert [(s.group, s.sample) for s in samples] == [(p, i) for p in found for i in range(SAMPLES)]
         return samples
+
+    async def _chosen(self, step: int, prompts: dict[int, Prompt]) -> dict[int, Sequence[Outcome]]:
+        """The groups that make the step; the others are interrupted."""
+        selection, groups = Selection(self._job), self._groups
+        groups.resume()
+        groups.begin(step, step - 1, prompts)
+        selection.begin_round(len(groups.positions))
+        while not selection.choose(groups.complete, groups.due(step)):
+            await groups.changed()
+        groups.remove(selection.chosen)
+        await groups.leave(step)
+        return selection.chosen
 
 
 def difference(sample: Trajectory, policies: Sequence[Path]) -> float:

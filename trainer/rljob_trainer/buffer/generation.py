@@ -132,9 +132,11 @@ class Generator:
     ) -> Outcome:
         assert finish_reason != "abort", "only what is complete is judged"
         row = request.prompt
-        text = self._tokenizer.decode([t for s in response for t in s.tokens.tolist()], skip_special_tokens=True)
+        tokens = [t for s in response for t in s.tokens.tolist()]
+        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        asked = RewardRequest(row.text, text, row.answer, row.data_source, (*row.tokens, *tokens))
         try:
-            reward = await self._rewards.score(RewardRequest(row.text, text, row.answer, row.data_source))
+            reward = await self._rewards.score(asked)
         except RewardFailed as failure:
             return Outcome(request.group, index, failure)
         finally:

@@ -1,5 +1,6 @@
 """Records to rows: which columns hold prompt, answer and data source. Everything a user can get wrong here names file and row."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,11 +75,23 @@ def _prompt(key: str, record: Record, place: Place) -> str | tuple[Message, ...]
     if value is _ABSENT:
         raise _missing("prompt_key", key, record, place)
     if isinstance(value, str) and value.strip():
-        return value
+        return _messages(key, chat, place) if (chat := _chat_in(value)) else value
     if isinstance(value, list) and value:
         return _messages(key, value, place)
     rule = f"column {key!r} holds {_short(value)}, which is neither a text nor a list of messages"
     raise place.error(rule, "write prompts as non-empty texts or lists of {role, content}, or leave the row out")
+
+
+def _chat_in(text: str) -> list[Any] | None:
+    """The messages of a chat that stands in its column as JSON text; None for any other text."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    like_messages = all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
+    return value if value and like_messages else None
 
 
 def _messages(key: str, value: list, place: Place) -> tuple[Message, ...]:

@@ -25,6 +25,8 @@ class RewardRequest:
     response: str
     answer: str
     data_source: str
+    tokens: tuple[int, ...] = ()
+    """Of prompt and response, as they were generated; for reward models, which see what the policy saw and wrote."""
 
 
 class ServiceDown(RuntimeError):

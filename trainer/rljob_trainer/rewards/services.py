@@ -45,6 +45,8 @@ class HttpService:
 class VllmServer:
     """vLLM 0.26: POST /pooling (vllm/entrypoints/pooling/pooling/protocol.py). The reward is the model's raw output for the last token.
 
+    It is sent the token ids of the policy: of the text it would make others, with a second beginning and without the end.
+
     `data` of the answer is [score] from a sequence classifier and [[score], ...], one per token, from a token-wise reward model.
     """
 
@@ -57,7 +59,7 @@ class VllmServer:
     async def score(self, case: RewardRequest) -> float:
         """Raises RewardFailed, also for a model of more than one label."""
         # With the activation, the default, a score would pass a sigmoid.
-        answer = await self._post.ask({"input": case.prompt + case.response, "use_activation": False})
+        answer = await self._post.ask({"input": list(case.tokens), "use_activation": False})
         return _finite(self._post, _last_score(answer), answer)
 
     async def stop(self) -> None:
