@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rljob_api.protocol import Checkpoint, Control, RolloutEndpoint
 from rljob_trainer import arrays
+from rljob_trainer.batch import Batch
 from rljob_trainer.buffer.buffer import Ready, RolloutBuffer
 from rljob_trainer.buffer.sources import Source
 from rljob_trainer.data.order import Cursor
@@ -23,6 +24,20 @@ from rljob_trainer.reporting.weights_and_biases import connect
 
 ANSWER_SECONDS = 1.0
 """A question that has to wait is answered after this time at the latest, so that the other ranks' broadcast stays alive."""
+
+
+def announced(batch: Batch) -> Arrays:
+    """What rank 0 is told of a batch: its columns, and what describes them."""
+    columns = batch.columns.arrays()
+    described = {"step": batch.step, "metrics": dict(batch.metrics), "columns": arrays.described(columns)}
+    return Arrays({"batch": described | {"probe": probe_sequences(batch)}}, columns.values())
+
+
+def part_of(batch: Batch, rows: Sequence[int]) -> Arrays:
+    """The trajectories of these rows."""
+    trajectories = [batch.trajectories[row] for row in rows]
+    pieces = arrays.rows(trajectories)
+    return Arrays(arrays.sizes(trajectories), (piece for name in arrays.KINDS for piece in pieces[name]))
 
 
 class Driver:
@@ -103,9 +118,7 @@ class Driver:
 
     async def part(self, rows: list[int]) -> Arrays:
         assert self._handed is not None, "a batch comes before its parts"
-        trajectories = [self._handed.batch.trajectories[row] for row in rows]
-        pieces = arrays.rows(trajectories)
-        return Arrays(arrays.sizes(trajectories), (piece for name in arrays.KINDS for piece in pieces[name]))
+        return part_of(self._handed.batch, rows)
 
     async def trained(self, step: int, metrics: dict[str, float]) -> None:
         assert self._handed is not None and step == self._handed.batch.step == self._step + 1, (
@@ -174,10 +187,7 @@ class Driver:
         if found := self._buffer.take():  # before what the next one may have failed at
             self._handed = found
             self._enter("training")
-            batch, columns = found.batch, found.batch.columns.arrays()
-            described = {"step": batch.step, "metrics": dict(batch.metrics), "columns": arrays.described(columns)}
-            described["probe"] = probe_sequences(batch)
-            return Arrays({"batch": described}, columns.values())
+            return announced(found.batch)
         if self._buffer.is_idle:
             return {"over": "succeeded"}
         self._targets = self._rollouts.to_publish()

@@ -1,0 +1,199 @@
+"""A step's batch from the driver to the ranks: seconds, memory of a rank, and how long the driver's event loop stands still.
+
+    python -m benchmarks.batch [--prompts N] [--samples N] [--tokens N] [--ranks N] [--record DIR]
+
+A driver's process holds the responses of a step of 1,024 prompts x 8 samples x 3,072 tokens, assembles the batch (and records it with --record), and
+serves it over its socket; 8 data-parallel ranks of gloo on this machine's CPU receive it as the trainer does (scatter.py). Goals: handed over in less
+than 5 s; a rank's memory rises by at most 1.5 times the bytes of its own part; the loop is never blocked for more than 50 ms.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rljob_api.sizing.layout import Layout
+from rljob_api.spec import RLJobSpec
+
+PROMPT = 100
+"""Tokens of a trajectory that are the prompt's."""
+TICK_SECONDS = 0.005
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.batch")
+    parser.add_argument("--prompts", type=int, default=1024)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=3072)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--record", type=Path, help="record the batch below this directory as well")
+    options = parser.parse_args()
+    sys.path.append(str(Path(__file__).parents[1] / "tests"))
+    from trainer.ranks import run_ranks
+
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        driver = multiprocessing.get_context("spawn").Process(target=drive, args=(directory, options))
+        driver.start()
+        rows = run_ranks(options.ranks, lambda: receive(directory, options))
+        driver.join()
+        found = json.loads((directory / "driver.json").read_text())
+    tokens = options.prompts * options.samples * options.tokens
+    ratios = [rise / part for _, rise, part in rows]
+    print(f"{tokens / 1e6:.1f} M tokens, {options.ranks} ranks")
+    print(f"handed over in        {max(seconds for seconds, _, _ in rows):.2f} s (goal 5)")
+    print(f"a rank's memory rises by {min(ratios):.2f} to {max(ratios):.2f} of its part (goal 1.5)")
+    print(f"driver: assembled in  {found['assembled']:.2f} s")
+    print(
+        f"driver: loop blocked  {1000 * found['assembling']:.0f} ms while it assembled, {1000 * found['serving']:.0f} ms while it served (goal 50)"
+    )
+
+
+def drive(directory: Path, options: argparse.Namespace) -> None:
+    """The driver's process."""
+    from rljob_trainer.driver.channel import listen
+
+    asyncio.run(_drive(directory, listen(directory / "driver.sock"), options))
+
+
+async def _drive(directory: Path, listener: Any, options: argparse.Namespace) -> None:
+    from rljob_trainer.driver.driver import announced, part_of
+    from rljob_trainer.driver.server import serve
+
+    outcomes = responses(options)
+    lag = Lag()
+    began = time.monotonic()
+    batch = await asyncio.to_thread(assembled, outcomes, options)
+    found = {"assembled": time.monotonic() - began, "assembling": lag.read()}
+
+    async def next() -> Any:
+        return announced(batch)
+
+    async def part(rows: list[int]) -> Any:
+        return part_of(batch, rows)
+
+    async def end(export: str) -> None: ...
+
+    await serve(listener, {"next": next, "part": part, "end": end}, lambda _: None)
+    (directory / "driver.json").write_text(json.dumps(found | {"serving": lag.read()}))
+
+
+class Lag:
+    """The longest time that the event loop did not come back to a task that asks for it every few milliseconds."""
+
+    def __init__(self) -> None:
+        self._longest, self._task = 0.0, asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(TICK_SECONDS)
+            self._longest = max(self._longest, time.monotonic() - before - TICK_SECONDS)
+
+    def read(self) -> float:
+        """Since the last time."""
+        longest, self._longest = self._longest, 0.0
+        return longest
+
+
+def responses(options: argparse.Namespace) -> list[Any]:
+    """What the rollouts answered, scored."""
+    from rljob_trainer.buffer.assembly import Outcome
+    from rljob_trainer.trajectory import Trajectory
+
+    chance = np.random.default_rng(0)
+    found = []
+    for group in range(options.prompts):
+        for sample in range(options.samples):
+            tokens = chance.integers(0, 150_000, options.tokens, dtype=np.int32)
+            log_probs = -chance.random(options.tokens - PROMPT, dtype=np.float32)
+            fields = {
+                "prompt_index": group,
+                "group": group,
+                "sample": sample,
+                "finish_reason": "stop",
+                "data_source": "s",
+            }
+            made = Trajectory.of_response(
+                tokens[:PROMPT], tokens[PROMPT:], log_probs, 0, reward=float(sample % 2), **fields
+            )
+            found.append(Outcome(group, sample, made))
+    return found
+
+
+def assembled(outcomes: list[Any], options: argparse.Namespace) -> Any:
+    from rljob_trainer.buffer.assembly import assemble
+    from rljob_trainer.buffer.batch_files import record
+
+    batch = assemble(1, range(1), options.prompts, options.samples, outcomes, {})
+    if options.record:
+        record(options.record, batch)
+    return batch
+
+
+def receive(directory: Path, options: argparse.Namespace) -> tuple[float, float, float]:
+    """On a rank: seconds, the rise of its memory at the highest, and the bytes of its part."""
+    from rljob_trainer.collective import Ranks
+    from rljob_trainer.driver.client import DriverClient
+    from rljob_trainer.megatron.batching import plan_step
+    from rljob_trainer.scatter import Scatter
+
+    layout, spec = Layout(options.ranks), spec_of(options)
+    ranks = Ranks(600)
+    driver = DriverClient.connect(directory / "driver.sock", directory / "error", 60) if ranks.is_first else None
+
+    def parts(columns: Any) -> list[list[int]]:
+        plan = plan_step(columns, spec, layout)
+        return [plan.rows(rank) for rank in range(layout.data)]
+
+    scatter = Scatter(ranks, driver, ranks.rank, parts)
+    answer = ranks.broadcast(driver.next() if driver else None)  # the first answer comes once the batch is assembled
+    before, began = reset_peak(), time.monotonic()
+    batch = scatter.receive(answer["batch"])
+    ranks.barrier()
+    seconds, rise = time.monotonic() - began, peak() - before
+    sizes = sum(segment.tokens.nbytes for t in batch.trajectories.values() for segment in t.segments)
+    sizes += sum(segment.log_probs.nbytes for t in batch.trajectories.values() for segment in t.sampled_segments)
+    if driver:
+        driver.end("")
+    return seconds, rise, sizes
+
+
+def spec_of(options: argparse.Namespace) -> RLJobSpec:
+    return RLJobSpec.model_validate(
+        {
+            "model": {"path": "/none"},
+            "data": {"train": ["/none"]},
+            "rewards": [{"rule": "exactMatch"}],
+            "train": {"steps": 1, "promptsPerStep": options.prompts, "samplesPerPrompt": options.samples},
+            "checkpoint": {"path": "/none"},
+            "image": "none",
+        }
+    )
+
+
+def reset_peak() -> float:
+    """Resident bytes now, which are the highest from here on."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def peak() -> float:
+    return _status("VmHWM")
+
+
+def _status(name: str) -> float:
+    line = next(line for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines() if line.startswith(name))
+    return 1024.0 * int(line.split()[1])
+
+
+if __name__ == "__main__":
+    main()
