@@ -106,9 +106,12 @@ def report(pod_name: str) -> str:
     return f"{pod_name}-report"
 
 
-def token(job: str, uid: str) -> str:
-    """The Secret that holds the token of the job's rollout servers. Nobody may read it to see whose it is, so its name says so."""
-    return f"{job}-token-{uid[:8]}"
+def token(job: str, uid: str, number: int = 1) -> str:
+    """The Secret that holds the token of the job's rollout servers. Nobody may read it to see whose it is, so its name says so.
+
+    `number`: status.token. Another value has another name, so that pods which hold different values are told apart.
+    """
+    return f"{job}-token-{uid[:8]}-{number}"
 
 
 def master_port(attempt: int) -> int:

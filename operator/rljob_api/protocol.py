@@ -118,6 +118,8 @@ class RolloutState(Wire):
     pod: Line
     policy_step: Count | None = None
     """Step of the policy it serves; None: not brought up yet."""
+    unauthorized: bool = False
+    """It refuses the job's token (401): trainer and rollout hold different ones."""
 
 
 class Point(Wire):

@@ -37,6 +37,8 @@ RESUMED = "Resumed"  # event: pods are wanted again
 RESUME_REQUESTED = "ResumeRequested"  # the attempt is told to stop, because a request goes on from another checkpoint
 SPEC_CHANGED = "SpecChanged"  # the attempt is told to stop, because the spec it was meant for changed before its members heard of it
 RESTART_REQUESTED = "RestartRequested"  # the attempt is told to drain, because a request wants the next one
+TOKEN_REPLACED = "TokenReplaced"  # the attempt drains, because the Secret with the rollout servers' token was deleted or changed; also the event
+ACCOUNT_REPLACED = "AccountReplaced"  # the attempt stops, because its pods' ServiceAccount was deleted, and with it their tokens; also the event
 REQUEST_REFUSED = "RequestRefused"  # event: a request asks for what cannot be done; it is consumed
 
 # Attempts

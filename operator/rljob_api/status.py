@@ -200,6 +200,8 @@ class JobStatus(Wire):
     suspended: bool = False
     """The pods are released because of spec.suspend or a request."""
     override: Override | None = None
+    token: int = 1
+    """Number of the Secret with the token of the rollout servers: the next one after it was deleted or changed."""
     request: str = ""
     """Nonce of the last request that was consumed."""
     resume_step: int | None = None

@@ -47,6 +47,7 @@ def test_a_running_pod() -> None:
         uid="u",
         role="trainer",
         ordinal=1,
+        created=seconds("2026-01-01T00:00:00Z"),
         node="node-1",
         ip="10.0.0.1",
         phase="Running",

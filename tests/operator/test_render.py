@@ -28,9 +28,12 @@ def children(job: Job, **live: Any) -> dict[tuple[str, str], dict[str, Any]]:
     return {(o["kind"], o["metadata"]["name"]): o for o in render(snapshot, snapshot.status)}
 
 
+OLD = {"metadata": {"labels": {"by": "another release"}}}
+
+
 def existing(*roles: str) -> dict[tuple[str, str], dict[str, Any]]:
     """As somebody else's release made them."""
-    return {("StatefulSet", f"demo-{role}"): {"spec": {"replicas": 1, "template": "old"}} for role in roles}
+    return {("StatefulSet", f"demo-{role}"): {"spec": {"replicas": 1, "template": OLD}} for role in roles}
 
 
 def test_a_job_has_these_children_and_pods_come_last() -> None:
@@ -43,7 +46,7 @@ def test_a_job_has_these_children_and_pods_come_last() -> None:
         "ConfigMap demo-trainer-1-report",
         "ConfigMap demo-rollout-0-report",
         "ConfigMap demo-control",
-        "Secret demo-token-job-uid",
+        "Secret demo-token-job-uid-1",
         "StatefulSet demo-trainer",
         "StatefulSet demo-rollout",
     ]
@@ -123,7 +126,7 @@ def test_rollouts_are_scaled_beside_an_attempt_and_keep_their_template() -> None
         scaled = make_job(rollout={"replicas": replicas, "minReplicas": 1}, image="trainer:next")
         edited = Job(scaled.spec, job.status, job.pods, job.reports)
         found = children(edited, control=published, children=existing("trainer", "rollout"))
-        assert found[("StatefulSet", "demo-rollout")]["spec"] == {"replicas": size, "template": "old"}
+        assert found[("StatefulSet", "demo-rollout")]["spec"] == {"replicas": size, "template": OLD}
         assert ("StatefulSet", "demo-trainer") not in found
         reports = [name for kind, name in found if kind == "ConfigMap" and "rollout" in name]
         assert len(reports) == size
@@ -135,8 +138,12 @@ def test_pods_of_a_former_job_are_waited_for() -> None:
 
 
 def test_the_token_is_made_only_once() -> None:
-    assert children(make_job())[("Secret", "demo-token-job-uid")]["stringData"] == {"token": "secret"}
-    assert ("Secret", "demo-token-job-uid") not in children(make_job(), children=existing("trainer", "rollout"))
+    assert children(make_job())[("Secret", "demo-token-job-uid-1")]["stringData"] == {"token": "secret"}
+    there = make_job().with_pods().with_rollout()
+    assert ("Secret", "demo-token-job-uid-1") not in children(there, children=existing("trainer", "rollout"))
+    assert ("Secret", "demo-token-job-uid-1") not in children(there), "a set was deleted: its pods will find the Secret"
+    replaced = children(there.with_status(token=2), children=existing("trainer", "rollout"))
+    assert replaced[("Secret", "demo-token-job-uid-2")]["stringData"] == {"token": "secret"}
 
 
 def test_the_control_says_what_the_status_says() -> None:
@@ -220,7 +227,7 @@ TRAINER_POD = {
                     {"name": "RLJOB_WORK", "value": "/run/rljob"},
                     {
                         "name": "RLJOB_ROLLOUT_TOKEN",
-                        "valueFrom": {"secretKeyRef": {"name": "demo-token-job-uid", "key": "token"}},
+                        "valueFrom": {"secretKeyRef": {"name": "demo-token-job-uid-1", "key": "token"}},
                     },
                 ],
                 "securityContext": {

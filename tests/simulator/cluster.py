@@ -6,6 +6,10 @@ from typing import Any
 
 from rljob_api import names
 from rljob_operator.kube.api import AlreadyExists, ApiError, Conflict, Listing, NotFound, Object
+from rljob_operator.times import stamp
+
+EPOCH = 1_767_225_600.0
+"""When the cluster was made: 2026-01-01."""
 
 
 class Crash(Exception):
@@ -127,7 +131,7 @@ class FakeCluster:
             raise AlreadyExists(409, f"{key} already exists")
         self.version += 1
         stored = copied(obj)
-        stored["metadata"] |= {"uid": f"{self.version:08d}-uid", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        stored["metadata"] |= {"uid": f"{self.version:08d}-uid", "creationTimestamp": stamp(EPOCH + self.version)}
         self._touch(stored)
         self.objects[key] = stored
         return stored
@@ -182,20 +186,35 @@ class FakeCluster:
     def _schedule(self) -> None:
         """Pods that nothing holds back, onto the node that they are pinned to, if it is there and has room, else onto the first."""
         for (kind, _, _), pod in list(self.objects.items()):
-            free = kind == "Pod" and not pod["spec"].get("nodeName") and not pod["spec"].get("schedulingGates")
-            node = pinned_to(pod) if free else ""
+            waits = pod.get("status", {}).get("phase") == "Pending" and "deletionTimestamp" not in pod["metadata"]
+            free = kind == "Pod" and waits and not pod["spec"].get("schedulingGates")
+            node = (pod["spec"].get("nodeName") or pinned_to(pod)) if free else ""
             if free and ("Node", None, node) in self.objects and node not in self.full:
                 self._run_pod(pod, node)
 
     def _run_pod(self, pod: Object, node: str) -> None:
-        self._touch(pod)
+        """As the kubelet: not before the Secret is there, whose value the containers keep."""
         pod["spec"]["nodeName"] = node
+        name = secret_of(pod)
+        secret = self.objects.get(("Secret", pod["metadata"]["namespace"], name))
+        if name and secret is None:
+            self._await_secret(pod, name)
+            return
+        self._touch(pod)
         pod["status"] = {
+            "token": secret["stringData"][names.TOKEN_KEY] if secret else "",
             "phase": "Running",
             "podIP": f"10.0.0.{self.version}",
             "conditions": [{"type": "Ready", "status": "True"}],
             "containerStatuses": [{"name": c["name"], "state": {"running": {}}} for c in pod["spec"]["containers"]],
         }
+
+    def _await_secret(self, pod: Object, name: str) -> None:
+        why = {"reason": "CreateContainerConfigError", "message": f'secret "{name}" not found'}
+        states = [{"name": c["name"], "state": {"waiting": why}} for c in pod["spec"]["containers"]]
+        if pod["status"].get("containerStatuses") != states:
+            self._touch(pod)
+            pod["status"] = {"phase": "Pending", "containerStatuses": states}
 
     def _find(self, kind: str, namespace: str | None, name: str) -> Object:
         if (kind, namespace, name) not in self.objects:
@@ -221,6 +240,13 @@ def owner_of(obj: Object) -> str:
     """Uid of its controller; empty: it has none."""
     owners = obj["metadata"].get("ownerReferences", [])
     return next((o["uid"] for o in owners if o.get("controller")), "")
+
+
+def secret_of(pod: Object) -> str:
+    """That its environment takes a value from; empty: none."""
+    env = [entry for c in pod["spec"]["containers"] for entry in c.get("env", [])]
+    refs = (entry.get("valueFrom", {}).get("secretKeyRef", {}) for entry in env)
+    return next((str(ref["name"]) for ref in refs if ref), "")
 
 
 def pinned_to(pod: Object) -> str:

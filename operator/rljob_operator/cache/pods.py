@@ -22,6 +22,8 @@ class Pod:
     uid: str
     role: str
     ordinal: int
+    created: float = 0.0
+    """Seconds since the epoch, by the API server's clock."""
     node: str = ""
     """Where it is bound to; empty: nowhere yet."""
     ip: str = ""
@@ -73,6 +75,7 @@ def parse_pod(pod: Object) -> Pod:
         uid=meta["uid"],
         role=(meta.get("labels") or {}).get(names.LABEL_ROLE, ""),
         ordinal=int(ordinal) if ordinal.isdecimal() else -1,
+        created=_time(meta.get("creationTimestamp")) or 0.0,
         node=pod.get("spec", {}).get("nodeName", ""),
         ip=status.get("podIP", ""),
         phase=status.get("phase", "Pending"),
@@ -86,7 +89,7 @@ def parse_pod(pod: Object) -> Pod:
         template_hash=notes.get(names.ANNOTATION_TEMPLATE_HASH, ""),
         gates=gates,
         affinity=pod["spec"].get("affinity", {}) if gates else {},
-        released=_released(notes.get(names.ANNOTATION_UNGATED)),
+        released=_time(notes.get(names.ANNOTATION_UNGATED)),
     )
 
 
@@ -101,7 +104,7 @@ def _disrupted(status: Object) -> str:
     return condition.get("message") or condition.get("reason") or "disrupted"
 
 
-def _released(note: str | None) -> float | None:
+def _time(note: str | None) -> float | None:
     """Whoever may write a pod may write anything here."""
     try:
         return seconds(note) if note else None

@@ -13,7 +13,9 @@ from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_api.validation.violation import Violation
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model import effective_spec
+from rljob_operator.model.ownership import controls
 from rljob_operator.model.scheduling import SchedulingResult
+from rljob_operator.times import seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,16 @@ class Snapshot:
         name, uid = (of.name, of.uid) if isinstance(of, Pod) else (of.pod, of.pod_uid)
         report = self.reports.get(name)
         return report if report and report.pod_uid == uid else None
+
+    def has_lost_account(self, pod: Pod) -> bool:
+        """Whether the pod is older than its ServiceAccount: the API server refuses its token, which is bound to a former one."""
+        return 0 < pod.created < self._account_created
+
+    @cached_property
+    def _account_created(self) -> float:
+        account = self.children.get(("ServiceAccount", names.pods(self.job.name)))
+        ours = account is not None and controls(self.job, account)
+        return seconds(account["metadata"].get("creationTimestamp") or "") if account and ours else 0.0
 
     @cached_property
     def lifecycle(self) -> LifecycleSpec:

@@ -8,6 +8,7 @@ from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.attempt import advance_attempt
 from rljob_operator.policies.change import Event, Policy, Ungate
+from rljob_operator.policies.credentials import replace_account, replace_token
 from rljob_operator.policies.deadlines import clean_up_after_ttl, enforce_active_deadline, enforce_pending_deadline
 from rljob_operator.policies.describe import describe
 from rljob_operator.policies.eviction import delete_pods
@@ -23,6 +24,8 @@ from rljob_operator.policies.suspension import expire_override, free_pods
 POLICIES: tuple[Policy, ...] = (
     consume_request,  # what a user asked for, once
     expire_override,
+    replace_token,  # when a pod lacks it, or two hold different ones
+    replace_account,  # and the pods that it left without a token
     advance_attempt,  # the open attempt: drain, stop, close
     record_progress,  # rank 0's progress, complete when the attempt has just closed
     record_rollout_failure,  # a server that its pod starts again

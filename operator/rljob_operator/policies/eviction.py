@@ -31,7 +31,9 @@ def _evict(s: Snapshot, status: JobStatus) -> Change:
         return _unresponsive(s, status, attempt)
     if s.spec is None or status.outcome or status.suspended:
         return Change(status)
-    fresh = {role: template_hash(s.job, s.spec, role) for role in (names.ROLE_TRAINER, names.ROLE_ROLLOUT)}
+    fresh = {
+        role: template_hash(s.job, s.spec, role, status.token) for role in (names.ROLE_TRAINER, names.ROLE_ROLLOUT)
+    }
     stale = tuple(p for p in s.pods if not p.deleting and p.template_hash != fresh.get(p.role, p.template_hash))
     return Change(status, tuple(_event(p, "its template is outdated") for p in stale), delete=stale)
 

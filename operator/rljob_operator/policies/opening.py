@@ -47,7 +47,7 @@ def problems(s: Snapshot, status: JobStatus) -> Iterator[str]:
     """What keeps the gang from starting, pod by pod."""
     if s.spec is None:
         return
-    fresh = template_hash(s.job, s.spec, names.ROLE_TRAINER)
+    fresh = template_hash(s.job, s.spec, names.ROLE_TRAINER, status.token)
     pods = {p.ordinal: p for p in s.trainers if not is_held(p, s.lifecycle.node_loss_seconds, s.now)}
     for ordinal in _wanted(s, status):
         name = names.pod(s.job.name, names.ROLE_TRAINER, ordinal)
@@ -68,6 +68,8 @@ def _problem(s: Snapshot, status: JobStatus, pod: Pod, fresh: str) -> str:
         return "is on a node that does not answer"
     if pod.deleting:
         return "is being deleted"
+    if s.has_lost_account(pod):
+        return "has a token of a ServiceAccount that was deleted"
     if pod.template_hash != fresh:
         return "has an outdated template"
     if others := [gate for gate in pod.gates if gate != names.GATE]:

@@ -8,6 +8,8 @@ from rljob_operator.policies.change import Change, Event, just_ended, set_
 from rljob_operator.policies.members import member_statuses
 from rljob_operator.times import stamp
 
+UNCOUNTED = (reasons.POD_DELETING, reasons.RESTART_REQUESTED, reasons.TOKEN_REPLACED, reasons.ACCOUNT_REPLACED)
+"""Why an attempt that did not fail is followed by another: a restart that does not count."""
 LONGEST_BACKOFF = 600.0
 """Seconds."""
 
@@ -19,7 +21,7 @@ def count_restart(s: Snapshot, status: JobStatus) -> Change:
         return Change(status)
     cause = recorded(attempt)
     if cause is None:
-        again = attempt.reason in (reasons.POD_DELETING, reasons.RESTART_REQUESTED)
+        again = attempt.reason in UNCOUNTED
         return Change(set_(status, restarts=_again(status.restarts)) if again else status)
     failure = LastFailure(
         attempt=attempt.number, reason=cause.reason, pod=cause.pod, failure=cause.failure, time=stamp(s.now)

@@ -1,5 +1,6 @@
 """The children that should exist, as a pure function of the snapshot and the decided status."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from rljob_api import names
@@ -12,6 +13,7 @@ from rljob_operator.render.gang import resized, stateful_set, token
 from rljob_operator.render.meta import metadata
 from rljob_operator.render.network import network_policy
 from rljob_operator.render.rbac import access
+from rljob_operator.render.template import template_hash
 from rljob_operator.schedulers import scheduler_of
 
 Object = dict[str, Any]
@@ -32,13 +34,32 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     objects += [control(s, status, spec), *scheduler_objects(s.job, spec)]
     sets = {role: s.children.get(("StatefulSet", names.gang(s.job.name, role))) for role in sizes}
     absent = [role for role, live in sets.items() if live is None and not _in_the_way(s, role)]
-    objects += [token(s.job, s.fresh_token)] if absent else []
+    fresh = {role: template_hash(s.job, spec, role, status.token) for role in sets}
+    if not (released or _in_use(status)) or absent:
+        objects += _token(s, status, sets, fresh)
     for role, live in sets.items():
         if live is not None and _in_use(status):
             objects += [resized(s.job, live, role, sizes[role])] if role == names.ROLE_ROLLOUT else []
         elif live is not None or role in absent:
-            objects.append(stateful_set(s.job, spec, role, 0 if released else sizes[role]))
+            objects.append(stateful_set(s.job, spec, role, 0 if released else sizes[role], status.token))
     return objects
+
+
+def _token(
+    s: Snapshot, status: JobStatus, sets: Mapping[str, Mapping[str, Any] | None], fresh: Mapping[str, str]
+) -> list[Object]:
+    """The Secret, before the first pods that need it. Where such pods are, it is there, or its value is lost: see policies/credentials.py."""
+    if any(pod.template_hash == fresh.get(pod.role) for pod in s.pods):
+        return []
+    settled = all(
+        live is not None and live["spec"]["replicas"] and _hash(live) == fresh[role] for role, live in sets.items()
+    )
+    return [] if settled else [token(s.job, s.fresh_token, status.token)]
+
+
+def _hash(live: Mapping[str, Any]) -> str:
+    annotations = live["spec"]["template"]["metadata"].get("annotations") or {}
+    return str(annotations.get(names.ANNOTATION_TEMPLATE_HASH, ""))
 
 
 def scheduler_objects(job: RLJobMeta, spec: RLJobSpec) -> list[Object]:

@@ -10,7 +10,7 @@ from rljob_operator.render.meta import metadata
 from rljob_operator.render.template import pod_template
 
 
-def stateful_set(job: RLJobMeta, spec: RLJobSpec, role: str, replicas: int) -> dict[str, Any]:
+def stateful_set(job: RLJobMeta, spec: RLJobSpec, role: str, replicas: int, token: int = 1) -> dict[str, Any]:
     """All pods at once, and none replaced by the controller's own will: attempts decide when.
 
     There is no Service of that name, since pods find each other by address: each would cost the cluster ten writes while a gang of four starts.
@@ -26,7 +26,7 @@ def stateful_set(job: RLJobMeta, spec: RLJobSpec, role: str, replicas: int) -> d
             "updateStrategy": {"type": "OnDelete"},
             "revisionHistoryLimit": 1,
             "selector": {"matchLabels": names.labels(job.name, role)},
-            "template": pod_template(job, spec, role),
+            "template": pod_template(job, spec, role, token),
         },
     }
 
@@ -42,12 +42,12 @@ def resized(job: RLJobMeta, live: Mapping[str, Any], role: str, replicas: int) -
     }
 
 
-def token(job: RLJobMeta, value: str) -> dict[str, Any]:
+def token(job: RLJobMeta, value: str, number: int = 1) -> dict[str, Any]:
     """Created once and never read by us: its name carries the job's uid, so an existing one is this job's."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(job, names.token(job.name, job.uid)),
+        "metadata": metadata(job, names.token(job.name, job.uid, number)),
         "stringData": {names.TOKEN_KEY: value},
         "immutable": True,
     }

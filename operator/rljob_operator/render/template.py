@@ -15,19 +15,19 @@ COMMANDS = {names.ROLE_TRAINER: "launch", names.ROLE_ROLLOUT: "rollout"}
 CONTAINERS = {names.ROLE_TRAINER: names.TRAINER_CONTAINER, names.ROLE_ROLLOUT: names.ROLLOUT_CONTAINER}
 
 
-def pod_template(job: RLJobMeta, spec: RLJobSpec, role: str) -> dict[str, Any]:
-    """Carries a hash of itself, by which pods of a former template are told apart."""
-    template = _template(job, spec, role)
+def pod_template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int = 1) -> dict[str, Any]:
+    """Carries a hash of itself, by which pods of a former template are told apart. `token`: status.token."""
+    template = _template(job, spec, role, token)
     digest = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
     template["metadata"]["annotations"] |= {names.ANNOTATION_TEMPLATE_HASH: digest}
     return template
 
 
-def template_hash(job: RLJobMeta, spec: RLJobSpec, role: str) -> str:
-    return str(pod_template(job, spec, role)["metadata"]["annotations"][names.ANNOTATION_TEMPLATE_HASH])
+def template_hash(job: RLJobMeta, spec: RLJobSpec, role: str, token: int = 1) -> str:
+    return str(pod_template(job, spec, role, token)["metadata"]["annotations"][names.ANNOTATION_TEMPLATE_HASH])
 
 
-def _template(job: RLJobMeta, spec: RLJobSpec, role: str) -> dict[str, Any]:
+def _template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[str, Any]:
     settings = _role(spec, role)
     t = settings.template
     pod = {
@@ -48,7 +48,7 @@ def _template(job: RLJobMeta, spec: RLJobSpec, role: str) -> dict[str, Any]:
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(job, spec, role)],
+        "containers": [_container(job, spec, role, token)],
         "volumes": _volumes(spec, settings),
     }
     scheduler = scheduler_of(spec).pod_settings(job, spec, role)
@@ -63,14 +63,14 @@ def _role(spec: RLJobSpec, role: str) -> TrainerSpec | RolloutSpec:
     return spec.trainer if role == names.ROLE_TRAINER else spec.rollout
 
 
-def _container(job: RLJobMeta, spec: RLJobSpec, role: str) -> dict[str, Any]:
+def _container(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[str, Any]:
     t = _role(spec, role).template
     container = {
         "name": CONTAINERS[role],
         "image": t.image or spec.image,
         "imagePullPolicy": spec.image_pull_policy,
         "command": ["python", "-m", "rljob_trainer", COMMANDS[role]],
-        "env": _env(job, spec, t),
+        "env": _env(job, spec, t, token),
         "envFrom": list(spec.env_from),
         "resources": spec.container_resources(role),
         "securityContext": {
@@ -96,9 +96,9 @@ def _serving() -> dict[str, Any]:
     return {"ports": [{"name": "http", "containerPort": names.ROLLOUT_PORT}], "readinessProbe": probe}
 
 
-def _env(job: RLJobMeta, spec: RLJobSpec, t: Template) -> list[dict[str, Any]]:
+def _env(job: RLJobMeta, spec: RLJobSpec, t: Template, number: int) -> list[dict[str, Any]]:
     """Later entries win, and a list-map has each name once: role over job over our defaults; our own names are refused in a spec."""
-    token = {"secretKeyRef": {"name": names.token(job.name, job.uid), "key": names.TOKEN_KEY}}
+    token = {"secretKeyRef": {"name": names.token(job.name, job.uid, number), "key": names.TOKEN_KEY}}
     entries: list[dict[str, Any]] = [
         {"name": "HOME", "value": "/tmp"},  # the root file system is read-only
         {"name": "PYTHONUNBUFFERED", "value": "1"},

@@ -141,6 +141,17 @@ def test_a_lost_replica_waits_longer_each_time_and_needs_weights_again():
     assert replicas.to_publish() == [a]
 
 
+def test_a_replica_that_keeps_refusing_the_token_is_named_so():
+    """Once may be a pod of another job, which has got the address of one that is gone."""
+    replicas, a = Replicas(), endpoint("a")
+    replicas.follow([a])
+    for told in (False, False, True):
+        replicas.refused(a, now=0.0)
+        assert replicas.report()[0].unauthorized is told
+    replicas.healthy(a)
+    assert not replicas.report()[0].unauthorized
+
+
 def test_a_new_pod_of_an_old_name_knows_nothing():
     replicas, old, new = Replicas(), endpoint("old"), endpoint("new")
     replicas.follow([old])

@@ -14,7 +14,7 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout import pool as pool_module
 from rljob_trainer.rollout.answer import Drawn, encode
-from rljob_trainer.rollout.client import RequestRefusedError
+from rljob_trainer.rollout.client import RequestRefusedError, RolloutClient, Unauthorized
 from rljob_trainer.rollout.pool import Pool
 from rljob_trainer.weights.protocol import GENERATE, INTERRUPT, STEP_HEADER, AttemptSuperseded
 
@@ -122,6 +122,14 @@ async def test_requests_are_spread_and_bounded() -> None:
         assert await ask(pool, 60) == list(range(60))
     assert all(s.most <= 8 and len(s.seen) > 10 for s in servers)
     assert pool.redispatched == 0
+
+
+async def test_a_refused_token_is_named_as_what_it_is() -> None:
+    async with pool_of(Server("bad", status=401)) as pool:
+        (endpoint,) = pool.replicas
+        async with RolloutClient(endpoint, "another", 1) as client:
+            with pytest.raises(Unauthorized, match="refuses this job's token .401."):
+                await client.generate([1], 1, Sampling(), 0)
 
 
 @pytest.mark.parametrize(

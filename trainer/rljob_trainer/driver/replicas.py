@@ -12,6 +12,8 @@ from enum import Enum
 from rljob_api.protocol import RolloutEndpoint, RolloutState
 
 LONGEST_WAIT_SECONDS = 10.0
+REFUSALS = 3
+"""Until the operator is told: by then its list no longer has the address of a pod that is gone."""
 
 
 class ReplicaState(Enum):
@@ -28,6 +30,8 @@ class Replica:
     state: ReplicaState = ReplicaState.SEEN
     policy_step: int | None = None
     failures: int = 0
+    refusals: int = 0
+    """Answers with 401 since it last was healthy."""
     not_before: float = 0.0
     """Clock time of the next try."""
 
@@ -52,7 +56,7 @@ class Replicas:
         """It answers."""
         replica = self._find(endpoint)
         if replica and replica.state is ReplicaState.SEEN:
-            replica.state = ReplicaState.NEEDS_WEIGHTS
+            replica.state, replica.refusals = ReplicaState.NEEDS_WEIGHTS, 0
 
     def to_publish(self) -> list[RolloutEndpoint]:
         """Who needs the policy and can take it."""
@@ -70,6 +74,12 @@ class Replicas:
             replica.state, replica.policy_step = ReplicaState.SEEN, None
             replica.not_before = now + min(2.0 ** (replica.failures - 1), LONGEST_WAIT_SECONDS)
 
+    def refused(self, endpoint: RolloutEndpoint, now: float) -> None:
+        """It answered with 401: lost, and named so when it does that REFUSALS times in a row."""
+        self.lost(endpoint, now)
+        if replica := self._find(endpoint):
+            replica.refusals += 1
+
     def trained(self) -> None:
         """The policy moved on."""
         for replica in self._all(ReplicaState.CURRENT):
@@ -79,7 +89,10 @@ class Replicas:
         return [r.endpoint for r in self._all(ReplicaState.CURRENT)]
 
     def report(self) -> list[RolloutState]:
-        return [RolloutState(pod=r.endpoint.pod, policy_step=r.policy_step) for r in self._by_uid.values()]
+        return [
+            RolloutState(pod=r.endpoint.pod, policy_step=r.policy_step, unauthorized=r.refusals >= REFUSALS)
+            for r in self._by_uid.values()
+        ]
 
     def _all(self, state: ReplicaState) -> list[Replica]:
         return [r for r in self._by_uid.values() if r.state is state]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rljob_api.protocol import RolloutEndpoint, RolloutState
 from rljob_trainer.driver.replicas import Replicas
-from rljob_trainer.rollout.client import ReplicaLost, RolloutClient
+from rljob_trainer.rollout.client import ReplicaLost, RolloutClient, Unauthorized
 from rljob_trainer.rollout.pool import Pool
 
 TICK_SECONDS = 0.5
@@ -96,6 +96,10 @@ class Rollouts:
         try:
             async with RolloutClient(endpoint, self._token, self._attempt) as client:
                 await client.state()
+        except Unauthorized as refused:
+            log.warning("%s", refused)
+            self._replicas.refused(endpoint, time.monotonic())
+            self._tell()
         except ReplicaLost:
             self._replicas.lost(endpoint, time.monotonic())
         else:

@@ -22,6 +22,10 @@ class ReplicaLost(RuntimeError):
     """This replica did not answer the request and may not answer another: ask elsewhere."""
 
 
+class Unauthorized(ReplicaLost):
+    """401: the replica holds another token. The Secret changed after one of the two pods had started, or the address is somebody else's by now."""
+
+
 class RequestRefusedError(ValueError):
     """The server says that the request is wrong: asking elsewhere cannot help."""
 
@@ -108,7 +112,9 @@ class RolloutClient:
         said = f"{self.endpoint.pod}: {response.status}: {text[:500]}"
         if response.status == 400:
             raise RequestRefusedError(said)
-        raise ReplicaLost(said)  # also 401 and 404: the address of a pod that is gone may be somebody else's
+        if response.status == 401:
+            raise Unauthorized(f"{self.endpoint.pod} refuses this job's token (401): {text[:200]}")
+        raise ReplicaLost(said)  # also 404: the address of a pod that is gone may be somebody else's
 
 
 async def answers(endpoint: RolloutEndpoint, token: str, attempt: int) -> bool:
