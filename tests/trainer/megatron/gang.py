@@ -17,11 +17,13 @@ def changed(spec: RLJobSpec, **sections: Any) -> RLJobSpec:
     return RLJobSpec.model_validate(raw)
 
 
-def run_engines[T](world: int, cases: dict[str, tuple[RLJobSpec, Callable[[Any], T]]]) -> dict[str, T]:
-    """What each case's function makes of an engine of its spec; all ranks must make the same of it."""
+def run_engines[T](
+    world: int, cases: dict[str, tuple[RLJobSpec, Callable[[Any], T]]], objective: Callable[[], Any] | None = None
+) -> dict[str, T]:
+    """What each case's function makes of an engine of its spec; all ranks must make the same of it. `objective` makes that of each engine."""
 
     def on_a_rank() -> dict[str, T]:
-        return {name: _run(spec, function) for name, (spec, function) in cases.items()}
+        return {name: _run(spec, function, objective) for name, (spec, function) in cases.items()}
 
     first, *others = run_ranks(world, on_a_rank)
     for other in others:
@@ -30,13 +32,13 @@ def run_engines[T](world: int, cases: dict[str, tuple[RLJobSpec, Callable[[Any],
     return first
 
 
-def _run[T](spec: RLJobSpec, function: Callable[[Any], T]) -> T:
+def _run[T](spec: RLJobSpec, function: Callable[[Any], T], objective: Callable[[], Any] | None) -> T:
     from megatron.core import parallel_state
 
     from rljob_trainer.megatron.engine import Engine
 
     try:
-        return function(Engine(spec, lambda: None))
+        return function(Engine(spec, lambda: None, objective() if objective else None))
     finally:
         parallel_state.destroy_model_parallel()
 

@@ -1,8 +1,14 @@
 import random
+import subprocess
+import sys
 
 import pytest
 
-from rljob_trainer.megatron.batching import plan
+from api.specs import make_spec
+from rljob_api.sizing.layout import Layout
+from rljob_trainer.batch import Columns
+from rljob_trainer.megatron.batching import plan, plan_step
+from rljob_trainer.trajectory import Trajectory
 
 
 def flat(found: list[list[list[int]]]) -> list[int]:
@@ -48,3 +54,60 @@ def test_the_interleaved_schedule_gets_a_multiple_of_its_stages() -> None:
 def test_a_sample_longer_than_the_budget_is_an_error() -> None:
     with pytest.raises(ValueError, match="a sample has 65 tokens, more than a micro-batch of 64 can hold"):
         plan([65], 65, 2, 1)
+
+
+def columns(responses: list[int], samples: int = 2) -> Columns:
+    """Prompts of 3 tokens with so many response tokens, `samples` of each prompt."""
+    return Columns.of(
+        [
+            Trajectory.of_response(
+                [1] * 3,
+                [2] * n,
+                [0.0] * n,
+                0,
+                prompt_index=i // samples,
+                group=i // samples,
+                sample=i % samples,
+                finish_reason="stop",
+                reward=0.0,
+                data_source="",
+            )
+            for i, n in enumerate(responses)
+        ]
+    )
+
+
+def test_the_parts_of_the_ranks_are_the_step_but_for_trajectories_without_a_response() -> None:
+    spec = make_spec(train={"promptsPerStep": 4, "samplesPerPrompt": 2, "miniBatches": 2, "tokensPerMicroBatch": 30})
+    found = plan_step(columns([5, 6, 7, 0, 1, 2, 3, 4]), spec, Layout(3))
+    parts = [found.rows(rank) for rank in range(3)]
+    assert sorted(row for rows in parts for row in rows) == [0, 1, 2, 4, 5, 6, 7]
+    halves = [sorted(row for rank in cut for micro in rank for row in micro) for cut in found.mini_batches]
+    assert halves == [[0, 1, 2], [4, 5, 6, 7]], "groups are not cut"
+
+
+def test_where_reward_models_read_whole_sequences_their_last_token_finds_room() -> None:
+    tight = {"promptsPerStep": 4, "samplesPerPrompt": 1, "tokensPerMicroBatch": 16}
+    rewards = [{"model": {"path": "/m"}}]
+    lengths = columns([5] * 4, samples=1)
+    without, whole = (
+        plan_step(lengths, spec, Layout(1)).mini_batches[0][0]
+        for spec in (make_spec(train=tight), make_spec(train=tight, rewards=rewards))
+    )
+    assert [len(micro) for micro in without] == [2, 2], "7 tokens each are read"
+    assert [len(micro) for micro in whole] == [2, 2], "8 tokens each"
+    assert [
+        len(micro) for micro in plan_step(columns([6] * 4, 1), make_spec(train=tight), Layout(1)).mini_batches[0][0]
+    ] == [2, 2]
+    tighter = plan_step(columns([6] * 4, 1), make_spec(train=tight, rewards=rewards), Layout(1)).mini_batches[0][0]
+    assert [len(micro) for micro in tighter] == [1, 1, 1, 1], "two of 9 tokens do not fit"
+
+
+def test_a_step_without_a_response_cannot_be_planned() -> None:
+    with pytest.raises(ValueError, match="no trajectories to train on"):
+        plan_step(columns([0, 0]), make_spec(), Layout(1))
+
+
+def test_the_plan_needs_no_torch() -> None:
+    code = "import sys; import rljob_trainer.megatron.batching; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -40,7 +40,6 @@ class Step:
         plan = plan_step(batch.columns, spec, parallel.layout)
         step = Step(batch, [_mini_batch(batch, cut, parallel) for cut in plan.mini_batches], parallel)
         own = {i: batch.trajectories[i] for i in plan.rows(parallel.data_rank)}
-        step.put("sampled", {i: torch.from_numpy(t.response_mask) for i, t in own.items()})
         step.put("rollout_log_probs", {i: torch.from_numpy(t.response_log_probs.copy()) for i, t in own.items()})
         age = {i: batch.step - 1 - t.policy_steps[t.prompt_length :] for i, t in own.items()}
         step.put("age", {i: torch.from_numpy(age[i] * t.response_mask) for i, t in own.items()})
@@ -92,6 +91,7 @@ class Step:
         columns = self.batch.columns
         if (columns.sampled_length == columns.response_length).all():
             return [torch.ones(n) for n in self.counts]
+        self.put("sampled", {i: torch.from_numpy(t.response_mask) for i, t in self.batch.trajectories.items()})
         return self.gather("sampled")
 
 

@@ -1,92 +1,22 @@
-"""The objective of the policy in the GRPO and PPO family: corrected policy loss, entropy bonus, divergence penalty."""
+"""The objective of the policy in the GRPO and PPO family, as spec.algorithm says."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.algorithm import AlgorithmSpec
 from rljob_trainer.objectives.advantages import ADVANTAGES, Episodes
 from rljob_trainer.objectives.aggregation import token_weights
-from rljob_trainer.objectives.corrections import correct, mismatch
-from rljob_trainer.objectives.kl import ESTIMATORS, adapt, k3, token_rewards
-from rljob_trainer.objectives.losses import LOSSES
+from rljob_trainer.objectives.kl import adapt, token_rewards
 from rljob_trainer.objectives.metrics import TOKENS, MetricAccumulator
 from rljob_trainer.objectives.objective import Column, Objective, Output, StepColumns, Targets, TokenLoss
+from rljob_trainer.objectives.terms import Terms, policy_terms
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 from rljob_trainer.objectives.value import ValueObjective
 from rljob_trainer.parity import require_match
-
-
-class Terms(NamedTuple):
-    """All [t]; 0 outside the mask. Only `loss` carries gradients."""
-
-    loss: torch.Tensor
-    """To be multiplied with the weights of aggregation.token_weights and summed. 0 where rejected."""
-    policy: torch.Tensor
-    """The part of `loss` that is the policy's."""
-    kl: torch.Tensor
-    """k3 estimate of the divergence from the reference, whatever estimator the penalty uses; 0 without a reference."""
-    approx_kl: torch.Tensor
-    """k3 estimate of the divergence from the old policy: KL(old || policy)."""
-    entropy: torch.Tensor
-    ratio: torch.Tensor
-    clipped: torch.Tensor
-    weight: torch.Tensor
-    """Of the rollout correction."""
-    rejected: torch.Tensor
-    difference: torch.Tensor
-    """|log old policy - log rollout|"""
-    mismatch_kl: torch.Tensor
-    mismatch_ratio: torch.Tensor
-    mismatch_square: torch.Tensor
-    """mismatch_ratio squared, for the effective sample size."""
-
-
-def policy_terms(algorithm: AlgorithmSpec, kl_coefficient: float, tokens: TokenColumns, sequences: Sequences) -> Terms:
-    """weight x policy loss - entropyCoefficient x H + kl_coefficient x KL (with `kl.where: loss`), per token of one micro-batch.
-
-    With `rolloutCorrection.bypass` the policy loss takes the rollouts' log-probabilities for the old ones.
-    """
-    correction, differing = correct(algorithm.rollout_correction, tokens, sequences), mismatch(tokens)
-    if algorithm.rollout_correction.bypass:
-        tokens = tokens._replace(old_log_probs=tokens.rollout_log_probs)
-    policy = LOSSES[algorithm.loss](tokens, sequences, algorithm.clip)
-    corrected = correction.weight * policy.loss
-    loss = corrected - algorithm.entropy_coefficient * tokens.entropy + kl_coefficient * _penalty(algorithm, tokens)
-    kept = 1 - correction.rejected
-    columns = Terms(
-        loss=loss * kept,
-        policy=corrected.detach() * kept,
-        kl=_divergence(tokens),
-        approx_kl=k3(tokens.old_log_probs, tokens.log_probs.detach()),
-        entropy=tokens.entropy.detach(),
-        ratio=policy.ratio.detach(),
-        clipped=policy.clipped,
-        weight=correction.weight,
-        rejected=correction.rejected,
-        difference=differing.difference,
-        mismatch_kl=differing.kl,
-        mismatch_ratio=differing.ratio,
-        mismatch_square=differing.ratio**2,
-    )
-    return Terms(*(column * tokens.mask for column in columns))
-
-
-def _penalty(algorithm: AlgorithmSpec, tokens: TokenColumns) -> torch.Tensor:
-    if tokens.reference_log_probs is None or algorithm.kl.where == "reward":
-        return torch.zeros_like(tokens.log_probs)
-    return ESTIMATORS[algorithm.kl.estimator](tokens.log_probs, tokens.reference_log_probs)
-
-
-def _divergence(tokens: TokenColumns) -> torch.Tensor:
-    if tokens.reference_log_probs is None:
-        return torch.zeros_like(tokens.entropy)
-    return k3(tokens.log_probs.detach(), tokens.reference_log_probs)
-
 
 MEANS = {
     "train/policy_loss": "policy",
