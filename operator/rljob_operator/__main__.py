@@ -1,4 +1,4 @@
-"""`python -m rljob_operator`: serves RLJobs until it is told to end or loses its lease."""
+"""`python -m rljob_operator`: serves RLJobs until a signal ends it or its lease is lost."""
 
 import argparse
 import asyncio

@@ -51,7 +51,7 @@ class Metrics:
 
 
 class _Observed(Collector):
-    """Read from the cache when somebody asks."""
+    """Read from the cache at every scrape."""
 
     def __init__(self, cache: ClusterCache, calls: Mapping[tuple[str, str], int], lag: Callable[[], float]) -> None:
         self._cache, self._calls, self._lag = cache, calls, lag

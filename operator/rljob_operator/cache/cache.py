@@ -47,7 +47,7 @@ class Cache[T]:
     """`transform(object, before)` makes the value of an entry; `before` is that of the former version, or None. An object
     for which it raises is logged and ignored.
 
-    `predicate(before, after)`: whether somebody should decide again. Methods that change something return the groups for which it holds.
+    `predicate(before, after)`: whether the change calls for a reconcile. Methods that change something return the groups for which it holds.
     """
 
     def __init__(

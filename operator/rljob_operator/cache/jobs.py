@@ -24,7 +24,7 @@ KNOWN_META = {
 
 @dataclass(eq=False)
 class ValidationResult:
-    """What a raw spec means. Worked out once, when somebody first asks."""
+    """What a raw spec means. Worked out once, at first use."""
 
     raw: Object
     name: str
@@ -40,7 +40,7 @@ class ValidationResult:
 
 @dataclass(eq=False)
 class CachedJob:
-    """One version of an RLJob. A status that cannot be read is an error of the pass that asks for it: it is authoritative, so nobody guesses."""
+    """One version of an RLJob. A status that cannot be read is an error of the reconcile: it is authoritative, so there is no default."""
 
     object: Object
     validation: ValidationResult

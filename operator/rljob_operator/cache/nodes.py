@@ -21,7 +21,7 @@ class Node:
     lost_since: float | None = None
     """Since when it has not answered, by the cluster's clock."""
     out_of_service: bool = False
-    """Somebody vouches by a taint that nothing runs there any more."""
+    """A taint vouches that nothing runs there any more."""
 
 
 def parse_node(node: Object) -> Node:

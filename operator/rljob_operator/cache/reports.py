@@ -1,4 +1,4 @@
-"""ConfigMaps of a job as they are kept: the operator's word as text, a launcher's word parsed, with when its heartbeat was seen to move."""
+"""ConfigMaps of a job as they are cached: control messages and reports, parsed, and when a report's heartbeat was seen to move."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class CachedConfigMap:
     object: Object
     """Without a report's data."""
     control: Control | None = None
-    """What the operator said, if this is its word."""
+    """If this is a control message."""
     report: Report | None = None
     pod: str = ""
     """Whose report it is or claims to be."""
@@ -44,7 +44,7 @@ def cached(clock: Callable[[], float]) -> Callable[[Object, CachedConfigMap | No
 
 
 def predicate(before: CachedConfigMap, after: CachedConfigMap) -> bool:
-    """A heartbeat and the numbers of a step alone do not: a pass that looks at them can wait (see handlers.py)."""
+    """A heartbeat and the numbers of a step alone call for no reconcile at once (see handlers.py)."""
     return before.trouble != after.trouble or _gist(before) != _gist(after)
 
 

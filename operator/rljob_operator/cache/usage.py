@@ -15,7 +15,7 @@ class Usage:
     requests: Resources | None = None
 
     def shrinks(self, after: "Usage") -> bool:
-        """Whether somebody may have room now."""
+        """Whether a waiting job may have room now."""
         return self.requests is not None and after.requests is None
 
 

@@ -94,7 +94,7 @@ def scope_of(url_path: str) -> tuple[str, str | None] | None:
 
 
 def error(status: int, what: str, answer: str) -> ApiError:
-    """By the `Status` that the API server answered with, or whatever somebody before it did."""
+    """By the `Status` that the API server, or a proxy before it, has answered with."""
     known = {404: NotFound, 409: AlreadyExists if _reason(answer) == "AlreadyExists" else Conflict}
     return known.get(status, ApiError)(status, f"{what}: {answer[:2000]}")
 

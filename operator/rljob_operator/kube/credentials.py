@@ -1,4 +1,4 @@
-"""Who we are to the API server: in a pod its service account, elsewhere the kubeconfig, both as kopf reads them."""
+"""The operator's credentials: in a pod its service account, elsewhere the kubeconfig, both as kopf reads them."""
 
 import logging
 import os

@@ -20,7 +20,7 @@ LIFETIME, PATIENCE, PERIOD = 15.0, 10.0, 2.0
 
 
 class LeaseLost(RuntimeError):
-    """Somebody else may be acting now."""
+    """Another operator may be acting now."""
 
 
 class LeaderElector:
@@ -34,10 +34,10 @@ class LeaderElector:
         self._held = 0.0
         """When we asked for what was granted last, on our clock: others may count from then on, not from the answer."""
         self._seen: tuple[str, float] = ("", 0.0)
-        """Version of somebody else's lease, and since when we have seen it."""
+        """Version of another holder's lease, and since when we have seen it."""
 
     async def acquire(self) -> None:
-        """Waits for as long as somebody else holds it."""
+        """Waits for as long as another holds it."""
         while True:
             if await self._try():
                 return
@@ -56,7 +56,7 @@ class LeaderElector:
                 raise LeaseLost(f"lease {self._namespace}/{NAME} could not be renewed for {age:.0f} s")
 
     async def _again(self) -> bool:
-        """False: it is somebody else's."""
+        """False: another holds it."""
         while not self._seen[0]:
             await asyncio.sleep(PERIOD)
             if await self._try():

@@ -17,7 +17,7 @@ def spec_of(
 ) -> RLJobSpec | None:
     """An open attempt keeps the spec it was published with, except for the number of rollouts; otherwise the job's own applies.
 
-    An attempt that was not published before the spec became invalid is told to stop, for which a former spec is enough.
+    An attempt that was not published before the spec became invalid is stopped, for which a former spec is enough.
     """
     if attempt is None or not is_open(attempt) or control is None:
         return spec
@@ -31,7 +31,7 @@ def lifecycle_of(spec: RLJobSpec | None, control: Control | None) -> LifecycleSp
 
 
 def is_void(attempt: Attempt | None, generation: int, spec: RLJobSpec | None, control: Control | None) -> bool:
-    """Whether an open attempt was written but not published before the spec changed, or somebody deleted its control message after that.
+    """Whether an open attempt was written but not published before the spec changed, or its control message was deleted after that.
 
     Its members would read a spec that their pods were not made for, perhaps one for more or fewer of them.
     """

@@ -77,7 +77,7 @@ class Observer:
         return {name: note for name, note in found.items() if controls(job, note.object)}
 
     async def _strays(self, key: Key, attempt: Attempt, known: set[str]) -> list[Pod]:
-        """Members' pods that exist although the store does not show them, for example because somebody took their labels away."""
+        """Members' pods that exist although the cache does not show them, for example because their labels were removed."""
         gone = self._state.gone.setdefault(key, set())
         found = [await self._stray(key[0], m, gone) for m in attempt.members if m.pod_uid not in known | gone]
         return [pod for pod in found if pod]

@@ -56,5 +56,5 @@ def lost_at(pods: Iterable[Pod], node_loss_seconds: float, now: float) -> tuple[
 
 
 def certainly_dead(pod: Pod) -> bool:
-    """Only then may a pod be deleted by force: its node does not exist any more, or somebody vouches by the out-of-service taint."""
+    """Only then may a pod be deleted by force: its node does not exist any more, or the out-of-service taint vouches for it."""
     return pod.lost_since == 0.0 or (pod.lost_since is not None and pod.out_of_service)

@@ -1,4 +1,4 @@
-"""What the operator remembers between passes. Nothing here is needed for correctness: it is empty after a restart."""
+"""What the operator remembers between reconciles. Nothing here is needed for correctness: it is empty after a restart."""
 
 from dataclasses import dataclass, field
 

@@ -69,7 +69,7 @@ class Snapshot:
         return next((p for p in self.pods if p.uid == member.pod_uid), None)
 
     def report(self, of: Pod | Member) -> Report | None:
-        """The pod's own word, also after it is gone; a report that another pod of that name left behind is not."""
+        """The pod's own report, also after it is gone; a report that another pod of that name left behind is not."""
         name, uid = (of.name, of.uid) if isinstance(of, Pod) else (of.pod, of.pod_uid)
         report = self.reports.get(name)
         return report if report and report.pod_uid == uid else None

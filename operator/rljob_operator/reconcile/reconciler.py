@@ -1,4 +1,4 @@
-"""One pass over one job."""
+"""One reconcile of one job."""
 
 import logging
 import time
@@ -21,7 +21,7 @@ from rljob_operator.schedulers.builtin.scheduler import GangScheduler
 log = logging.getLogger(__name__)
 
 CONFLICT_RETRY = 10.0
-"""Seconds until the next look at a name that belongs to somebody else."""
+"""Seconds until a name that belongs to another owner is looked at again."""
 DISPLAY_SPACING, DISPLAY_SHARE = 5.0, 0.01
 """Seconds between writes of a status in which only counts and sentences changed, since pods become ready one by one; and the share of the time
 that such writes may take: the longer the API server takes for one, the rarer they are."""
@@ -50,7 +50,7 @@ class Reconciler:
         self._clock = clock
 
     async def __call__(self, key: Key) -> float | None:
-        """Seconds until the job wants another pass, if any."""
+        """Seconds after which the job is due again, if at all."""
         entry = self._cache.jobs.get(key)
         if entry is None or entry.value.meta.deletion_timestamp:  # owner references take the children along
             self._state.forget(key)
@@ -66,7 +66,7 @@ class Reconciler:
                 await self._write_status(key, job.object, s, decision)
         try:
             conflicts = await self._act(s, decision)
-        finally:  # an account comes last: if we die of each write, all that is to be done is done all the same
+        finally:  # status is written last, so an operator that crashes on every write still makes progress
             postponed = None if intends else await self._write_status(key, job.object, s, decision)
             await self._writer.events(s.job, decision.events, s.now)
         self._state.conflicts[key] = conflicts

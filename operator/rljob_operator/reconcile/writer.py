@@ -27,13 +27,13 @@ FIRST = ("ServiceAccount", "Role")
 
 
 class Writer:
-    """Every answer enters the cache, so that the next pass sees what this one did."""
+    """Every answer enters the cache, so that the next reconcile sees what this one did."""
 
     def __init__(self, api: Api, cache: ClusterCache) -> None:
         self._api, self._cache = api, cache
 
     async def status(self, job: Object, status: JobStatus) -> None:
-        """With the resourceVersion that was seen. If somebody wrote since, or deleted it: Conflict, and the next pass decides on what he did."""
+        """With the resourceVersion that was seen. If it was changed or deleted since: Conflict, and the next reconcile decides on what is there."""
         try:
             self._cache.put(await self._api.replace(job | {"status": status.dump()}, "status"))
         except (Conflict, NotFound) as error:
@@ -43,7 +43,8 @@ class Writer:
     async def children(self, s: Snapshot, wanted: list[Object]) -> tuple[str, ...]:
         """Create what is missing, correct what is ours, leave alone what is not; the last are returned, each as a sentence.
 
-        No pod runs after a conflict, since it would find somebody else's object in the place of ours: see `waves`, and the reconciler ungates none.
+        No pod runs after a conflict, since it would find another owner's object in the place of ours: pods that do not wait at a gate
+        are written last (see `waves`), and the reconciler ungates none.
         """
         missing = [child for child in wanted if not self._settled(s, child)]
         for wave in waves(missing):
@@ -102,7 +103,7 @@ class Writer:
             raise Conflict(409, f"{child['kind']} {child['metadata']['name']} was replaced")
 
     async def _refresh(self, kind: str, namespace: str, name: str) -> Object | None:
-        """What is there now. Whoever asks ends the pass, by an error or by telling a conflict: the watch will call it no news any more."""
+        """What is there now. The caller ends the reconcile, by an error or with a conflict: the watch's event will be no news any more."""
         try:
             live = await self._api.get(kind, namespace, name)
         except NotFound:
@@ -150,7 +151,7 @@ class Writer:
             raise Conflict(409, f"pod {pod.name} was released already, or is gone") from error
 
     async def events(self, job: RLJobMeta, events: tuple[Event, ...], now: float) -> None:
-        """For people; one that cannot be written is not worth a second pass."""
+        """For people; one that cannot be written is not worth another reconcile."""
         for event in events:
             log.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, event.message)
             try:
@@ -173,7 +174,7 @@ def _makes_gated_pods(stateful_set: Object) -> bool:
 
 
 async def together[T](work: list[Coroutine[Any, Any, T]]) -> list[T]:
-    """AT_ONCE at a time. One that fails keeps no other from its end, so that every pass gets further; then the first error is raised."""
+    """AT_ONCE at a time. One that fails keeps no other from its end, so that every reconcile gets further; then the first error is raised."""
     free = asyncio.Semaphore(AT_ONCE)
 
     async def one(task: Coroutine[Any, Any, T]) -> T:
