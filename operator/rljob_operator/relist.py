@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import aiohttp
 
+from rljob_operator.cache.cache import key_of
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.handlers import EVERYWHERE, SELECTORS, SERVED
 from rljob_operator.kube.api import Api, ApiError, Key, scope_of
@@ -100,12 +101,16 @@ class Relist:
 
     async def _list(self, kind: str, namespace: str | None) -> bool:
         """Whether it could be listed."""
+        cache, listed, version = self._cache.of_kind(kind), set[Key](), "0"
         try:
-            listing = await self._api.listing(kind, namespace, SELECTORS[kind])
+            async for page in self._api.pages(kind, namespace, SELECTORS[kind]):
+                self._changed(kind, set[Key]().union(*map(cache.put, page.objects)))
+                listed |= set(map(key_of, page.objects))
+                version = page.version
         except ApiError as error:
             log.warning("%s: listed again in %.0f s", error, RETRY)
             return False
-        self._changed(kind, self._cache.of_kind(kind).replace(listing, namespace))
+        self._changed(kind, cache.prune(listed, version, namespace))
         async with self._news:
             self._listed.add((kind, namespace))
             self._news.notify_all()

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_operator.cache.cache import Cache
+from rljob_operator.cache.cache import Cache, key_of
 from rljob_operator.cache.cluster import CHILD_KINDS, ClusterCache
 from rljob_operator.handlers import EventHandlers
-from rljob_operator.kube.api import Listing, Object
+from rljob_operator.kube.api import Object
 
 LABELS = {
     "rljob.dev/job": "demo",
@@ -68,7 +68,7 @@ def test_no_object_ends_the_operator(objects: list[Object]) -> None:
     handlers = EventHandlers(cache, lambda job, after: None, 30.0)
     for obj in objects:
         handlers.take(obj["kind"], obj)
-        handlers.changed(obj["kind"], cache.of_kind(obj["kind"]).replace(Listing("5", [obj]), None))
+        handlers.changed(obj["kind"], cache.of_kind(obj["kind"]).prune({key_of(obj)}, "5", None))
         handlers.take(obj["kind"], obj, gone=True)
 
 
@@ -77,7 +77,8 @@ def test_an_object_that_cannot_be_read_is_named_and_hides_no_other(caplog: pytes
     meta = {"namespace": "research", "uid": "u", "resourceVersion": "2"}
     broken = {"kind": "Pod", "metadata": meta | {"name": "broken"}, "value": "x"}
     sound = {"kind": "Pod", "metadata": meta | {"name": "sound"}, "value": "7"}
-    known.replace(Listing("9", [broken, sound]), None)
+    assert known.put(broken) == set()
+    known.put(sound)
     assert known.values() == [7]
     assert "Pod research/broken cannot be read and is ignored" in caplog.text
 

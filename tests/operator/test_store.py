@@ -9,7 +9,7 @@ from rljob_api import names
 from rljob_operator.cache.cache import Cache
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.handlers import ROOM_DELAY, EventHandlers
-from rljob_operator.kube.api import Key, Listing, Object
+from rljob_operator.kube.api import Key, Object
 from simulator.feed import HOSTILE
 from simulator.world import World
 
@@ -46,9 +46,10 @@ def test_a_list_removes_what_it_lacks_but_not_what_is_newer() -> None:
     known = store()
     known.put(thing(3, name="old"))
     known.put(thing(20, name="written since"))
-    assert known.replace(Listing("10", [thing(8, name="new")]), None) == {JOB}
+    known.put(thing(8, name="new"))
+    assert known.prune({("research", "new")}, "10", None) == {JOB}
     assert sorted(name for _, name in known.of(JOB)) == ["new", "written since"]
-    assert known.replace(Listing("30", []), "elsewhere") == set()
+    assert known.prune(set(), "30", "elsewhere") == set()
 
 
 def test_a_change_that_does_not_matter_is_kept_and_not_told() -> None:

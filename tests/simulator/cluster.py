@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+from collections.abc import AsyncIterator
 from typing import Any
 
 from rljob_api import names
@@ -58,6 +59,12 @@ class FakeCluster:
         found = [o for (k, ns, _), o in self.objects.items() if k == kind and namespace in (None, ns)]
         matching = [o for o in found if wanted.items() <= o["metadata"].get("labels", {}).items()]
         return Listing(str(self.version), copied(matching))
+
+    async def pages(self, kind: str, namespace: str | None, selector: str = "") -> AsyncIterator[Listing]:
+        """One object on each."""
+        found = await self.listing(kind, namespace, selector)
+        for obj in found.objects or [None]:
+            yield Listing(found.version, [obj] if obj else [])
 
     async def create(self, obj: Object) -> Object:
         self._asked()

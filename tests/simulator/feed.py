@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from random import Random
 
+from rljob_operator.cache.cache import key_of
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.handlers import SELECTORS, EventHandlers
-from rljob_operator.kube.api import Listing, Object
+from rljob_operator.kube.api import Object
 from simulator.cluster import FakeCluster, copied
 
 
@@ -53,8 +54,11 @@ class Feed:
             wanted = dict(pair.split("=") for pair in selector.split(",")) if selector else {}
             objects = [o for (k, _, _), o in self._cluster.objects.items() if k == kind]
             matching = [o for o in objects if wanted.items() <= o["metadata"].get("labels", {}).items()]
-            listing = Listing(str(self._cluster.version), copied(matching))
-            self.handlers.changed(kind, self.cache.of_kind(kind).replace(listing, None))
+            cache = self.cache.of_kind(kind)
+            for obj in copied(matching):
+                self.handlers.changed(kind, cache.put(obj))
+            listed = {key_of(obj) for obj in matching}
+            self.handlers.changed(kind, cache.prune(listed, str(self._cluster.version), None))
 
     def _send(self) -> None:
         now = {key: o for key, o in self._cluster.objects.items() if key[0] in SELECTORS}

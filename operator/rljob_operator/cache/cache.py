@@ -11,12 +11,12 @@ Why reconciles may decide on it instead of reading live:
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
 from rljob_api import names
-from rljob_operator.kube.api import Key, Listing, Object
+from rljob_operator.kube.api import Key, Object
 
 log = logging.getLogger(__name__)
 
@@ -107,13 +107,12 @@ class Cache[T]:
         """It is gone: a live read has just said so."""
         return _groups(self._forget(key))
 
-    def replace(self, listing: Listing, namespace: str | None) -> set[Key]:
-        """All of `namespace` (None: everywhere), as listed. What is newer than the list stays."""
-        listed = {key_of(obj) for obj in listing.objects}
-        changed = set[Key]().union(*map(self.put, listing.objects))
+    def prune(self, listed: Set[Key], version: str, namespace: str | None) -> set[Key]:
+        """What a list of `namespace` (None: everywhere) lacks is gone, unless it is newer than the list."""
+        changed = set[Key]()
         for key, entry in list(self._objects.items()):
             in_scope = namespace is None or key[0] == namespace
-            if in_scope and key not in listed and entry.version <= int(listing.version):
+            if in_scope and key not in listed and entry.version <= int(version):
                 changed |= self.delete(key)
         return changed
 

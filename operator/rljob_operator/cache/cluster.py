@@ -1,6 +1,6 @@
 """The caches of all kinds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 from rljob_operator.cache import jobs, reports
@@ -10,7 +10,7 @@ from rljob_operator.cache.nodes import Node, parse_node
 from rljob_operator.cache.pods import Pod, is_of_a_job, parse_pod
 from rljob_operator.cache.reports import CachedConfigMap
 from rljob_operator.cache.usage import Usage, parse_usage
-from rljob_operator.kube.api import Key, Listing, Object
+from rljob_operator.kube.api import Key, Object
 
 ROOM: Key = ("", "room")
 """The group of a pod that has given its place back."""
@@ -38,9 +38,8 @@ class Pods:
     def delete(self, key: Key) -> set[Key]:
         return self._usage.delete(key) | self._ours.delete(key)
 
-    def replace(self, listing: Listing, namespace: str | None) -> set[Key]:
-        ours = Listing(listing.version, [obj for obj in listing.objects if is_of_a_job(obj)])
-        return self._usage.replace(listing, namespace) | self._ours.replace(ours, namespace)
+    def prune(self, listed: Set[Key], version: str, namespace: str | None) -> set[Key]:
+        return self._usage.prune(listed, version, namespace) | self._ours.prune(listed, version, namespace)
 
 
 class ClusterCache:

@@ -1,6 +1,7 @@
 """The little of the Kubernetes API that the operator needs, on plain dicts. Tests have an in-memory one."""
 
 import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,7 +53,7 @@ class AlreadyExists(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All objects of a kind at one moment, and the version of that moment."""
+    """Objects of a kind at one moment, all or some, and the version of that moment."""
 
     version: str
     objects: list[Object]
@@ -62,7 +63,7 @@ class Api(Protocol):
     """All errors are `ApiError`s. `namespace` is None for nodes, and for all namespaces."""
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Object: ...
-    async def listing(self, kind: str, namespace: str | None, selector: str = "") -> Listing: ...
+    def pages(self, kind: str, namespace: str | None, selector: str = "") -> AsyncIterator[Listing]: ...
     async def create(self, obj: Object) -> Object: ...
     async def replace(self, obj: Object, subresource: str = "") -> Object: ...
     async def apply(self, obj: Object, live: Object) -> Object: ...

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -38,16 +39,21 @@ class KubernetesApi:
     async def get(self, kind: str, namespace: str | None, name: str) -> Object:
         return await self._request("GET", kind, path(kind, namespace, name))
 
-    async def listing(self, kind: str, namespace: str | None, selector: str = "") -> Listing:
-        """Not from the API server's past: what was written before is in it. In pages, all of one version."""
+    async def pages(self, kind: str, namespace: str | None, selector: str = "") -> AsyncIterator[Listing]:
+        """Not from the API server's past: what was written before is in them. All are of one version."""
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
-        found: list[Object] = []
         while True:
             page = await self._request("GET", kind, path(kind, namespace), query=query)
-            found += [{"apiVersion": page["apiVersion"], "kind": kind, **item} for item in page["items"]]
+            objects = [{"apiVersion": page["apiVersion"], "kind": kind, **item} for item in page["items"]]
+            yield Listing(page["metadata"]["resourceVersion"], objects)
             if not (more := page["metadata"].get("continue")):
-                return Listing(page["metadata"]["resourceVersion"], found)
+                return
             query["continue"] = more
+
+    async def listing(self, kind: str, namespace: str | None, selector: str = "") -> Listing:
+        """All pages as one."""
+        pages = [page async for page in self.pages(kind, namespace, selector)]
+        return Listing(pages[-1].version, [obj for page in pages for obj in page.objects])
 
     async def serves(self, kind: str) -> bool:
         """Whether clients can discover this kind, of a group that is not the core's."""
