@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -16,6 +16,13 @@ from rljob_operator.reconcile.queue import Key, Reconcile, WorkQueue
 from simulator.cluster import BrokenCluster, FakeCluster
 
 A, B = ("research", "a"), ("research", "b")
+
+
+async def until(ready: Callable[[], bool]) -> None:
+    """However busy the machine is."""
+    async with asyncio.timeout(30):
+        while not ready():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -49,10 +56,12 @@ async def test_a_burst_of_events_is_one_pass_and_one_more() -> None:
         for _ in range(50):
             found.add(A)
         found.add(B)
+        await until(lambda: len(passes) == 2)
         await asyncio.sleep(0.05)
         assert passes == [A, B], "one worker per key, and others do not wait"
         go_on.set()
-        await asyncio.sleep(0.1)
+        await until(lambda: len(passes) == 3)
+        await asyncio.sleep(0.05)
         assert passes == [A, B, A]
 
 
@@ -66,10 +75,10 @@ async def test_nothing_is_kept_of_keys_that_do_not_come_again() -> None:
     async with running(work) as found:
         found.add(A)
         found.add(B)
-        await asyncio.sleep(0.3)
+        await until(lambda: bool(failed))
         kept = [value for value in vars(found).values() if isinstance(value, dict | set)]
         assert len(kept) == 4
-        assert not any(kept)
+        await until(lambda: not any(kept))
 
 
 async def test_a_key_comes_again_when_it_said() -> None:
@@ -81,8 +90,7 @@ async def test_a_key_comes_again_when_it_said() -> None:
 
     async with running(work) as found:
         found.add(A)
-        await asyncio.sleep(0.3)
-    assert len(times) == 2
+        await until(lambda: len(times) == 2)
     assert times[1] - times[0] >= 0.1
 
 
@@ -97,8 +105,7 @@ async def test_a_failed_pass_is_repeated_and_a_conflict_at_once() -> None:
 
     async with running(work) as found:
         found.add(A)
-        await asyncio.sleep(0.3)
-    assert passes == [A, A, A]
+        await until(lambda: passes == [A, A, A])
 
 
 async def test_a_conflict_that_does_not_end_is_an_error_as_any_other(caplog: pytest.LogCaptureFixture) -> None:
@@ -110,9 +117,8 @@ async def test_a_conflict_that_does_not_end_is_an_error_as_any_other(caplog: pyt
 
     async with running(work) as found:
         found.add(A)
-        await asyncio.sleep(0.6)
-    assert queue.CONFLICTS < len(passes) < queue.CONFLICTS + 6
-    assert "research/a: 409: somebody took our label away; again in" in caplog.text
+        await until(lambda: "research/a: 409: somebody took our label away; again in" in caplog.text)
+    assert len(passes) == queue.CONFLICTS + 1, "the first of them were repeated at once"
 
 
 async def test_the_queue_knows_how_far_it_is_behind() -> None:
@@ -122,8 +128,7 @@ async def test_the_queue_knows_how_far_it_is_behind() -> None:
     async with running(work) as found:
         for name in "abc":
             found.add(("research", name))
-        await asyncio.sleep(0.1)
-        assert found.lag() >= 0.05, "two workers, three keys"
+        await until(lambda: found.lag() >= 0.05)  # two workers, three keys
 
 
 async def test_nothing_lags_while_another_operator_leads() -> None:
@@ -166,9 +171,9 @@ async def test_an_api_server_that_does_not_answer_is_no_reason_to_start_the_oper
     monkeypatch.setattr(lease, "PERIOD", 0.01)
     beats: list[int] = []
     waiting = LeaderElector(BrokenCluster(), "rljob-system", "one", lambda: beats.append(1))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(waiting.acquire(), 0.2)
-    assert len(beats) > 2
+    asking = asyncio.create_task(waiting.acquire())
+    await until(lambda: len(beats) > 2)
+    assert asking.cancel()
 
 
 async def test_a_second_operator_waits_for_the_lease_and_gets_a_released_one(monkeypatch: pytest.MonkeyPatch) -> None:
