@@ -36,12 +36,12 @@ class Colours(RegexHighlighter):
 
     base_style = "rljob."
     highlights = [
-        r"^(?P<key>[A-Z][A-Za-z]*:)(?= )",
+        r"(?m)^(?P<key>[A-Z][A-Za-z]*:)(?= )",
         r" {2,}(?P<key>(State|Attempt|Restarts|Checkpoint):) ",
-        r"^(?P<heading>[A-Z][A-Z /-]{3,}\b.*)$",
-        r"(?P<good>\b(Succeeded|Running|serving)\b|^Valid\.$)",
-        r"(?P<bad>\b(Failed|LAST FAILURE)\b|^error:)",
-        r"(?P<held>\b(Pending|Starting|Draining|Suspended|Restarting)\b|^warning:)",
+        r"(?m)^(?P<heading>[A-Z][A-Z /-]{3,}\b)",
+        r"(?m)(?P<good>\b(Succeeded|Running|serving)\b|^Valid\.$)",
+        r"(?m)(?P<bad>\b(Failed|Unreadable|LAST FAILURE)\b|^error:)",
+        r"(?m)(?P<held>\b(Pending|Starting|Draining|Suspended|Restarting)\b|^warning:)",
     ]
 
 

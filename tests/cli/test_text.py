@@ -4,7 +4,7 @@ import pytest
 
 from cli.makers import NOW, ago, epoch
 from kubectl_rljob.printers.metrics import curve, trend
-from kubectl_rljob.printers.text import age, clip, duration, plural, table
+from kubectl_rljob.printers.text import age, clip, cut, duration, plural, table
 from rljob_api.protocol import Point
 
 
@@ -70,3 +70,12 @@ def test_a_trend_compares_the_last_points_with_as_many_before_them() -> None:
 
 def test_a_flat_curve_is_flat() -> None:
     assert curve(points(0.5, 0.5)) == "REWARD 0.50 ▁▁ 0.50, steps 0-1"
+
+
+def test_a_table_that_is_too_wide_loses_the_end_of_its_lines_and_keeps_its_columns() -> None:
+    assert table(("A", "PATH"), [("one", "/data/run"), ("two", "/")], 12) == "A     PATH\none   /data…\ntwo   /"
+
+
+def test_wide_characters_take_two_columns() -> None:
+    assert table(("A", "B"), [("漢字", 1), ("ab", 2)]) == "A      B\n漢字   1\nab     2"
+    assert cut("漢字漢字", 5) == "漢字…"

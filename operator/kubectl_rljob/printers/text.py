@@ -24,15 +24,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], width: int = 
 
 
 def columns(rows: Sequence[Sequence[object]], width: int = UNLIMITED) -> str:
-    """Left-aligned, three spaces apart, no trailing blanks. What does not fit the width ends with an ellipsis."""
+    """Left-aligned, three spaces apart, no trailing blanks. A line that does not fit the width ends with an ellipsis."""
     grid = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, show_header=False)
-    for _ in rows[0]:
-        grid.add_column(no_wrap=True, overflow="ellipsis")
     for row in rows:
         grid.add_row(*(Text(NONE if cell in (None, "") else one_line(str(cell))) for cell in row))
     out = StringIO()
-    Console(file=out, width=width, color_system=None).print(grid)
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().split("\n"))
+    Console(file=out, width=UNLIMITED, color_system=None).print(grid)
+    return "\n".join(cut(line, width) for line in out.getvalue().rstrip().split("\n"))
 
 
 def moment(when: str | float) -> datetime | None:
