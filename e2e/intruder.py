@@ -9,7 +9,15 @@ from e2e.kube import CommandFailed, Kube
 from rljob_api import names
 
 OWN_REPORT = '{"data":{"intruder":"was here"}}'
-OTHER_LABELS = '{"metadata":{"labels":{"rljob.dev/job":"another"}}}'
+OTHER_THAN_DATA = (
+    '{"metadata":{"labels":{"rljob.dev/job":"another"}}}',
+    '{"metadata":{"annotations":{"intruder":"was here"}}}',
+    '{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"intruder","uid":"intruder"}]}}',
+    '{"metadata":{"finalizers":["intruder.example/holds"]}}',  # the job's objects could never be collected
+    '{"binaryData":{"binary":"AA=="}}',
+    '{"immutable":true}',  # the pod's successors could never report
+)
+"""Changes of a pod's own report that are none of its business."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,8 @@ def trials(job: str, pod: str, peer: str, stranger: str, token: str) -> Iterator
     control, own, others = names.control(job), names.report(pod), names.report(peer)
     yield from _of("configmap", ("get",), (control, own, others), allowed=True)
     yield Trial(("patch", "configmap", own, "-p", OWN_REPORT), allowed=True)
-    yield Trial(("patch", "configmap", own, "-p", OTHER_LABELS), allowed=False)
+    for change in OTHER_THAN_DATA:
+        yield Trial(("patch", "configmap", own, "-p", change), allowed=False)
     for name in (others, control, names.control(stranger)):
         yield Trial(("patch", "configmap", name, "-p", OWN_REPORT), allowed=False)
     yield from _of("configmap", ("get",), (names.control(stranger), "kube-root-ca.crt"), allowed=False)
