@@ -80,12 +80,12 @@ def test_reports_are_made_without_data() -> None:
     assert "data" not in children(make_job())[("ConfigMap", "demo-trainer-0-report")]
 
 
-def test_pods_of_a_job_reach_each_other_and_from_outside_only_the_rollout_server_is_reached() -> None:
+def test_pods_of_a_job_are_reached_by_each_other_only() -> None:
     ours = {"matchLabels": {names.LABEL_JOB: "demo", names.LABEL_MANAGED_BY: "rljob"}}
     assert children(make_job())[("NetworkPolicy", "demo-pods")]["spec"] == {
         "podSelector": ours,
         "policyTypes": ["Ingress"],
-        "ingress": [{"from": [{"podSelector": ours}]}, {"ports": [{"protocol": "TCP", "port": 8000}]}],
+        "ingress": [{"from": [{"podSelector": ours}]}],
     }
     assert ("NetworkPolicy", "demo-pods") not in children(make_job(), network_policy=False)
 

@@ -95,7 +95,7 @@ async def test_an_edited_child_is_corrected() -> None:
     policy = world.cluster.edit("NetworkPolicy", NAMESPACE, "demo-pods")
     policy["spec"]["ingress"] = []
     await world.turn()
-    assert len(world.cluster.edit("NetworkPolicy", NAMESPACE, "demo-pods")["spec"]["ingress"]) == 2
+    assert len(world.cluster.edit("NetworkPolicy", NAMESPACE, "demo-pods")["spec"]["ingress"]) == 1
 
 
 async def test_a_child_of_a_namesake_is_not_taken_over() -> None:

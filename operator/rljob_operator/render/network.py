@@ -1,6 +1,7 @@
 """Who may connect to a job's pods. gloo and NCCL listen on ephemeral ports, so among themselves the pods may use all of them.
 
-Policies add up: what else shall reach the pods, a user allows by a NetworkPolicy of his own over the label `rljob.dev/job`.
+Policies add up: whatever else shall reach the pods, such as a Prometheus that reads vLLM's metrics, users allow by a
+NetworkPolicy of their own over the label `rljob.dev/job`.
 """
 
 from typing import Any
@@ -11,8 +12,8 @@ from rljob_operator.render.meta import metadata
 
 
 def network_policy(job: RLJobMeta) -> dict[str, Any]:
-    """From outside only the port of the rollout server, where /health and /metrics are open and all else asks for the job's token. Connections
-    that the pods open are not limited: data, models and reward services may be anywhere."""
+    """Only the job's own pods. Connections that the pods open are not limited: data, models and reward services may be
+    anywhere. The kubelet's probes come from the pod's own node, which no policy keeps out."""
     ours = {"matchLabels": names.labels(job.name)}
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -21,9 +22,6 @@ def network_policy(job: RLJobMeta) -> dict[str, Any]:
         "spec": {
             "podSelector": ours,
             "policyTypes": ["Ingress"],
-            "ingress": [
-                {"from": [{"podSelector": ours}]},
-                {"ports": [{"protocol": "TCP", "port": names.ROLLOUT_PORT}]},
-            ],
+            "ingress": [{"from": [{"podSelector": ours}]}],
         },
     }
