@@ -2,10 +2,12 @@
 
 import shutil
 import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.cluster.binaries import build_binaries
+from e2e.cluster.binaries import KUBE_ROUTER, build, build_binaries, is_built
 from e2e.cluster.built_images import SOURCES, build_images, load_images
 from e2e.cluster.steps import CACHE, SCRIPTS, STATE, StepFailed, run_step, say
 
@@ -35,6 +37,20 @@ def start_node(number: int) -> None:
 
 def stop_node(number: int, how: str) -> None:
     run_step(f"node {number}", SCRIPTS / "node", "stop", str(number), how)
+
+
+@contextmanager
+def policies_enforced(nodes: int = 2) -> Iterator[None]:
+    """NetworkPolicies hold within; the cluster's network itself ignores them."""
+    if not is_built(KUBE_ROUTER):
+        build(KUBE_ROUTER)
+    for number in range(1, nodes + 1):
+        run_step(f"policies of node {number}", SCRIPTS / "policies", "enforce", f"node{number}")
+    try:
+        yield
+    finally:
+        for number in range(1, nodes + 1):
+            run_step(f"policies of node {number}", SCRIPTS / "policies", "ignore", f"node{number}")
 
 
 def down() -> None:
