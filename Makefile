@@ -18,7 +18,7 @@ demo: setup ## Bring up a cluster if there is none, install the operator, train 
 	$(PY) -m e2e.demo
 
 .PHONY: cluster-up
-cluster-up: setup ## Bring up the local (or kind) cluster, with images and the operator
+cluster-up: setup ## Bring up the local cluster, with images and the operator
 	$(PY) -m e2e.providers up
 
 .PHONY: cluster-down

@@ -1,22 +1,20 @@
 """Where the end-to-end tests and the demo find a cluster.
 
-existing   the user's: RLJOB_KUBECONFIG, RLJOB_IMAGE_REPOSITORY and RLJOB_STORAGE_CLASS name it
-kind       Kubernetes in Docker, where Docker answers
+existing   the user's: RLJOB_KUBECONFIG, RLJOB_STORAGE_CLASS, RLJOB_OPERATOR_IMAGE and RLJOB_TRAINER_IMAGE name it
 local      Kubernetes in namespaces of this machine, as root on Linux (e2e/cluster)
 """
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from e2e.cluster import built_images, lifecycle, steps
 
 ROOT = Path(__file__).resolve().parents[1]
-VOLUMES = [f"shared-{i:02d}" for i in range(1, 25)]
+SETTINGS = ("RLJOB_KUBECONFIG", "RLJOB_STORAGE_CLASS", "RLJOB_OPERATOR_IMAGE", "RLJOB_TRAINER_IMAGE")
 
 
 class Unavailable(RuntimeError):
@@ -38,7 +36,6 @@ class Provider(Protocol):
     def up(self) -> None: ...
     def down(self) -> None: ...
     def build_images(self) -> None: ...
-    def load_image(self, image: str) -> None: ...
     def stop_node(self, node: str, how: str = "power") -> None: ...
     def start_node(self, node: str) -> None: ...
 
@@ -47,15 +44,12 @@ def choose() -> Provider:
     """The first that this machine has, in the order above. Raises Unavailable with what to install."""
     if os.environ.get("RLJOB_KUBECONFIG"):
         return Existing()
-    if answers("docker", "info"):
-        return Kind()
     if sys.platform == "linux" and os.geteuid() == 0:
         return Local()
     raise Unavailable(
         "No cluster to run on. Do one of these:\n"
-        "- install Docker, kind, kubectl and helm\n"
-        "- name a cluster: RLJOB_KUBECONFIG (path), RLJOB_IMAGE_REPOSITORY (Docker pushes to it, the cluster pulls from it),\n"
-        "  RLJOB_STORAGE_CLASS (ReadWriteMany)\n"
+        "- name a cluster, of kind for example: RLJOB_KUBECONFIG (path), RLJOB_STORAGE_CLASS (ReadWriteMany), RLJOB_OPERATOR_IMAGE and\n"
+        "  RLJOB_TRAINER_IMAGE (names that it can pull; docker build -f images/operator/Dockerfile and images/trainer/Dockerfile make them)\n"
         "- run as root on Debian or Ubuntu with Go 1.24 or later"
     )
 
@@ -81,9 +75,6 @@ class Local:
         self.operator_image, self.trainer_image = built_images.build_images(["operator", "trainer"])
         built_images.load_images([self.operator_image, self.trainer_image])
 
-    def load_image(self, image: str) -> None:
-        built_images.load_images([image])
-
     def stop_node(self, node: str, how: str = "power") -> None:
         lifecycle.stop_node(int(node.removeprefix("node")), how)
 
@@ -91,85 +82,21 @@ class Local:
         lifecycle.start_node(int(node.removeprefix("node")))
 
 
-class Kind:
-    """A kind cluster of two workers, which share a directory of the host for volumes. Not yet run by us."""
-
-    name = "kind"
-    storage_class = "rljob-shared"
-    tools = ""
-
-    def __init__(self) -> None:
-        require("kind", "kubectl", "helm")
-        self.directory = steps.CACHE / "kind"
-        self.kubeconfig = self.directory / "kubeconfig"
-        self.operator_image = self.trainer_image = ""
-
-    def up(self) -> None:
-        if "rljob" not in run("kind", "get", "clusters").split():
-            self._create()
-        objects = [storage_class(self.storage_class), *(host_volume(self.storage_class, name) for name in VOLUMES)]
-        manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
-        run("kubectl", f"--kubeconfig={self.kubeconfig}", "apply", "-f", "-", stdin=manifest)
-
-    def _create(self) -> None:
-        directory = self.directory / "volumes"
-        for name in VOLUMES:
-            (directory / name).mkdir(parents=True, exist_ok=True)
-            (directory / name).chmod(0o777)
-        mount = {"hostPath": str(directory), "containerPath": "/volumes"}
-        nodes = [{"role": "control-plane"}, *({"role": "worker", "extraMounts": [mount]} for _ in range(2))]
-        config = json.dumps({"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "nodes": nodes})
-        run("kind", "create", "cluster", "--name=rljob", f"--kubeconfig={self.kubeconfig}", "--config=-", stdin=config)
-
-    def down(self) -> None:
-        run("kind", "delete", "cluster", "--name=rljob", f"--kubeconfig={self.kubeconfig}")
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def build_images(self) -> None:
-        self.operator_image, self.trainer_image = docker_build("rljob.dev")
-        for image in (self.operator_image, self.trainer_image):
-            self.load_image(image)
-
-    def load_image(self, image: str) -> None:
-        run("kind", "load", "docker-image", "--name=rljob", image)
-
-    def stop_node(self, node: str, how: str = "power") -> None:
-        commands = {
-            "kubelet": ("exec", node, "systemctl", "stop", "kubelet"),
-            "power": ("kill", node),
-            "unplug": ("network", "disconnect", "kind", node),
-            "pause": ("pause", node),
-        }
-        run("docker", *commands[how])
-
-    def start_node(self, node: str) -> None:
-        state = json.loads(run("docker", "inspect", node))[0]
-        if state["State"]["Paused"]:
-            run("docker", "unpause", node)
-        if not state["NetworkSettings"]["Networks"]:
-            run("docker", "network", "connect", "kind", node)
-        if not state["State"]["Running"]:
-            run("docker", "start", node)
-        run("docker", "exec", node, "systemctl", "start", "kubelet")
-
-
 class Existing:
-    """A cluster that somebody else runs: images go through its registry, nodes are left alone. Not yet run by us."""
+    """A cluster that somebody else runs: it pulls images from its own registry, and its nodes are left alone."""
 
     name = "existing"
     tools = ""
 
     def __init__(self) -> None:
-        missing = [name for name in ("RLJOB_IMAGE_REPOSITORY", "RLJOB_STORAGE_CLASS") if not os.environ.get(name)]
+        missing = [name for name in SETTINGS if not os.environ.get(name)]
         if missing:
             raise Unavailable(
-                f"RLJOB_KUBECONFIG is set, {' and '.join(missing)} not: set all three, or none to have a cluster made."
+                f"RLJOB_KUBECONFIG is set, {', '.join(missing)} not: set all of {', '.join(SETTINGS)}, or none to have a cluster made."
             )
-        require("docker", "kubectl", "helm")
-        self.kubeconfig = Path(os.environ["RLJOB_KUBECONFIG"])
-        self.repository = os.environ["RLJOB_IMAGE_REPOSITORY"].rstrip("/")
-        self.storage_class = os.environ["RLJOB_STORAGE_CLASS"]
-        self.operator_image = self.trainer_image = ""
+        require("kubectl", "helm")
+        kubeconfig, self.storage_class, self.operator_image, self.trainer_image = (os.environ[s] for s in SETTINGS)
+        self.kubeconfig = Path(kubeconfig)
 
     def up(self) -> None:
         run("kubectl", f"--kubeconfig={self.kubeconfig}", "get", "storageclass", self.storage_class)
@@ -178,43 +105,12 @@ class Existing:
         """Nothing of it is ours."""
 
     def build_images(self) -> None:
-        self.operator_image, self.trainer_image = docker_build(self.repository)
-        for image in (self.operator_image, self.trainer_image):
-            self.load_image(image)
-
-    def load_image(self, image: str) -> None:
-        run("docker", "push", image)
+        """They are in its registry."""
 
     def stop_node(self, node: str, how: str = "power") -> None:
-        raise Unavailable("tests that break a node run on the local cluster or on kind")
+        raise Unavailable("tests that break a node run on the local cluster")
 
     start_node = stop_node
-
-
-def docker_build(repository: str) -> list[str]:
-    """Images of operator and trainer, in this order."""
-    names = {image: built_images.image_name(image, repository) for image in built_images.SOURCES}
-    for image, name in names.items():
-        run("docker", "build", "-t", name, "-f", str(ROOT / f"images/{image}/Dockerfile"), str(ROOT))
-    return list(names.values())
-
-
-def storage_class(name: str) -> dict[str, Any]:
-    metadata = {"name": name}
-    provisioner = "kubernetes.io/no-provisioner"
-    return {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": metadata, "provisioner": provisioner}
-
-
-def host_volume(class_name: str, name: str) -> dict[str, Any]:
-    """A directory that all nodes of the kind cluster see."""
-    spec = {
-        "storageClassName": class_name,
-        "capacity": {"storage": "100Gi"},
-        "accessModes": ["ReadWriteMany"],
-        "persistentVolumeReclaimPolicy": "Retain",
-        "hostPath": {"path": f"/volumes/{name}", "type": "Directory"},
-    }
-    return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec}
 
 
 def require(*programs: str) -> None:
@@ -223,15 +119,9 @@ def require(*programs: str) -> None:
         raise Unavailable(f"missing on PATH: {', '.join(missing)}")
 
 
-def answers(*command: str) -> bool:
-    if not shutil.which(command[0]):
-        return False
-    return subprocess.run(command, capture_output=True, check=False, timeout=30).returncode == 0
-
-
-def run(*command: str, stdin: str | None = None) -> str:
+def run(*command: str) -> str:
     """Standard output of a command that has to work; its progress and errors pass through to the terminal."""
-    return subprocess.run(command, check=True, text=True, input=stdin, stdout=subprocess.PIPE).stdout
+    return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
 
 
 def main() -> int:

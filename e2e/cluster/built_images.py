@@ -11,15 +11,15 @@ SOURCES = {
     "operator": ("images/operator", "operator"),
     "trainer": ("images/trainer", "operator/rljob_api", "trainer"),
 }
-LOCAL_REPOSITORY = "rljob.dev"
+REPOSITORY_NAME = "rljob.dev"
 
 
-def image_name(image: str, repository: str = LOCAL_REPOSITORY) -> str:
+def image_name(image: str) -> str:
     """`<repository>/<image>:<hash of what it is built from>`: a changed source is another image, never a stale one."""
     digest = hashlib.sha256()
     for path in source_files(image):
         digest.update(f"{path.relative_to(REPOSITORY)}\0".encode() + path.read_bytes())
-    return f"{repository}/{image}:{digest.hexdigest()[:12]}"
+    return f"{REPOSITORY_NAME}/{image}:{digest.hexdigest()[:12]}"
 
 
 def source_files(image: str) -> Iterator[Path]:

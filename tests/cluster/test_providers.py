@@ -9,28 +9,29 @@ from e2e.cluster import built_images
 
 
 @pytest.fixture(autouse=True)
-def no_docker_and_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(providers, "answers", lambda *command: False)
-    for name in ("RLJOB_KUBECONFIG", "RLJOB_IMAGE_REPOSITORY", "RLJOB_STORAGE_CLASS"):
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in providers.SETTINGS:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_machine_with_root_and_without_docker_gets_the_local_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_with_root_gets_the_local_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert providers.choose().name == "local"
 
 
-def test_without_root_and_docker_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    with pytest.raises(providers.Unavailable, match=r"install Docker, kind(.|\n)*RLJOB_KUBECONFIG(.|\n)*run as root"):
+    with pytest.raises(providers.Unavailable, match=r"RLJOB_KUBECONFIG(.|\n)*run as root"):
         providers.choose()
 
 
-def test_a_kubeconfig_without_registry_and_storage_class_is_refused_by_their_names(
+def test_a_kubeconfig_without_images_and_storage_class_is_refused_by_their_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RLJOB_KUBECONFIG", "/somewhere")
-    with pytest.raises(providers.Unavailable, match="RLJOB_IMAGE_REPOSITORY and RLJOB_STORAGE_CLASS not"):
+    with pytest.raises(
+        providers.Unavailable, match="RLJOB_STORAGE_CLASS, RLJOB_OPERATOR_IMAGE, RLJOB_TRAINER_IMAGE not"
+    ):
         providers.choose()
 
 
@@ -44,6 +45,6 @@ def test_an_image_is_named_after_its_source_and_nothing_else(monkeypatch: pytest
     (source / "__pycache__" / "module.pyc").write_bytes(b"compiled")
     assert built_images.image_name("operator") == first
     (source / "module.py").write_text("a = 2")
-    changed = built_images.image_name("operator", "registry.example/team")
-    assert changed.startswith("registry.example/team/operator:")
+    changed = built_images.image_name("operator")
+    assert changed.startswith("rljob.dev/operator:")
     assert changed.rpartition(":")[2] != first.rpartition(":")[2]
