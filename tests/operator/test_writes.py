@@ -74,6 +74,34 @@ async def test_a_slow_role_delays_its_binding() -> None:
     assert ("RoleBinding", NAMESPACE, "demo-pods") in cluster.objects
 
 
+@pytest.mark.parametrize("backend", ["builtin", "none"])
+async def test_pods_come_after_what_they_need_unless_they_wait_at_a_gate(backend: str) -> None:
+    cluster = FakeCluster()
+    cluster.put(job_object("demo", raw_spec(scheduling={"backend": backend})))
+    await operating(cluster)((NAMESPACE, "demo"))
+    kinds = [line.split()[1] for line in cluster.writes if line.startswith("create") and "Event" not in line]
+    first = kinds.index("StatefulSet")
+    before = {"ServiceAccount", "Role"} if backend == "builtin" else set(kinds) - {"StatefulSet"}
+    assert set(kinds[:first]) == before
+
+
+async def test_no_pod_is_ungated_while_a_name_belongs_to_another_owner() -> None:
+    cluster = FakeCluster()
+    cluster.put(job_object("demo", raw_spec(scheduling={"backend": "builtin"})))
+    meta = {"name": "demo-control", "namespace": NAMESPACE, "labels": {}}
+    foreign = cluster.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {}})
+    for _ in range(4):
+        await operating(cluster)((NAMESPACE, "demo"))
+        cluster.sync_stateful_sets()
+    gated = [pod["metadata"]["name"] for pod in cluster.pods(NAMESPACE) if pod["spec"].get("schedulingGates")]
+    assert len(gated) == len(cluster.pods(NAMESPACE)) > 0
+    cluster.remove(foreign)
+    for _ in range(4):
+        await operating(cluster)((NAMESPACE, "demo"))
+        cluster.sync_stateful_sets()
+    assert not any(pod["spec"].get("schedulingGates") for pod in cluster.pods(NAMESPACE))
+
+
 async def test_one_write_that_fails_keeps_no_other_from_its_end() -> None:
     async def fails() -> None:
         raise ApiError(500, "broken")
