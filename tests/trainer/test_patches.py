@@ -1,6 +1,7 @@
 """Patches of other people's packages: on proven versions only, and of the source that they were made for."""
 
 import importlib
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rljob_api import names
 from rljob_trainer import patches
+from rljob_trainer.failure import read_first
 from rljob_trainer.megatron import compat
 from rljob_trainer.patches import Patch, UnsupportedVersionError
 
@@ -94,3 +97,23 @@ def test_every_module_of_patches_is_registered(megatron_patches: list[Patch]) ->
 def test_patches_are_listed_without_importing_megatron() -> None:
     code = "import sys; from rljob_trainer.megatron import compat; sys.exit('megatron' in sys.modules or not compat.MODULES)"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_rank_of_an_unsupported_image_says_so_as_why_its_attempt_failed_and_its_fork_server_lives(
+    tmp_path: Path,
+) -> None:
+    code = """
+from rljob_trainer.megatron import compat
+compat.VERSIONS = {"torch": ("1.0",)}
+from rljob_trainer import rank
+rank.prepare()
+print("ready", flush=True)
+rank.main()
+"""
+    environment = os.environ | {"RANK": "0", "LOCAL_RANK": "0", names.ENV_ATTEMPT_DIR: str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (1, "ready\n")
+    failure = read_first(tmp_path)
+    assert failure is not None
+    assert (failure.kind, failure.field, failure.rank) == ("configuration", "spec.image", 0)
+    assert "patches of the trainer are proven on torch 1.0 only" in failure.message

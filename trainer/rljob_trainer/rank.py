@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.driver.control import POLL_SECONDS, read_control
 from rljob_trainer.megatron import compat
+from rljob_trainer.patches import UnsupportedVersionError
 from rljob_trainer.weights.protocol import backend
 from rljob_trainer.weights.publisher import Publisher
 from rljob_trainer.weights.senders import Senders
@@ -33,7 +35,15 @@ log = logging.getLogger(__name__)
 
 
 def prepare() -> None:
-    """Import everything that takes seconds. The launcher calls this in the process that it forks ranks from, so nothing may touch a GPU."""
+    """Import everything that takes seconds. The launcher calls this in the process that it forks ranks from, so nothing may touch a GPU.
+
+    Packages of a version that is not supported are left to `main`, which can report them as why its attempt failed.
+    """
+    with suppress(UnsupportedVersionError):
+        _import()
+
+
+def _import() -> None:
     compat.install()
     importlib.import_module("rljob_trainer.attempt")
 
@@ -44,7 +54,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(message)s", force=True)
     directory = Path(os.environ[names.ENV_ATTEMPT_DIR])
     try:
-        prepare()
+        _import()
         result = live(directory)
     except BaseException as error:
         failure.write(directory, rank, error)

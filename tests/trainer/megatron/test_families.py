@@ -61,7 +61,7 @@ def _round_trip(spec: Any, source: Path, batch: Any, unheated: Any) -> list[floa
     for _ in range(2):  # what stages asked each other for the first export, they know in the second
         _assert_equal(dict(engine.export()), source)
     asked = zip(engine.log_probs(unheated.samples), unheated.samples, strict=True)
-    probed = max(float((found - torch.tensor(s.log_probs)).abs().max()) for found, s in asked)
+    probed = max(float((found - torch.from_numpy(s.response_log_probs.copy())).abs().max()) for found, s in asked)
     metrics = train_step(engine, batch)
     parallel_state.destroy_model_parallel()
     return [probed, metrics["train_rollout/log_prob_diff_max"]]
