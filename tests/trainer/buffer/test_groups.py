@@ -13,7 +13,6 @@ from rljob_trainer.buffer.assembly import Outcome
 from rljob_trainer.buffer.sources import GeneratedBatches, Ready
 from rljob_trainer.data.order import Cursor
 from rljob_trainer.data.prompts import Prompt, PromptSet
-from rljob_trainer.rollout.pool import Pool
 from rljob_trainer.trajectory import Trajectory, sampled
 from trainer.buffer.specs import job
 
@@ -56,8 +55,7 @@ class Generator:
 class Rollouts:
     """Always enough."""
 
-    def __init__(self) -> None:
-        self.pool = Pool("token", 1, 1)
+    redispatched = 0
 
     async def enough(self) -> None: ...
 

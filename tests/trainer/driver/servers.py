@@ -19,6 +19,8 @@ class Server:
 
     def __init__(self, pod: str, policy_step: int = 0, delay: float = 0.0):
         self.pod, self.policy_step, self.delay, self.dying = pod, policy_step, delay, False
+        self.token, self.refused = "", 0
+        """Which it wants, if any, and how many requests came without."""
         self.requests: list[dict] = []
         self.wrong: Callable[[int, int, dict], bool] = lambda left, sample, body: False
         """Whether sample `sample` of "left+...=" is answered wrongly."""
@@ -38,7 +40,10 @@ class Server:
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
 
-    async def _state(self, _: web.Request) -> web.Response:
+    async def _state(self, request: web.Request) -> web.Response:
+        if self.token and request.headers["Authorization"] != f"Bearer {self.token}":
+            self.refused += 1
+            return web.json_response({"error": "a bearer token is required"}, status=401)
         return web.json_response({"attempt": 1, "policy_step": self.policy_step, "digest": ""})
 
     async def _generate(self, request: web.Request) -> web.Response:

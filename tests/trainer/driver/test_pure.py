@@ -5,9 +5,9 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.buffer.assembly import Outcome, assemble, failure_metrics, require_scored, shaped
 from rljob_trainer.buffer.batch_files import record, replay
 from rljob_trainer.buffer.seeds import continuation_seed, evaluation_seed, training_seed
-from rljob_trainer.driver.replicas import Replicas
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.request import Kind, RewardFailed
+from rljob_trainer.rollout.replicas import Replicas
 from rljob_trainer.trajectory import Trajectory
 from trainer.buffer.specs import job
 

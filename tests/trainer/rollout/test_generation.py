@@ -12,7 +12,7 @@ import torch
 
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout.client import Generation
-from rljob_trainer.rollout.pool import Pool
+from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.weights import protocol
 from rljob_trainer.weights.publisher import Published, Publisher
 from trainer.rollout import models
@@ -37,16 +37,16 @@ async def test_a_server_killed_mid_generation_costs_no_answer(
     new = checkpoints["new"]
     published = await asyncio.to_thread(publish, servers, new, 1)
     assert sorted(published.ok) == sorted(s.endpoint.pod for s in servers)
-    pool = Pool(TOKEN, 1, samples_in_flight=16)
-    for server in servers:
-        await pool.admit(server.endpoint)
+    pool = RolloutPool(TOKEN, 1, 1, 16, lambda: None)
+    await pool.follow([server.endpoint for server in servers])
+    await pool.published(1, pool.listed, {})
     prompts = [(2 + i, 3, 4) for i in range(40)]
     sampling = Sampling(temperature=1.0, max_tokens=100)
     asked = [asyncio.create_task(pool.generate(p, 4, sampling, seed=i)) for i, p in enumerate(prompts)]
     await asyncio.sleep(0.5)
     servers[1].kill()
     groups: list[list[Generation]] = await asyncio.wait_for(asyncio.gather(*asked), 120)
-    assert pool.redispatched > 0 and [r.pod for r in pool.replicas] == [servers[0].endpoint.pod]
+    assert pool.redispatched > 0 and [r.pod for r in pool.current] == [servers[0].endpoint.pod]
     assert len(groups) == 40 and all(len(g) == 4 for g in groups)
     for generation in (g for group in groups for g in group):  # rl.md 8d, pitfall 9: the end is there once, and last
         ends = [i for i, token in enumerate(generation.tokens) if token == models.END]

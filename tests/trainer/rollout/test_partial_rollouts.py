@@ -15,7 +15,7 @@ from rljob_trainer.buffer.selection import Selection
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import load_tokenizer
 from rljob_trainer.rewards.manager import RewardManager
-from rljob_trainer.rollout.pool import Pool
+from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.trajectory import Trajectory
 from rljob_trainer.weights.publisher import Publisher
 from trainer.rollout import models
@@ -45,7 +45,7 @@ class Lab:
         self._endpoint, self._publisher = server.endpoint, Publisher(1, TOKEN, "127.0.0.1", "gloo")
         sampling = {"maxTokens": LONGEST, "temperature": TEMPERATURE}
         self._job = job = spec(self.policies[0], sampling=sampling).model_copy(update={"train": TRAIN})
-        self.pool, self.judge = Pool(TOKEN, 1, samples_in_flight=ROOM), RewardManager(job.rewards)
+        self.pool, self.judge = RolloutPool(TOKEN, 1, 1, ROOM, lambda: None), RewardManager(job.rewards)
         self._groups = Groups(
             TRAIN, Generator(job, "u", load_tokenizer(job.model), self.judge, self.pool, lambda: None)
         )
@@ -54,11 +54,12 @@ class Lab:
 
     async def step(self, step: int) -> list[Trajectory]:
         """Publish the policy before it, and draw its groups."""
-        await self.pool.dismiss(self._endpoint.pod_uid)
+        await self.pool.trained()
         tensors = iter(models.tensors(self.policies[(step - 1) % 2]))
         arguments = (step - 1, tensors, [self._endpoint], lambda: None)
         assert (await asyncio.to_thread(self._publisher.publish, *arguments)).ok
-        await self.pool.admit(self._endpoint)
+        await self.pool.follow([self._endpoint])
+        await self.pool.published(0, [self._endpoint], {})
         new = TRAIN.prompts_begun - len(self.pending)
         positions = [*self.pending, *range(self._drawn, self._drawn + new)]
         self._drawn += new

@@ -31,11 +31,12 @@ class Rows(NamedTuple):
     cu_num_generated_tokens: list[int] | None = None
 
 
-def output(request: str, *tokens: int, **special: Any) -> Any:
+def output(request: str, *tokens: int, nans: int = 0, **special: Any) -> Any:
     """With a log-probability of -token for every token."""
     ids = np.array(tokens, dtype=np.int32).reshape(-1, 1)
     rows = Rows(ids, -ids.astype(np.float32), ids[:, 0] * 0 + 1)
     fields = dict.fromkeys(SPECIAL) | special
+    fields |= {"num_nans_in_logits": nans}
     return SimpleNamespace(request_id=request, new_token_ids=list(tokens), new_logprobs=rows, **fields)
 
 
@@ -75,6 +76,14 @@ def test_what_is_not_only_tokens_is_never_held_back(special: str) -> None:
     (found,) = pieces.due([output(A, 2, **{special: "something"})])
     assert said([found]) == [(A, [1, 2])] and getattr(found, special) == "something"
     assert pieces.due([output(A, 3)]) == []
+
+
+def test_nans_in_the_logits_of_any_step_are_told_with_the_piece() -> None:
+    pieces = Pieces()
+    pieces.due([output(A, 1, nans=5)])
+    pieces.due([output(A, 2)])
+    (found,) = pieces.due([output(A, 3, finish_reason=0)])
+    assert found.num_nans_in_logits == 5
 
 
 def test_a_request_without_log_probabilities_has_none() -> None:

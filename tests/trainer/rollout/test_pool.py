@@ -15,7 +15,7 @@ from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout import pool as pool_module
 from rljob_trainer.rollout.answer import Drawn, encode
 from rljob_trainer.rollout.client import RequestRefusedError, RolloutClient, Unauthorized
-from rljob_trainer.rollout.pool import Pool
+from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.weights.protocol import GENERATE, INTERRUPT, STEP_HEADER, AttemptSuperseded
 
 SAMPLING = Sampling(temperature=1.0, max_tokens=8)
@@ -89,15 +89,21 @@ class Server:
 
 
 @asynccontextmanager
-async def pool_of(*servers: Server, samples_in_flight: int = 8) -> AsyncIterator[Pool]:
-    pool = Pool("token", 1, samples_in_flight)
+async def pool_of(*servers: Server, samples_in_flight: int = 8) -> AsyncIterator[RolloutPool]:
+    pool = RolloutPool("token", 1, 1, samples_in_flight, lambda: None)
     async with contextmanagers(servers):
         for server in servers:
-            await pool.admit(server.endpoint)
+            await admit(pool, server)
         try:
             yield pool
         finally:
             await pool.close()
+
+
+async def admit(pool: RolloutPool, server: Server) -> None:
+    """The server is listed, and has just been brought to the current policy."""
+    await pool.follow([*(e for e in pool.listed if e != server.endpoint), server.endpoint])
+    await pool.published(3, [server.endpoint], {})
 
 
 @asynccontextmanager
@@ -109,7 +115,7 @@ async def contextmanagers(servers: tuple[Server, ...]) -> AsyncIterator[None]:
         yield
 
 
-async def ask(pool: Pool, count: int, n: int = 2) -> list[int]:
+async def ask(pool: RolloutPool, count: int, n: int = 2) -> list[int]:
     """The prompts that were answered, each with n responses."""
     answers = await asyncio.wait_for(asyncio.gather(*(pool.generate((i,), n, SAMPLING, i) for i in range(count))), 30)
     assert all(len(group) == n and {g.policy_step for g in group} == {3} for group in answers)
@@ -126,7 +132,7 @@ async def test_requests_are_spread_and_bounded() -> None:
 
 async def test_a_refused_token_is_named_as_what_it_is() -> None:
     async with pool_of(Server("bad", status=401)) as pool:
-        (endpoint,) = pool.replicas
+        (endpoint,) = pool.current
         async with RolloutClient(endpoint, "another", 1) as client:
             with pytest.raises(Unauthorized, match="refuses this job's token .401."):
                 await client.generate([1], 1, Sampling(), 0)
@@ -141,8 +147,8 @@ async def test_a_lost_replica_loses_no_answer_and_doubles_none(fault: dict) -> N
     good, bad = Server("good"), Server("bad", **fault)
     async with pool_of(bad, good) as pool:
         assert await ask(pool, 60) == list(range(60))
-        assert [r.pod for r in pool.replicas] == ["good"]
-        assert pool.redispatched > 0 and "uid-bad" in pool.lost
+        assert [r.pod for r in pool.current] == ["good"]
+        assert pool.redispatched > 0 and pool.problem(bad.endpoint)
     assert set(Counter(good.seen).values()) == {1}, "no request went to the living replica twice"
 
 
@@ -150,10 +156,10 @@ async def test_when_all_are_lost_requests_wait_for_a_newcomer() -> None:
     async with pool_of(Server("dead", dies_at=0)) as pool, Server("new").running() as newcomer:
         asked = asyncio.create_task(ask(pool, 20))
         async with asyncio.timeout(20):
-            while pool.replicas:  # noqa: ASYNC110
+            while pool.current:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert not asked.done()
-        await pool.admit(newcomer.endpoint)
+        await admit(pool, newcomer)
         assert await asked == list(range(20))
 
 
@@ -161,7 +167,7 @@ async def test_a_newcomer_gets_what_is_still_waiting() -> None:
     async with pool_of(Server("slow", pause=0.2)) as pool, Server("new").running() as newcomer:
         asked = asyncio.create_task(ask(pool, 40))
         await asyncio.sleep(0.05)
-        await pool.admit(newcomer.endpoint)
+        await admit(pool, newcomer)
         assert await asked == list(range(40))
         assert len(newcomer.seen) > 10
 
@@ -172,19 +178,19 @@ async def test_a_dismissed_replicas_requests_are_answered_by_another() -> None:
         asked = asyncio.create_task(ask(pool, 20))
         await asyncio.sleep(0.2)
         assert not asked.done()
-        await pool.dismiss(frozen.endpoint.pod_uid, "its pod is gone")
+        await pool.follow([good.endpoint])
         assert await asked == list(range(20))
         frozen.frozen = False
 
 
 async def test_a_replica_that_leaves_before_a_request_has_gone_out_is_as_lost_as_one_that_leaves_after() -> None:
     async with pool_of(Server("gone"), samples_in_flight=2) as pool, Server("new").running() as newcomer:
-        (gone,) = pool.replicas
+        assert len(pool.current) == 1
         asked = asyncio.create_task(ask(pool, 1))
         for _ in range(2):  # it has a place by then, and has not been sent
             await asyncio.sleep(0)
-        await pool.dismiss(gone.pod_uid)
-        await pool.admit(newcomer.endpoint)
+        await pool.follow([])
+        await admit(pool, newcomer)
         assert await asked == [0]
         assert newcomer.seen == [0] and pool.redispatched == 1
 
@@ -195,7 +201,7 @@ async def test_a_frozen_replica_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
     frozen, good = Server("frozen", frozen=True), Server("good")
     async with pool_of(frozen, good) as pool:
         assert await ask(pool, 20) == list(range(20))
-        assert pool.lost["uid-frozen"] == "left 3 questions unanswered"
+        assert pool.problem(frozen.endpoint) == "left 3 questions unanswered"
         frozen.frozen = False
 
 
@@ -205,16 +211,16 @@ async def test_a_replica_that_was_admitted_again_is_used_again() -> None:
         asked = asyncio.create_task(ask(pool, 20))
         await asyncio.sleep(0.2)
         server.dies_at = -1
-        await pool.admit(server.endpoint)
+        await admit(pool, server)
         assert await asked == list(range(20))
-        assert pool.lost == {}
+        assert pool.current == [server.endpoint]
 
 
 async def test_a_request_that_is_wrong_fails_at_once() -> None:
     async with pool_of(Server("a", status=400)) as pool:
         with pytest.raises(RequestRefusedError, match="400"):
             await pool.generate((1,), 1, SAMPLING, 0)
-        assert len(pool.replicas) == 1
+        assert len(pool.current) == 1
 
 
 async def test_a_replaced_attempt_learns_it() -> None:
@@ -256,5 +262,5 @@ async def test_an_interruption_does_not_wait_for_a_replica_that_does_not_answer(
         await asyncio.sleep(0.2)
         await asyncio.wait_for(pool.interrupt(), 5)
         assert sorted(map(len, await asyncio.gather(*asked))) == [0, 2], "what the deaf one had begun is lost"
-        assert [r.pod for r in pool.replicas] == ["good"]
+        assert [r.pod for r in pool.current] == ["good"]
         deaf.frozen = False

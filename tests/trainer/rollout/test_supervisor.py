@@ -1,6 +1,7 @@
 """PID 1 of a rollout pod, with a stand-in for vLLM's server; the last test has the real one."""
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +13,7 @@ import pytest
 from rljob_api import names
 from rljob_api.protocol import Control, Report, Resume, RolloutEndpoint
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.rollout import process, supervisor
+from rljob_trainer.rollout import health, process, supervisor
 from rljob_trainer.rollout.client import ReplicaLost, RolloutClient
 from rljob_trainer.rollout.supervisor import Supervisor
 from rljob_trainer.weights.protocol import AttemptSuperseded
@@ -90,6 +91,8 @@ def quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
         monkeypatch.setattr(process, "SERVER", "trainer.rollout.stand_in")
         monkeypatch.setattr(supervisor, "FIRST_BACKOFF_SECONDS", 0.05)
         monkeypatch.setattr(supervisor, "READY_POLL_SECONDS", 0.05)
+        monkeypatch.setattr(health, "POLL_SECONDS", 0.2)
+        monkeypatch.setattr(process, "LAST_WORDS_SECONDS", 0.2)
 
 
 async def test_a_server_is_started_and_reported_ready(capfd: pytest.CaptureFixture[str]) -> None:
@@ -127,6 +130,61 @@ async def test_a_server_that_ends_is_started_again_whatever_its_exit_code() -> N
     again = await pod.channel.wait(is_running)
     assert again.failure is None and again.boot_id == ended.boot_id
     await pod.end()
+
+
+@pytest.mark.parametrize("seqs", [5, 6], ids=["while it serves", "while it starts"])
+async def test_a_server_whose_engine_died_is_killed_and_started_again(
+    seqs: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """vLLM's API server may live on: on a GPU it waits for ever for the connections that are open."""
+    pod = Pod()
+    pod.say(1, **{"max-num-seqs": seqs})
+    if seqs == 5:
+        await pod.channel.wait(is_running)
+    first = await engine_of_the_server()
+    await asyncio.sleep(2 * health.POLL_SECONDS)
+    first.kill()
+    report = await pod.channel.wait(lambda r: r.failure is not None, 10)
+    assert report.state == "idle" and report.failure
+    assert (report.failure.kind, report.failure.exception) == ("killed", "ServerLost")
+    assert report.failure.message == f"the rollout server was killed: the engine's process {first.pid} ended"
+    assert seqs == 6 or report.failure.lines[0].startswith("started with")
+    assert (await engine_of_the_server()).pid != first.pid
+    if seqs == 5:
+        await pod.channel.wait(is_running)
+    await pod.end()
+
+
+async def test_a_server_that_answers_nothing_any_more_is_killed_and_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "FROZEN_SECONDS", 1.0)
+    monkeypatch.setattr(health, "ASK_SECONDS", 0.2)
+    monkeypatch.setattr(health, "ANSWER_SECONDS", 0.5)
+    pod = Pod()
+    pod.say(1, **{"max-num-seqs": 5})
+    await pod.channel.wait(is_running)
+    await asyncio.sleep(1)
+    frozen = (await engine_of_the_server()).parent()
+    assert frozen
+    frozen.suspend()
+    report = await pod.channel.wait(lambda r: r.failure is not None, 20)
+    assert report.state == "idle" and report.failure
+    assert "the API server has not answered for" in report.failure.message
+    assert not frozen.is_running()
+    await pod.channel.wait(is_running)
+    await pod.end()
+
+
+async def engine_of_the_server() -> psutil.Process:
+    """Once there is one."""
+    async with asyncio.timeout(20):
+        while True:
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if health.ENGINE.search(" ".join(process.cmdline())):
+                        return process
+            await asyncio.sleep(0.05)
 
 
 async def test_refused_arguments_are_the_users_to_mend_and_a_new_spec_restarts_the_server() -> None:

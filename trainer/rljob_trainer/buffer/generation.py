@@ -18,7 +18,7 @@ from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest
 from rljob_trainer.rollout.client import FinishReason, Generation
-from rljob_trainer.rollout.pool import Pool
+from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.trajectory import Ints, Segment, Trajectory, appended, prompt, sampled
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Generator:
         job_uid: str,
         tokenizer: Tokenizer,
         rewards: RewardManager,
-        pool: Pool,
+        pool: RolloutPool,
         beat: Callable[[], None],
     ):
         self._spec, self._job_uid, self._tokenizer, self._rewards, self._pool, self._beat = (

@@ -17,8 +17,8 @@ from rljob_trainer.buffer.selection import Selection
 from rljob_trainer.data.order import Cursor, prompt_at
 from rljob_trainer.data.prompts import PromptSet
 from rljob_trainer.data.tokenizer import Tokenizer
-from rljob_trainer.driver.rollouts import Rollouts
 from rljob_trainer.reporting.samples import write_samples
+from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.trajectory import Trajectory
 
 
@@ -67,7 +67,7 @@ class GeneratedBatches:
         validation: PromptSet,
         tokenizer: Tokenizer,
         generator: Generator,
-        rollouts: Rollouts,
+        rollouts: RolloutPool,
         phase: Callable[[str], None],
     ):
         self._spec, self._train, self._validation, self._tokenizer = spec, train, validation, tokenizer
@@ -90,11 +90,11 @@ class GeneratedBatches:
     async def batch(self, step: int, policy: int, cursor: Cursor) -> Ready:
         self._phase("generating")
         await self._rollouts.enough()
-        began, redispatched = time.monotonic(), self._rollouts.pool.redispatched
+        began, redispatched = time.monotonic(), self._rollouts.redispatched
         selection, after = await self._select(step, policy, cursor)
         metrics = {
             "time/generate": time.monotonic() - began,
-            "rollout/redispatched": float(self._rollouts.pool.redispatched - redispatched),
+            "rollout/redispatched": float(self._rollouts.redispatched - redispatched),
             "data/epoch": after.epoch(self._train),
             "data/too_long": float(self._train.counts.too_long),
             "data/duplicates": float(self._train.counts.duplicates),

@@ -1,6 +1,6 @@
 """The driver: a process alongside rank 0 that reads the data, generates, scores and reports. asyncio, without torch. It answers; it does not steer.
 
-    control.json --> follow_control --> Rollouts <-- probe (GET /rljob/state)
+    control.json --> follow_control --> RolloutPool <-- probe (GET /rljob/state)
                                            |  current replicas
     prompts --> RolloutBuffer (policy of step p): evaluate when due, then batches up to that of p + 1 + staleness
                                            |

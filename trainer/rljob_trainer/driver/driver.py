@@ -17,10 +17,10 @@ from rljob_trainer.data.order import Cursor
 from rljob_trainer.data.prompts import PromptSet
 from rljob_trainer.driver.channel import Arrays
 from rljob_trainer.driver.progress import ProgressFile
-from rljob_trainer.driver.rollouts import Rollouts
 from rljob_trainer.parity import probe_sequences
 from rljob_trainer.reporting.sinks import Sinks
 from rljob_trainer.reporting.weights_and_biases import connect
+from rljob_trainer.rollout.pool import RolloutPool
 
 ANSWER_SECONDS = 1.0
 """A question that has to wait is answered after this time at the latest, so that the other ranks' broadcast stays alive."""
@@ -44,7 +44,7 @@ class Driver:
     """One attempt. The methods without underscore that rank 0 calls are documented in driver/client.py."""
 
     def __init__(
-        self, control: Control, source: Source, prompts: PromptSet, rollouts: Rollouts, progress: ProgressFile
+        self, control: Control, source: Source, prompts: PromptSet, rollouts: RolloutPool, progress: ProgressFile
     ):
         self._spec, self._source, self._prompts = control.spec, source, prompts
         self._rollouts, self._progress = rollouts, progress

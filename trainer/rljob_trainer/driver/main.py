@@ -21,10 +21,10 @@ from rljob_trainer.driver.channel import listen
 from rljob_trainer.driver.control import follow_control, read_control
 from rljob_trainer.driver.driver import Driver
 from rljob_trainer.driver.progress import ProgressFile
-from rljob_trainer.driver.rollouts import Rollouts
 from rljob_trainer.driver.server import Call, serve
 from rljob_trainer.rewards.entries import validate_row
 from rljob_trainer.rewards.manager import RewardManager
+from rljob_trainer.rollout.pool import RolloutPool
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +72,10 @@ class _Life:
     ):
         self._directory, self._progress = directory, progress
         spec = control.spec
-        self._rollouts = Rollouts(
+        self._rollouts = RolloutPool(
             token, control.attempt, required_servers(spec), sequences(spec), lambda: self._driver.wake()
         )
-        generator = Generator(spec, control.job_uid, tokenizer, rewards, self._rollouts.pool, progress.heartbeat)
+        generator = Generator(spec, control.job_uid, tokenizer, rewards, self._rollouts, progress.heartbeat)
         source: Source = (
             RecordedBatches(spec)
             if spec.train.batches.replay
@@ -105,7 +105,7 @@ class _Life:
         try:
             await _first_to_end(served, self._follow(), self._rollouts.run(), self._progress.run())
         finally:
-            await self._rollouts.pool.close()
+            await self._rollouts.close()
             await self._driver.close()
 
     async def _follow(self) -> None:

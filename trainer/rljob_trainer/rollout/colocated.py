@@ -5,7 +5,6 @@ They start before the ranks touch the GPUs, because vLLM measures what is free; 
 
 import asyncio
 import os
-import time
 from collections.abc import Mapping
 
 from rljob_api import names
@@ -46,10 +45,9 @@ class ColocatedServers:
         """Until one ends, and why; `stop` then."""
         ports = [free_port() for _ in self._shares]
         for share, port in zip(self._shares, ports, strict=True):
-            self._running.append(
-                await ServerProcess.start(server_arguments(self._control.spec, port), self._environment(share))
-            )
-        ended = [asyncio.create_task(server.wait()) for server in self._running]
+            arguments, environment = server_arguments(self._control.spec, port), self._environment(share)
+            self._running.append(await ServerProcess.start(arguments, environment, self._url(port)))
+        ended = [asyncio.create_task(server.end()) for server in self._running]
         try:
             return await self._first_end(ended, [self._endpoint(i, port) for i, port in enumerate(ports)])
         finally:
@@ -59,14 +57,13 @@ class ColocatedServers:
     async def stop(self) -> None:
         await asyncio.gather(*(server.stop() for server in self._running))
 
-    async def _first_end(self, ended: list[asyncio.Task[int]], endpoints: list[RolloutEndpoint]) -> Failure:
+    async def _first_end(self, ended: list[asyncio.Task[Failure]], endpoints: list[RolloutEndpoint]) -> Failure:
         answering = asyncio.create_task(self._wait(endpoints))
         try:
             await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
         finally:
             answering.cancel()
-        server, task = next((s, t) for s, t in zip(self._running, ended, strict=True) if t.done())
-        return server.failure(task.result(), time.time())
+        return next(task.result() for task in ended if task.done())
 
     async def _wait(self, endpoints: list[RolloutEndpoint]) -> None:
         token = self._inherited[names.ENV_ROLLOUT_TOKEN]
@@ -81,7 +78,10 @@ class ColocatedServers:
     def _endpoint(self, index: int, port: int) -> RolloutEndpoint:
         pod = f"{self._inherited[names.ENV_POD_NAME]}-server-{index}"
         uid = f"{self._inherited[names.ENV_POD_UID]}-{self._control.attempt}-{index}"
-        return RolloutEndpoint(pod=pod, pod_uid=uid, url=http_url(self._inherited[names.ENV_POD_IP], port))
+        return RolloutEndpoint(pod=pod, pod_uid=uid, url=self._url(port))
+
+    def _url(self, port: int) -> str:
+        return http_url(self._inherited[names.ENV_POD_IP], port)
 
     def _environment(self, share: Mapping[str, str]) -> dict[str, str]:
         inherited = dict(os.environ) | dict(self._inherited)

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rljob_api import names
 from rljob_trainer.rollout.generate import generate
+from rljob_trainer.rollout.health import EngineClock
 from rljob_trainer.weights import protocol
 from rljob_trainer.weights.gate import Gate
 from rljob_trainer.weights.protocol import AttemptSuperseded, PolicyVersion
@@ -31,7 +32,8 @@ class Front:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._gate = Gate(os.environ[names.ENV_ROLLOUT_TOKEN], int(os.environ.get(names.ENV_ATTEMPT, "0")))
-        updates = WeightUpdates(self._gate)
+        self._clock, self._weights = EngineClock(), WeightUpdates(self._gate)
+        updates = self._weights
         self._updates: dict[tuple[str, str], Callable[[Any, int, dict[str, Any]], Awaitable[None]]] = {
             ("POST", protocol.OPEN): updates.open,
             ("POST", protocol.BUCKET): updates.bucket,
@@ -76,6 +78,8 @@ class Front:
         route = request.method, request.url.path
         if route == ("GET", protocol.STATE):
             return JSONResponse(self._gate.state())
+        if route == ("GET", protocol.HEALTH):
+            return await self._health(request.app.state.engine_client)
         if route not in self._updates:
             return None
         if protocol.ATTEMPT_HEADER not in request.headers:
@@ -90,6 +94,14 @@ class Front:
         except (KeyError, ValueError) as error:
             return _error(400, f"body: {type(error).__name__}: {error}")
         return JSONResponse({})
+
+    async def _health(self, engine: Any) -> JSONResponse:
+        """Asks the engine's own loop a question that costs it nothing."""
+        try:
+            silence = await self._clock.silence(engine.is_paused)
+        except Exception as error:
+            return _error(500, f"{type(error).__name__}: {error}")
+        return JSONResponse({"silence": silence, "updating": self._weights.running})
 
     def _tagged(self, send: Send, policy: PolicyVersion) -> Send:
         """Say which policy generated the answer: the one that let the request in, if it is still served. An update aborts what is in flight,

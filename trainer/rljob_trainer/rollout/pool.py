@@ -1,99 +1,153 @@
-"""Prompts over replicas: every request gets exactly one answer, whatever happens to the replica that had it first.
+"""The rollout servers as one attempt uses them. Which there are is in replicas.py; those that serve the current policy generate here.
 
-    waiting requests --(least loaded replica with room)--> replica --> answer
-            ^                                                 |
-            +------------------ ReplicaLost ------------------+   the replica leaves the pool
+    waiting requests --(least loaded server with room)--> server --> answer
+            ^                                                |
+            +---------------- ReplicaLost -------------------+   the server is out until it answers and has the weights again
 
-A replica comes back only by `admit`, after its weights have been published again.
+Every request gets exactly one answer, whatever happens to the server that had it first.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator, Sequence
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_api.protocol import RolloutEndpoint
+from rljob_api.protocol import RolloutEndpoint, RolloutState
 from rljob_api.spec.common import Sampling
-from rljob_trainer.rollout.client import Generation, ReplicaLost, RolloutClient
+from rljob_trainer.rollout.client import Generation, ReplicaLost, RolloutClient, Unauthorized
+from rljob_trainer.rollout.replicas import Replicas
 from rljob_trainer.trajectory import Ints
 from rljob_trainer.weights.protocol import AttemptSuperseded
 
+PROBE_EVERY_SECONDS = 0.5
 WATCH_SECONDS = 5.0
-"""Pause between two looks at a replica that is generating."""
+"""Pause between two questions to a server that is generating."""
 MISSES = 3
-"""Looks in a row that a replica may leave unanswered before its requests go elsewhere."""
+"""Questions in a row that a server may leave unanswered before its requests go elsewhere."""
 AGAIN_SECONDS = 0.5
-"""Pause between two interruptions: a request that was on its way to a replica at the first is there at the second."""
+"""Pause between two interruptions: a request that was on its way to a server at the first is there at the second."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class _Replica:
+class _Serving:
+    """A connection to a server that has the current policy."""
+
     client: RolloutClient
-    gone: asyncio.Future[Any]
-    """Why it left the pool; pending while it is in."""
+    gone: asyncio.Future[str]
+    """Why it is out; pending while it is in."""
     load: int = 0
     """Samples in flight."""
     watcher: asyncio.Task[None] | None = None
 
+    @property
+    def endpoint(self) -> RolloutEndpoint:
+        return self.client.endpoint
 
-class Pool:
-    """The replicas that serve the current policy. Used from one event loop."""
 
-    def __init__(self, token: str, attempt: int, samples_in_flight: int) -> None:
-        """`samples_in_flight`: what one replica has at a time, which is its batch: a newcomer finds requests still waiting."""
-        self._token, self._attempt, self._limit = token, attempt, samples_in_flight
-        self._replicas: dict[str, _Replica] = {}
-        self._changed = asyncio.Condition()
+class RolloutPool:
+    """Used from one event loop. `run` has to run alongside; `changed` is called when a server became publishable, current, or was lost."""
+
+    def __init__(
+        self, token: str, attempt: int, min_replicas: int, samples_in_flight: int, changed: Callable[[], None]
+    ) -> None:
+        """`samples_in_flight`: what one server has at a time, which is its batch: a newcomer finds requests still waiting."""
+        self._token, self._attempt, self._changed = token, attempt, changed
+        self._min, self._limit = max(min_replicas, 1), samples_in_flight
+        self._replicas = Replicas()
+        self._serving: dict[str, _Serving] = {}
+        self._enough = asyncio.Event()
+        self._room = asyncio.Condition()
         self._asked, self._idle = 0, asyncio.Event()
         self._interrupted = False
         self.redispatched = 0
-        """Requests that were sent again because their replica was lost."""
-        self.lost: dict[str, str] = {}
-        """Pod uid -> why it left, since it was last admitted."""
+        """Requests that were sent again because their server was lost."""
+
+    async def run(self) -> None:
+        """Find out which servers answer, until cancelled."""
+        while True:
+            await asyncio.gather(*(self._probe(e) for e in self._replicas.to_probe(time.monotonic())))
+            await asyncio.sleep(PROBE_EVERY_SECONDS)
+
+    async def follow(self, endpoints: Sequence[RolloutEndpoint]) -> None:
+        """The operator's list changed."""
+        self._replicas.follow(endpoints)
+        for serving in list(self._serving.values()):
+            if self._replicas.find(serving.endpoint) is None:
+                await self._disconnect(serving.endpoint, "its pod is gone")
+        self._tell()
+
+    def to_publish(self) -> list[RolloutEndpoint]:
+        return self._replicas.to_publish()
+
+    async def published(self, step: int, targets: Sequence[RolloutEndpoint], failed: Mapping[str, str]) -> None:
+        """`targets` were published to; `failed` says by pod why some do not have the policy of `step`."""
+        for endpoint in targets:
+            if endpoint.pod in failed:
+                await self._lose(endpoint, f"it did not take the policy of step {step}: {failed[endpoint.pod]}")
+            elif self._replicas.published(endpoint, step):
+                await self._connect(endpoint)
+        self._tell()
+
+    async def trained(self) -> None:
+        """There is a newer policy, which no server has."""
+        self._replicas.trained()
+        for serving in list(self._serving.values()):
+            await self._disconnect(serving.endpoint, "there is a newer policy")
+        self._tell()
+
+    async def enough(self) -> None:
+        """Returns once minReplicas have the current policy."""
+        await self._enough.wait()
 
     @property
-    def replicas(self) -> list[RolloutEndpoint]:
-        return [r.client.endpoint for r in self._replicas.values()]
+    def is_enough(self) -> bool:
+        return self._enough.is_set()
 
-    async def admit(self, endpoint: RolloutEndpoint) -> None:
-        """A replica that has just been brought to the current policy; waiting requests go to it at once."""
-        await self.dismiss(endpoint.pod_uid, "replaced")
-        client = await RolloutClient(endpoint, self._token, self._attempt).__aenter__()
-        replica = _Replica(client, asyncio.get_running_loop().create_future())
-        replica.watcher = asyncio.create_task(self._watch(replica))
-        self.lost.pop(endpoint.pod_uid, None)
-        self._replicas[endpoint.pod_uid] = replica
-        await self._notify()
+    @property
+    def current(self) -> list[RolloutEndpoint]:
+        """Servers that have the current policy."""
+        return self._replicas.current()
 
-    async def dismiss(self, pod_uid: str, reason: str = "dismissed") -> None:
-        """A replica that is gone, or about to change its weights; what it was generating is generated elsewhere."""
-        replica = self._replicas.pop(pod_uid, None)
-        if replica is None:
-            return
-        self.lost[pod_uid] = reason
-        replica.gone.set_result(reason)
-        if replica.watcher is not None and replica.watcher is not asyncio.current_task():
-            replica.watcher.cancel()
-        await replica.client.__aexit__()
+    @property
+    def count(self) -> int:
+        """How many have it."""
+        return len(self.current)
+
+    @property
+    def listed(self) -> list[RolloutEndpoint]:
+        """All servers that the control message lists."""
+        return self._replicas.listed()
+
+    def report(self) -> list[RolloutState]:
+        return self._replicas.report()
+
+    def problem(self, endpoint: RolloutEndpoint) -> str:
+        """Why a server was lost; empty when it was not, or answers again."""
+        replica = self._replicas.find(endpoint)
+        return replica.problem if replica else ""
 
     async def generate(
         self, prompt_tokens: Sequence[int] | Ints, n: int, sampling: Sampling, seed: int
     ) -> list[Generation]:
-        """As RolloutClient.generate, on whichever replica has room; waits while there is none. Raises RequestRefusedError, AttemptSuperseded.
+        """As RolloutClient.generate, on whichever server has room; waits while there is none. Raises RequestRefusedError, AttemptSuperseded.
 
         After `interrupt`: what there is of the responses, or none of them when they had not been begun.
         """
         with self._counted():
-            while replica := await self._reserve(n):
+            while serving := await self._reserve(n):
                 try:
-                    answer = replica.client.generate(prompt_tokens, n, sampling, seed)
-                    return self._accepted(await _unless_gone(replica, answer))
+                    answer = serving.client.generate(prompt_tokens, n, sampling, seed)
+                    return self._accepted(await _unless_gone(serving, answer))
                 except ReplicaLost as lost:
                     self.redispatched += 1
-                    await self._leave(replica, lost)
+                    await self._leave(serving, lost)
                 finally:
-                    replica.load -= n
+                    serving.load -= n
                     await self._notify()
             return []
 
@@ -103,15 +157,97 @@ class Pool:
         await self._notify()
         try:
             while self._asked:
-                await asyncio.gather(*(self._interrupt(r) for r in list(self._replicas.values()) if r.load))
+                await asyncio.gather(*(self._interrupt(s) for s in list(self._serving.values()) if s.load))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._idle.wait(), AGAIN_SECONDS)
         finally:
             self._interrupted = False
 
     async def close(self) -> None:
-        for pod_uid in list(self._replicas):
-            await self.dismiss(pod_uid, "closed")
+        for serving in list(self._serving.values()):
+            await self._disconnect(serving.endpoint, "closed")
+
+    async def _probe(self, endpoint: RolloutEndpoint) -> None:
+        try:
+            async with RolloutClient(endpoint, self._token, self._attempt) as client:
+                await client.state()
+        except Unauthorized as refused:
+            if not self.problem(endpoint):
+                log.warning("%s", refused)
+            self._replicas.refused(endpoint, time.monotonic(), str(refused))
+            self._tell()
+        except ReplicaLost:
+            self._replicas.lost(endpoint, time.monotonic())
+        else:
+            self._replicas.healthy(endpoint)
+            self._tell()
+
+    async def _connect(self, endpoint: RolloutEndpoint) -> None:
+        """It has the current policy: waiting requests go to it at once."""
+        await self._disconnect(endpoint, "replaced")
+        client = await RolloutClient(endpoint, self._token, self._attempt).__aenter__()
+        serving = _Serving(client, asyncio.get_running_loop().create_future())
+        serving.watcher = asyncio.create_task(self._watch(serving))
+        self._serving[endpoint.pod_uid] = serving
+        await self._notify()
+
+    async def _disconnect(self, endpoint: RolloutEndpoint, reason: str) -> None:
+        """What it was generating is generated elsewhere."""
+        serving = self._serving.pop(endpoint.pod_uid, None)
+        if serving is None:
+            return
+        serving.gone.set_result(reason)
+        if serving.watcher is not None and serving.watcher is not asyncio.current_task():
+            serving.watcher.cancel()
+        await serving.client.__aexit__()
+
+    async def _lose(self, endpoint: RolloutEndpoint, reason: str) -> None:
+        log.warning("rollout %s is lost: %s", endpoint.pod, reason)
+        self._replicas.lost(endpoint, time.monotonic(), reason)
+        await self._disconnect(endpoint, reason)
+        self._tell()
+
+    async def _leave(self, serving: _Serving, lost: ReplicaLost) -> None:
+        """Lose it, unless it is out already."""
+        if self._serving.get(serving.endpoint.pod_uid) is serving:
+            await self._lose(serving.endpoint, str(lost))
+
+    async def _interrupt(self, serving: _Serving) -> None:
+        try:
+            await serving.client.interrupt()
+        except ReplicaLost as lost:
+            await self._leave(serving, lost)
+
+    async def _watch(self, serving: _Serving) -> None:
+        """A frozen pod looks like a slow one. A frozen server in a pod that is not is restarted there (health.py)."""
+        misses = 0
+        while misses < MISSES:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                await serving.client.state()
+                misses = 0
+            except AttemptSuperseded:
+                return  # the next request says so to its caller
+            except ReplicaLost:
+                misses += 1
+        await self._lose(serving.endpoint, f"left {MISSES} questions unanswered")
+
+    async def _reserve(self, n: int) -> _Serving | None:
+        """The least loaded server with room for `n` samples; an idle one always has room. None once interrupted."""
+        async with self._room:
+            while not self._interrupted:
+                serving = min(self._serving.values(), key=lambda s: s.load, default=None)
+                if serving and (serving.load == 0 or serving.load + n <= self._limit):
+                    serving.load += n
+                    return serving
+                await self._room.wait()
+        return None
+
+    def _accepted(self, found: list[Generation]) -> list[Generation]:
+        """Raises ReplicaLost for what was cut short, unless we asked for that."""
+        if not self._interrupted and any(g.finish_reason == "abort" for g in found):
+            raise ReplicaLost("it ended the request early")
+        return found
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
@@ -125,60 +261,25 @@ class Pool:
             if not self._asked:
                 self._idle.set()
 
-    def _accepted(self, found: list[Generation]) -> list[Generation]:
-        """Raises ReplicaLost for what was cut short, unless we asked for that."""
-        if not self._interrupted and any(g.finish_reason == "abort" for g in found):
-            raise ReplicaLost("it ended the request early")
-        return found
-
-    async def _interrupt(self, replica: _Replica) -> None:
-        try:
-            await replica.client.interrupt()
-        except ReplicaLost as lost:
-            await self._leave(replica, lost)
-
-    async def _leave(self, replica: _Replica, lost: ReplicaLost) -> None:
-        """Dismiss it, unless it has left already."""
-        if self._replicas.get(replica.client.endpoint.pod_uid) is replica:
-            await self.dismiss(replica.client.endpoint.pod_uid, str(lost))
-
-    async def _reserve(self, n: int) -> _Replica | None:
-        """The least loaded replica with room for `n` samples; an idle one always has room. None once interrupted."""
-        async with self._changed:
-            while not self._interrupted:
-                replica = min(self._replicas.values(), key=lambda r: r.load, default=None)
-                if replica and (replica.load == 0 or replica.load + n <= self._limit):
-                    replica.load += n
-                    return replica
-                await self._changed.wait()
-        return None
-
-    async def _watch(self, replica: _Replica) -> None:
-        """A frozen server looks like a slow one; its front does not answer either."""
-        misses = 0
-        while misses < MISSES:
-            await asyncio.sleep(WATCH_SECONDS)
-            try:
-                await replica.client.state()
-                misses = 0
-            except AttemptSuperseded:
-                return  # the next request says so to its caller
-            except ReplicaLost:
-                misses += 1
-        await self.dismiss(replica.client.endpoint.pod_uid, f"left {MISSES} questions unanswered")
-
     async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+        async with self._room:
+            self._room.notify_all()
+
+    def _tell(self) -> None:
+        if self.count >= self._min:
+            self._enough.set()
+        else:
+            self._enough.clear()
+        self._changed()
 
 
-async def _unless_gone(replica: _Replica, answer: Coroutine[Any, Any, list[Generation]]) -> list[Generation]:
-    """The answer. Raises ReplicaLost when the replica leaves the pool first."""
+async def _unless_gone(serving: _Serving, answer: Coroutine[Any, Any, list[Generation]]) -> list[Generation]:
+    """The answer. Raises ReplicaLost when the server is out first."""
     call: asyncio.Future[Any] = asyncio.ensure_future(answer)
     try:
-        await asyncio.wait({call, replica.gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({call, serving.gone}, return_when=asyncio.FIRST_COMPLETED)
         if call.done():
             return call.result()
-        raise ReplicaLost(replica.gone.result())
+        raise ReplicaLost(serving.gone.result())
     finally:
         call.cancel()

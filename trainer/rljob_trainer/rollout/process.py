@@ -1,34 +1,38 @@
-"""A server process: started with its output passed on, its last lines kept, ended with everything it started."""
+"""A server process: started with its output passed on, its last lines kept, checked, ended with everything it started."""
 
 import asyncio
 import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
+from rljob_api import names
 from rljob_api.protocol import Failure
+from rljob_trainer.failure import Kind, last_lines
+from rljob_trainer.rollout.health import HealthCheck
 
 SERVER = "rljob_trainer.rollout.server"
 STOP_SECONDS = 20.0
 """Between SIGTERM and SIGKILL."""
-KEPT_LINES = 20
+LAST_WORDS_SECONDS = 2.0
+"""For a server whose engine has ended to say why."""
 KEPT_BYTES = 2**14
 USAGE_ERROR = 2
 """argparse's exit code."""
 
 
 class ServerProcess:
-    """Use `start`; then `wait` or `stop`."""
+    """Use `start`; then `end` or `stop`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, output: asyncio.StreamReader) -> None:
-        self._process, self._tail = process, b""
+    def __init__(self, process: asyncio.subprocess.Process, output: asyncio.StreamReader, check: HealthCheck) -> None:
+        self._process, self._check, self._tail = process, check, b""
         self._output = asyncio.create_task(self._pass_on(output))
 
     @staticmethod
-    async def start(arguments: Sequence[str], environment: Mapping[str, str]) -> "ServerProcess":
-        """`arguments`: of vLLM's server. In a session of its own, so that all of it can be killed at once."""
+    async def start(arguments: Sequence[str], environment: Mapping[str, str], url: str) -> "ServerProcess":
+        """`arguments`: of vLLM's server; `url`: where it will answer. In a session of its own, so that all of it can be killed at once."""
         command = (sys.executable, "-m", SERVER, *arguments)
         output, end = await _pipe()
         try:
@@ -37,15 +41,22 @@ class ServerProcess:
             )
         finally:
             os.close(end)
-        return ServerProcess(process, output)
+        return ServerProcess(process, output, HealthCheck(process.pid, url, environment[names.ENV_ROLLOUT_TOKEN]))
 
-    async def wait(self) -> int:
-        """The exit code, negative for a signal; what the process left behind is killed. vLLM also exits 0 when its engine died."""
-        code = await self._process.wait()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._output
-        return code
+    async def end(self) -> Failure:
+        """Why it ended, once it has; a dead or frozen one is killed. Nothing that it started lives on."""
+        exited, lost = asyncio.create_task(self._process.wait()), asyncio.create_task(self._check.lost())
+        try:
+            await asyncio.wait({exited, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():
+                await self._kill()
+                return self._exited(exited.result())
+            await asyncio.wait({exited}, timeout=LAST_WORDS_SECONDS)
+            await self._kill()
+            return self._failure("killed", "ServerLost", f"the rollout server was killed: {lost.result()}")
+        finally:
+            exited.cancel()
+            lost.cancel()
 
     async def stop(self) -> None:
         """SIGTERM, and SIGKILL after STOP_SECONDS."""
@@ -53,19 +64,27 @@ class ServerProcess:
             self._process.terminate()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(self._process.wait()), STOP_SECONDS)
+        await self._kill()
+
+    async def _kill(self) -> None:
+        """With everything that it started, whether it has ended or not."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        await self.wait()
+        await self._process.wait()
+        await self._output
 
-    def failure(self, code: int, time: float) -> Failure:
-        """Why a server that should have gone on ended, with its last lines."""
-        lines = [line[:4096] for line in self._tail.decode(errors="replace").splitlines()[-KEPT_LINES:]]
+    def _exited(self, code: int) -> Failure:
+        """`code`: negative for a signal. vLLM also exits with 0 when its engine died."""
         if code == USAGE_ERROR:
-            message = "vLLM refused its arguments: mend spec.rollout.vllmArgs"
-            return Failure(kind="configuration", field="spec.rollout.vllmArgs", message=message, lines=lines, time=time)
-        how = f"Signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
-        kind: Literal["killed", "application"] = "killed" if code < 0 else "application"
-        return Failure(kind=kind, exception=how, message="the rollout server ended", lines=lines, time=time)
+            message = "vLLM refused its arguments: correct spec.rollout.vllmArgs"
+            return self._failure("configuration", "", message, field="spec.rollout.vllmArgs")
+        if code < 0:
+            return self._failure("killed", f"Signal {-code} ({signal.Signals(-code).name})", "the rollout server ended")
+        return self._failure("application", f"exit code {code}", "the rollout server ended")
+
+    def _failure(self, kind: Kind, exception: str, message: str, field: str = "") -> Failure:
+        lines = last_lines(self._tail.decode(errors="replace"))
+        return Failure(kind=kind, exception=exception, message=message, field=field, lines=lines, time=time.time())
 
     async def _pass_on(self, output: asyncio.StreamReader) -> None:
         while chunk := await output.read(KEPT_BYTES):

@@ -1,11 +1,12 @@
-"""PID 1 of a rollout pod: keeps one server running, tells it the current attempt, reports.
+"""PID 1 of a rollout pod: keeps one server running, passes it the current attempt, reports.
 
-The control object says with which spec and which attempt is current. A server that ends is started again after a back-off, whatever its
-exit code. SIGTERM ends the server and then this process, with 0.
+The control object says with which spec and which attempt is current. A server that ends, or is dead or frozen
+(health.py), is started again after a back-off, whatever its exit code. SIGTERM ends the server and then this process, with 0.
 """
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import time
@@ -31,6 +32,8 @@ STABLE_SECONDS = 120.0
 READY_POLL_SECONDS = 0.5
 REPORT_SECONDS = 15.0
 
+log = logging.getLogger(__name__)
+
 
 async def main(channel: "Channel", environment: Mapping[str, str] = os.environ, port: int = names.ROLLOUT_PORT) -> int:
     """Runs until SIGTERM. `environment` names the pod and carries the token (names.ENV_*); the server inherits it."""
@@ -47,6 +50,7 @@ class Supervisor:
 
     def __init__(self, channel: "Channel", environment: Mapping[str, str], port: int) -> None:
         self._channel, self._environment, self._port = channel, environment, port
+        self._url = http_url(loopback(), port)
         self._boot_id = uuid.uuid4().hex
         self._control: Control | None = None
         self._failure: Failure | None = None
@@ -63,7 +67,7 @@ class Supervisor:
             await self._keep_running()
 
     async def _follow(self) -> None:
-        """Take in the operator's word."""
+        """Follow the operator's control message."""
         async for control in self._channel.controls():
             before, self._control = self._control, control
             if before and self._arguments(before) != self._arguments(control):
@@ -91,16 +95,18 @@ class Supervisor:
         environment = server_environment(self._control.spec, self._environment) | {
             names.ENV_ATTEMPT: str(self._control.attempt)
         }
-        server = await ServerProcess.start(self._arguments(self._control), environment)
-        ended, restart = asyncio.create_task(server.wait()), asyncio.create_task(self._restart.wait())
+        server = await ServerProcess.start(self._arguments(self._control), environment, self._url)
+        ended, restart = asyncio.create_task(server.end()), asyncio.create_task(self._restart.wait())
         becoming_ready = asyncio.create_task(self._become_ready())
         try:
             await asyncio.wait({ended, restart}, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
-                self._failure = server.failure(ended.result(), time.time())
+                self._failure = ended.result()
+                log.warning("%s: %s", self._failure.exception, self._failure.message)
         finally:
             becoming_ready.cancel()
             restart.cancel()
+            ended.cancel()
             await server.stop()
             self._ready = False
             self._news.set()
@@ -115,9 +121,9 @@ class Supervisor:
         self._news.set()
 
     async def _announce(self) -> bool:
-        """Tell the server the current attempt. False when it does not answer."""
+        """Pass the server the current attempt. False when it does not answer."""
         assert self._control is not None
-        here = RolloutEndpoint(pod="", pod_uid="", url=http_url(loopback(), self._port))
+        here = RolloutEndpoint(pod="", pod_uid="", url=self._url)
         return await answers(here, self._environment[names.ENV_ROLLOUT_TOKEN], self._control.attempt)
 
     async def _report(self) -> None:

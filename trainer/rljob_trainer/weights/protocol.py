@@ -10,6 +10,8 @@ STEP_HEADER = "X-RLJob-Policy-Step"
 """On an answer of a generate route: the step of the policy that generated it. Missing when another has come since the request did."""
 
 STATE = "/rljob/state"
+HEALTH = "/rljob/health"
+"""Answers whether the engine does: {"silence": seconds, "updating": whether it takes part in an update of its weights}; 500 when it failed."""
 GENERATE = "/rljob/generate"
 OPEN = "/rljob/weights/open"
 BUCKET = "/rljob/weights/bucket"

@@ -31,6 +31,11 @@ class WeightUpdates:
         self._session = ""
         self._asleep = False
 
+    @property
+    def running(self) -> bool:
+        """Whether the engine is at work for one of these, which may take as long as protocol.py allows."""
+        return self._lock.locked()
+
     async def open(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
         """Pause generation (what is in flight ends as aborted) and connect to the trainer. An update that was left open is discarded."""
         session = body["session"]

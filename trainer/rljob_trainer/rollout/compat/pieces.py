@@ -80,7 +80,7 @@ class InPieces:
 
 
 def joined(outputs: Sequence[Any]) -> Any:
-    """The last, with the tokens and log-probabilities of all. Those before it have nothing else."""
+    """The last, with the tokens and log-probabilities of all, and the most NaNs of a step. Those before it have nothing else."""
     last = outputs[-1]
     if len(outputs) > 1:
         last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
@@ -88,6 +88,7 @@ def joined(outputs: Sequence[Any]) -> Any:
             ids, log_probs, ranks, _ = zip(*found, strict=True)
             rows = (np.concatenate(_as_narrow(ids)), np.concatenate(_as_narrow(log_probs)), np.concatenate(ranks))
             last.new_logprobs = found[0]._make([*rows, None])
+        last.num_nans_in_logits = max(output.num_nans_in_logits for output in outputs)
     return last
 
 

@@ -1,8 +1,8 @@
-"""Membership of the rollout pool: who is there, who needs the policy, who has it. No I/O.
+"""Membership of the rollout pool: which replicas there are, which need the policy, which serve it. No I/O.
 
-seen --healthy--> needs weights --published--> current
-  ^                    |                          |
-  +---- failed, lost (waits before the next try) -+        trained: every current one needs weights again
+listed --answers--> needs weights --published--> current
+  ^                       |                         |
+  +---- lost (waits before it is asked again) ------+        trained: every current one needs weights again
 """
 
 from collections.abc import Iterable
@@ -17,27 +17,29 @@ REFUSALS = 3
 
 
 class ReplicaState(Enum):
-    SEEN = "seen"
+    LISTED = "listed"
     NEEDS_WEIGHTS = "needs weights"
     CURRENT = "current"
 
 
 @dataclass(slots=True)
 class Replica:
-    """One rollout pod, by UID: a new pod of an old name is another replica."""
+    """One rollout server, by its pod's UID: a new pod of an old name is another replica."""
 
     endpoint: RolloutEndpoint
-    state: ReplicaState = ReplicaState.SEEN
+    state: ReplicaState = ReplicaState.LISTED
     policy_step: int | None = None
     failures: int = 0
     refusals: int = 0
     """Answers with 401 since it last was healthy."""
     not_before: float = 0.0
-    """Clock time of the next try."""
+    """Clock time of the next question."""
+    problem: str = ""
+    """Why it was lost last."""
 
 
 class Replicas:
-    """All replicas that the control lists."""
+    """All replicas that the control message lists."""
 
     def __init__(self) -> None:
         self._by_uid: dict[str, Replica] = {}
@@ -48,40 +50,48 @@ class Replicas:
         kept = {uid: r for uid, r in self._by_uid.items() if listed.get(uid) == r.endpoint}
         self._by_uid = {uid: kept.get(uid) or Replica(endpoint) for uid, endpoint in listed.items()}
 
+    def listed(self) -> list[RolloutEndpoint]:
+        return [r.endpoint for r in self._by_uid.values()]
+
+    def find(self, endpoint: RolloutEndpoint) -> Replica | None:
+        replica = self._by_uid.get(endpoint.pod_uid)
+        return replica if replica and replica.endpoint == endpoint else None
+
     def to_probe(self, now: float) -> list[RolloutEndpoint]:
-        """Whose health to ask for."""
-        return [r.endpoint for r in self._all(ReplicaState.SEEN) if r.not_before <= now]
+        """Which to ask whether they answer."""
+        return [r.endpoint for r in self._all(ReplicaState.LISTED) if r.not_before <= now]
 
     def healthy(self, endpoint: RolloutEndpoint) -> None:
         """It answers."""
-        replica = self._find(endpoint)
-        if replica and replica.state is ReplicaState.SEEN:
-            replica.state, replica.refusals = ReplicaState.NEEDS_WEIGHTS, 0
+        replica = self.find(endpoint)
+        if replica and replica.state is ReplicaState.LISTED:
+            replica.state, replica.problem, replica.refusals = ReplicaState.NEEDS_WEIGHTS, "", 0
 
     def to_publish(self) -> list[RolloutEndpoint]:
-        """Who needs the policy and can take it."""
+        """Which need the policy and can take it."""
         return [r.endpoint for r in self._all(ReplicaState.NEEDS_WEIGHTS)]
 
-    def published(self, endpoint: RolloutEndpoint, step: int) -> None:
-        """It serves the policy of `step`."""
-        if replica := self._find(endpoint):
+    def published(self, endpoint: RolloutEndpoint, step: int) -> bool:
+        """It serves the policy of `step`. False when it is not listed any more."""
+        if replica := self.find(endpoint):
             replica.state, replica.policy_step, replica.failures = ReplicaState.CURRENT, step, 0
+        return replica is not None
 
-    def lost(self, endpoint: RolloutEndpoint, now: float) -> None:
-        """It failed to answer, or to take the policy: out until it is healthy again, after a wait that doubles."""
-        if replica := self._find(endpoint):
+    def lost(self, endpoint: RolloutEndpoint, now: float, problem: str = "") -> None:
+        """It failed to answer, or to take the policy: out until it answers again, after a wait that doubles."""
+        if replica := self.find(endpoint):
             replica.failures += 1
-            replica.state, replica.policy_step = ReplicaState.SEEN, None
+            replica.state, replica.policy_step, replica.problem = ReplicaState.LISTED, None, problem
             replica.not_before = now + min(2.0 ** (replica.failures - 1), LONGEST_WAIT_SECONDS)
 
-    def refused(self, endpoint: RolloutEndpoint, now: float) -> None:
+    def refused(self, endpoint: RolloutEndpoint, now: float, problem: str) -> None:
         """It answered with 401: lost, and named so when it does that REFUSALS times in a row."""
-        self.lost(endpoint, now)
-        if replica := self._find(endpoint):
+        self.lost(endpoint, now, problem)
+        if replica := self.find(endpoint):
             replica.refusals += 1
 
     def trained(self) -> None:
-        """The policy moved on."""
+        """There is a newer policy."""
         for replica in self._all(ReplicaState.CURRENT):
             replica.state = ReplicaState.NEEDS_WEIGHTS
 
@@ -96,7 +106,3 @@ class Replicas:
 
     def _all(self, state: ReplicaState) -> list[Replica]:
         return [r for r in self._by_uid.values() if r.state is state]
-
-    def _find(self, endpoint: RolloutEndpoint) -> Replica | None:
-        replica = self._by_uid.get(endpoint.pod_uid)
-        return replica if replica and replica.endpoint == endpoint else None

@@ -1,0 +1,118 @@
+"""Dead and frozen servers, with vLLM's own."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rljob_api.spec.common import Sampling
+from rljob_trainer.rollout import health
+from rljob_trainer.rollout.client import RolloutClient
+from rljob_trainer.rollout.health import ENGINE, EngineClock, HealthCheck
+from rljob_trainer.weights.publisher import Publisher
+from trainer.rollout import models
+from trainer.rollout.servers import TOKEN, Server
+
+
+async def test_an_answer_of_the_engine_ends_its_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "ASK_SECONDS", 0.05)
+    clock, answer = EngineClock(), asyncio.Event()
+    first = await clock.silence(answer.wait)
+    assert 0.05 <= first < await clock.silence(answer.wait)
+    answer.set()
+    assert await clock.silence(answer.wait) == 0.0
+
+
+async def test_one_question_is_open_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "ASK_SECONDS", 0.01)
+    asked: list[int] = []
+
+    async def ask() -> None:
+        asked.append(1)
+        await asyncio.sleep(60)
+
+    clock = EngineClock()
+    for _ in range(3):
+        await clock.silence(ask)
+    assert len(asked) == 1
+
+
+async def test_a_failed_engine_says_why() -> None:
+    async def ask() -> None:
+        raise RuntimeError("CUDA error")
+
+    clock = EngineClock()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="CUDA error"):
+            await clock.silence(ask)
+
+
+def engine(server: Server) -> psutil.Process:
+    """The server's engine process."""
+    (found,) = [p for p in psutil.Process(server.pid).children(recursive=True) if ENGINE.search(" ".join(p.cmdline()))]
+    return found
+
+
+@asynccontextmanager
+async def checked(server: Server) -> AsyncIterator["asyncio.Task[str]"]:
+    """The check of a server, once it has seen it healthy; cancelled at the end."""
+    task = asyncio.create_task(HealthCheck(server.pid, server.endpoint.url, TOKEN).lost())
+    await asyncio.sleep(2 * health.ASK_SECONDS + 1)
+    assert not task.done()
+    yield task
+    task.cancel()
+
+
+def publish(server: Server, model: Path) -> None:
+    published = Publisher(1, TOKEN, "127.0.0.1", "gloo").publish(
+        1, iter(models.tensors(model)), [server.endpoint], lambda: None
+    )
+    assert published.ok
+
+
+@pytest.mark.slow
+async def test_a_killed_engine_is_noticed_within_five_seconds(
+    start: Callable[..., Server], checkpoints: dict[str, Path]
+) -> None:
+    server = start(checkpoints["old"])
+    async with checked(server) as lost:
+        killed = engine(server)
+        killed.kill()
+        assert f"process {killed.pid} ended" in await asyncio.wait_for(lost, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["engine", "server"])
+async def test_a_stopped_process_is_noticed_within_the_limit(
+    start: Callable[..., Server], checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, whom: str
+) -> None:
+    monkeypatch.setattr(health, "FROZEN_SECONDS", 6.0)
+    monkeypatch.setattr(health, "ANSWER_SECONDS", 3.0)
+    server = start(checkpoints["old"])
+    async with checked(server) as lost:
+        os.kill(engine(server).pid if whom == "engine" else server.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        reason = await asyncio.wait_for(lost, 30)
+        assert f"the {'engine' if whom == 'engine' else 'API server'} has not answered for" in reason
+        assert time.monotonic() - began > 6.0, "a moment of silence is no end"
+
+
+@pytest.mark.slow
+async def test_no_alarm_while_a_server_generates_and_takes_updates(
+    start: Callable[..., Server], checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "FROZEN_SECONDS", 6.0)
+    server = start(checkpoints["old"])
+    sampling = Sampling(temperature=1.0, max_tokens=90)
+    async with checked(server) as lost, RolloutClient(server.endpoint, TOKEN, 1) as client:
+        deadline = time.monotonic() + 15
+        while time.monotonic() < deadline:
+            await asyncio.to_thread(publish, server, checkpoints["new"])
+            await client.generate((5, 6, 7), 64, sampling, 1)
+            assert not lost.done()
