@@ -107,7 +107,7 @@ def prompts(file: Path, lengths: str) -> None:
 
 
 def job(options: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
-    colocated = {"placement": "colocated", "replicas": 0, "minReplicas": 0}
+    colocated = {"placement": "colocated"}
     placement = colocated if options.placement == "colocated" else {"replicas": 1}
     spec = {
         "image": "none",

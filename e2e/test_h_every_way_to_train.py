@@ -10,7 +10,7 @@ from e2e.job import Job
 from e2e.prepare import run_preparation
 
 COLOCATED = {
-    "rollout": {"placement": "colocated", "replicas": 0, "minReplicas": 0, "template": None},
+    "rollout": {"placement": "colocated", "template": None},
     "trainer": {"template": {"resources": {"limits": {"memory": "7Gi"}}}},
 }
 WAYS: dict[str, dict[str, object]] = {"ppo": {}, "dapo": COLOCATED, "moe": {}}

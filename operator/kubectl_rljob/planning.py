@@ -4,17 +4,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 
 from kubectl_rljob.errors import UserError
+from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.memory import rollout_memory, trainer_memory
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import PlacementReport
-from rljob_api.validation.validate import violations
-from rljob_api.validation.violation import Violation
+from rljob_api.validation import Violation, validate
 from rljob_placement.cluster import Cluster
 from rljob_placement.gang import Gang
 from rljob_placement.plan import plan
@@ -51,15 +50,12 @@ class Plan:
     spec: RLJobSpec | None
     model: dict[str, Any] | None
     """The Hugging Face config.json, if it was given."""
-    violations: list[Violation]
+    violations: tuple[Violation, ...]
 
     @staticmethod
     def of(name: str, spec: dict[str, Any], model: dict[str, Any] | None) -> "Plan":
-        try:
-            parsed = RLJobSpec.model_validate(spec)
-        except ValidationError:
-            parsed = None
-        return Plan(name, parsed, model, violations(spec, name, model))
+        result = validate(spec, name, model)
+        return Plan(name, result.spec, model, result.violations)
 
     def breaks(self, field: str) -> bool:
         """Whether a rule about a field, or one below it, is broken."""
@@ -77,7 +73,7 @@ class Plan:
         """For -o json. The amounts are there only when every rule holds."""
         out: dict[str, Any] = {"name": self.name, "violations": [asdict(v) for v in self.violations]}
         if self.spec is not None and not self.violations:
-            layout, amounts = Layout.of(self.spec), Amounts.of(self.spec)
+            layout, amounts = Layout.of(self.spec, names.ROLE_TRAINER), Amounts.of(self.spec)
             out["layout"] = {**_camel(asdict(layout)), "data": layout.data}
             out["batch"] = {
                 "samplesPerStep": amounts.samples_per_step,
@@ -99,7 +95,7 @@ def roles(spec: RLJobSpec) -> list[Role]:
     per_process = 1 if t.device == "gpu" else 0
     return [
         Role("trainer", t.nodes, t.processes_per_node, t.nodes * t.processes_per_node * per_process),
-        Role("rollout", r.replicas, r.tensor_parallel, r.replicas * r.tensor_parallel * per_process),
+        Role("rollout", r.pods, r.tensor_parallel, r.pods * r.tensor_parallel * per_process),
     ]
 
 

@@ -33,6 +33,12 @@ FIELD_MANAGER = "rljob-operator"
 ROLE_TRAINER = "trainer"
 ROLE_ROLLOUT = "rollout"
 ROLES = (ROLE_TRAINER, ROLE_ROLLOUT)
+"""Of pods."""
+ROLE_CRITIC = "critic"
+ROLE_REFERENCE = "reference"
+ROLE_REWARD = "reward"
+MODEL_ROLES = (ROLE_TRAINER, ROLE_CRITIC, ROLE_REFERENCE, ROLE_REWARD)
+"""Of models that are computed with Megatron; `trainer` is the policy."""
 
 # Keys inside child objects
 CONTROL_KEY = "control.json"

@@ -71,11 +71,11 @@ class Gang:
     def of(spec: RLJobSpec, shape: Shape = NOMINAL) -> "Gang":
         return Gang(
             trainers=spec.trainer.nodes,
-            rollouts=spec.rollout.replicas,
+            rollouts=spec.rollout.pods,
             minimum=spec.rollout.required,
             trainer=Demand.of(spec, names.ROLE_TRAINER),
             rollout=Demand.of(spec, names.ROLE_ROLLOUT),
-            links=tuple(links(spec, shape, spec.rollout.replicas)),
+            links=tuple(links(spec, shape, spec.rollout.pods)),
             levels=tuple(spec.scheduling.topology_levels),
             stages=spec.trainer.parallelism.pipeline,
         )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from api.specs import raw_spec
-from rljob_api.validation.validate import violations
+from rljob_api.validation import validate
 
 CRITIC = {"critic": {}}
 CORRECTED = {"algorithm": {"rolloutCorrection": {"importanceSampling": "token"}}}
@@ -55,7 +55,7 @@ CORRECTED = {"algorithm": {"rolloutCorrection": {"importanceSampling": "token"}}
     ],
 )  # fmt: skip
 def test_each_contradiction_is_found_at_its_field(changes: dict[str, Any], field: str) -> None:
-    assert [v.field for v in violations(raw_spec(**changes), "demo")] == [field]
+    assert [v.field for v in validate(raw_spec(**changes), "demo").violations] == [field]
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_each_contradiction_is_found_at_its_field(changes: dict[str, Any], field
     ],
 )  # fmt: skip
 def test_what_belongs_together_is_accepted(changes: dict[str, Any]) -> None:
-    assert violations(raw_spec(**changes), "demo") == []
+    assert validate(raw_spec(**changes), "demo").violations == ()

@@ -6,7 +6,7 @@ from typing import Any
 
 from api.specs import make_spec, raw_spec
 from rljob_api.schema import crd
-from rljob_api.validation.validate import violations
+from rljob_api.validation import validate
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = crd.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -25,9 +25,9 @@ def test_the_file_is_what_the_models_say() -> None:
 
 def test_a_null_is_a_field_that_is_not_written_as_for_the_api_server() -> None:
     nulls = {"env": None, "critic": None, "trainer": {"parallelism": None, "template": {"nodeSelector": None}}}
-    assert violations(raw_spec(**nulls), "demo") == violations(raw_spec(trainer={}), "demo")
-    assert [v.field for v in violations(raw_spec(data={"surprise": None}), "demo")] == ["spec.data.surprise"]
-    (missing,) = violations(raw_spec(image=None), "demo")
+    assert validate(raw_spec(**nulls), "demo").violations == validate(raw_spec(trainer={}), "demo").violations
+    assert [v.field for v in validate(raw_spec(data={"surprise": None}), "demo").violations] == ["spec.data.surprise"]
+    (missing,) = validate(raw_spec(image=None), "demo").violations
     assert (missing.field, missing.rule) == ("spec.image", "Field required")
 
 
@@ -35,7 +35,7 @@ def test_types_are_those_of_the_api_server_but_for_numbers_as_python_reads_them(
     given = raw_spec(
         suspend="yes", trainer={"device": "cpu", "nodes": "2"}, train={"optimizer": {"learningRate": "1e-6"}}
     )
-    assert sorted(v.field for v in violations(given, "demo")) == ["spec.suspend", "spec.trainer.nodes"]
+    assert sorted(v.field for v in validate(given, "demo").violations) == ["spec.suspend", "spec.trainer.nodes"]
 
 
 def test_it_fits_the_annotation_of_a_client_side_apply() -> None:

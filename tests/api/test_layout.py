@@ -3,8 +3,9 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec, raw_spec
+from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout, required_servers, servers_per_pod
-from rljob_api.validation.validate import violations
+from rljob_api.validation import validate
 
 P, T = "spec.trainer.parallelism", "spec.trainer.transformerConfig"
 
@@ -29,18 +30,18 @@ def recompute(**settings: Any) -> dict[str, Any]:
     "key", ["moe_expert_capacity_factor", "moe_router_topk_scaling_factor", "no_rope_freq", "softmax_type", "qk_clip"]
 )
 def test_a_key_that_makes_the_trainers_model_another_than_the_rollouts_is_refused(key: str) -> None:
-    assert [v.field for v in violations(raw_spec(**config("gpu", **{key: 1})), "demo")] == [f"{T}.{key}"]
+    assert [v.field for v in validate(raw_spec(**config("gpu", **{key: 1})), "demo").violations] == [f"{T}.{key}"]
 
 
 def test_data_parallel_size_is_what_tensor_pipeline_and_context_leave() -> None:
     sizes = {"tensor": 2, "pipeline": 2, "context": 2}
-    layout = Layout.of(make_spec(trainer={"nodes": 4, "processesPerNode": 4, "parallelism": sizes}))
+    layout = Layout.of(make_spec(trainer={"nodes": 4, "processesPerNode": 4, "parallelism": sizes}), names.ROLE_TRAINER)
     assert (layout.world, layout.data, str(layout)) == (16, 2, "tp2-pp2-dp2-cp2")
 
 
 def test_experts_are_cut_over_ranks_that_are_data_parallel_for_the_rest() -> None:
     sizes = {"tensor": 2, "expert": 4, "expertTensor": 1}
-    layout = Layout.of(make_spec(trainer={"nodes": 8, "parallelism": sizes}))
+    layout = Layout.of(make_spec(trainer={"nodes": 8, "parallelism": sizes}), names.ROLE_TRAINER)
     assert (layout.data, layout.expert_model, str(layout)) == (4, 4, "tp2-pp1-dp4-ep4-etp1")
 
 
@@ -59,9 +60,11 @@ def test_interleaved_stages_take_micro_batches_in_groups_of_the_pipelines_size()
 
 
 def test_colocated_servers_are_counted_by_the_ranks_and_are_all_required() -> None:
-    colocated = {"placement": "colocated", "replicas": 0, "minReplicas": 0, "tensorParallel": 2}
-    spec = make_spec(trainer={"nodes": 3, "processesPerNode": 8}, rollout=colocated)
+    spec = make_spec(
+        trainer={"nodes": 3, "processesPerNode": 8}, rollout={"placement": "colocated", "tensorParallel": 2}
+    )
     assert (servers_per_pod(spec), required_servers(spec)) == (4, 12)
+    assert (spec.rollout.pods, spec.rollout.required) == (0, 0)
     separate = make_spec(rollout={"replicas": 4, "minReplicas": 2})
     assert (servers_per_pod(separate), required_servers(separate)) == (0, 2)
 
@@ -85,20 +88,20 @@ def test_samples_are_counted_globally_per_step() -> None:
 
 
 RULES = [
-    (parallel(3, tensor=2), P, "= 3 ranks is not divisible by tensor x pipeline x context = 2"),
-    (parallel(6, context=4), P, "= 6 ranks is not divisible by tensor x pipeline x context = 4"),
+    (parallel(3, tensor=2), P, "= 3 is not divisible by tensor x pipeline x context = 2"),
+    (parallel(6, context=4), P, "= 6 is not divisible by tensor x pipeline x context = 4"),
     (parallel(2, expert=4), P, "= 2 ranks is not divisible by expertTensor x expert x pipeline = 4"),
     (parallel(6, tensor=2, expertTensor=4), P, "is not divisible by expertTensor x expert x pipeline = 4"),
     (parallel(2, "gpu", tensor=2), f"{P}.tensor", "must share a node, which has 1 ranks"),
-    (parallel(virtualPipeline=2), f"{P}.virtualPipeline", "pipeline is 1"),
+    (parallel(virtualPipeline=2), f"{P}.virtualPipeline", "there is one stage"),
     (parallel(4, tensor=2, expert=2, expertTensor=1, sequence=False), f"{P}.sequence", "sequence-parallel ranks"),
     (parallel(4, tensor=2, expert=2), f"{P}.expertTensor", "on CPU, gloo cannot"),
     (parallel(4, "gpu", expertTensor=4), f"{P}.expertTensor", "must share a node, which has 1 ranks"),
-    ({"trainer": {"overlap": {"paramGather": True}}}, "spec.trainer.overlap.paramGather", "needs gradReduce"),
+    ({"trainer": {"overlap": {"paramGather": True}}}, "spec.trainer.overlap.paramGather", "into the buckets from which gradients are reduced"),
     (
-        {"trainer": {"overlap": {"gradReduce": True, "paramGather": True}}, "train": {"promptsPerStep": 4}},
+        {"trainer": {"overlap": {"gradReduce": True, "paramGather": True}}},
         "spec.trainer.overlap.paramGather",
-        "with one optimizer step per step there is no forward pass to overlap with",
+        "miniBatches x epochsPerStep = 1 leaves one update in a step",
     ),
     (recompute(modules=["mlp"]), "spec.trainer.recompute.modules", "granularity none does not read it"),
     (recompute(granularity="full", modules=["mlp"]), "spec.trainer.recompute.modules", "full does not read it"),
@@ -106,12 +109,12 @@ RULES = [
     (recompute(layers=2), "spec.trainer.recompute.layers", "granularity none does not read it"),
     (recompute(granularity="selective", modules=[]), "spec.trainer.recompute.modules", "recomputes nothing"),
     (recompute(granularity="selective", modules=["mla_up_proj"]), "spec.trainer.recompute.modules", "no supported model"),
-    ({"train": {"miniBatches": 3}}, "spec.train.miniBatches", "promptsPerStep = 4 is not divisible by it"),
-    ({"train": {"tokensPerMicroBatch": 23}}, "spec.train.tokensPerMicroBatch", "maxPromptTokens + maxTokens = 24 tokens and"),
+    ({"train": {"miniBatches": 3}}, "spec.train.miniBatches", "spec.train.promptsPerStep = 4 is not divisible by it"),
+    ({"train": {"tokensPerMicroBatch": 23}}, "spec.train.tokensPerMicroBatch", "maxPromptTokens + maxTokens = 24, rounded up"),
     (
         parallel(10, context=5) | {"train": {"tokensPerMicroBatch": 29}},
         "spec.train.tokensPerMicroBatch",
-        "= 24 tokens, 30 when filled up for tensor and context parallelism, and is never cut",
+        "maxPromptTokens + maxTokens = 24, rounded up for tensor and context parallelism = 30",
     ),
     (config(context_parallel_size=2), f"{T}.context_parallel_size", f"set by {P}.context"),
     (config(recompute_granularity="full"), f"{T}.recompute_granularity", "set by spec.trainer.recompute.granularity"),
@@ -165,7 +168,7 @@ RULES = [
 
 @pytest.mark.parametrize(("changes", "field", "rule"), RULES)
 def test_a_broken_rule_is_found_at_its_field(changes: dict[str, Any], field: str, rule: str) -> None:
-    found = violations(raw_spec(**changes), "demo")
+    found = validate(raw_spec(**changes), "demo").violations
     assert [v for v in found if v.field == field and rule in v.rule], found
 
 
@@ -178,11 +181,18 @@ def test_a_layout_that_uses_every_size_breaks_no_rule() -> None:
         "overlap": {"gradReduce": True, "paramGather": True},
         "recompute": {"granularity": "full", "method": "block", "layers": 2},
     }
-    assert violations(raw_spec(trainer=trainer, train={"miniBatches": 2}), "demo") == []
+    assert validate(raw_spec(trainer=trainer, train={"miniBatches": 2}), "demo").violations == ()
 
 
 def test_what_fails_on_cpu_only_is_allowed_on_gpus() -> None:
     sizes = {"tensor": 2, "expert": 2}
     keys = {"moe_token_dispatcher_type": "flex", "moe_permute_fusion": True, "apply_rope_fusion": True}
     trainer = {"device": "gpu", "processesPerNode": 4, "parallelism": sizes, "transformerConfig": keys}
-    assert violations(raw_spec(trainer=trainer), "demo") == []
+    assert validate(raw_spec(trainer=trainer), "demo").violations == ()
+
+
+def test_every_use_of_a_layout_says_whose_it_is() -> None:
+    spec = make_spec(trainer={"nodes": 4, "parallelism": {"tensor": 2}})
+    assert {str(Layout.of(spec, role)) for role in names.MODEL_ROLES} == {"tp2-pp1-dp2"}
+    with pytest.raises(ValueError, match="unknown role 'rollout': must be one of trainer, critic, reference, reward"):
+        Layout.of(spec, names.ROLE_ROLLOUT)

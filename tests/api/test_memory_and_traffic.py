@@ -116,7 +116,7 @@ def test_each_of_a_tokens_experts_keeps_a_copy_of_it() -> None:
 
 
 def test_colocated_servers_share_the_samples() -> None:
-    rollout = {"placement": "colocated", "replicas": 0, "tensorParallel": 2, "sampling": {"maxTokens": 8}}
+    rollout = {"placement": "colocated", "tensorParallel": 2, "sampling": {"maxTokens": 8}}
     m = rollout_memory(gpu_spec(2, 4, rollout=rollout), NOMINAL)
     assert m.kv_cache == 2 * 2 * 36 * (8 / 2) * 128 * 4 * 24, "16 samples over 2 x 2 servers, of 16 + 8 tokens"
 
@@ -177,7 +177,7 @@ def test_weights_go_from_rank_0_through_the_rollouts() -> None:
 
 
 def colocated(**trainer: Any) -> RLJobSpec:
-    rollout = {"placement": "colocated", "replicas": 0, "minReplicas": 0, "vllmArgs": {"gpu-memory-utilization": 0.45}}
+    rollout = {"placement": "colocated", "vllmArgs": {"gpu-memory-utilization": 0.45}}
     train = {"steps": 10, "promptsPerStep": 4, "samplesPerPrompt": 4, "tokensPerMicroBatch": 16384}
     return gpu_spec(processes=1, train=train, rollout=rollout, trainer=trainer)
 
@@ -223,5 +223,5 @@ def test_a_critic_takes_turns_with_the_policy() -> None:
 
 def test_a_cache_of_a_given_size_bounds_the_server() -> None:
     vllm = {"vllmArgs": {"kv-cache-memory-bytes": 10 * GIB}}
-    rollout = {"placement": "colocated", "replicas": 0, "minReplicas": 0} | vllm
+    rollout = {"placement": "colocated"} | vllm
     assert by_phase(gpu_spec(processes=1, rollout=rollout))["generate"].server == 2 * QWEN_1_5B.parameters + 10 * GIB

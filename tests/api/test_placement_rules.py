@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec, raw_spec
-from rljob_api.validation.validate import violations
+from rljob_api.validation import validate
 from rljob_placement.cluster import Node
 from rljob_placement.gang import Gang
 
 
 def broken(**changes: Any) -> list[str]:
-    return [v.field for v in violations(raw_spec(**changes), "demo")]
+    return [v.field for v in validate(raw_spec(**changes), "demo").violations]
 
 
 @pytest.mark.parametrize(

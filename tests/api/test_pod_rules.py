@@ -8,8 +8,8 @@ import pytest
 from api.specs import raw_spec
 from rljob_api import names
 from rljob_api.spec.common import Template
+from rljob_api.validation import validate
 from rljob_api.validation.pods import OUR_MOUNTS, SOURCES
-from rljob_api.validation.validate import violations
 from rljob_operator.render.template import pod_template
 from simulator.makers import META, make_job
 
@@ -18,7 +18,7 @@ DATA = {"name": "data", "mountPath": "/data", "source": {"persistentVolumeClaim"
 
 
 def fields(**changes: Any) -> list[str]:
-    return [v.field for v in violations(raw_spec(**changes), "demo")]
+    return [v.field for v in validate(raw_spec(**changes), "demo").violations]
 
 
 def with_volume(**changes: Any) -> list[str]:

@@ -3,18 +3,18 @@
 import pytest
 
 from api.specs import raw_spec
-from rljob_api.validation.validate import violations
+from rljob_api.validation import validate
 
 
 def test_a_valid_spec_has_no_violations() -> None:
-    assert violations(raw_spec(), "demo") == []
+    assert validate(raw_spec(), "demo").violations == ()
 
 
 def test_a_violation_names_field_value_rule_and_fix() -> None:
-    (v,) = violations(raw_spec(trainer={"device": "cpu", "nodes": 3, "parallelism": {"tensor": 2}}), "demo")
+    (v,) = validate(raw_spec(trainer={"device": "cpu", "nodes": 3, "parallelism": {"tensor": 2}}), "demo").violations
     assert str(v) == (
-        "spec.trainer.parallelism = tensor 2 x pipeline 1 x context 1: nodes x processesPerNode = 3 x 1 = 3 ranks is not divisible by "
-        "tensor x pipeline x context = 2; make spec.trainer.nodes x spec.trainer.processesPerNode a multiple of 2, or lower one of them"
+        "spec.trainer.parallelism = tensor 2 x pipeline 1 x context 1: nodes x processesPerNode = 3 is not divisible by tensor x pipeline x "
+        "context = 2; make spec.trainer.nodes x spec.trainer.processesPerNode a multiple of it, or lower one of the sizes"
     )
 
 
@@ -49,18 +49,18 @@ def test_a_violation_names_field_value_rule_and_fix() -> None:
     ],
 )  # fmt: skip
 def test_each_broken_rule_is_found_at_its_field(changes: dict, field: str) -> None:
-    assert field in [v.field for v in violations(raw_spec(**changes), "demo")]
+    assert field in [v.field for v in validate(raw_spec(**changes), "demo").violations]
 
 
 def test_all_violations_come_at_once() -> None:
     spec = raw_spec(
         trainer={"nodes": 3, "parallelism": {"pipeline": 2}}, train={"miniBatches": 3, "samplesPerPrompt": 1}
     )
-    assert len(violations(spec, "Bad_Name")) == 4
+    assert len(validate(spec, "Bad_Name").violations) == 4
 
 
 def test_an_unknown_megatron_key_suggests_the_nearest() -> None:
-    (v,) = violations(raw_spec(trainer={"transformerConfig": {"recompute_granularty": "full"}}), "demo")
+    (v,) = validate(raw_spec(trainer={"transformerConfig": {"recompute_granularty": "full"}}), "demo").violations
     assert v.fix == "did you mean recompute_granularity?"
 
 
@@ -75,19 +75,19 @@ def test_an_unknown_megatron_key_suggests_the_nearest() -> None:
     ],
 )
 def test_an_argument_of_vllm_that_a_pod_or_a_plan_cannot_follow_is_refused(key: str, value: object) -> None:
-    found = violations(raw_spec(rollout={"vllmArgs": {key: value}}), "demo")
+    found = validate(raw_spec(rollout={"vllmArgs": {key: value}}), "demo").violations
     assert [v.field for v in found] == [f"spec.rollout.vllmArgs.{key}"]
 
 
 def test_a_job_name_keeps_to_the_budget_of_its_children() -> None:
-    assert violations(raw_spec(), "a" * 42) == []
-    assert [v.field for v in violations(raw_spec(), "a" * 43)] == ["metadata.name"]
+    assert validate(raw_spec(), "a" * 42).violations == ()
+    assert [v.field for v in validate(raw_spec(), "a" * 43).violations] == ["metadata.name"]
 
 
 def test_the_model_is_checked_against_the_layout() -> None:
     config = {"num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 100, "num_hidden_layers": 5}
     spec = raw_spec(trainer={"nodes": 8, "parallelism": {"tensor": 4, "pipeline": 2}})
-    found = violations(spec, "demo", config)
+    found = validate(spec, "demo", config).violations
     assert [(v.field, v.rule) for v in found] == [
         ("spec.trainer.parallelism.tensor", "num_attention_heads = 6 of the model is not divisible by it"),
         (
@@ -101,7 +101,7 @@ def test_the_model_is_checked_against_the_layout() -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"rollout": {"replicas": 1}}, "spec.rollout.replicas"),
+        ({"rollout": {"replicas": 2}}, "spec.rollout.replicas"),
         (
             {"train": {"staleness": 1}, "algorithm": {"rolloutCorrection": {"bypass": True}}},
             "spec.train.staleness",
@@ -112,8 +112,8 @@ def test_the_model_is_checked_against_the_layout() -> None:
     ],
 )
 def test_colocated_servers_take_the_ranks_of_their_pods_between_steps(changes: dict, field: str) -> None:
-    colocated = {"placement": "colocated", "replicas": 0, "minReplicas": 0}
-    assert violations(raw_spec(rollout=colocated), "demo") == []
-    assert violations(raw_spec(rollout=colocated, trainer={"nodes": 2}), "demo") == []
+    colocated = {"placement": "colocated"}
+    assert validate(raw_spec(rollout=colocated), "demo").violations == ()
+    assert validate(raw_spec(rollout=colocated, trainer={"nodes": 2}), "demo").violations == ()
     broken = raw_spec(**{**changes, "rollout": colocated | changes.get("rollout", {})})
-    assert [v.field for v in violations(broken, "demo")] == [field]
+    assert [v.field for v in validate(broken, "demo").violations] == [field]

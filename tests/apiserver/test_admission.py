@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from api.specs import raw_spec
+from api.broken import BROKEN
+from api.specs import make_spec, raw_spec
 from apiserver.lab import lab
 from apiserver.proxy import Faults
 from e2e.control_plane import ControlPlane
-from rljob_api.validation.validate import violations
+from rljob_api.validation import validate
+from rljob_api.validation.object_rules import OBJECT_RULES
 from rljob_operator.kube.api import NotFound
 from simulator.cluster import job_object
 
@@ -73,7 +75,7 @@ def test_every_broken_spec_is_refused_by_the_api_server_or_named_by_the_operator
     accepted = 0
     for spec in mutations(Random(1), 250):
         refusal = submit(plane, spec)
-        found = violations(spec, "demo")
+        found = validate(spec, "demo").violations
         assert all(v.field.startswith(("spec", "metadata")) and v.rule for v in found)
         if refusal:
             assert "spec" in refusal or "surprise" in refusal, refusal
@@ -84,12 +86,20 @@ def test_every_broken_spec_is_refused_by_the_api_server_or_named_by_the_operator
 
 
 def test_rollouts_may_be_separate_colocated_or_none_at_all(plane: ControlPlane) -> None:
-    colocated = {"placement": "colocated", "replicas": 0, "minReplicas": 0}
+    colocated = {"placement": "colocated"}
     replay = {"train": {"steps": 1, "batches": {"replay": "/data/batches"}}, "rollout": {"replicas": 0}}
     for changes in ({}, {"rollout": colocated}, {"rollout": colocated, "trainer": {"nodes": 2}}, replay):
-        assert violations(raw_spec(**changes), "demo") == []
+        assert validate(raw_spec(**changes), "demo").violations == ()
         assert submit(plane, raw_spec(**changes)) == ""
     assert "nothing would generate" in submit(plane, raw_spec(rollout={"replicas": 0, "minReplicas": 0}))
+
+
+@pytest.mark.parametrize(("changes", "field"), BROKEN)
+def test_the_api_server_refuses_what_a_rule_refuses_and_says_the_same(
+    plane: ControlPlane, changes: dict[str, Any], field: str
+) -> None:
+    (broken,) = [rule for rule in OBJECT_RULES if list(rule.violations(make_spec(**changes)))]
+    assert broken.kubernetes()["message"] in submit(plane, raw_spec(**changes))
 
 
 async def test_what_a_run_stands_on_is_immutable_and_the_rest_is_not(plane: ControlPlane) -> None:

@@ -49,20 +49,20 @@ total     6      -               24
 6 rules are broken:
 
 spec.trainer.parallelism = tensor 6 x pipeline 1 x context 1
-    nodes x processesPerNode = 2 x 8 = 16 ranks is not divisible by tensor x pipeline x context = 6
-    fix: make spec.trainer.nodes x spec.trainer.processesPerNode a multiple of 6, or lower one of them
-
-spec.trainer.parallelism.tensor = 6
-    tensor-parallel ranks exchange every layer's activations and must share a node, which has 8 ranks
-    fix: raise spec.trainer.processesPerNode to a multiple of it, or lower tensor and raise pipeline
+    nodes x processesPerNode = 16 is not divisible by tensor x pipeline x context = 6
+    fix: make spec.trainer.nodes x spec.trainer.processesPerNode a multiple of it, or lower one of the sizes
 
 spec.train.miniBatches = 7
-    promptsPerStep = 64 is not divisible by it: a group of samples is never cut
+    the samples of a prompt stay in one mini-batch, and spec.train.promptsPerStep = 64 is not divisible by it
     fix: choose a divisor of spec.train.promptsPerStep
 
 spec.rewards[0] = none
     needs exactly one of rule, python, http, vllm, model
     fix: keep one of them
+
+spec.trainer.parallelism.tensor = 6
+    tensor-parallel ranks exchange every layer's activations and must share a node, which has 8 ranks
+    fix: raise spec.trainer.processesPerNode to a multiple of it, or lower tensor and raise pipeline
 
 spec.trainer.parallelism.tensor = 6
     num_attention_heads = 16 of the model is not divisible by it

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from rljob_api import names
-from rljob_api.validation.validate import violations
+from rljob_api.validation import validate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_an_example_breaks_no_rule(path: Path) -> None:
     for found in yaml.safe_load_all(path.read_text()):
         if found["kind"] == names.KIND:
-            assert violations(found["spec"], found["metadata"]["name"]) == []
+            assert validate(found["spec"], found["metadata"]["name"]).violations == ()
 
 
 def test_there_is_a_job_for_each_way_to_train() -> None:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from chart.chart import HELM, NO_HELM, helm
-from rljob_api.validation.validate import violations
+from rljob_api.validation import validate
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "gitops"
 
@@ -18,7 +18,7 @@ def documents(path: str) -> list[dict[str, Any]]:
 
 def test_the_job_breaks_no_rule() -> None:
     (job,) = documents("job/rljob.yaml")
-    assert violations(job["spec"], job["metadata"]["name"]) == []
+    assert validate(job["spec"], job["metadata"]["name"]).violations == ()
 
 
 def test_the_tools_point_to_directories_that_exist() -> None:

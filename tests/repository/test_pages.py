@@ -15,7 +15,7 @@ from repository.pages import PAGES, ROOT, TRACKED, WRITTEN, anchors, commands, n
 from rljob_api import reasons
 from rljob_api.metrics import METRICS
 from rljob_api.status import ConditionType, State
-from rljob_api.validation.validate import violations
+from rljob_api.validation import validate
 
 CODE = "".join(path.read_text() for file in TRACKED if file.endswith(".py") and (path := ROOT / file).is_file())
 PROGRAM = r"(?:python -m ((?:benchmarks|rljob_trainer|kubectl_rljob)[\w.]*)|([\w/]*\w\.py)(?= --))([^`\n]*)"
@@ -147,4 +147,4 @@ def test_what_is_shown_in_yaml_breaks_no_rule(page: Path) -> None:
     for shown in yaml_blocks(page):
         part = shown.get("spec", shown)
         whole = part if shown.get("kind") == "RLJob" else raw_spec(**part)
-        assert violations(whole, "job") == []
+        assert validate(whole, "job").violations == ()

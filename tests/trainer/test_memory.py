@@ -25,7 +25,7 @@ QWEN_1_5B = {
 }
 
 
-COLOCATED = {"placement": "colocated", "replicas": 0, "minReplicas": 0}
+COLOCATED = {"placement": "colocated"}
 
 
 def spec_of(directory: Path, rollout: dict[str, Any] | None = None, **trainer: Any) -> RLJobSpec:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from rljob_api import names
 from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.memory import Phase, PhaseName, phases
 from rljob_api.sizing.serving import server_defaults
@@ -99,7 +100,7 @@ def _too_much(spec: RLJobSpec, phase: Phase, device: float) -> ConfigurationErro
     fix = "use more ranks (spec.trainer.nodes, parallelism.tensor or pipeline), or set spec.trainer.offload"
     if not phase.server:
         rule = f"in `{phase.name}` a GPU has to hold {parts}, and has {_gib(device)}"
-        return ConfigurationError("spec.trainer.parallelism", str(Layout.of(spec)), rule, fix)
+        return ConfigurationError("spec.trainer.parallelism", str(Layout.of(spec, names.ROLE_TRAINER)), rule, fix)
     given = server_defaults(spec) | spec.rollout.vllm_args
     key = next(key for key in ("kv-cache-memory-bytes", "gpu-memory-utilization") if given.get(key))
     rule = f"in `{phase.name}` a GPU has to hold {parts} and {_gib(phase.server)} of the server, and has {_gib(device)}"

@@ -141,7 +141,7 @@ def _open_store(control: Control) -> Store:
         job_uid=control.job_uid,
         attempt=control.attempt,
         model=hashlib.sha256((Path(spec.model.path) / "config.json").read_bytes()).hexdigest(),
-        layout=str(Layout.of(spec)),
+        layout=str(Layout.of(spec, names.ROLE_TRAINER)),
         resume=control.resume,
         resume_from=Path(spec.checkpoint.resume_from) if spec.checkpoint.resume_from else None,
         keep_last=spec.checkpoint.keep_last,

@@ -6,9 +6,10 @@ from typing import Any
 from kubectl_rljob.planning import Plan, Preview, roles
 from kubectl_rljob.printers import placement
 from kubectl_rljob.printers.text import plural, table
+from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.violation import Violation
+from rljob_api.validation import Violation
 
 MODEL_KEYS = {
     "num_hidden_layers": "layers",
@@ -46,7 +47,7 @@ def page(plan: Plan, found: Preview) -> str:
 
 def layout(spec: RLJobSpec, whole: bool) -> list[str]:
     """How the ranks are divided, if they can be."""
-    cut, t = Layout.of(spec), spec.trainer
+    cut, t = Layout.of(spec, names.ROLE_TRAINER), spec.trainer
     sizes = f"tensor {cut.tensor} x pipeline {cut.pipeline}" + (f" x context {cut.context}" if cut.context > 1 else "")
     world = f"{plural(t.nodes, 'pod')} x {plural(t.processes_per_node, 'process')} = {plural(cut.world, 'rank')}"
     if not whole:
@@ -62,7 +63,7 @@ def batch(spec: RLJobSpec, whole: bool) -> list[str]:
     if not whole:
         return lines
     mini = f"{plural(t.mini_batches, 'mini-batch')} of {plural(a.samples_per_mini_batch, 'sample')}"
-    per_rank, rest = divmod(a.samples_per_mini_batch, Layout.of(spec).data)
+    per_rank, rest = divmod(a.samples_per_mini_batch, Layout.of(spec, names.ROLE_TRAINER).data)
     share = f"{'about ' if rest else ''}{plural(per_rank, 'sample')}"
     total = f"{plural(t.steps, 'step')}, {plural(a.optimizer_steps, 'optimizer step')}"
     return [

@@ -14,6 +14,7 @@ from kubectl_rljob.printers.failure import where
 from kubectl_rljob.printers.metrics import curve, line
 from kubectl_rljob.printers.text import age, clip, columns, cut, duration, moment, one_line, table
 from kubectl_rljob.terminal import WIDEST
+from rljob_api import names
 from rljob_api.protocol import Failure
 from rljob_api.sizing.layout import Layout
 
@@ -110,7 +111,7 @@ def roles(job: Job, width: int) -> list[str]:
     s, p = job.status, job.status.progress
     running = s.state == "Running"
     gpus = [r.gpus or "-" for r in planning.roles(job.spec)] if job.spec else ["", ""]
-    layout = str(Layout.of(job.spec)) if job.spec else ""
+    layout = str(Layout.of(job.spec, names.ROLE_TRAINER)) if job.spec else ""
     pace = f"{p.history[-1].seconds:.1f} s/step" if running and p.history else ""
     about = ", ".join(part for part in (layout, pace, p.backend) if part)
     policy = f"policy of step {p.policy_step}" if running else "-"

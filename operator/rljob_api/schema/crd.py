@@ -11,39 +11,13 @@ from typing import Any
 import yaml
 
 from rljob_api import names
+from rljob_api.schema import cel
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 
 Schema = dict[str, Any]
 
 _DROPPED = {"title", "exclusiveMinimum", "discriminator"}
-
-# What CEL can say of validate.py's rules: the API server answers at once, in the same words. Messages name the fix.
-_CEL = {
-    (): [
-        ("self.trainer.nodes * self.trainer.processesPerNode"
-         " % (self.trainer.parallelism.tensor * self.trainer.parallelism.pipeline * self.trainer.parallelism.context) == 0",
-         "spec.trainer: nodes x processesPerNode must be a multiple of parallelism.tensor x pipeline x context; change one of them"),
-        ("self.train.promptsPerStep % self.train.miniBatches == 0",
-         "spec.train.miniBatches must divide promptsPerStep: a group of samples is never cut; choose a divisor"),
-        ("self.data.maxPromptTokens + self.rollout.sampling.maxTokens <= self.train.tokensPerMicroBatch",
-         "spec.train.tokensPerMicroBatch must hold the longest sample, data.maxPromptTokens + rollout.sampling.maxTokens; raise it"),
-        ("self.rollout.replicas > 0 || has(self.train.batches.replay) || self.rollout.placement == 'colocated'",
-         "spec.rollout.replicas: nothing would generate; set at least 1, or train.batches.replay"),
-        ("self.train.samplesPerPrompt > 1 || !(self.algorithm.advantage in ['grpo', 'rloo', 'reinforce++-baseline', 'opo'])",
-         "spec.train.samplesPerPrompt: this algorithm.advantage compares the samples of one prompt; set at least 2"),
-        ("(self.algorithm.advantage == 'gae') == has(self.critic)",
-         "spec.critic and algorithm.advantage gae need each other; set both or neither"),
-        ("self.evaluation.everySteps == 0 || size(self.data.validation) > 0",
-         "spec.evaluation.everySteps: there are no held-out prompts; name files in data.validation, or set 0"),
-        ("self.checkpoint.path == oldSelf.checkpoint.path", "spec.checkpoint.path is immutable: a run does not move; make a new job"),
-        ("self.model.path == oldSelf.model.path", "spec.model.path is immutable; make a new job"),
-    ],
-    ("rewards", "[]"): [
-        ("[has(self.rule), has(self.python), has(self.http), has(self.vllm), has(self.model)].filter(x, x).size() == 1",
-         "needs exactly one of rule, python, http, vllm and model; keep one of them"),
-    ],
-}  # fmt: skip
 
 _COLUMNS = [
     {"name": "State", "type": "string", "jsonPath": ".status.state"},
@@ -71,12 +45,11 @@ _SCALE = {
 def crd() -> dict[str, Any]:
     """The whole object."""
     spec = structural(RLJobSpec.model_json_schema(by_alias=True))
-    for path, rules in _CEL.items():
-        _at(spec, path)["x-kubernetes-validations"] = [{"rule": r, "message": m} for r, m in rules]
+    for path, rules in cel.validations().items():
+        _at(spec, path)["x-kubernetes-validations"] = rules
     status = _open(structural(JobStatus.model_json_schema(by_alias=True, mode="serialization"))) | {
         "default": UNOBSERVED
     }
-    name_rule = f"self.metadata.name.size() <= {names.MAX_JOB_NAME} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')"
     schema = {
         "type": "object",
         "description": "A reinforcement learning run: a gang of Megatron trainers and a pool of vLLM rollouts.",
@@ -88,12 +61,7 @@ def crd() -> dict[str, Any]:
             "spec": spec,
             "status": status,
         },
-        "x-kubernetes-validations": [
-            {
-                "rule": name_rule,
-                "message": f"metadata.name: at most {names.MAX_JOB_NAME} lower-case letters, digits and '-', beginning with a letter",
-            }
-        ],
+        "x-kubernetes-validations": [cel.NAME],
     }
     version = {
         "name": names.VERSION,

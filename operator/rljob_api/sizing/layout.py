@@ -4,12 +4,13 @@ What has to divide what: `validation/layout.py`, `validation/model.py`."""
 
 from dataclasses import dataclass
 
+from rljob_api import names
 from rljob_api.spec import RLJobSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the ranks of the trainer gang are divided."""
+    """How the ranks that hold a model are divided."""
 
     world: int
     tensor: int = 1
@@ -20,7 +21,10 @@ class Layout:
     virtual_pipeline: int = 1
 
     @staticmethod
-    def of(spec: RLJobSpec) -> "Layout":
+    def of(spec: RLJobSpec, role: str) -> "Layout":
+        """Of a model's role. Critic, reference and reward models share the trainer's ranks. Raises ValueError for an unknown role."""
+        if role not in names.MODEL_ROLES:
+            raise ValueError(f"unknown role {role!r}: must be one of {', '.join(names.MODEL_ROLES)}")
         t, p = spec.trainer, spec.trainer.parallelism
         return Layout(
             t.nodes * t.processes_per_node,

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
+from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout, servers_per_pod
 from rljob_api.sizing.serving import sequences, server_defaults
 from rljob_api.sizing.shape import BYTES, Shape
@@ -204,11 +205,11 @@ class _Stage:
 
 def _stages(spec: RLJobSpec, shape: Shape) -> list[_Stage]:
     """The first and the last, between which all others lie."""
-    return [_stage(spec, shape, stage) for stage in sorted({0, Layout.of(spec).pipeline - 1})]
+    return [_stage(spec, shape, stage) for stage in sorted({0, Layout.of(spec, names.ROLE_TRAINER).pipeline - 1})]
 
 
 def _stage(spec: RLJobSpec, shape: Shape, stage: int) -> _Stage:
-    lay, width = Layout.of(spec), BYTES[spec.model.dtype]
+    lay, width = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype]
     last = stage == lay.pipeline - 1
     dense, experts = _own(shape, lay, stage)
     own = dense + experts
@@ -279,7 +280,7 @@ def _networks(spec: RLJobSpec, weights: float, gradients: float, optimizer: floa
 def rollout_memory(spec: RLJobSpec, shape: Shape) -> RolloutMemory:
     """For one GPU of one server."""
     width, t = BYTES[spec.model.dtype], spec.rollout.tensor_parallel
-    servers = spec.trainer.nodes * servers_per_pod(spec) or max(1, spec.rollout.replicas)
+    servers = spec.trainer.nodes * servers_per_pod(spec) or max(1, spec.rollout.pods)
     amounts = Amounts.of(spec)
     samples = min(sequences(spec), -(-amounts.samples_per_step // servers))
     per_token = 2 * width * shape.layers * max(1.0, shape.groups / t) * shape.head

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.spec import RLJobSpec
@@ -57,7 +58,7 @@ class Volumes:
 
     @staticmethod
     def of(spec: RLJobSpec, shape: Shape) -> "Volumes":
-        lay, width = Layout.of(spec), BYTES[spec.model.dtype]
+        lay, width = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype]
         t, c, e, p = lay.tensor, lay.context, lay.expert, lay.pipeline
         tokens = _tokens(spec) / (lay.data * c)
         layers = shape.layers / p
@@ -95,7 +96,7 @@ def links(spec: RLJobSpec, shape: Shape, rollouts: int) -> list[Link]:
     """Pairs of pods that exchange bytes, each pair once per communicator; what stays inside a pod is left out."""
     per_pod, found = spec.trainer.processes_per_node, dict[tuple[Kind, int, int], float]()
     volumes = Volumes.of(spec, shape)
-    for kind, a, b, volume in _rank_links(Layout.of(spec), volumes):
+    for kind, a, b, volume in _rank_links(Layout.of(spec, names.ROLE_TRAINER), volumes):
         one, other = sorted((a // per_pod, b // per_pod))
         if one != other and volume:
             found[kind, one, other] = found.get((kind, one, other), 0.0) + volume

@@ -53,7 +53,7 @@ class SchedulingSpec(Model):
     topology_levels: Annotated[list[LabelKey], Field(max_length=8)] = []
     """Labels of nodes, from the widest domain to the narrowest, for example block, rack and NVLink domain; the node itself is always the last. For
     `builtin` and `kueue`."""
-    queue: Annotated[str, StringConstraints(max_length=253)] | None = None
+    queue: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = None
     """Queue of `kueue` (a LocalQueue) or `volcano`; neither may go without."""
     priority: Annotated[int, Field(ge=-(10**9), le=10**9)] = 0
     """Of `builtin`: jobs of higher priority are placed first, then older ones. Nothing that runs is evicted."""

@@ -138,11 +138,11 @@ class RolloutSpec(Model):
 
     placement: Literal["separate", "colocated"] = "separate"
     """`separate`: servers in pods of their own, on GPUs of their own. `colocated`: in the trainer's pods and on their GPUs, one for every
-    `tensorParallel` of them; they sleep while the policy is trained, and `replicas` is 0. Their share of the memory while they generate is
-    vllmArgs' `gpu-memory-utilization`, 0.5 unless given."""
+    `tensorParallel` of them. Colocated servers sleep while the policy is trained, and `replicas` and `minReplicas` are not read. While they
+    generate, vllmArgs' `gpu-memory-utilization` is their share of the memory, 0.5 unless set."""
     replicas: Annotated[int, Field(ge=0, le=4096)] = 1
-    """Servers in pods of their own. 0 only when batches are replayed or servers are colocated. A change takes effect at once, also by
-    `kubectl scale`, but not below the `minReplicas` that an open attempt began with."""
+    """Servers in pods of their own. 0 only when batches are replayed; not read when servers are colocated. A change takes effect at once, also by
+    `kubectl scale`, but not below the `minReplicas` that a running attempt started with."""
     min_replicas: NonNegativeInt = 1
     """Generation waits while fewer have the current policy."""
     tensor_parallel: PositiveInt = 1
@@ -159,4 +159,9 @@ class RolloutSpec(Model):
     @property
     def required(self) -> int:
         """Servers without which generation waits."""
-        return min(self.min_replicas, self.replicas)
+        return min(self.min_replicas, self.pods)
+
+    @property
+    def pods(self) -> int:
+        """Servers in pods of their own."""
+        return 0 if self.placement == "colocated" else self.replicas

@@ -7,13 +7,10 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import Optimizer
 from rljob_api.spec.model import RewardSpec
 from rljob_api.spec.roles import ReferenceSpec
-from rljob_api.validation.violation import Violation
+from rljob_api.validation.result import Violation
 
-GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce++-baseline", "opo")
-"""Compare the samples of one prompt."""
 ROUNDING = 1e-6
 """Of a fraction times a number of prompts."""
-REWARD_KINDS = ("rule", "python", "http", "vllm", "model")
 WIDEST_SEQUENCE_CLIP = 0.05
 """The ratio of a whole response, a geometric mean over its tokens, hardly leaves 1: a clip of 0.2 never binds (arXiv 2507.18071, section 5.1)."""
 
@@ -21,18 +18,6 @@ WIDEST_SEQUENCE_CLIP = 0.05
 def advantage_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """An advantage has what it needs, and nothing is set that it does not read."""
     a = spec.algorithm
-    field = "spec.algorithm.advantage"
-    if a.advantage in GROUP_ADVANTAGES and spec.train.samples_per_prompt < 2:
-        yield Violation(
-            "spec.train.samplesPerPrompt",
-            str(spec.train.samples_per_prompt),
-            f"the advantage {a.advantage} compares the samples of one prompt",
-            "set at least 2",
-        )
-    if a.advantage == "gae" and spec.critic is None:
-        yield Violation(field, "gae", "needs the values of a critic", "add spec.critic, {} for the defaults")
-    if a.advantage != "gae" and spec.critic is not None:
-        yield Violation("spec.critic", "set", f"{a.advantage} reads no values", f"remove it, or set {field} to gae")
     if a.advantage != "grpo" and (a.group.leave_one_out or not a.group.divide_by_std):
         yield Violation("spec.algorithm.group", a.group.dump_json(), f"{a.advantage} does not read it", "remove it")
     if a.advantage not in ("gae", "reinforce++") and a.gamma != 1:
@@ -44,13 +29,6 @@ def advantage_violations(spec: RLJobSpec) -> Iterator[Violation]:
 def loss_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """The loss against clip, aggregation and rollout correction."""
     a = spec.algorithm
-    if a.loss == "gspo" and a.aggregation != "sequenceMeanTokenMean":
-        yield Violation(
-            "spec.algorithm.aggregation",
-            a.aggregation,
-            "gspo weighs whole responses",
-            "set sequenceMeanTokenMean",
-        )
     if a.loss == "gspo" and max(a.clip.low, a.clip.high) > WIDEST_SEQUENCE_CLIP:
         yield Violation(
             "spec.algorithm.clip",
@@ -141,10 +119,6 @@ def staleness_violations(spec: RLJobSpec) -> Iterator[Violation]:
                 "tokens are drawn by a policy before the one that they train, and nothing corrects for it",
                 "set spec.algorithm.rolloutCorrection.importanceSampling to token, or bypass: true",
             )
-    if train.staleness and train.batches.replay:
-        yield Violation(
-            "spec.train.staleness", str(train.staleness), "recorded batches are replayed as they are", "remove it"
-        )
 
 
 def over_sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
@@ -192,18 +166,7 @@ def _partial_rollouts_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def reward_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Exactly one judge per entry; models on the ranks judge after the driver has chosen."""
-    for i, reward in enumerate(spec.rewards):
-        kinds = [kind for kind in REWARD_KINDS if getattr(reward, kind) is not None]
-        if len(kinds) != 1:
-            value = " and ".join(kinds) or "none"
-            yield Violation(
-                f"spec.rewards[{i}]", value, f"needs exactly one of {', '.join(REWARD_KINDS)}", "keep one of them"
-            )
-    yield from _late_reward_violations(spec)
-
-
-def _late_reward_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Reward models on the ranks score after the driver has chosen the samples."""
     users = {
         "spec.algorithm.dynamicSampling": spec.algorithm.dynamic_sampling is not None,
         "spec.algorithm.advantage": spec.algorithm.advantage == "remax",

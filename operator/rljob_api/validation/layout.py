@@ -6,10 +6,11 @@ megatron.training/arguments.py, which the package does not contain), checked bef
 
 from collections.abc import Iterator
 
-from rljob_api.sizing.layout import Amounts, Layout
+from rljob_api import names
+from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import Recompute
-from rljob_api.validation.violation import Violation
+from rljob_api.validation.result import Violation
 
 PARALLELISM = "spec.trainer.parallelism"
 RECOMPUTE = "spec.trainer.recompute"
@@ -22,11 +23,8 @@ NOT_OURS = {"mla_up_proj": "multi-latent attention", "shared_experts": "shared e
 
 def layout_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Ranks against the parallel sizes."""
-    layout, t = Layout.of(spec), spec.trainer
+    layout, t = Layout.of(spec, names.ROLE_TRAINER), spec.trainer
     ranks = f"nodes x processesPerNode = {t.nodes} x {t.processes_per_node} = {layout.world} ranks"
-    if layout.world % layout.model:
-        sizes = {"tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context}
-        yield _indivisible(ranks, sizes, layout.model)
     if (layout.expert > 1 or t.parallelism.expert_tensor) and layout.world % layout.expert_model:
         sizes = {"expertTensor": layout.expert_tensor, "expert": layout.expert, "pipeline": layout.pipeline}
         yield _indivisible(ranks, sizes, layout.expert_model)
@@ -36,13 +34,6 @@ def layout_violations(spec: RLJobSpec) -> Iterator[Violation]:
     elif t.device == "gpu" and t.processes_per_node % layout.expert_tensor:
         fix = "lower it and raise expert"
         yield _scattered("expertTensor", layout.expert_tensor, "ranks that share an expert", t.processes_per_node, fix)
-    if layout.virtual_pipeline > 1 and layout.pipeline == 1:
-        yield Violation(
-            f"{PARALLELISM}.virtualPipeline",
-            str(layout.virtual_pipeline),
-            "pieces of a stage can only be interleaved between stages, and pipeline is 1",
-            "raise pipeline, or remove it",
-        )
     yield from _expert_violations(spec, layout)
 
 
@@ -78,19 +69,6 @@ def _indivisible(ranks: str, sizes: dict[str, int], product: int) -> Violation:
     )
 
 
-def overlap_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Parameters are gathered into the buckets that gradients are reduced from, during the forward pass of the next update of the same step: all are
-    gathered when a step ends."""
-    field = "spec.trainer.overlap.paramGather"
-    if not spec.trainer.overlap.param_gather:
-        return
-    if not spec.trainer.overlap.grad_reduce:
-        yield Violation(field, "true", "needs gradReduce", "set spec.trainer.overlap.gradReduce true")
-    if Amounts.of(spec).updates == 1:
-        rule = "with one optimizer step per step there is no forward pass to overlap with"
-        yield Violation(field, "true", rule, "remove it, or raise spec.train.miniBatches or epochsPerStep")
-
-
 def recompute_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Only what the granularity reads may be set: the rest was meant and would do nothing."""
     r, unset = spec.trainer.recompute, Recompute()
@@ -122,23 +100,4 @@ def _not_read(key: str, value: str, granularity: str, reader: str) -> Violation:
     )
 
 
-def batch_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Prompts against mini-batches, tokens against the micro-batch budget."""
-    t, layout = spec.train, Layout.of(spec)
-    if t.prompts_per_step % t.mini_batches:
-        yield Violation(
-            "spec.train.miniBatches",
-            str(t.mini_batches),
-            f"promptsPerStep = {t.prompts_per_step} is not divisible by it: a group of samples is never cut",
-            "choose a divisor of spec.train.promptsPerStep",
-        )
-    longest = Amounts.of(spec).longest
-    needed = -(-longest // layout.alignment) * layout.alignment
-    if needed > t.tokens_per_micro_batch:
-        filled = f", {needed} when filled up for tensor and context parallelism," if needed > longest else ""
-        yield Violation(
-            "spec.train.tokensPerMicroBatch",
-            str(t.tokens_per_micro_batch),
-            f"the longest sample has maxPromptTokens + maxTokens = {longest} tokens{filled} and is never cut",
-            f"raise it to at least {needed}, or lower spec.data.maxPromptTokens or spec.rollout.sampling.maxTokens",
-        )
+RULES = (layout_violations, recompute_violations)

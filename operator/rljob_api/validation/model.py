@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
+from rljob_api import names
 from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.serving import longest_context
 from rljob_api.sizing.shape import experts_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.layout import PARALLELISM, RECOMPUTE, unfit_module
 from rljob_api.validation.passthrough import SPLITS
-from rljob_api.validation.violation import Violation
+from rljob_api.validation.result import Violation
 
 SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral")
 """`model_type` of config.json. Llama 2 and 3 are llama, Qwen2.5 is qwen2."""
@@ -69,7 +70,7 @@ def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
 
 def _width_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """Heads and matrices over tensor-parallel ranks. Vocabularies are padded, so they divide always."""
-    layout = Layout.of(spec)
+    layout = Layout.of(spec, names.ROLE_TRAINER)
     heads = config.get("num_attention_heads")
     groups = config.get("num_key_value_heads") or heads
     if heads and heads % layout.tensor:
@@ -84,7 +85,7 @@ def _width_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viola
 
 def _depth_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """Layers over stages, pieces of stages, and recomputed blocks."""
-    layout, layers, r = Layout.of(spec), config.get("num_hidden_layers"), spec.trainer.recompute
+    layout, layers, r = Layout.of(spec, names.ROLE_TRAINER), config.get("num_hidden_layers"), spec.trainer.recompute
     if not layers or any(spec.trainer.transformer_config.get(key) for way in SPLITS for key in way):
         return  # megatron-core checks an uneven split when it builds the model
     if layers % layout.pipeline:
@@ -109,7 +110,7 @@ def _depth_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viola
 
 def _expert_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """Experts over expert-parallel ranks; nothing about experts in a model without."""
-    layout, p, experts = Layout.of(spec), spec.trainer.parallelism, experts_of(config)
+    layout, p, experts = Layout.of(spec, names.ROLE_TRAINER), spec.trainer.parallelism, experts_of(config)
     if experts and experts % layout.expert:
         yield _indivisible(f"{PARALLELISM}.expert", layout.expert, "the number of experts", experts)
     if experts and layout.tensor > 1 and not p.sequence:

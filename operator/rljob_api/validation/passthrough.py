@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.layout import PARALLELISM, RECOMPUTE
-from rljob_api.validation.violation import Violation
+from rljob_api.validation.result import Violation
 
 _KNOWN = json.loads((files("rljob_api") / "schema/known_keys.json").read_text())
 TRANSFORMER_CONFIG, VLLM_ARGUMENTS = (frozenset(_KNOWN[field]["keys"]) for field in ("transformerConfig", "vllmArgs"))
@@ -267,3 +267,6 @@ def _check(field: str, given: dict, known: frozenset[str], owned: dict[str, str]
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "see the documentation of the pinned version for its keys"
             yield Violation(f"{field}.{key}", str(value), "there is no such key in the pinned version", hint)
+
+
+RULES = (passthrough_violations,)

@@ -1,12 +1,15 @@
 """What a job's author may not say about its pods: volumes that the restricted standard forbids, and names that are ours. See docs/security.md."""
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from rljob_api import names
 from rljob_api.quantity import parse
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.common import Template
-from rljob_api.validation.violation import Violation
+from rljob_api.spec.common import Template, Volume
+from rljob_api.spec.roles import RolloutSpec
+from rljob_api.validation.result import Violation
 
 SOURCES = (
     "configMap",
@@ -76,8 +79,72 @@ def resource_violations(spec: RLJobSpec) -> Iterator[Violation]:
                 yield Violation(f"{field}.requests.{name}", request, rule, "lower it, or raise the limit")
 
 
-RULES: tuple[Callable[[RLJobSpec], Iterable[Violation]], ...] = (
+def colocation_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Colocated servers have no pods, so that nothing reads their template."""
+    r, unset = spec.rollout, RolloutSpec()
+    if r.placement != "colocated":
+        return
+    for field, given in (("template", r.template != unset.template), ("shmSize", r.shm_size != unset.shm_size)):
+        if given:
+            yield Violation(
+                f"spec.rollout.{field}",
+                "set",
+                "colocated servers have no pods of their own",
+                f"remove it; spec.trainer.{field} applies",
+            )
+
+
+def environment_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Variables that rljob, torchrun, Kubernetes or the images set."""
+    sections = (
+        ("spec.env", spec.env),
+        ("spec.trainer.template.env", spec.trainer.template.env),
+        ("spec.rollout.template.env", spec.rollout.template.env),
+    )
+    for path, variables in sections:
+        for i, v in enumerate(variables):
+            if v.name in names.RESERVED_ENV or v.name.startswith(names.RESERVED_ENV_PREFIXES):
+                rule = "is set by rljob, torchrun, Kubernetes or the image"
+                yield Violation(f"{path}[{i}].name", v.name, rule, "choose another name")
+            if v.value and v.value_from:
+                yield Violation(f"{path}[{i}]", v.name, "has both a value and a valueFrom", "keep one of them")
+
+
+def path_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """With volumes given, what the job writes has to outlive its pods."""
+    volume = _volume(spec, spec.checkpoint.path)
+    if spec.volumes and (volume is None or volume.read_only):
+        yield Violation(
+            "spec.checkpoint.path",
+            spec.checkpoint.path,
+            "is on none of the writable volumes in spec.volumes, so that checkpoints would be lost with the pod",
+            "put it below a mountPath",
+        )
+    source = spec.checkpoint.resume_from
+    if source and not re.fullmatch(r"global_step_\d+", PurePosixPath(source).name):
+        yield Violation(
+            "spec.checkpoint.resumeFrom",
+            source,
+            "a checkpoint is a directory called global_step_N",
+            "name one step's directory, not the run's",
+        )
+    if source and spec.volumes and not _volume(spec, source):
+        yield Violation(
+            "spec.checkpoint.resumeFrom", source, "is on none of spec.volumes", "mount the volume that holds it"
+        )
+
+
+RULES = (
     volume_violations,
     metadata_violations,
     resource_violations,
+    colocation_violations,
+    environment_violations,
+    path_violations,
 )
+
+
+def _volume(spec: RLJobSpec, path: str) -> Volume | None:
+    """That holds a path: of several mounts, one inside the other, the innermost."""
+    around = [v for v in spec.volumes if PurePosixPath(path).is_relative_to(v.mount_path)]
+    return max(around, key=lambda v: len(PurePosixPath(v.mount_path).parts), default=None)

@@ -8,43 +8,12 @@ from pydantic import Field, StringConstraints, ValidationError
 from rljob_api.base import Wire
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.pods import templates
-from rljob_api.validation.violation import Violation
+from rljob_api.validation.result import Violation
 
 SCHEDULING = "spec.scheduling"
 HOST = "kubernetes.io/hostname"
-QUEUED = ("kueue", "volcano")
 OPERATORS = ("Gt", "Lt", "In", "NotIn", "Exists", "DoesNotExist")
 NOT_PLANNED = ("podAffinity", "podAntiAffinity")
-
-
-def backend_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """A field that a backend does not read is refused there, so that nobody believes in it."""
-    s = spec.scheduling
-    if s.backend in QUEUED and not s.queue:
-        yield Violation(
-            f"{SCHEDULING}.queue", "unset", f"the backend {s.backend} takes no job without a queue", "name one"
-        )
-    if s.backend not in QUEUED and s.queue:
-        yield Violation(
-            f"{SCHEDULING}.queue",
-            s.queue,
-            f"the backend {s.backend} has no queues",
-            "take it out, or choose kueue or volcano",
-        )
-    if s.backend not in ("builtin", "kueue") and s.topology_levels:
-        yield Violation(
-            f"{SCHEDULING}.topologyLevels",
-            ", ".join(s.topology_levels),
-            f"the backend {s.backend} does not read node labels",
-            "take them out, or choose builtin or kueue",
-        )
-    if s.backend != "builtin" and s.priority:
-        yield Violation(
-            f"{SCHEDULING}.priority",
-            str(s.priority),
-            f"orders jobs of the backend builtin, and this job's is {s.backend}",
-            "take it out; spec.trainer.template.priorityClassName is for the others",
-        )
 
 
 def level_violations(spec: RLJobSpec) -> Iterator[Violation]:
@@ -130,7 +99,6 @@ def affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 RULES: tuple[Callable[[RLJobSpec], Iterable[Violation]], ...] = (
-    backend_violations,
     level_violations,
     node_affinity_violations,
     affinity_violations,

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
-from rljob_api.validation.validate import violations
-from rljob_api.validation.violation import Violation
+from rljob_api.validation import ValidationResult, validate
 from rljob_operator.cache.cache import same_but_version, strip_managed_fields
 from rljob_operator.kube.api import Object
 
@@ -23,19 +21,15 @@ KNOWN_META = {
 
 
 @dataclass(eq=False)
-class ValidationResult:
-    """What a raw spec means. Worked out once, at first use."""
+class LazyValidation:
+    """A raw spec, validated once, when it is first needed."""
 
     raw: Object
     name: str
 
     @cached_property
-    def violations(self) -> tuple[Violation, ...]:
-        return tuple(violations(self.raw, self.name))
-
-    @cached_property
-    def spec(self) -> RLJobSpec | None:
-        return None if self.violations else RLJobSpec.model_validate(self.raw)
+    def result(self) -> ValidationResult:
+        return validate(self.raw, self.name)
 
 
 @dataclass(eq=False)
@@ -43,7 +37,7 @@ class CachedJob:
     """One version of an RLJob. A status that cannot be read is an error of the reconcile: it is authoritative, so there is no default."""
 
     object: Object
-    validation: ValidationResult
+    validation: LazyValidation
 
     @cached_property
     def meta(self) -> RLJobMeta:
@@ -63,7 +57,7 @@ class CachedJob:
 def cached(obj: Object, before: CachedJob | None) -> CachedJob:
     raw = obj.get("spec") or {}
     same = before is not None and before.validation.raw == raw
-    validation = before.validation if before and same else ValidationResult(raw, obj["metadata"]["name"])
+    validation = before.validation if before and same else LazyValidation(raw, obj["metadata"]["name"])
     return CachedJob(strip_managed_fields(obj), validation)
 
 

@@ -54,8 +54,8 @@ class Observer:
         control = said.control if said else None
         return Snapshot(
             job=job.meta,
-            spec=job.validation.spec,
-            violations=job.validation.violations,
+            spec=job.validation.result.accepted,
+            violations=job.validation.result.violations,
             spec_suspend=bool(job.validation.raw.get("suspend")),
             status=job.status,
             pods=pods,

@@ -10,7 +10,7 @@ from rljob_api.protocol import Control, Member, Report
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import LifecycleSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
-from rljob_api.validation.violation import Violation
+from rljob_api.validation import Violation
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model import effective_spec
 from rljob_operator.model.ownership import controls

@@ -20,7 +20,7 @@ def describe(s: Snapshot, status: JobStatus) -> Change:
 def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
     spec = s.spec_of(status.attempt)
     released = bool(status.outcome) or status.suspended or spec is None
-    trainers, rollouts = (0, 0) if released or spec is None else (spec.trainer.nodes, spec.rollout.replicas)
+    trainers, rollouts = (0, 0) if released or spec is None else (spec.trainer.nodes, spec.rollout.pods)
     progress = status.progress
     if spec and not progress.text:
         progress = ProgressStatus(steps=spec.train.steps, text=f"0/{spec.train.steps}")

@@ -3,7 +3,7 @@
 from rljob_api import reasons
 from rljob_api.status import Attempt, JobStatus, LastFailure
 from rljob_api.text import one_line, plain
-from rljob_api.validation.violation import message as violation_message
+from rljob_api.validation.result import lines
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
@@ -31,7 +31,7 @@ def _message(s: Snapshot, status: JobStatus) -> str:
     if status.attempt and is_open(status.attempt):
         return _of_open(s, status, status.attempt)
     if s.violations:
-        return violation_message(s.violations)
+        return lines(s.violations)
     if s.conflicts:
         return "; ".join(s.conflicts)
     if status.suspended and not wanted(s, status):
@@ -62,7 +62,7 @@ def _of_open(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
         return f"stopping attempt {attempt.number}: {cause}"
     if runs(s, attempt):
         return (
-            f"runs on with its former spec; the new one is refused: {violation_message(s.violations)}"
+            f"runs on with its former spec; the new one is refused: {lines(s.violations)}"
             if s.violations
             else postponed(s, status)
         )

@@ -104,7 +104,7 @@ def assign(
 
 def _incomplete(s: Snapshot, placement: PlacementStatus) -> bool:
     spec = s.spec_of(s.status.attempt)
-    return spec is not None and len(placement.assignments) < spec.trainer.nodes + spec.rollout.replicas
+    return spec is not None and len(placement.assignments) < spec.trainer.nodes + spec.rollout.pods
 
 
 def _back_out(s: Snapshot, status: JobStatus, before: PlacementStatus, refused: Sequence[Pod]) -> Change:

@@ -79,7 +79,7 @@ def _sizes(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, int]:
     patience = s.lifecycle.node_loss_seconds
     wanted = {
         names.ROLE_TRAINER: trainer_ordinals(status, s.pods, spec.trainer.nodes, patience, s.now),
-        names.ROLE_ROLLOUT: rollout_ordinals(status, s.pods, spec.rollout.replicas, patience, s.now),
+        names.ROLE_ROLLOUT: rollout_ordinals(status, s.pods, spec.rollout.pods, patience, s.now),
     }
     return {role: max(found, default=-1) + 1 for role, found in wanted.items()}
 

@@ -25,7 +25,7 @@ class Kueue(Scheduler):
             f"{KUEUE}/pod-group-name": names.pod_group(job.name),
         }
         annotations = {
-            f"{KUEUE}/pod-group-total-count": str(spec.trainer.nodes + spec.rollout.replicas),
+            f"{KUEUE}/pod-group-total-count": str(spec.trainer.nodes + spec.rollout.pods),
             f"{KUEUE}/pod-group-serving": "true",
         }
         if levels := spec.scheduling.topology_levels:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 def test_a_job_trains_with_the_servers_of_all_its_pods_and_leaves_none_behind(tmp_path: Path) -> None:
     job, run = manifest(), Run(tmp_path)
-    job["spec"] |= {"algorithm": {}, "rollout": {"placement": "colocated", "replicas": 0, "minReplicas": 0}}
+    job["spec"] |= {"algorithm": {}, "rollout": {"placement": "colocated"}}
     job["spec"]["rollout"] |= {"sampling": {"maxTokens": 1}}
     job["spec"]["trainer"] |= {"nodes": 2, "parallelism": {"tensor": 2}}
     job["spec"]["train"] |= {"staleness": 0, "steps": 3, "batches": {}}

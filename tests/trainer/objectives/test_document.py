@@ -9,7 +9,7 @@ import yaml
 
 from api.specs import raw_spec
 from rljob_api.spec.algorithm import AlgorithmSpec
-from rljob_api.validation.validate import violations
+from rljob_api.validation import validate
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs/algorithms.md").read_text()
@@ -20,7 +20,7 @@ RECIPES = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", T
     "recipe", RECIPES, ids=lambda r: f"{r['algorithm']['advantage']}-{r['algorithm'].get('loss', 'ppo')}"
 )
 def test_a_recipe_breaks_no_rule(recipe: dict[str, Any]) -> None:
-    assert violations(raw_spec(**recipe), "job") == []
+    assert validate(raw_spec(**recipe), "job").violations == ()
 
 
 def test_every_choice_is_explained() -> None:

@@ -10,7 +10,7 @@ import yaml
 
 from rljob_api.metrics import METRICS
 from rljob_api.spec.model import HttpReward, PythonReward, RewardSpec
-from rljob_api.validation.validate import violations
+from rljob_api.validation import validate
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardRequest
 from trainer.buffer.specs import job
@@ -26,7 +26,7 @@ def test_every_snippet_is_a_valid_part_of_a_spec(snippet):
     sections = yaml.safe_load(snippet)
     base = job(prompts=4, model={"path": "/m"}).dump()
     merged = base | {k: v if k == "rewards" else base.get(k, {}) | v for k, v in sections.items()}
-    assert violations(merged, "demo") == []
+    assert validate(merged, "demo").violations == ()
 
 
 def test_every_metric_that_the_page_names_exists():

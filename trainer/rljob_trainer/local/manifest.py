@@ -10,8 +10,7 @@ import yaml
 
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.validate import violations
-from rljob_api.validation.violation import message
+from rljob_api.validation import validate
 from rljob_trainer.machine import VISIBLE
 
 MOUNTED = ("model", "critic", "reference", "data", "rewards", "train", "checkpoint")
@@ -43,8 +42,9 @@ def load(file: Path, mounts: list[str]) -> Job:
     if not (isinstance(meta, dict) and isinstance(spec, dict)):
         raise ManifestError(f"{file}: metadata and spec must be objects")
     name, here = str(meta.get("name", "")), mounted(spec, parse_mounts(mounts))
-    if found := violations(spec, name, _model_config(here)):
-        raise ManifestError(message(found))
+    result = validate(spec, name, _model_config(here))
+    if not result.valid:
+        raise ManifestError(str(result))
     return Job(name, str(meta.get("namespace", "default")), RLJobSpec.model_validate(here))
 
 

@@ -45,9 +45,7 @@ class Here:
         self._address = loopback()
         self._processes = Processes(work, job.name, self._address)
         self._trainers = [names.pod(job.name, names.ROLE_TRAINER, i) for i in range(self._spec.trainer.nodes)]
-        self._ports = {
-            names.pod(job.name, names.ROLE_ROLLOUT, i): free_port() for i in range(self._spec.rollout.replicas)
-        }
+        self._ports = {names.pod(job.name, names.ROLE_ROLLOUT, i): free_port() for i in range(self._spec.rollout.pods)}
         self._gpus = assign_gpus(self._spec, self._trainers, list(self._ports), gpus())
         self._master_ports: dict[int, int] = {}
         self._state = LocalState()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch, Columns
@@ -39,8 +40,10 @@ class Engine:
         Raises ConfigurationError for models that are wrong or do not fit the layout.
         """
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        self._spec, self.layout, self.heartbeat = spec, str(Layout.of(spec)), heartbeat
-        self._parallel = parallel_state.initialize(Layout.of(spec), device, spec.lifecycle.stall_timeout_seconds)
+        self._spec, self.layout, self.heartbeat = spec, str(Layout.of(spec, names.ROLE_TRAINER)), heartbeat
+        self._parallel = parallel_state.initialize(
+            Layout.of(spec, names.ROLE_TRAINER), device, spec.lifecycle.stall_timeout_seconds
+        )
         self.objective = objective or PolicyObjective(spec)
         self._model = PolicyModel(spec, self._parallel)
         self._reference = self._frozen_reference()

@@ -11,6 +11,7 @@ from megatron.bridge import AutoBridge
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import gpt_layer_specs
 
+from rljob_api import names
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.layout import COMPILED, RECOMPUTE
@@ -122,7 +123,7 @@ def _fused(provider: Any) -> dict[str, Any]:
 
 
 def _layout(spec: RLJobSpec) -> dict[str, Any]:
-    layout = Layout.of(spec)
+    layout = Layout.of(spec, names.ROLE_TRAINER)
     return {
         "tensor_model_parallel_size": layout.tensor,
         "pipeline_model_parallel_size": layout.pipeline,

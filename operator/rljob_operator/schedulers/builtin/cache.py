@@ -38,7 +38,7 @@ class SchedulerCache:
         return [found for view in views if view and (found := scheduling_request(view, self.node))]
 
     def _view(self, job: CachedJob, now: float) -> JobView | None:
-        spec = job.validation.spec
+        spec = job.validation.result.accepted
         if spec is None or job.meta.deletion_timestamp:
             return None
         pods = [entry.value for entry in self._cache.pods.of(_key(job)).values()]

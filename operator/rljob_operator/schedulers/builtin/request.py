@@ -75,7 +75,7 @@ def pod_names(
     """Of trainers and rollouts."""
     patience = spec.lifecycle.node_loss_seconds
     trainers = trainer_ordinals(status, pods, spec.trainer.nodes, patience, now)
-    rollouts = rollout_ordinals(status, pods, spec.rollout.replicas, patience, now)
+    rollouts = rollout_ordinals(status, pods, spec.rollout.pods, patience, now)
     named = ((names.ROLE_TRAINER, trainers), (names.ROLE_ROLLOUT, rollouts))
     first, second = ([names.pod(job, role, i) for i in found] for role, found in named)
     return first, second

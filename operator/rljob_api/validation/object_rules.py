@@ -1,0 +1,201 @@
+"""Rules that need nothing but the object: the CRD has them as CEL, so that the API server answers at once, and `validate` has them in Python."""
+
+from rljob_api.validation.expression import count, either, field, present, size
+from rljob_api.validation.rule import Rule
+
+GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce++-baseline", "opo")
+"""Compare the samples of one prompt."""
+REWARD_KINDS = ("rule", "python", "http", "vllm", "model")
+QUEUED = ("kueue", "volcano")
+
+SIZES = "trainer.parallelism"
+TENSOR, PIPELINE, CONTEXT = (field(f"{SIZES}.{size}") for size in ("tensor", "pipeline", "context"))
+RANKS = (field("trainer.nodes") * field("trainer.processesPerNode")).named("nodes x processesPerNode")
+RANKS_OF_A_COPY = (TENSOR * PIPELINE * CONTEXT).named("tensor x pipeline x context")
+
+LONGEST = (field("data.maxPromptTokens") + field("rollout.sampling.maxTokens")).named("maxPromptTokens + maxTokens")
+ALIGNMENT = TENSOR * either(CONTEXT > 1, CONTEXT * 2, 1)
+"""As `Layout.alignment`."""
+ALIGNED = ((LONGEST + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT).named("rounded up for tensor and context parallelism")
+
+REPLICAS, MINIMUM = field("rollout.replicas"), field("rollout.minReplicas")
+REPLAYED, COLOCATED = present("train.batches.replay"), field("rollout.placement").equals("colocated")
+ADVANTAGE = field("algorithm.advantage")
+BACKEND = field("scheduling.backend")
+UPDATES = (field("train.miniBatches") * field("train.epochsPerStep")).named("miniBatches x epochsPerStep")
+
+KINDS = count(tuple(present(kind) for kind in REWARD_KINDS))
+
+LAYOUT_RULES = (
+    Rule(
+        SIZES,
+        RANKS_OF_A_COPY.divides(RANKS),
+        "{0} is not divisible by {1}",
+        "make spec.trainer.nodes x spec.trainer.processesPerNode a multiple of it, or lower one of the sizes",
+        (RANKS, RANKS_OF_A_COPY),
+        lambda spec: f"tensor {TENSOR.of(spec)} x pipeline {PIPELINE.of(spec)} x context {CONTEXT.of(spec)}",
+    ),
+    Rule(
+        f"{SIZES}.virtualPipeline",
+        (field(f"{SIZES}.virtualPipeline") > 1).implies(PIPELINE > 1),
+        "parts of a stage can only be interleaved between stages, and there is one stage",
+        "raise pipeline, or remove it",
+    ),
+    Rule(
+        "trainer.overlap.paramGather",
+        field("trainer.overlap.paramGather").implies(field("trainer.overlap.gradReduce")),
+        "parameters are gathered into the buckets from which gradients are reduced",
+        "set spec.trainer.overlap.gradReduce: true, or remove it",
+    ),
+    Rule(
+        "trainer.overlap.paramGather",
+        field("trainer.overlap.paramGather").implies(UPDATES > 1),
+        "parameters are gathered during the forward pass of the next update, and {0} leaves one update in a step",
+        "remove it, or raise spec.train.miniBatches",
+        (UPDATES,),
+    ),
+)
+
+BATCH_RULES = (
+    Rule(
+        "train.miniBatches",
+        field("train.miniBatches").divides(field("train.promptsPerStep")),
+        "the samples of a prompt stay in one mini-batch, and {0} is not divisible by it",
+        "choose a divisor of spec.train.promptsPerStep",
+        (field("train.promptsPerStep"),),
+    ),
+    Rule(
+        "train.tokensPerMicroBatch",
+        field("train.tokensPerMicroBatch") >= ALIGNED,
+        "the longest sample must fit into a micro-batch: {0}, {1}",
+        "raise it, or lower spec.data.maxPromptTokens or spec.rollout.sampling.maxTokens",
+        (LONGEST, ALIGNED),
+    ),
+    Rule(
+        "evaluation.everySteps",
+        field("evaluation.everySteps").equals(0) | (size("data.validation") > 0),
+        "there are no held-out prompts",
+        "name files in spec.data.validation, or set 0",
+    ),
+)
+
+ROLLOUT_RULES = (
+    Rule(
+        "rollout.replicas",
+        (REPLICAS > 0) | REPLAYED | COLOCATED,
+        "nothing would generate",
+        "set at least 1, or spec.train.batches.replay",
+    ),
+    Rule(
+        "rollout.replicas",
+        COLOCATED.implies(REPLICAS <= 1),
+        "colocated servers run in the trainer's pods, one for every tensorParallel of its ranks; there are no others",
+        "remove it, or set spec.rollout.placement: separate",
+    ),
+    Rule(
+        "rollout.minReplicas",
+        (MINIMUM <= REPLICAS) | REPLAYED | COLOCATED,
+        "generation would wait forever: {0}",
+        "set at most spec.rollout.replicas",
+        (REPLICAS,),
+    ),
+    Rule(
+        "rollout.tensorParallel",
+        COLOCATED.implies(field("rollout.tensorParallel").divides(field("trainer.processesPerNode"))),
+        "{0} is not divisible by it",
+        "choose a divisor of spec.trainer.processesPerNode",
+        (field("trainer.processesPerNode"),),
+    ),
+    Rule(
+        "train.staleness",
+        COLOCATED.implies(field("train.staleness").equals(0)),
+        "colocated servers sleep while the policy is trained, so they cannot generate the next batch at that time",
+        "set 0, or spec.rollout.placement: separate",
+    ),
+    Rule(
+        "train.staleness",
+        REPLAYED.implies(field("train.staleness").equals(0)),
+        "recorded batches are replayed as they are",
+        "remove it",
+    ),
+    Rule(
+        "rollout.sampling.temperature",
+        field("rollout.sampling.temperature") > 0.0,
+        "all greedy responses to a prompt are equal, so there is nothing to compare",
+        "set a temperature above 0; spec.evaluation.sampling may be greedy",
+    ),
+)
+
+ALGORITHM_RULES = (
+    Rule(
+        "train.samplesPerPrompt",
+        ADVANTAGE.is_in(GROUP_ADVANTAGES).implies(field("train.samplesPerPrompt") > 1),
+        "{0} compares the samples of one prompt",
+        "set at least 2",
+        (ADVANTAGE,),
+    ),
+    Rule(
+        "algorithm.advantage",
+        ADVANTAGE.equals("gae").implies(present("critic")),
+        "gae needs the values of a critic",
+        "add spec.critic, {} for the defaults",
+    ),
+    Rule(
+        "critic",
+        present("critic").implies(ADVANTAGE.equals("gae")),
+        "{0} does not read values",
+        "remove it, or set spec.algorithm.advantage: gae",
+        (ADVANTAGE,),
+        lambda _: "set",
+    ),
+    Rule(
+        "algorithm.aggregation",
+        field("algorithm.loss").equals("gspo").implies(field("algorithm.aggregation").equals("sequenceMeanTokenMean")),
+        "gspo weighs whole responses",
+        "set sequenceMeanTokenMean",
+    ),
+    Rule(
+        "",
+        KINDS.equals(1),
+        f"needs exactly one of {', '.join(REWARD_KINDS)}",
+        "keep one of them",
+        value=lambda reward: " and ".join(kind for kind in REWARD_KINDS if present(kind).of(reward)) or "none",
+        items="rewards",
+    ),
+)
+
+SCHEDULING_RULES = (
+    Rule(
+        "scheduling.queue",
+        BACKEND.is_in(QUEUED).implies(present("scheduling.queue")),
+        "{0} takes no job without a queue",
+        "name one",
+        (BACKEND,),
+        lambda _: "unset",
+    ),
+    Rule(
+        "scheduling.queue",
+        present("scheduling.queue").implies(BACKEND.is_in(QUEUED)),
+        "{0} has no queues",
+        "remove it, or set spec.scheduling.backend to kueue or volcano",
+        (BACKEND,),
+        lambda _: "set",
+    ),
+    Rule(
+        "scheduling.topologyLevels",
+        BACKEND.is_in(("builtin", "kueue")) | size("scheduling.topologyLevels").equals(0),
+        "{0} does not read labels of nodes",
+        "remove them, or set spec.scheduling.backend to builtin or kueue",
+        (BACKEND,),
+        lambda _: "set",
+    ),
+    Rule(
+        "scheduling.priority",
+        BACKEND.equals("builtin") | field("scheduling.priority").equals(0),
+        "orders the jobs of the builtin backend, and {0}",
+        "remove it; spec.trainer.template.priorityClassName is for the others",
+        (BACKEND,),
+    ),
+)
+
+OBJECT_RULES = (*LAYOUT_RULES, *BATCH_RULES, *ROLLOUT_RULES, *ALGORITHM_RULES, *SCHEDULING_RULES)

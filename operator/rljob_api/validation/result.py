@@ -1,0 +1,49 @@
+"""What validation finds, in the form that plan, status and the trainer's errors show."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rljob_api.spec import RLJobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken rule, with all that a user needs to fix it."""
+
+    field: str
+    """Path in the object, for example `spec.trainer.parallelism.tensor`."""
+    value: str
+    """What the field holds."""
+    rule: str
+    """What is wrong, with the numbers put in."""
+    fix: str
+    """What to change."""
+
+    def __str__(self) -> str:
+        return f"{self.field} = {self.value}: {self.rule}; {self.fix}"
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationResult:
+    """A raw spec after all rules."""
+
+    spec: RLJobSpec | None
+    """The parsed spec; None: it does not have the schema of one."""
+    violations: tuple[Violation, ...] = ()
+
+    @property
+    def valid(self) -> bool:
+        return not self.violations
+
+    @property
+    def accepted(self) -> RLJobSpec | None:
+        """The spec, if it breaks no rule."""
+        return self.spec if self.valid else None
+
+    def __str__(self) -> str:
+        """All violations, one line each."""
+        return lines(self.violations)
+
+
+def lines(violations: Iterable[Violation]) -> str:
+    return "\n".join(map(str, violations))

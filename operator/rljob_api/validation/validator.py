@@ -1,0 +1,77 @@
+"""All rules that can be checked without a GPU, at once. Called by `kubectl rljob plan`, the operator and the trainer."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from rljob_api import names
+from rljob_api.spec import RLJobSpec
+from rljob_api.validation import algorithm, layout, passthrough, pods, scheduling
+from rljob_api.validation.model import model_violations
+from rljob_api.validation.object_rules import OBJECT_RULES
+from rljob_api.validation.result import ValidationResult, Violation
+
+JOB_NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
+"""Names of children begin with the job's."""
+
+Check = Callable[[RLJobSpec], Iterable[Violation]]
+CHECKS: tuple[Check, ...] = (
+    *(rule.violations for rule in OBJECT_RULES),
+    *layout.RULES,
+    *passthrough.RULES,
+    *algorithm.RULES,
+    *scheduling.RULES,
+    *pods.RULES,
+)
+
+
+def validate(spec: dict[str, Any], name: str, model_config: dict[str, Any] | None = None) -> ValidationResult:
+    """A raw `spec` object of a job called `name` against all rules; with a Hugging Face `model_config` also against the model's."""
+    found = list(name_violations(name))
+    try:
+        parsed = RLJobSpec.model_validate(spec)
+    except ValidationError as error:
+        return ValidationResult(None, (*found, *_schema_violations(error)))
+    for check in CHECKS:
+        found += check(parsed)
+    return ValidationResult(parsed, (*found, *model_violations(parsed, model_config or {})))
+
+
+def name_violations(name: str) -> Iterator[Violation]:
+    """Labels and StatefulSets limit the names of children, which are made from the job's."""
+    if len(name) > names.MAX_JOB_NAME:
+        yield Violation(
+            "metadata.name",
+            name,
+            f"has {len(name)} characters; at most {names.MAX_JOB_NAME} are allowed, because names of children are made from it",
+            "choose a shorter name",
+        )
+    if not re.fullmatch(JOB_NAME, name):
+        yield Violation(
+            "metadata.name",
+            name,
+            "names of children are made from it: lower-case letters, digits and '-', beginning with a letter and ending with a letter or digit",
+            "rename the job",
+        )
+
+
+def _schema_violations(error: ValidationError) -> list[Violation]:
+    return [
+        Violation(_path(e["loc"]), _short(e.get("input")), e["msg"], "see `kubectl explain " + _explain(e["loc"]) + "`")
+        for e in error.errors(include_url=False)
+    ]
+
+
+def _path(location: tuple[str | int, ...]) -> str:
+    return "spec" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
+
+
+def _explain(location: tuple[str | int, ...]) -> str:
+    return ".".join(["rljob.spec", *(p for p in location[:-1] if isinstance(p, str))])
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

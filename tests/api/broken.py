@@ -1,0 +1,35 @@
+"""For every rule of single objects a spec that breaks it, and nothing else."""
+
+from typing import Any
+
+CORRECTED = {"rolloutCorrection": {"importanceSampling": "token"}}
+COLOCATED = {"placement": "colocated", "sampling": {"maxTokens": 8}}
+
+BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"trainer": {"nodes": 3, "parallelism": {"tensor": 2}}}, "spec.trainer.parallelism"),
+    ({"trainer": {"parallelism": {"virtualPipeline": 2}}}, "spec.trainer.parallelism.virtualPipeline"),
+    ({"trainer": {"overlap": {"paramGather": True}}, "train": {"miniBatches": 2}}, "spec.trainer.overlap.paramGather"),
+    ({"trainer": {"overlap": {"gradReduce": True, "paramGather": True}}}, "spec.trainer.overlap.paramGather"),
+    ({"train": {"miniBatches": 3}}, "spec.train.miniBatches"),
+    ({"train": {"tokensPerMicroBatch": 23}}, "spec.train.tokensPerMicroBatch"),
+    ({"evaluation": {"everySteps": 5}}, "spec.evaluation.everySteps"),
+    ({"rollout": {"replicas": 0, "minReplicas": 0}}, "spec.rollout.replicas"),
+    ({"rollout": COLOCATED | {"replicas": 2}}, "spec.rollout.replicas"),
+    ({"rollout": {"replicas": 1, "minReplicas": 2}}, "spec.rollout.minReplicas"),
+    ({"rollout": COLOCATED | {"tensorParallel": 2}}, "spec.rollout.tensorParallel"),
+    ({"rollout": COLOCATED, "train": {"staleness": 1}, "algorithm": CORRECTED}, "spec.train.staleness"),
+    (
+        {"train": {"staleness": 1, "batches": {"replay": "/data/batches"}}, "algorithm": CORRECTED},
+        "spec.train.staleness",
+    ),
+    ({"rollout": {"sampling": {"temperature": 0, "maxTokens": 8}}}, "spec.rollout.sampling.temperature"),
+    ({"train": {"samplesPerPrompt": 1}}, "spec.train.samplesPerPrompt"),
+    ({"algorithm": {"advantage": "gae"}}, "spec.algorithm.advantage"),
+    ({"critic": {}}, "spec.critic"),
+    ({"algorithm": {"loss": "gspo", "clip": {"low": 3e-4, "high": 4e-4}}}, "spec.algorithm.aggregation"),
+    ({"rewards": [{"rule": "number"}, {"dataSource": "a"}]}, "spec.rewards[1]"),
+    ({"scheduling": {"backend": "kueue"}}, "spec.scheduling.queue"),
+    ({"scheduling": {"backend": "none", "queue": "q"}}, "spec.scheduling.queue"),
+    ({"scheduling": {"backend": "none", "topologyLevels": ["rack"]}}, "spec.scheduling.topologyLevels"),
+    ({"scheduling": {"backend": "none", "priority": 1}}, "spec.scheduling.priority"),
+)

@@ -1,0 +1,46 @@
+"""Rules of single objects: one declaration, which Python evaluates here and the API server in tests/apiserver/test_admission.py."""
+
+import re
+from typing import Any
+
+import pytest
+
+from api.broken import BROKEN
+from api.specs import make_spec, raw_spec
+from rljob_api.schema import cel
+from rljob_api.validation import validate
+from rljob_api.validation.expression import count, either, field, literal, present, size
+from rljob_api.validation.object_rules import OBJECT_RULES
+
+
+@pytest.mark.parametrize(("changes", "path"), BROKEN)
+def test_a_spec_that_breaks_one_rule_gets_one_violation(changes: dict[str, Any], path: str) -> None:
+    assert [v.field for v in validate(raw_spec(**changes), "demo").violations] == [path]
+
+
+def test_every_rule_is_broken_by_one_of_the_examples() -> None:
+    specs = [make_spec(**changes) for changes, _ in BROKEN]
+    assert [rule for rule in OBJECT_RULES if not any(list(rule.violations(spec)) for spec in specs)] == []
+    assert len(BROKEN) == len(OBJECT_RULES)
+
+
+def test_the_crd_has_every_rule_and_its_messages_are_whole_sentences() -> None:
+    found = [rule for rules in cel.validations().values() for rule in rules]
+    assert len(found) == len(OBJECT_RULES) + len(cel.IMMUTABLE)
+    for rule in found:
+        assert not re.search(r"[{}]\d|\n", rule["message"])
+        assert re.fullmatch(r"spec\.[\w.\[\]]+.+[;:] .+", rule["message"])
+
+
+def test_an_expression_is_computed_from_the_spec_as_its_cel_says() -> None:
+    spec = make_spec(trainer={"nodes": 4, "parallelism": {"context": 2}}, data={"validation": ["/a", "/b"]})
+    nodes, context = field("trainer.nodes"), field("trainer.parallelism.context")
+    doubled = either(context > 1, context * 2, 1)
+    assert doubled.cel == "((self.trainer.parallelism.context > 1) ? (self.trainer.parallelism.context * 2) : 1)"
+    assert doubled.of(spec) == 4
+    assert context.divides(nodes).cel == "((self.trainer.nodes % self.trainer.parallelism.context) == 0)"
+    assert context.divides(nodes).of(spec) is True
+    assert size("data.validation").of(spec) == 2
+    assert present("critic").implies(nodes > 9).cel == "(!has(self.critic) || (self.trainer.nodes > 9))"
+    assert count((present("critic"), nodes > 1)).of(spec) == 1
+    assert literal("it's") == r"'it\'s'"
