@@ -10,6 +10,8 @@ from urllib.request import getproxies
 import aiohttp
 import kopf
 
+from rljob_api.address import join_host_port
+
 log = logging.getLogger(__name__)
 
 LIFETIME = 600.0
@@ -30,8 +32,8 @@ def login() -> kopf.ConnectionInfo:
 
 def _server() -> str:
     """The address that every container gets, so that requests do not depend on the cluster's DNS."""
-    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
-    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], int(os.environ["KUBERNETES_SERVICE_PORT"])
+    return f"https://{join_host_port(host, port)}"
 
 
 class Credentials:
