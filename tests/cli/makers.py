@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from rljob_api import names
+from rljob_api import names, reasons
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 
@@ -84,7 +84,7 @@ def running() -> dict[str, Any]:
         "checkpoint": {"latest": kept[-1], "kept": kept},
         "lastFailure": {
             "attempt": 1,
-            "reason": "TrainerFailed",
+            "reason": reasons.APPLICATION_FAILED,
             "pod": "demo-trainer-1",
             "time": ago(minutes=34),
             "failure": {

@@ -8,6 +8,7 @@ from cli.fake_api import FakeApi
 from cli.makers import NOW, ago, make_checkpoint, make_event, make_job, make_spec, running
 from kubectl_rljob.job import Job
 from kubectl_rljob.printers import status
+from rljob_api import reasons
 
 RUNNING = """\
 Name:       demo                      State:       Running, step 120/500 (24 %), about 50m left
@@ -25,14 +26,14 @@ REWARD 0.48 ▁▁▂▂▂▃▃▃▃▄▄▄▅▅▅▆▆▆▆▇▇▇�
 
 CHECKPOINTS   60, 80, 100 in /data/run
 
-LAST FAILURE   attempt 1, 34m ago: TrainerFailed, rank 9 of demo-trainer-1
+LAST FAILURE   attempt 1, 34m ago: ApplicationFailed, rank 9 of demo-trainer-1
   OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB
     File "loss.py", line 12, in logits
     return hidden @ weight.T
 
 LAST EVENTS
-12m   CheckpointSaved    step 100 saved to /data/run/global_step_100
-33m   TrainerRestarted   attempt 2 starts from step 60
+12m   CheckpointSaved   step 100 saved to /data/run/global_step_100
+33m   AttemptOpened     attempt 2 starts from step 60
 """
 
 NEW = """\
@@ -96,9 +97,9 @@ def test_a_placed_job_says_where_in_one_line(api: FakeApi, rljob: Rljob) -> None
 def test_a_running_job_that_failed_once_fits_one_page(api: FakeApi, rljob: Rljob) -> None:
     api.add(make_job(**running()))
     api.events = [
-        make_event("TrainerRestarted", "attempt 2 starts from step 60", minutes=33),
-        make_event("CheckpointSaved", "step 100 saved to /data/run/global_step_100", minutes=12),
-        make_event("CheckpointSaved", "of another job", name="other", minutes=1),
+        make_event(reasons.ATTEMPT_OPENED, "attempt 2 starts from step 60", minutes=33),
+        make_event(reasons.CHECKPOINT_SAVED, "step 100 saved to /data/run/global_step_100", minutes=12),
+        make_event(reasons.CHECKPOINT_SAVED, "of another job", name="other", minutes=1),
     ]
     screen = rljob("status", "demo")
     assert (screen.code, screen.out, screen.err) == (0, RUNNING, "")
@@ -131,7 +132,7 @@ def test_a_spec_that_cannot_be_read_still_has_a_page_with_the_operators_words(ap
     words = "spec.task = 'dance': must be rl; set it\nspec.trainer.nodes = 0: must be at least 1; raise it"
     cause = {"kind": "configuration", "rank": 0, "exception": "ConfigurationError"}
     cause["message"] = "spec.trainer.transformerConfig.moe: 4: unknown key: take it out"
-    failure = {"attempt": 1, "reason": "ConfigurationError", "pod": "demo-trainer-0", "failure": cause}
+    failure = {"attempt": 1, "reason": reasons.CONFIGURATION_ERROR, "pod": "demo-trainer-0", "failure": cause}
     api.add(make_job(spec=make_spec(task="dance"), state="Failed", message=words, lastFailure=failure))
     assert rljob("status", "demo").out == WRONG
 
@@ -151,7 +152,7 @@ def test_the_page_never_has_more_than_25_lines() -> None:
     everything: dict[str, Any] = running() | {"message": "word " * 400, "placement": placed(64, 200)}
     everything["progress"] |= {"export": "/data/run/hf", "evaluation": {"first": 0.1, "last": 0.2}}
     everything["checkpoint"]["kept"] = [make_checkpoint(step, 1) for step in range(40)]
-    events = [make_event("CheckpointSaved", "x" * 500, minutes=m) for m in range(30)]
+    events = [make_event(reasons.CHECKPOINT_SAVED, "x" * 500, minutes=m) for m in range(30)]
     page = status.page(Job(make_job(**everything)), events, NOW).split("\n")
     assert len(page) <= status.LINES == 25
     assert max(map(len, page)) < 200

@@ -15,6 +15,7 @@ from cli.test_suspend_resume import request_of
 from kubectl_rljob import complete, errors
 from kubectl_rljob.printers.curves import plot
 from kubectl_rljob.verbs import watch
+from rljob_api import reasons
 
 FAILURE = """\
 Attempt:   1, 34m ago
@@ -66,7 +67,7 @@ CURVE = """
 
 def failed_once() -> dict:
     status = running()
-    status["lastFailure"] |= {"reason": "ApplicationFailed"}
+    status["lastFailure"] |= {"reason": reasons.APPLICATION_FAILED}
     return status
 
 
@@ -78,14 +79,14 @@ def test_a_failure_is_explained_with_its_cost_its_whole_cause_and_the_next_comma
 def test_a_configuration_error_points_to_the_field(api: FakeApi, rljob: Rljob) -> None:
     cause = {"kind": "configuration", "rank": 0, "exception": "ConfigurationError", "field": "spec.data.train[0]"}
     cause["message"] = "spec.data.train[0]: /x: there is no such file: correct the path"
-    failure = {"attempt": 1, "reason": "ConfigurationError", "pod": "demo-trainer-0", "failure": cause}
+    failure = {"attempt": 1, "reason": reasons.CONFIGURATION_ERROR, "pod": "demo-trainer-0", "failure": cause}
     api.add(make_job(state="Failed", outcome="Failed", lastFailure=failure))
     assert rljob("describe-failure", "demo").out == CONFIGURATION
 
 
 def test_a_job_with_a_checkpoint_resumes_from_it_once_its_spec_is_fixed(api: FakeApi, rljob: Rljob) -> None:
     status = running()
-    status["lastFailure"] |= {"reason": "ConfigurationError"}
+    status["lastFailure"] |= {"reason": reasons.CONFIGURATION_ERROR}
     status["lastFailure"]["failure"]["field"] = "spec.rewards[0]"
     api.add(make_job(**status | {"state": "Failed", "outcome": "Failed"}))
     assert rljob("describe-failure", "demo", "--context", "here").out.endswith(
@@ -99,7 +100,7 @@ def test_a_job_with_a_checkpoint_resumes_from_it_once_its_spec_is_fixed(api: Fak
 def test_no_step_is_suggested_when_the_checkpoints_are_what_failed(api: FakeApi, rljob: Rljob, field: str) -> None:
     """Somebody has deleted the manifest of step 100: the status still lists it, and only the cause knows what is left."""
     status = running()
-    status["lastFailure"] |= {"reason": "ConfigurationError"}
+    status["lastFailure"] |= {"reason": reasons.CONFIGURATION_ERROR}
     status["lastFailure"]["failure"] |= {"field": field, "message": "no complete checkpoint of it; there are: 60, 80"}
     api.add(make_job(**status | {"state": "Failed", "outcome": "Failed"}))
     out = rljob("describe-failure", "demo").out
