@@ -133,7 +133,7 @@ def test_reasons_states_and_exceptions_are_those_of_the_code(page: Path) -> None
     }
     for word in ticked(page):
         if re.fullmatch(r"(?:[A-Z][a-z]+)+", word) and word not in known | KUBERNETES:
-            assert f"class {word}(" in CODE, word
+            assert re.search(rf"^(class {word}[(:]|{word} = )", CODE, re.MULTILINE), word
 
 
 @every_written_page
