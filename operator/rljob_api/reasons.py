@@ -5,6 +5,7 @@ SPEC_ACCEPTED = "SpecAccepted"  # the spec breaks no rule
 INVALID_SPEC = "InvalidSpec"  # the spec breaks a rule; the message has all of them
 SPEC_POSTPONED = "SpecPostponed"  # event: a spec that changed during an attempt takes effect with the next one
 CHILD_CONFLICT = "ChildConflict"  # an object with a child's name exists and is not this job's; it is left alone
+CHILD_REFUSED = "ChildRefused"  # the API server refuses a child of the job; the message has the field and the rule
 
 # What a job waits for
 PODS_PENDING = "PodsPending"  # trainer pods do not exist, are not scheduled, or have not reported yet

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rljob_api import names
+from rljob_api.text import one_line
 
 Object = dict[str, Any]
 Key = tuple[str, str]
@@ -34,9 +35,11 @@ _COLLECTIONS = {collection: kind for kind, collection in KINDS.items()}
 class ApiError(Exception):
     """The API server refused, or could not be reached (code 0)."""
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, causes: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
+        self.causes = causes
+        """Field and message of each mistake in an object that was refused; with an empty field, what was said of the whole."""
 
 
 class NotFound(ApiError):
@@ -97,7 +100,7 @@ def scope_of(url_path: str) -> tuple[str, str | None] | None:
 def error(status: int, what: str, answer: str) -> ApiError:
     """By the `Status` that the API server, or a proxy before it, has answered with."""
     known = {404: NotFound, 409: AlreadyExists if _reason(answer) == "AlreadyExists" else Conflict}
-    return known.get(status, ApiError)(status, f"{what}: {answer[:2000]}")
+    return known.get(status, ApiError)(status, one_line(f"{what}: {answer[:2000]}"), _causes(answer))
 
 
 def _reason(answer: str) -> str:
@@ -105,3 +108,13 @@ def _reason(answer: str) -> str:
         return str(json.loads(answer)["reason"])
     except (ValueError, TypeError, LookupError):
         return ""
+
+
+def _causes(answer: str) -> tuple[tuple[str, str], ...]:
+    """Of a `Status`; of anything else, itself."""
+    try:
+        found = json.loads(answer)
+        causes = (found.get("details") or {}).get("causes") or [found]
+        return tuple((one_line(str(c.get("field", ""))), one_line(str(c["message"])[:500])) for c in causes[:5])
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return (("", one_line(answer[:500])),)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from rljob_operator.kube.api import Key
+from rljob_operator.model.child_problems import ChildProblem
 
 AttemptId = tuple[str, int]
 """Job's uid and attempt's number."""
@@ -12,8 +13,8 @@ AttemptId = tuple[str, int]
 class ReconcilerState:
     """By job."""
 
-    conflicts: dict[Key, tuple[str, ...]] = field(default_factory=dict)
-    """Children that could not be written, each as a sentence."""
+    conflicts: dict[Key, tuple[ChildProblem, ...]] = field(default_factory=dict)
+    """Children that could not be written, and why."""
     display: dict[Key, float] = field(default_factory=dict)
     """When a status in which only counts and sentences changed may be written."""
     attempts: dict[Key, tuple[AttemptId, float]] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_api.validation import Violation
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model import effective_spec
+from rljob_operator.model.child_problems import ChildProblem
 from rljob_operator.model.ownership import controls
 from rljob_operator.model.scheduling import SchedulingResult
 from rljob_operator.times import seconds
@@ -37,8 +38,8 @@ class Snapshot:
     """As published last."""
     children: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     """Live objects with this job's label, by kind and name."""
-    conflicts: tuple[str, ...] = ()
-    """Children that could not be written, because their names belong to others."""
+    conflicts: tuple[ChildProblem, ...] = ()
+    """Children that could not be written: their names belong to others, or the API server refuses them."""
     beat_age: float | None = None
     """Seconds since the open attempt's heartbeat was seen to advance."""
     progress_interval: float = 30.0

@@ -52,7 +52,7 @@ def _admitted(s: Snapshot) -> ConditionValue:
     if s.violations:
         return False, reasons.INVALID_SPEC, f"rules that are broken: {len(s.violations)}; see status.message"
     if s.conflicts:
-        return False, reasons.CHILD_CONFLICT, "; ".join(s.conflicts)
+        return False, s.conflicts[0].reason, "; ".join(p.message for p in s.conflicts)
     return True, reasons.SPEC_ACCEPTED, ""
 
 

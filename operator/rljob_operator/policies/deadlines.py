@@ -43,7 +43,8 @@ def enforce_pending_deadline(s: Snapshot, status: JobStatus) -> Change:
     if s.now < until:
         return Change(status, due=(until,))
     unplaced = status.placement.problem if status.placement else ""
-    troubles = unplaced or "; ".join(list(problems(s, status))[:3])
+    refused = [p.message for p in s.conflicts]
+    troubles = unplaced or "; ".join((refused or list(problems(s, status)))[:3])
     message = f"not all trainer pods started within pendingDeadlineSeconds ({limit} s): {troubles}"
     return _fail(set_(status, pending_since=""), reasons.PENDING_DEADLINE_EXCEEDED, message)
 

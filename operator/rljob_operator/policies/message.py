@@ -33,7 +33,7 @@ def _message(s: Snapshot, status: JobStatus) -> str:
     if s.violations:
         return lines(s.violations)
     if s.conflicts:
-        return "; ".join(s.conflicts)
+        return "; ".join(one_line(p.message) for p in s.conflicts)
     if status.suspended and not wanted(s, status):
         return f"goes on {saved(status)} when its former pods are gone"
     if status.suspended:

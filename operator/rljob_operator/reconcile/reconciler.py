@@ -8,6 +8,7 @@ from dataclasses import replace
 from rljob_api.spec import RLJobSpec
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Api, Key, Object
+from rljob_operator.model.child_problems import ChildProblem
 from rljob_operator.model.observer import Observer
 from rljob_operator.model.reconciler_state import ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
@@ -75,8 +76,8 @@ class Reconciler:
         waits = [decision.requeue_after, CONFLICT_RETRY if conflicts else None, postponed]
         return min((t for t in waits if t is not None), default=None)
 
-    async def _act(self, s: Snapshot, decision: Decision) -> tuple[str, ...]:
-        """Conflicts, as sentences."""
+    async def _act(self, s: Snapshot, decision: Decision) -> tuple[ChildProblem, ...]:
+        """Children that could not be written."""
         namespace = s.job.namespace
         conflicts = await self._writer.children(s, render(s, decision.status))
         await self._writer.deletions(namespace, decision.delete)

@@ -5,12 +5,13 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from rljob_api import names
+from rljob_api import names, reasons
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.cache.cache import job_of
 from rljob_operator.cache.cluster import UNWATCHED, ClusterCache
 from rljob_operator.cache.pods import Pod
 from rljob_operator.kube.api import AlreadyExists, Api, ApiError, Conflict, NotFound, Object
+from rljob_operator.model.child_problems import REFUSALS, ChildProblem, conflict, refusal
 from rljob_operator.model.ownership import controls, covers
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Ungate
@@ -40,8 +41,8 @@ class Writer:
             await self._refresh(*_name(job))
             raise Conflict(error.code, f"status of {job['metadata']['name']}: {error}") from error
 
-    async def children(self, s: Snapshot, wanted: list[Object]) -> tuple[str, ...]:
-        """Create what is missing, correct what is ours, leave alone what is not; the last are returned, each as a sentence.
+    async def children(self, s: Snapshot, wanted: list[Object]) -> tuple[ChildProblem, ...]:
+        """Create what is missing, correct what is ours, leave alone what is not. What could not be written is returned.
 
         No pod runs after a conflict, since it would find another owner's object in the place of ours: pods that do not wait at a gate
         are written last (see `waves`), and the reconciler ungates none.
@@ -56,8 +57,16 @@ class Writer:
         live = _seen(s, child)
         return live is not None and controls(s.job, live) and covers(live, child)
 
-    async def _child(self, s: Snapshot, child: Object) -> str:
-        """Empty, or what is wrong."""
+    async def _child(self, s: Snapshot, child: Object) -> ChildProblem | None:
+        try:
+            return await self._write_child(s, child)
+        except ApiError as error:
+            if error.code not in REFUSALS:
+                raise
+            log.warning("%s/%s: %s", s.job.namespace, s.job.name, error)
+            return refusal(child, error)
+
+    async def _write_child(self, s: Snapshot, child: Object) -> ChildProblem | None:
         live = _seen(s, child)
         if (
             live and child["kind"] in UNWATCHED and not controls(s.job, live)
@@ -66,25 +75,26 @@ class Writer:
         if live is None:
             return await self._create(s, child)
         if not controls(s.job, live):
-            return _conflict(child, "is not controlled by this job")
+            return conflict(child, "is not controlled by this job")
         await self._correct(s, child, live)
-        return ""
+        return None
 
-    async def _create(self, s: Snapshot, child: Object) -> str:
+    async def _create(self, s: Snapshot, child: Object) -> ChildProblem | None:
         try:
             self._put(await self._api.create(child))
         except AlreadyExists:
             if child["kind"] == "Secret":  # its name carries our uid, and we may not look
-                return ""
+                return None
             live = await self._refresh(*_name(child))
             if live is None or (controls(s.job, live) and job_of(live) == job_of(child)):
                 raise
-            return _conflict(child, "has not this job's labels")
+            return conflict(child, "has not this job's labels")
         except NotFound:
             if child["kind"] not in UNWATCHED:
                 raise
-            return f"the cluster does not know the kind {child['kind']} ({child['apiVersion']}), which spec.scheduling.backend needs"
-        return ""
+            unknown = f"the cluster does not know the kind {child['kind']} ({child['apiVersion']}), which spec.scheduling.backend needs"
+            return ChildProblem(reasons.CHILD_CONFLICT, unknown)
+        return None
 
     async def _correct(self, s: Snapshot, child: Object, live: Object) -> None:
         """ConfigMaps, of which all keys are always set, take one request; others are read first, for the bookkeeping of their fields."""
@@ -195,7 +205,3 @@ def _seen(s: Snapshot, child: Object) -> Object | None:
 
 def _name(obj: Object) -> tuple[str, str, str]:
     return obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"]
-
-
-def _conflict(child: Object, why: str) -> str:
-    return f"{child['kind']} {child['metadata']['name']} exists and {why}; delete it or rename the job"

@@ -1,0 +1,54 @@
+"""Children that could not be written: what stands in their way, in words of the job's author."""
+
+import re
+from dataclasses import dataclass
+
+from rljob_api import names, reasons
+from rljob_operator.kube.api import ApiError, Object
+
+REFUSALS = (400, 403, 422)
+"""Answers of an API server, or of its admission, that will be the same the next time."""
+OF_TEMPLATES = {
+    "spec.template.spec.tolerations": "tolerations",
+    "spec.template.spec.nodeSelector": "nodeSelector",
+    "spec.template.spec.affinity": "affinity",
+    "spec.template.spec.priorityClassName": "priorityClassName",
+    "spec.template.spec.containers[0].image": "image",
+    "spec.template.spec.containers[0].resources": "resources",
+    "spec.template.metadata.labels": "labels",
+    "spec.template.labels": "labels",
+    "spec.template.metadata.annotations": "annotations",
+    "spec.template.annotations": "annotations",
+}
+"""Fields of a StatefulSet that come from a field of the role's template."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildProblem:
+    """`reason`: of the condition Admitted."""
+
+    reason: str
+    message: str
+
+
+def conflict(child: Object, why: str) -> ChildProblem:
+    name = child["metadata"]["name"]
+    return ChildProblem(reasons.CHILD_CONFLICT, f"{child['kind']} {name} exists and {why}; delete it or rename the job")
+
+
+def refusal(child: Object, error: ApiError) -> ChildProblem:
+    """Field by field, as the author wrote it where it is known."""
+    said = "; ".join(
+        f"{_field(child, field)}: {text}" if field else text for field, text in error.causes or (("", str(error)),)
+    )
+    return ChildProblem(
+        reasons.CHILD_REFUSED, f"the API server refuses {child['kind']} {child['metadata']['name']}: {said}"
+    )
+
+
+def _field(child: Object, field: str) -> str:
+    role = (child["metadata"].get("labels") or {}).get(names.LABEL_ROLE)
+    for start, own in OF_TEMPLATES.items() if role and child["kind"] == "StatefulSet" else ():
+        if re.match(re.escape(start) + r"(?![A-Za-z])", field):
+            return f"spec.{role}.template.{own}{field[len(start) :]}"
+    return field
