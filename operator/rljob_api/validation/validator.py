@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation import algorithm, layout, passthrough, pods, scheduling
+from rljob_api.validation import algorithm, layout, passthrough, pod_fields, pods, scheduling
 from rljob_api.validation.model import model_violations
 from rljob_api.validation.object_rules import OBJECT_RULES
 from rljob_api.validation.result import ValidationResult, Violation
@@ -24,6 +24,7 @@ CHECKS: tuple[Check, ...] = (
     *algorithm.RULES,
     *scheduling.RULES,
     *pods.RULES,
+    *pod_fields.RULES,
 )
 
 
