@@ -96,3 +96,13 @@ async def test_a_changed_spec_is_said_to_wait_for_the_next_attempt() -> None:
     said = "spec generation 2 takes effect with the next attempt; `kubectl rljob restart demo` starts one"
     assert world.status.message == said
     assert world.events().count(reasons.SPEC_POSTPONED) == 1
+
+
+async def test_the_pending_deadline_counts_from_a_resume_of_a_job_that_had_ended() -> None:
+    world = World(steps=10)
+    world.apply(lifecycle={"pendingDeadlineSeconds": 20})
+    await world.until(state="Succeeded")
+    world.cluster.full.add("node-1")
+    world.request("n1", "resume", 6)
+    await world.until(state="Failed", turns=60)
+    assert world.status.outcome_reason == reasons.PENDING_DEADLINE_EXCEEDED

@@ -33,7 +33,7 @@ def enforce_pending_deadline(s: Snapshot, status: JobStatus) -> Change:
     """From the first pass, or from a resume, until an attempt opens."""
     if is_open(status.attempt) or status.suspended or status.outcome:
         return Change(set_(status, pending_since="") if status.pending_since else status)
-    begins = not status.pending_since and (status.attempt is None or s.status.suspended)
+    begins = not status.pending_since and (status.attempt is None or s.status.suspended or s.status.outcome)
     if begins:
         status = set_(status, pending_since=stamp(s.now))
     limit = s.lifecycle.pending_deadline_seconds

@@ -33,7 +33,7 @@ def record_progress(s: Snapshot, status: JobStatus) -> Change:
         _status(progress, status.attempt.number, spec, s.now) if _started(progress) else _loading(progress, old, s.now)
     )
     checkpoint = _checkpoint(progress, status.checkpoint)
-    events = _news(status.checkpoint.latest, checkpoint.latest)
+    events = _missing(old, progress, status) + _saved(status.checkpoint.latest, checkpoint.latest, status.attempt)
     status = set_(
         status,
         checkpoint=checkpoint,
@@ -84,10 +84,22 @@ def _checkpoint(p: Progress, old: CheckpointStatus) -> CheckpointStatus:
     return CheckpointStatus(latest=p.checkpoints[-1] if p.checkpoints else None, kept=p.checkpoints)
 
 
-def _news(old: Checkpoint | None, new: Checkpoint | None) -> tuple[Event, ...]:
-    if new is None or (old and (old.step, old.attempt) == (new.step, new.attempt)):
+def _saved(old: Checkpoint | None, new: Checkpoint | None, attempt: Attempt) -> tuple[Event, ...]:
+    """By this attempt. One that it found there is no news."""
+    if new is None or new.attempt != attempt.number or (old and (old.step, old.attempt) == (new.step, new.attempt)):
         return ()
     return (Event("Normal", reasons.CHECKPOINT_SAVED, f"step {new.step} is saved at {new.path}"),)
+
+
+def _missing(old: ProgressStatus, p: Progress, status: JobStatus) -> tuple[Event, ...]:
+    """The attempt has chosen its checkpoint, and nobody asked for an earlier one than the newest that was known."""
+    known, step = status.checkpoint.latest, p.started_from
+    if known is None or step is None or not _has_chosen(old, p, status) or step >= known.step:
+        return ()
+    assert status.attempt is not None
+    start = f"resumes from step {step}" if step else "starts from the initial weights"
+    text = f"attempt {status.attempt.number} {start}: the checkpoint of step {known.step} is not at {known.path}"
+    return (Event("Warning", reasons.CHECKPOINT_MISSING, text),)
 
 
 def _same(a: ProgressStatus, b: ProgressStatus) -> bool:
@@ -110,9 +122,13 @@ def _stable(status: JobStatus, p: Progress) -> Restarts:
 
 def _lost(old: ProgressStatus, p: Progress, status: JobStatus) -> int:
     """Known when an attempt has chosen its checkpoint. Steps that somebody asked to give up are not lost."""
+    return max(0, old.step - (p.started_from or 0)) if _has_chosen(old, p, status) else 0
+
+
+def _has_chosen(old: ProgressStatus, p: Progress, status: JobStatus) -> bool:
+    """Just now, and by its own rules."""
     assert status.attempt is not None
-    chosen = p.started_from is not None and old.attempt != status.attempt.number and status.resume_step is None
-    return max(0, old.step - (p.started_from or 0)) if chosen else 0
+    return p.started_from is not None and old.attempt != status.attempt.number and status.resume_step is None
 
 
 def _resume_step(status: JobStatus, p: Progress) -> int | None:

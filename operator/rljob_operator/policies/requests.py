@@ -50,7 +50,7 @@ def _restart(s: Snapshot, status: JobStatus) -> Change:
 
 
 def _go_back(s: Snapshot, status: JobStatus, step: int) -> Change:
-    """Continue from a complete checkpoint; 0 is the starting model. The attempt that runs is stopped, later steps are given up."""
+    """Continue from a complete checkpoint; 0 stands for the initial weights. The attempt that runs is stopped, later steps are given up."""
     known = sorted({c.step for c in status.checkpoint.kept})
     if step and step not in known:
         has = ", ".join(map(str, known)) or "none"

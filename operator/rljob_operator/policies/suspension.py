@@ -36,6 +36,8 @@ def is_leaving(s: Snapshot, status: JobStatus) -> bool:
 
 def saved(status: JobStatus) -> str:
     """Where the next attempt will start."""
+    if status.resume_step == 0:
+        return "from the initial weights"
     if status.resume_step is not None:
         return f"from step {status.resume_step}"
     latest = status.checkpoint.latest

@@ -1,0 +1,59 @@
+"""Status and events name the step that a job really resumes from."""
+
+from rljob_api import names, reasons
+from simulator.world import NAMESPACE, World
+
+
+def messages(world: World, reason: str) -> list[str]:
+    return [
+        o["message"] for (kind, _, _), o in world.cluster.objects.items() if kind == "Event" and o["reason"] == reason
+    ]
+
+
+async def test_a_checkpoint_that_was_deleted_by_hand_is_told_of() -> None:
+    world = World(steps=10**6)
+    world.apply()
+    await world.until(state="Running", step=6)
+    world.checkpoints = [c for c in world.checkpoints if c.step <= 4]
+    world.kill_pod("demo-trainer-1")
+    await world.until(state="Running", attempt=2)
+    gone = messages(world, reasons.CHECKPOINT_MISSING)
+    assert len(gone) == 1
+    assert gone[0].startswith("attempt 2 resumes from step 4: the checkpoint of step ")
+    assert world.status.progress.started_from == 4
+    assert not [m for m in messages(world, reasons.CHECKPOINT_SAVED) if m.startswith("step 4 ")][1:], "it is no news"
+
+
+async def test_all_checkpoints_gone_means_the_initial_weights() -> None:
+    world = World(steps=10**6)
+    world.apply()
+    await world.until(state="Running", step=6)
+    world.checkpoints = []
+    world.kill_pod("demo-trainer-1")
+    await world.until(state="Running", attempt=2)
+    assert messages(world, reasons.CHECKPOINT_MISSING)[0].startswith("attempt 2 starts from the initial weights: ")
+
+
+async def test_from_step_0_starts_over_from_the_initial_weights() -> None:
+    world = World(steps=10)
+    world.apply()
+    await world.until(state="Succeeded")
+    world.request("n1", "resume", 0)
+    await world.until(state="Running", attempt=2)
+    assert world.status.progress.started_from == 0
+    assert "attempt 2 starts on 2 pods from the initial weights" in messages(world, reasons.ATTEMPT_OPENED)
+    assert messages(world, reasons.CHECKPOINT_MISSING) == [], "it was asked for"
+    await world.until(state="Succeeded")
+
+
+async def test_a_request_with_endless_words_is_refused_and_does_not_enter_the_status() -> None:
+    world = World(steps=10**6)
+    world.apply()
+    await world.until(state="Running")
+    world.request("n" * 10_000, "suspend")
+    await world.turn()
+    await world.turn()
+    assert len(world.status.request) < 100
+    assert "REQUEST_REFUSED" not in world.status.message
+    assert messages(world, reasons.REQUEST_REFUSED)
+    assert world.cluster.objects[("RLJob", NAMESPACE, "demo")]["metadata"]["annotations"][names.ANNOTATION_REQUEST]
