@@ -39,7 +39,6 @@ def kopf_settings() -> kopf.OperatorSettings:
     found.queueing.idle_timeout = 0.1  # a worker that waits holds the whole object
     found.watching.chunk_size = 500
     found.watching.server_timeout = 300
-    found.watching.inactivity_timeout = 100  # a bookmark comes each minute
     found.networking.request_timeout = 20
     found.networking.error_backoffs = Backoffs()
     for kind, selector in SELECTORS.items():

@@ -1,6 +1,7 @@
 """The simulator's world on a real API server: what kubelets, controllers and launchers would do is worked out in memory and then really written."""
 
 import asyncio
+import base64
 import json
 import time
 from contextlib import suppress
@@ -20,7 +21,7 @@ from rljob_operator.kube.rate_limit import RateLimiter
 from simulator.cluster import job_object, node_object
 from simulator.world import NAMESPACE, Launcher, World
 
-KINDS = ("RLJob", "Pod", "ConfigMap", "StatefulSet", "Event")
+KINDS = ("RLJob", "Pod", "ConfigMap", "StatefulSet", "Secret", "Event")
 TURN = 0.1
 """Seconds."""
 
@@ -95,7 +96,7 @@ class RealWorld(World):
 
     async def bears_no_marks(self) -> None:
         """No object has a finalizer, or an annotation or a copy of its spec of kopf's."""
-        for kind in (*KINDS, "Secret", "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy"):
+        for kind in (*KINDS, "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy"):
             for obj in (await self._api.listing(kind, self.namespace)).objects:
                 assert "finalizers" not in obj["metadata"], obj["metadata"]
                 assert "kopf" not in json.dumps(obj), obj
@@ -110,7 +111,7 @@ class RealWorld(World):
         self.cluster.objects = {
             (o["kind"], NAMESPACE, o["metadata"]["name"]): o | {"metadata": o["metadata"] | {"namespace": NAMESPACE}}
             for objects in found
-            for o in objects
+            for o in map(_readable, objects)
         } | {("Node", None, "node-1"): node_object(True)}
 
     async def _push_pods(self, before: dict[str, Object]) -> None:
@@ -123,9 +124,11 @@ class RealWorld(World):
         for uid in now.keys() & before.keys():
             if now[uid]["spec"].get("nodeName") and not before[uid]["spec"].get("nodeName"):
                 await self._bind(now[uid])
+            if _runs(now[uid]) and not _runs(before[uid]):
+                await self._run_pod(now[uid])
 
     async def _bind(self, pod: Object) -> None:
-        """As the scheduler does, and the kubelet after it."""
+        """As the scheduler does."""
         where = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
         target = {"apiVersion": "v1", "kind": "Node", "name": pod["spec"]["nodeName"]}
         binding = {
@@ -135,7 +138,6 @@ class RealWorld(World):
             "target": target,
         }
         await self._request("POST", "Pod", f"{where}/binding", binding)
-        await self._run_pod(pod)
 
     async def _push_pod(self, pod: Object) -> None:
         meta = {k: v for k, v in pod["metadata"].items() if k in ("name", "labels", "annotations", "ownerReferences")}
@@ -143,11 +145,11 @@ class RealWorld(World):
             {"apiVersion": "v1", "kind": "Pod", "metadata": meta | {"namespace": self.namespace}, "spec": pod["spec"]}
         )
         pod["metadata"]["uid"] = created["metadata"]["uid"]
-        if pod["spec"].get("nodeName"):
+        if _runs(pod):
             await self._run_pod(pod)
 
     async def _run_pod(self, pod: Object) -> None:
-        status = pod["status"] | {"podIPs": [{"ip": pod["status"]["podIP"]}]}
+        status = {k: v for k, v in pod["status"].items() if k != "token"} | {"podIPs": [{"ip": pod["status"]["podIP"]}]}
         status["containerStatuses"] = [
             {"name": pod["spec"]["containers"][0]["name"], "state": {"running": {}}, "ready": True}
             | {"image": "", "imageID": "", "restartCount": 0}
@@ -174,3 +176,14 @@ class RealWorld(World):
     ) -> None:
         with suppress(Conflict):
             await self._api._request(method, kind, where, body, content=content)
+
+
+def _readable(obj: Object) -> Object:
+    """A Secret as it was written."""
+    if obj["kind"] != "Secret":
+        return obj
+    return obj | {"stringData": {k: base64.b64decode(v).decode() for k, v in obj.get("data", {}).items()}}
+
+
+def _runs(pod: Object) -> bool:
+    return "podIP" in pod.get("status", {})
