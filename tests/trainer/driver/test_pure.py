@@ -146,7 +146,7 @@ def test_a_replica_that_keeps_refusing_the_token_is_named_so():
     replicas, a = Replicas(), endpoint("a")
     replicas.follow([a])
     for told in (False, False, True):
-        replicas.refused(a, now=0.0)
+        replicas.refused(a, now=0.0, problem="401")
         assert replicas.report()[0].unauthorized is told
     replicas.healthy(a)
     assert not replicas.report()[0].unauthorized
