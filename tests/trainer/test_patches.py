@@ -14,6 +14,7 @@ from rljob_trainer import patches
 from rljob_trainer.failure import read_first
 from rljob_trainer.megatron import compat
 from rljob_trainer.patches import Patch, UnsupportedVersionError
+from rljob_trainer.rollout import compat as vllm_compat
 
 
 def patch(package: str = "pydantic", *versions: str, **fields: object) -> Patch:
@@ -104,6 +105,7 @@ def test_a_rank_of_an_unsupported_image_says_so_as_why_its_attempt_failed_and_it
 ) -> None:
     code = """
 from rljob_trainer.megatron import compat
+from rljob_trainer.rollout import compat as vllm_compat
 compat.VERSIONS = {"torch": ("1.0",)}
 from rljob_trainer import rank
 rank.prepare()
@@ -117,3 +119,18 @@ rank.main()
     assert failure is not None
     assert (failure.kind, failure.field, failure.rank) == ("configuration", "spec.image", 0)
     assert "patches of the trainer are proven on torch 1.0 only" in failure.message
+
+
+def test_upstream_did_not_change_what_vllms_patches_replace() -> None:
+    names = {f.stem for f in Path(vllm_compat.__file__).parent.glob("*.py")} - {"__init__", "pieces"}
+    assert names == set(vllm_compat.MODULES)
+    for name in vllm_compat.MODULES:
+        for found in importlib.import_module(f"{vllm_compat.__name__}.{name}").PATCHES:
+            assert patches.installed_version("vllm") in found.versions
+            assert patches.fingerprints(found) == dict(found.replaces), found.name
+
+
+def test_another_vllm_is_refused_with_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "installed_version", lambda package: "0.27.0")
+    with pytest.raises(patches.UnsupportedVersionError, match="vllm 0.27.0: .*vllm 0.26.0"):
+        vllm_compat.install()

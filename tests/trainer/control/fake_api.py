@@ -20,6 +20,7 @@ class FakeApi:
         self.tokens: set[str] = set()
         self.watches = 0
         self.down = False
+        self.forbidden = 0
         self._changed = asyncio.Event()
         self._open: set[web.StreamResponse] = set()
         self._runner: web.AppRunner | None = None
@@ -53,6 +54,8 @@ class FakeApi:
         self.watches += 1
         if self.down:
             return web.Response(status=503, text="the server is currently unable to handle the request")
+        if self.forbidden:
+            return web.Response(status=self.forbidden, text="no")
         assert dict(request.query)["fieldSelector"] == "metadata.name=job-control"
         assert "resourceVersion" not in request.query
         response = web.StreamResponse()
@@ -71,6 +74,8 @@ class FakeApi:
             event = {"type": kind, "object": {"data": {"control.json": self.control}}}
             if self.control == "gone":
                 event = {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
+            if not self.control:
+                event = {"type": "DELETED", "object": {"data": {"control.json": "as it was"}}}
             await response.write(json.dumps(event).encode() + b"\n")
             if self.control == "gone":
                 return

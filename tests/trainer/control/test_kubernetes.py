@@ -32,8 +32,10 @@ async def connect(api: FakeApi) -> KubernetesChannel:
     return KubernetesChannel(await api.start(), "ns", "job-control", "job-trainer-0-report")
 
 
-async def next_attempt(controls: AsyncIterator[Control]) -> int:
-    return (await asyncio.wait_for(anext(controls), SECONDS)).attempt
+async def next_attempt(controls: AsyncIterator[Control | None]) -> int | None:
+    """None: the control message is gone."""
+    found = await asyncio.wait_for(anext(controls), SECONDS)
+    return found and found.attempt
 
 
 async def test_the_control_comes_as_it_is_and_then_each_change(api: FakeApi) -> None:
@@ -69,6 +71,33 @@ async def test_an_api_server_that_was_away_is_found_again(api: FakeApi) -> None:
     assert await following == 2
     await asyncio.wait_for(reporting, SECONDS)
     assert len(api.patches) == 1
+
+
+async def test_a_deleted_control_is_told_and_a_new_one_followed(api: FakeApi) -> None:
+    controls = (await connect(api)).controls()
+    assert await next_attempt(controls) == 1
+    api.publish("")
+    assert await next_attempt(controls) is None
+    api.publish(control(1))
+    assert await next_attempt(controls) == 1
+
+
+@pytest.mark.parametrize(("status", "meaning"), [(401, "ServiceAccount was deleted"), (403, "Role was deleted")])
+async def test_a_control_that_may_not_be_read_any_more_is_told_once_and_logged_as_what_it_is(
+    api: FakeApi, caplog: pytest.LogCaptureFixture, status: int, meaning: str
+) -> None:
+    controls = (await connect(api)).controls()
+    assert await next_attempt(controls) == 1
+    api.forbidden = status
+    api.break_connections()
+    assert await next_attempt(controls) is None
+    following = asyncio.create_task(next_attempt(controls))
+    await asyncio.sleep(0.5)
+    assert not following.done()
+    (line,) = [r.message for r in caplog.records if str(status) in r.message]
+    assert meaning in line
+    api.forbidden = 0
+    assert await following == 1
 
 
 async def test_a_watch_that_the_server_ends_with_an_error_is_opened_again(api: FakeApi) -> None:

@@ -92,6 +92,10 @@ class Gang:
         )
         replace(self._channel / names.CONTROL_KEY, control.model_copy(update=changes).dump_json())
 
+    def forget(self) -> None:
+        """The job is deleted: its control message goes first."""
+        (self._channel / names.CONTROL_KEY).unlink()
+
     def order(self, who: str, word: str) -> None:
         replace(self.root / who, word)
 

@@ -149,3 +149,18 @@ def test_nothing_survives_a_launcher_that_is_killed(gangs: Make) -> None:
     pids = [job.pid(attempt, 0), job.pid(attempt, "driver")]
     job.close()
     wait_for("end of its processes", lambda: not any(map(alive, pids)))
+
+
+def test_sigterm_stops_the_attempt_of_a_deleted_job_at_once(gangs: Make) -> None:
+    """Nobody is left to drain it: without this the pods stay for their whole grace period."""
+    gang = gangs()
+    attempt = gang.start()
+    pids = [gang.pid(attempt, 0), gang.pid(attempt, "driver")]
+    (launcher,) = gang.launchers.values()
+    gang.forget()
+    time.sleep(1)
+    assert launcher.poll() is None and all(map(alive, pids)), "no SIGTERM: the operator may make the message again"
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(20) == 0
+    assert not any(map(alive, pids))
+    assert gang.report(gang.pods[0]).result == "stopped"

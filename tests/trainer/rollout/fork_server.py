@@ -33,9 +33,9 @@ def child(order: dict) -> None:
 
 
 def main() -> None:
-    from rljob_trainer.rollout import server
+    from rljob_trainer.rollout import compat
 
-    server.fork_engine()
+    compat.install()
     for module in (
         "vllm.model_executor.models.qwen2",
         "vllm.model_executor.models.llama",

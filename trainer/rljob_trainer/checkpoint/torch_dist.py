@@ -6,6 +6,7 @@ Threads take no part in collectives: the process group is used by the loop alone
 """
 
 import os
+import queue
 import threading
 import time
 from collections.abc import Iterable
@@ -20,7 +21,6 @@ from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms
 
 from rljob_trainer.checkpoint.files import Tally, fingerprint
 from rljob_trainer.checkpoint.manifest import Files
-from rljob_trainer.megatron.compat.write_queue import new_queue
 
 PIECE_BYTES = 2**28
 """After so many bytes a thread waits until they are on the disk."""
@@ -29,10 +29,12 @@ PIECE_BYTES = 2**28
 class Writing:
     """Made by all ranks together. Each then waits until it is `done`; `finish` again belongs to all."""
 
-    def __init__(self, directory: Path, sharded: dict[str, Any], live: set[int], threads: int) -> None:
+    def __init__(
+        self, directory: Path, sharded: dict[str, Any], live: set[int], threads: int, results: queue.Queue[Any]
+    ) -> None:
         """Copy what this rank writes of a megatron sharded state dict, and begin, with a file for each of `threads`. `live`: addresses of the
-        storages that training goes on changing."""
-        self._results = new_queue()
+        storages that training continues to change. `results`: where megatron's reader looks for what was written."""
+        self._results = results
         self._request = dist_checkpointing.save(
             sharded,
             str(directory),

@@ -17,8 +17,9 @@ POLL_SECONDS = 0.1
 class Channel(Protocol):
     """Outages are the channel's to sit out: neither method raises because nobody answers."""
 
-    def controls(self) -> AsyncIterator[Control]:
-        """The control as it is, once there is one, then every change. Raises ProtocolMismatch."""
+    def controls(self) -> AsyncIterator[Control | None]:
+        """The control as it is, once there is one, then every change; None when it was deleted or may not be read any more, as after the
+        job's deletion. Raises ProtocolMismatch."""
         ...
 
     async def report(self, report: Report) -> None:
@@ -51,13 +52,13 @@ class FileChannel:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    async def controls(self) -> AsyncIterator[Control]:
+    async def controls(self) -> AsyncIterator[Control | None]:
         seen = ""
         while True:
             text = read_text(self._directory / names.CONTROL_KEY)
-            if text and text != seen:
+            if text != seen:
                 seen = text
-                yield parse_control(text)
+                yield parse_control(text) if text else None
             await asyncio.sleep(POLL_SECONDS)
 
     async def report(self, report: Report) -> None:

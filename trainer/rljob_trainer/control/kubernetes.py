@@ -32,8 +32,21 @@ LONGEST_BACKOFF_SECONDS = 3.0
 log = logging.getLogger(__name__)
 
 
+FORBIDDEN = {
+    401: "the API server does not accept this pod's token (its ServiceAccount was deleted or made again)",
+    403: "this pod may not read or write it (its Role was deleted or changed)",
+    404: "it does not exist",
+}
+"""Statuses that say what is wrong, when they last."""
+
+
 class Refused(Exception):
     """The API server answered, and not with what was asked for."""
+
+    def __init__(self, status: int, text: str) -> None:
+        meaning = FORBIDDEN.get(status)
+        super().__init__(f"{status}: {meaning}" if meaning else f"{status} {text}")
+        self.status = status
 
 
 OUTAGE = (Refused, ClientError, OSError, TimeoutError)
@@ -66,7 +79,7 @@ class KubernetesChannel:
         self._path = f"{server.url}/api/v1/namespaces/{namespace}/configmaps"
         self._control, self._report = control, report
 
-    async def controls(self) -> AsyncIterator[Control]:
+    async def controls(self) -> AsyncIterator[Control | None]:
         seen, patience = "", _Patience(self._control)
         while True:
             try:
@@ -74,8 +87,11 @@ class KubernetesChannel:
                     patience.restored()
                     if text != seen:
                         seen = text
-                        yield parse_control(text)
+                        yield parse_control(text) if text else None
             except OUTAGE as error:
+                if seen and isinstance(error, Refused) and error.status in FORBIDDEN:
+                    seen = ""
+                    yield None
                 await patience.wait(error)
 
     async def report(self, report: Report) -> None:
@@ -90,16 +106,18 @@ class KubernetesChannel:
                 await patience.wait(error)
 
     async def _watch(self) -> AsyncIterator[str]:
-        """The control's text: now, and after each change. Ends after WATCH_SECONDS."""
+        """The control's text: now, and after each change; empty when it is deleted. Ends after WATCH_SECONDS."""
         query = {"fieldSelector": f"metadata.name={self._control}", "watch": "1", "timeoutSeconds": WATCH_SECONDS}
         silence = ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=WATCH_SECONDS + REQUEST_SECONDS)
         async with self._request("GET", f"?{urlencode(query)}", None, silence) as response:
             async for line in _lines(response):
                 event = json.loads(line)
                 if event["type"] == "ERROR":
-                    raise Refused(f"{event['object'].get('code')} {event['object'].get('message')}")
+                    raise Refused(int(event["object"].get("code", 0)), str(event["object"].get("message")))
                 text = (event["object"].get("data") or {}).get(names.CONTROL_KEY)
-                if text and event["type"] != "DELETED":
+                if event["type"] == "DELETED":
+                    yield ""
+                elif text:
                     yield text
 
     @asynccontextmanager
@@ -111,26 +129,26 @@ class KubernetesChannel:
         url = self._path + path
         async with self._session.request(method, url, data=body, headers=headers, timeout=limits) as response:
             if response.status >= 400:
-                raise Refused(f"{response.status} {(await response.text())[:500]}")
+                raise Refused(response.status, (await response.text())[:500])
             yield response
 
 
 class _Patience:
-    """Waits longer and longer for something that does not answer, and says so once."""
+    """Waits longer and longer for something that does not answer, and says once what is wrong, and again when it is something else."""
 
     def __init__(self, what: str) -> None:
-        self._what, self._seconds = what, FIRST_BACKOFF_SECONDS
+        self._what, self._seconds, self._said = what, FIRST_BACKOFF_SECONDS, ""
 
     async def wait(self, error: Exception) -> None:
-        if self._seconds == FIRST_BACKOFF_SECONDS:
-            log.warning(
-                "ConfigMap %s: %s; trying again", self._what, " ".join(f"{error!s}".split()) or type(error).__name__
-            )
+        text = " ".join(f"{error!s}".split()) or type(error).__name__
+        if text != self._said:
+            log.warning("ConfigMap %s: %s; trying again", self._what, text)
+        self._said = text
         await asyncio.sleep(self._seconds)
         self._seconds = min(2 * self._seconds, LONGEST_BACKOFF_SECONDS)
 
     def restored(self) -> None:
-        self._seconds = FIRST_BACKOFF_SECONDS
+        self._seconds, self._said = FIRST_BACKOFF_SECONDS, ""
 
 
 async def _lines(response: ClientResponse) -> AsyncIterator[bytes]:

@@ -36,15 +36,18 @@ class Launcher:
         self._report = Report(pod=settings.pod, pod_uid=settings.pod_uid, boot_id=self._boot_id)
         self._news = asyncio.Event()
         self._control: Control | None = None
+        self._controlled = True
+        """The control message was not deleted, as far as we know."""
         self._attempt: PodAttempt | None = None
         self._leaving = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def run(self) -> None:
-        """SIGTERM: the pod is being deleted. The operator drains the gang, so an attempt goes on until it ends or the pod does."""
+        """SIGTERM: the pod is being deleted. The operator drains the gang, so an attempt continues until it ends or the pod does; when the
+        control message is gone as well, the job was deleted, nobody will drain it, and it stops at once."""
         adopt_orphans()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leaving.set)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._terminate)
         async with asyncio.TaskGroup() as tasks:
             parts = [tasks.create_task(part) for part in (self._follow(tasks), self._reporting(), self._watching())]
             await self._leaving.wait()
@@ -55,12 +58,24 @@ class Launcher:
             await asyncio.wait_for(self._channel.report(self._report), LAST_REPORT_SECONDS)
         await self._fork_servers.close()
 
+    def _terminate(self) -> None:
+        self._leaving.set()
+        self._stop_when_deleted()
+
+    def _stop_when_deleted(self) -> None:
+        if self._leaving.is_set() and not self._controlled and self._attempt:
+            log.info("the job was deleted: stopping attempt %d", self._attempt.number)
+            self._attempt.stop()
+
     async def _follow(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             try:
                 async for control in self._channel.controls():
-                    self._control = control
-                    self._act(tasks)
+                    self._controlled = control is not None
+                    self._stop_when_deleted()
+                    if control:
+                        self._control = control
+                        self._act(tasks)
             except ProtocolMismatch as mismatch:
                 log.error("%s", mismatch)
                 self._say(

@@ -25,6 +25,7 @@ from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.compat.load_progress import reporting_reads
 from rljob_trainer.megatron.compat.optimizer_gathering import separate
+from rljob_trainer.megatron.compat.write_queue import new_queue
 from rljob_trainer.megatron.offload import Offloader, states
 
 THREADS = 8
@@ -82,7 +83,7 @@ def save(directory: Path, state: State, reshardable: bool) -> Writing:
     }
     live = set().union(*(network.storages() for network in state.networks.values()))
     threads = THREADS if reshardable else 1
-    return Writing(directory, sharded | common, live, threads)
+    return Writing(directory, sharded | common, live, threads, new_queue())
 
 
 def load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[str, Any]:

@@ -21,6 +21,8 @@ LAST_WORDS_SECONDS = 2.0
 KEPT_BYTES = 2**14
 USAGE_ERROR = 2
 """argparse's exit code."""
+UNSUPPORTED_VERSION = 3
+"""server.py's exit code when our patches were not proven on this vLLM; the last line of its output says so."""
 
 
 class ServerProcess:
@@ -78,6 +80,9 @@ class ServerProcess:
         if code == USAGE_ERROR:
             message = "vLLM refused its arguments: correct spec.rollout.vllmArgs"
             return self._failure("configuration", "", message, field="spec.rollout.vllmArgs")
+        if code == UNSUPPORTED_VERSION:
+            lines = last_lines(self._tail.decode(errors="replace"))
+            return self._failure("configuration", "", lines[-1] if lines else "", field="spec.image")
         if code < 0:
             return self._failure("killed", f"Signal {-code} ({signal.Signals(-code).name})", "the rollout server ended")
         return self._failure("application", f"exit code {code}", "the rollout server ended")

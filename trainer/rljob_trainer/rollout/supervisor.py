@@ -69,6 +69,8 @@ class Supervisor:
     async def _follow(self) -> None:
         """Follow the operator's control message."""
         async for control in self._channel.controls():
+            if control is None:  # the job was deleted, or the operator makes it again
+                continue
             before, self._control = self._control, control
             if before and self._arguments(before) != self._arguments(control):
                 self._restart.set()

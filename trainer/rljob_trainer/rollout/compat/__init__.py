@@ -1,1 +1,17 @@
-"""What we change in vLLM, each change in a file of its own."""
+"""What we change in vLLM, or rely on in detail, each in a module of its own. `install` goes before the server starts; it imports no vLLM itself."""
+
+import importlib
+
+from rljob_trainer import patches
+
+VERSIONS = ("0.26.0",)
+"""Of vLLM, which every patch below was proven on."""
+
+MODULES = ("forked_engine", "scheduler", "weight_updates")
+
+
+def install() -> None:
+    """Apply the patches that are needed here. Raises UnsupportedVersionError, before any is applied."""
+    patches.require_versions([patches.Patch("", "vllm", VERSIONS)])
+    for name in MODULES:
+        patches.install(importlib.import_module(f"{__name__}.{name}").PATCHES)

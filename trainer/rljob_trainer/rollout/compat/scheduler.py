@@ -1,4 +1,7 @@
-"""vLLM's schedulers, whose outputs leave the engine in pieces (`--scheduler-cls`)."""
+"""vLLM's schedulers, whose outputs leave the engine in pieces (`--scheduler-cls`); pieces.py says why and how.
+
+Can go when vLLM hands out the outputs of several steps at once (a final-only request still costs a message for each token).
+"""
 
 from typing import Any
 
@@ -6,6 +9,8 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 
+from rljob_trainer.patches import Patch
+from rljob_trainer.rollout.compat import VERSIONS
 from rljob_trainer.rollout.compat.pieces import InPieces
 
 
@@ -25,3 +30,17 @@ def scheduler(vllm_config: Any, **more: Any) -> Scheduler:
     """The one for this engine, chosen as vLLM chooses among its own (config/scheduler.py:180). It calls what we name in place of a class."""
     kind = AsyncSchedulerInPieces if vllm_config.scheduler_config.async_scheduling else SchedulerInPieces
     return kind(vllm_config=vllm_config, **more)
+
+
+PATCHES = (
+    Patch(
+        "outputs in pieces",
+        "vllm",
+        VERSIONS,
+        replaces={
+            "vllm/v1/core/sched/scheduler.py:Scheduler.update_from_output": "70db93b7b3b20987",
+            "vllm/v1/core/sched/scheduler.py:Scheduler.finish_requests": "251076b25b7f9acb",
+            "vllm/v1/engine/__init__.py:EngineCoreOutput": "0a3701fb7b23141b",
+        },
+    ),
+)
