@@ -1,4 +1,4 @@
-"""What operator and trainer say to each other, in Kubernetes as two kinds of ConfigMap, on one machine as two kinds of file.
+"""The messages between operator and trainer, in Kubernetes as two kinds of ConfigMap, on one machine as two kinds of file.
 
 Control (`<job>-control`, written by the operator only) says which attempt runs, with which members. Report (`<pod>-report`, one per pod,
 written by that pod's launcher) says what came of it. Reports are untrusted input: they are parsed, never believed beyond their own pod.
@@ -42,7 +42,7 @@ class Member(Wire):
 
 
 class RolloutEndpoint(Wire):
-    """A rollout server that answers; whether it has the current policy is the trainer's to know."""
+    """A rollout server that answers. Only the trainer knows whether it has the current policy."""
 
     pod: str
     pod_uid: str
@@ -58,7 +58,7 @@ class Resume(Wire):
 
 
 class Control(Wire):
-    """The operator's word."""
+    """The operator's control message."""
 
     protocol: int = names.PROTOCOL
     name: str
@@ -84,7 +84,7 @@ class Failure(Wire):
     """Why a process ended an attempt."""
 
     kind: Literal["application", "configuration", "collective", "killed"]
-    """configuration: the user's to mend, a restart cannot help; collective: a peer was lost, somebody else is the cause; killed: a signal."""
+    """configuration: the user has to fix it, a restart cannot help; collective: a peer was lost, the cause is elsewhere; killed: by a signal."""
     rank: Count | None = None
     exception: Text = ""
     """Class name, or `Signal 9 (SIGKILL)`."""
@@ -159,7 +159,7 @@ def _complete(given: Any) -> Any:
 
 
 class Progress(Wire):
-    """Rank 0's account of the run."""
+    """Progress of the run, from rank 0."""
 
     phase: Literal["loading", "waiting", "evaluating", "generating", "training", "syncing", "saving", "finishing"] = (
         "loading"
@@ -189,7 +189,7 @@ class Progress(Wire):
 
 
 class Report(Wire):
-    """A launcher's word."""
+    """A launcher's report."""
 
     protocol: int = names.PROTOCOL
     pod: Line

@@ -15,9 +15,11 @@ RUNNING = "Running"  # all members of the open attempt run
 
 # Placement
 PLACED = "Placed"  # every pod of the gang is on a node
-PLACING = "Placing"  # pods are on their way to the nodes that were chosen for them, or wait for the cluster's scheduler
-UNPLACEABLE = "Unplaceable"  # there is no room for the whole gang; the message says what lacks where; also the event
-NOT_BOUND = "NotBound"  # event: a pod did not get onto its node and is placed anew, elsewhere
+PLACING = "Placing"  # pods have nodes assigned and are not running there yet, or wait for the cluster's scheduler
+UNPLACEABLE = (
+    "Unplaceable"  # there is no room for the whole gang; the message says what is missing where; also the event
+)
+NOT_BOUND = "NotBound"  # event: a pod was not bound to its node and is placed elsewhere
 
 # Rollouts
 ENOUGH_ROLLOUTS = "EnoughRollouts"  # at least minReplicas rollouts answer
@@ -35,12 +37,12 @@ CHECKPOINT_MISSING = (
 NO_CHECKPOINT = "NoCheckpoint"  # no complete checkpoint yet
 
 # Suspension and requests
-SUSPENDED = "Suspended"  # the pods are released, or the attempt is told to drain for it
+SUSPENDED = "Suspended"  # the pods are deleted, or the attempt drains before that
 NOT_SUSPENDED = "NotSuspended"  # nobody asked for it
 RESUMED = "Resumed"  # event: pods are wanted again
-RESUME_REQUESTED = "ResumeRequested"  # the attempt is told to stop, because a request goes on from another checkpoint
-SPEC_CHANGED = "SpecChanged"  # the attempt is told to stop, because the spec it was meant for changed before its members heard of it
-RESTART_REQUESTED = "RestartRequested"  # the attempt is told to drain, because a request wants the next one
+RESUME_REQUESTED = "ResumeRequested"  # the attempt stops, because a request resumes from another checkpoint
+SPEC_CHANGED = "SpecChanged"  # the attempt stops, because its spec changed before its members received it
+RESTART_REQUESTED = "RestartRequested"  # the attempt drains, because a request asks for a new one
 TOKEN_REPLACED = "TokenReplaced"  # the attempt drains, because the Secret with the rollout servers' token was deleted or changed; also the event
 ACCOUNT_REPLACED = "AccountReplaced"  # the attempt stops, because its pods' ServiceAccount was deleted, and with it their tokens; also the event
 REQUEST_REFUSED = "RequestRefused"  # event: a request asks for what cannot be done; it is consumed
@@ -48,9 +50,9 @@ REQUEST_REFUSED = "RequestRefused"  # event: a request asks for what cannot be d
 # Attempts
 ATTEMPT_OPENED = "AttemptOpened"  # event: a gang starts
 ATTEMPT_FAILED = "AttemptFailed"  # event: a gang ended by a failure; the message has the root cause
-ATTEMPT_DRAINED = "AttemptDrained"  # event: a gang saved and ended because it was told to
+ATTEMPT_DRAINED = "AttemptDrained"  # event: a gang saved and ended on command
 MEMBER_DELETED = "MemberDeleted"  # event: a pod that does not answer, or has an outdated template, is deleted
-POD_DELETING = "PodDeleting"  # a member's pod is being deleted, so the gang is told to drain
+POD_DELETING = "PodDeleting"  # a member's pod is being deleted, so the gang drains
 
 # Ends of an attempt: what they mean is in MEANING, what they cost in the sets below
 APPLICATION_FAILED = "ApplicationFailed"
@@ -65,7 +67,7 @@ CONFIGURATION_ERROR = "ConfigurationError"
 
 MEANING = {
     APPLICATION_FAILED: "a process raised an exception",
-    PROCESS_KILLED: "a process died of a signal that nobody accounts for",
+    PROCESS_KILLED: "a process was killed by a signal, for an unknown cause",
     CONTAINER_RESTARTED: "a member's launcher died in its pod, for example out of memory",
     COLLECTIVE_FAILED: "ranks lost each other and no process names another cause",
     NO_PROGRESS: "the heartbeat did not advance for stallTimeoutSeconds",
@@ -77,7 +79,7 @@ MEANING = {
 COUNTED = frozenset({APPLICATION_FAILED, PROCESS_KILLED, CONTAINER_RESTARTED, COLLECTIVE_FAILED, NO_PROGRESS})
 """Count against maxRestarts."""
 NOT_COUNTED = frozenset({POD_DELETED, POD_DISRUPTED, NODE_LOST})
-"""Cost a restart that does not count. The rest of MEANING, ConfigurationError, no restart can mend: the job fails at once."""
+"""Cost a restart that does not count. A ConfigurationError, the rest of MEANING, cannot be fixed by a restart: the job fails at once."""
 FAILURES = frozenset(MEANING)
 
 # Outcomes
@@ -88,7 +90,7 @@ ACTIVE_DEADLINE_EXCEEDED = "ActiveDeadlineExceeded"
 OUTCOMES = {
     SUCCEEDED: "every member finished the last step",
     REACHED_MAX_RESTARTS: "more counted failures in a row than maxRestarts",
-    CONFIGURATION_ERROR: "a process found a mistake that no restart can mend",
+    CONFIGURATION_ERROR: "a process found a mistake that a restart cannot fix",
     PENDING_DEADLINE_EXCEEDED: "the trainer pods did not all start within pendingDeadlineSeconds",
     ACTIVE_DEADLINE_EXCEEDED: "attempts ran for activeDeadlineSeconds; the last one is drained first",
 }

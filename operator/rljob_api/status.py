@@ -37,9 +37,9 @@ class Attempt(Wire):
 
     number: int
     command: Command = "run"
-    """What its members are told."""
+    """Command in the control message: run, drain or stop."""
     reason: str = ""
-    """Why it was told to drain or stop."""
+    """Why `command` is drain or stop."""
     members: list[Member] = []
     resume_step: int | None = None
     """The checkpoint that was asked for; None: the newest."""
@@ -56,7 +56,7 @@ class Attempt(Wire):
 
 
 class Restarts(Wire):
-    """How often the gang started again."""
+    """Restarts of the gang."""
 
     total: int = 0
     counted: int = 0
@@ -66,7 +66,7 @@ class Restarts(Wire):
 
 
 class Override(Wire):
-    """A request's word about suspension, which holds until spec.suspend changes or a newer request comes."""
+    """A request to suspend or resume. It applies until spec.suspend changes or a newer request comes."""
 
     suspend: bool
     spec_suspend: bool
@@ -83,7 +83,7 @@ class RoleStatus(Wire):
 
 
 class ProgressStatus(Wire):
-    """Rank 0's account, refreshed at most every 30 s while nothing else changes."""
+    """Progress as rank 0 reports it, refreshed at most every 30 s while nothing else changes."""
 
     attempt: int = 0
     """Whose steps these are: the last that has chosen its checkpoint."""
@@ -127,7 +127,7 @@ class PodAssignment(Wire):
 
 
 class Exclusion(Wire):
-    """A node that did not take its pod, and is left alone for a while."""
+    """A node that did not take its pod and is not used for a while."""
 
     node: str
     until: str
@@ -145,7 +145,7 @@ class Crossing(Wire):
 
 
 class PlacementReport(Wire):
-    """What a placement amounts to."""
+    """Topology of a placement."""
 
     stages: list[str] = []
     """The narrowest domain that holds each pipeline stage; empty: only the whole cluster does."""
@@ -163,7 +163,7 @@ class RolloutFailure(Wire):
 
 
 class PlacementStatus(Wire):
-    """Who sits where. Written before a pod is released to its node."""
+    """Which pod goes to which node. Written before a pod's gate is removed."""
 
     assignments: list[PodAssignment] = []
     requests: dict[str, dict[str, int]] = {}
@@ -194,9 +194,9 @@ class JobStatus(Wire):
     cleaned_up: bool = False
     """ttlSecondsAfterFinished has passed: the children are deleted."""
     pending_since: str = ""
-    """Since when the first attempt, or the first after a resume, waits for its pods."""
+    """When the first attempt, or the first after a resume, began to wait for its pods."""
     active_seconds: float = 0.0
-    """How long attempts that have ended ran, all together."""
+    """Total run time of attempts that have ended."""
     suspended: bool = False
     """The pods are released because of spec.suspend or a request."""
     override: Override | None = None
@@ -209,7 +209,7 @@ class JobStatus(Wire):
     last_failure: LastFailure | None = None
     last_rollout_failure: RolloutFailure | None = None
     lost_steps: int = 0
-    """Steps that were done, not saved, and done again by a later attempt."""
+    """Steps that were not saved and had to be repeated by a later attempt."""
     first_step_at: str = ""
     """When the first step was done."""
     trainer: RoleStatus = RoleStatus()
@@ -221,7 +221,7 @@ class JobStatus(Wire):
     conditions: list[Condition] = []
 
     def wants_suspend(self, in_spec: bool) -> bool:
-        """The newest word about suspension: a request's, until somebody changes spec.suspend."""
+        """Whether the job should be suspended: a request overrides spec.suspend until that changes."""
         asked = self.override
         return asked.suspend if asked and asked.spec_suspend == in_spec else in_spec
 

@@ -51,7 +51,7 @@ class KL(Model):
 
 
 class Group(Model):
-    """What `grpo` compares a sample with."""
+    """How `grpo` compares the samples of a prompt."""
 
     divide_by_std: bool = True
     """Divide by the group's standard deviation (ddof 1) + 1e-6. False is Dr. GRPO (arXiv 2503.20783), with `sequenceMeanTokenSumNorm`."""
@@ -60,23 +60,23 @@ class Group(Model):
 
 
 class Rejection(Model):
-    """Leave out what the rollouts' probabilities say the policy would hardly draw. Denominators stay as they were."""
+    """Leave out tokens or responses that the trained policy would hardly generate. Denominators stay the same."""
 
     level: Literal["token", "sequence"] = "token"
-    """Judge every token by its own ratio, or a whole response by the geometric mean of its tokens' ratios."""
+    """`token`: by the ratio of each token; `sequence`: by the geometric mean of a response's ratios, for the response as a whole."""
     low: PositiveFloat = 0.5
-    """Smallest ratio of the trainer's old to the rollout's probability that stays."""
+    """Smallest ratio of the trainer's old to the rollout's probability that is kept."""
     high: PositiveFloat = 2.0
-    """Largest one."""
+    """Largest ratio that is kept."""
 
 
 class RolloutCorrection(Model):
-    """Weigh for the difference between the policy that drew the tokens, in vLLM's arithmetic, and the trainer's old policy."""
+    """Correct for the difference between the policy that generated the tokens, in vLLM's arithmetic, and the trainer's old policy."""
 
     importance_sampling: Literal["none", "token", "sequence"] = "none"
     """Multiply the policy loss by min(ratio, cap), a constant: of each token, or of the whole response (truncated importance sampling)."""
     cap: PositiveFloat = 2.0
-    """Largest weight."""
+    """Upper bound of the importance weight."""
     reject: Rejection | None = None
     """Leave out tokens or responses whose ratio is too far from 1; unset: none."""
     bypass: bool = False
@@ -84,7 +84,7 @@ class RolloutCorrection(Model):
 
 
 class DynamicSampling(Model):
-    """Leave out prompts whose samples all got the same reward, and draw others in their place (DAPO, arXiv 2503.14476, section 3.2)."""
+    """Leave out prompts whose samples all have the same reward, and sample others in their place (DAPO, arXiv 2503.14476, section 3.2)."""
 
     max_rounds: PositiveInt = 8
     """Rounds of generation in one step, the first included; a step that is still not full then fails the job with the counts."""
@@ -110,11 +110,11 @@ class AlgorithmSpec(Model):
     `gae`: with `spec.critic` (arXiv 1506.02438); `opo`: length-weighted baseline (arXiv 2505.23585); `remax`: reward of the greedy response
     as the baseline (arXiv 2310.10505)."""
     group: Group = Group()
-    """Of `grpo`."""
+    """Options of `advantage: grpo`."""
     gamma: Fraction = 1.0
     """Discount per token of `gae` and `reinforce++`."""
     gae_lambda: Fraction = 1.0
-    """Of `gae`: 1 weighs whole returns, 0 single steps."""
+    """Lambda of `advantage: gae`: 1 uses whole returns, 0 single steps."""
     loss: Literal["ppo", "gspo", "cispo"] = "ppo"
     """`ppo`: the clipped surrogate; `gspo`: with the ratio of the whole response (arXiv 2507.18071); `cispo`: a clipped, constant ratio times
     the log-probability (arXiv 2506.13585)."""
@@ -128,9 +128,9 @@ class AlgorithmSpec(Model):
     """From tokens to the loss of a mini-batch, with its global counts. `tokenMean`: sum over all response tokens / their number;
     `sequenceMeanTokenMean`: mean over responses of each one's mean; `sequenceMeanTokenSumNorm`: mean over responses of each one's sum / maxTokens."""
     rollout_correction: RolloutCorrection = RolloutCorrection()
-    """Correction for the rollouts' own arithmetic. How much they differ is always measured."""
+    """Correction for the difference between rollout and trainer probabilities. The difference itself is always measured."""
     dynamic_sampling: DynamicSampling | None = None
-    """Only prompts that something can be learnt from; unset: all."""
+    """Train only on prompts whose rewards differ; unset: on all."""
     overlong: Overlong = Overlong()
     """Penalty and filter for long responses."""
 
@@ -159,7 +159,7 @@ class Optimizer(Model):
 
 
 class BatchRecording(Model):
-    """Separate the halves of the loop: keep what was generated, or train on what was kept."""
+    """Record what was generated, or train on a recording."""
 
     record: bool = False
     """Write every step's batch to `batches/` under the checkpoint path."""
@@ -168,7 +168,7 @@ class BatchRecording(Model):
 
 
 class PartialRollouts(Model):
-    """Responses that are not complete when the step is full go on in the next one, under its policy (APRIL, arXiv 2509.18521)."""
+    """Responses that are not complete when the step is full are resumed in the next one, under its policy (APRIL, arXiv 2509.18521)."""
 
     max_age: PositiveInt = 2
     """Trained steps that any token may be older than the policy that it trains; a step waits for groups that would exceed it in the next. Above
@@ -193,13 +193,13 @@ class TrainSpec(Model):
     optimizer: Optimizer = Optimizer()
     """The optimizer of the policy."""
     staleness: Literal[0, 1] = 0
-    """0: every batch is drawn by the policy that it trains. 1: batch k + 1 is drawn by the policy of step k - 1 while step k trains, so that
+    """0: every batch is generated by the policy that it trains. 1: batch k + 1 is generated by the policy of step k - 1 while step k trains, so that
     generation and training overlap and samples are one update old; needs `algorithm.rolloutCorrection`."""
     over_sampling: Annotated[Number, Field(ge=1, le=2)] = 1.0
-    """Prompts begun in a step / `promptsPerStep`, which must be whole: the first that are complete make the step, so that it does not wait for the
-    longest responses. Without `partialRollouts` the others are dropped, and short responses are preferred."""
+    """Prompts started in a step, as a multiple of `promptsPerStep`; the product must be whole. The first prompts to complete make the step, so
+    that it does not wait for the longest responses. Without `partialRollouts` the others are dropped, and short responses are preferred."""
     partial_rollouts: PartialRollouts | None = None
-    """Keep what over-sampling leaves over, token by token with the policy that drew it; unset: drop it. Needs `overSampling` above 1 and
+    """Keep what over-sampling leaves over, token by token with the policy that generated it; unset: drop it. Needs `overSampling` above 1 and
     `algorithm.rolloutCorrection`."""
     on_non_finite: Literal["stop", "skip"] = "stop"
     """When a loss or a gradient is not a finite number. `stop`: the attempt fails; `skip`: leave this optimizer step out and count it."""
@@ -208,7 +208,7 @@ class TrainSpec(Model):
 
     @property
     def prompts_begun(self) -> int:
-        """Whose groups are in the making in a step."""
+        """Prompts that are started in a step."""
         return round(self.over_sampling * self.prompts_per_step)
 
 

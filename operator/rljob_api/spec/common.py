@@ -74,11 +74,11 @@ class Template(Model):
     priority_class_name: str | None = None
     """A Kubernetes PriorityClass."""
     termination_grace_period_seconds: PositiveInt = 60
-    """How long a pod that is being deleted may go on to finish its step and save."""
+    """How long a deleted pod has to finish its step and save."""
 
 
 class Sampling(Model):
-    """How responses are drawn. What changes the distribution beyond temperature is refused: log-probabilities would not be the policy's."""
+    """How responses are sampled. Only the temperature may change the distribution, because the trainer computes its log-probabilities from it."""
 
     temperature: NonNegativeFloat = 1.0
     """Temperature of generation and of training's log-probabilities; 0 is greedy and only for evaluation."""

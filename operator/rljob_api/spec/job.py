@@ -28,9 +28,9 @@ class CheckpointSpec(Model):
     path: AbsolutePath
     """Directory on a volume that all trainer pods share. One job at a time writes to it."""
     every_steps: NonNegativeInt = 50
-    """A checkpoint every so many steps; 0: only when draining and at the end."""
+    """Steps between checkpoints; 0: only when draining and at the end."""
     keep_last: Annotated[int, Field(ge=1, le=MOST_CHECKPOINTS)] = 3
-    """Complete checkpoints that are kept, at most as many as a report holds; older ones are deleted after a newer one is complete."""
+    """How many complete checkpoints are kept. Older ones are deleted after a newer one is complete."""
     resume: Literal["auto", "required", "never"] = "auto"
     """`auto`: from the newest complete checkpoint in `path`, else from the model; `required`: fail without one;
     `never`: refuse a directory that holds one at the job's first start."""
@@ -38,14 +38,14 @@ class CheckpointSpec(Model):
     """A `global_step_N` directory, of this job or another of the same model, at which the job's first attempt starts, with optimizer and data order.
     From then on checkpoints in `path` count."""
     asynchronous: bool = True
-    """Write periodic checkpoints beside training, in a fast format that fits the same `trainer.parallelism` only (any number of data-parallel
-    ranks). Those of a drain and of the end are always waited for, and fit every layout."""
+    """Write periodic checkpoints in the background, in a fast format that fits the same `trainer.parallelism` only (any number of data-parallel
+    ranks). Checkpoints of a drain and of the end are written synchronously, and fit every layout."""
     export_hugging_face: bool = True
-    """Write the final policy as a Hugging Face directory beside the last checkpoint."""
+    """Write the final policy as a Hugging Face directory next to the last checkpoint."""
 
 
 class SchedulingSpec(Model):
-    """Who places the pods."""
+    """Placement of the pods on nodes."""
 
     backend: Literal["builtin", "none", "kueue", "volcano"] = "builtin"
     """`builtin`: rljob places the whole gang at once, near each other by `topologyLevels`; `none`: the cluster's own scheduler, pod by pod; `kueue`
@@ -56,7 +56,7 @@ class SchedulingSpec(Model):
     queue: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = None
     """Queue of `kueue` (a LocalQueue) or `volcano`; neither may go without."""
     priority: Annotated[int, Field(ge=-(10**9), le=10**9)] = 0
-    """Of `builtin`: jobs of higher priority are placed first, then older ones. Nothing that runs is evicted."""
+    """Priority among jobs of the `builtin` backend: higher ones are placed first, then older ones. Nothing that runs is evicted."""
 
 
 class LifecycleSpec(Model):
@@ -65,17 +65,17 @@ class LifecycleSpec(Model):
     max_restarts: NonNegativeInt = 3
     """Application failures after which the job fails. Lost nodes, evictions and drains are not counted."""
     backoff_seconds: NonNegativeInt = 5
-    """Wait before the first counted restart; doubles with each, up to ten minutes."""
+    """Delay before the first counted restart; doubles with each restart, up to ten minutes."""
     stall_timeout_seconds: PositiveInt = 1800
-    """A run whose heartbeat does not advance for so long has failed."""
+    """An attempt fails when its heartbeat does not advance for this long."""
     drain_timeout_seconds: PositiveInt = 600
-    """How long a suspend waits for the step and the checkpoint."""
+    """How long a drain waits for the end of the step and its checkpoint."""
     node_loss_seconds: PositiveInt = 120
     """How long an unreachable node may stay away before its pod counts as lost."""
     pending_deadline_seconds: PositiveInt | None = None
     """A job whose trainer pods did not all start within this time, since it was made or resumed, fails; unset: it waits."""
     active_deadline_seconds: PositiveInt | None = None
-    """Longest time that attempts may run, all together; then the job drains to a checkpoint and fails. Unset: no limit."""
+    """Total time that attempts may run. After it the job drains to a checkpoint and fails; unset: no limit."""
     ttl_seconds_after_finished: NonNegativeInt | None = None
     """Delete the children of a finished job after this time; the RLJob itself stays, so that GitOps does not run it again. Unset: pods are released
     at once and the other children stay."""
@@ -91,17 +91,17 @@ class RLJobSpec(Model):
     data: DataSpec
     """Prompts."""
     rewards: Annotated[list[RewardSpec], Field(min_length=1, max_length=64)]
-    """Who judges the responses."""
+    """Reward functions, by data source."""
     algorithm: AlgorithmSpec = AlgorithmSpec()
     """How rewards become gradients."""
     train: TrainSpec
-    """How much, and with which optimizer."""
+    """Amounts per step, and the optimizer."""
     evaluation: EvaluationSpec = EvaluationSpec()
     """Scoring of held-out prompts."""
     trainer: TrainerSpec = TrainerSpec()
     """The gang of torchrun pods."""
     critic: CriticSpec | None = None
-    """The value model; `algorithm.advantage: gae` needs it, and nothing else takes it."""
+    """The value model. Required by `algorithm.advantage: gae`, refused otherwise."""
     reference: ReferenceSpec = ReferenceSpec()
     """The frozen policy of `algorithm.kl`; held only while its coefficient is above 0."""
     rollout: RolloutSpec = RolloutSpec()
@@ -109,11 +109,11 @@ class RLJobSpec(Model):
     checkpoint: CheckpointSpec
     """Where the run's state lives."""
     scheduling: SchedulingSpec = SchedulingSpec()
-    """Who places the pods."""
+    """Placement of the pods on nodes."""
     lifecycle: LifecycleSpec = LifecycleSpec()
     """Failures and time limits."""
     suspend: bool = False
-    """Finish the step, save, free the pods. `kubectl rljob resume` overrides it without editing the spec."""
+    """Finish the step, save and delete the pods. `kubectl rljob resume` overrides it without editing the spec."""
     image: Annotated[str, Field(min_length=1, max_length=512)]
     """Image of trainer and rollout pods."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"

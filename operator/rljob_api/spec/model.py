@@ -32,21 +32,21 @@ class DataSpec(Model):
     prompt_key: str = "prompt"
     """Column of the prompt: a text, or a list of chat messages `{role, content}`, which the tokenizer's chat template turns into one."""
     chat_template: bool = False
-    """Put text prompts through the chat template as well, as one message of the user."""
+    """Apply the chat template to text prompts as well, as one message of the user."""
     answer_key: str = "answer"
     """Column of the expected answer, handed to rewards, or a dotted path into a nested one; without a column of the default name it is empty."""
     data_source_key: str = "data_source"
-    """Column, or dotted path, that says which reward judges the row; without a column of the default name it is empty."""
+    """Column, or dotted path, that chooses the reward functions of a row; without a column of the default name it is empty."""
     max_prompt_tokens: PositiveInt = 1024
     """Longer prompts are left out; how many is reported."""
     shuffle: bool = True
-    """Draw prompts in an order that depends on `seed` and the epoch only."""
+    """Shuffle the prompts in every epoch, in an order that depends on `seed` and the epoch only."""
     seed: NonNegativeInt = 0
     """Seed of the order and, with step, prompt and sample, of generation."""
 
 
 class PythonReward(Model):
-    """A reward function of the user's, run in a process of its own."""
+    """A Python function, run in a process of its own."""
 
     path: AbsolutePath
     """A Python file that the pods can read, for example from a ConfigMap volume."""
@@ -55,7 +55,7 @@ class PythonReward(Model):
 
 
 class HttpReward(Model):
-    """A reward service of the user's, asked over HTTP once per response."""
+    """An HTTP service, called once per response."""
 
     url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)]
     """Receives POST `{"prompt", "response", "answer", "data_source"}` and answers `{"reward": number}`."""
@@ -66,7 +66,7 @@ class HttpReward(Model):
 
 
 class VllmReward(Model):
-    """A reward model behind a vLLM server of the user's (`vllm serve MODEL --runner pooling`)."""
+    """A reward model behind a vLLM server that the job does not manage (`vllm serve MODEL --runner pooling`)."""
 
     url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)]
     """Base address of the server. The token ids of prompt and response go to its `/pooling` route, so that its vocabulary
@@ -83,17 +83,17 @@ class MegatronReward(Model):
 
 
 class RewardSpec(Model):
-    """Who judges the rows of one data source. Exactly one of `rule`, `python`, `http`, `vllm` and `model`."""
+    """A reward function for the rows of one data source. Exactly one of `rule`, `python`, `http`, `vllm` and `model`."""
 
     data_source: Annotated[str, StringConstraints(min_length=1, max_length=256)] = "*"
-    """Value of the data-source column; `*` judges every row that no other entry names."""
+    """Value of the data-source column; `*`: every row that no other entry names."""
     rule: Literal["exactMatch", "number", "math"] | None = None
     """A built-in rule, 1 or 0. `exactMatch`: the response equals the answer, both stripped; `number`: its last number does (GSM8K: after `####` where
     there is one); `math`: its final expression (boxed or last) is mathematically equal, by the library math-verify."""
     python: PythonReward | None = None
-    """A function of the user's."""
+    """A Python function."""
     http: HttpReward | None = None
-    """A service of the user's."""
+    """An HTTP service."""
     vllm: VllmReward | None = None
     """A reward model on a vLLM server."""
     model: MegatronReward | None = None

@@ -40,7 +40,7 @@ class Parallelism(Model):
 
 
 class Overlap(Model):
-    """Communication of the distributed optimizer beside computation."""
+    """Communication of the distributed optimizer during computation."""
 
     grad_reduce: bool = False
     """Reduce a bucket of gradients as soon as it is complete."""
@@ -56,15 +56,15 @@ class Recompute(Model):
     modules: list[Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]] = [
         "core_attn"
     ]
-    """Of `selective`: names of megatron-core."""
+    """What `granularity: selective` recomputes, by megatron-core's names."""
     method: Literal["uniform", "block"] = "uniform"
-    """Of `full`. `uniform`: every `layers` layers are one piece; `block`: the first `layers` layers of a stage, one by one."""
+    """With `granularity: full`, `uniform`: every `layers` layers are one piece; `block`: the first `layers` layers of a stage, one by one."""
     layers: PositiveInt = 1
-    """See `method`."""
+    """Layers of one piece (`method: uniform`) or of a stage (`method: block`)."""
 
 
 class Offload(Model):
-    """What lies in host memory while another model uses the GPU. Critic, reference and actor share their ranks."""
+    """What is kept in host memory while another model uses the GPU. Policy, critic, reference and reward models share their ranks."""
 
     parameters: bool = False
     """Parameters, while the model neither computes nor is sent to the rollouts."""
@@ -88,7 +88,7 @@ class TrainerSpec(Model):
     parallelism: Parallelism = Parallelism()
     """The layout."""
     overlap: Overlap = Overlap()
-    """Communication beside computation."""
+    """Communication during computation."""
     recompute: Recompute = Recompute()
     """Activations: memory for time."""
     offload: Offload = Offload()
@@ -115,7 +115,7 @@ class CriticSpec(Model):
     """Hugging Face directory with the policy's vocabulary: a sequence classifier with one label, whose head is taken, or a causal model, whose
     head is replaced by a new one at zero; unset: the policy's own."""
     optimizer: CriticOptimizer = CriticOptimizer()
-    """Of the critic."""
+    """The critic's optimizer."""
     clip: NonNegativeFloat = 0.5
     """Values are clipped to within this distance of the old ones (the clipped value loss of OpenAI's PPO); 0: not clipped."""
     warmup_steps: NonNegativeInt = 0
@@ -148,7 +148,7 @@ class RolloutSpec(Model):
     tensor_parallel: PositiveInt = 1
     """GPUs of one server."""
     sampling: Sampling = Sampling()
-    """How training responses are drawn."""
+    """How training responses are sampled."""
     vllm_args: Verbatim = {}
     """Arguments of `vllm serve` by their long names without dashes in front, verbatim. Those that rljob sets are refused here."""
     shm_size: Quantity = "1Gi"

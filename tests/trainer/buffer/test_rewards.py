@@ -57,7 +57,7 @@ async def test_dynamic_sampling_trains_on_what_differs_and_a_resumed_attempt_dra
         m = found.metrics
         rounds = int(m["sampling/rounds"])
         assert (
-            rounds >= 2 and 0 < m["sampling/kept"] < 1 and m["sampling/all_right"] > 0 and m["sampling/all_wrong"] > 0
+            rounds >= 2 and 0 < m["sampling/kept"] < 1 and m["sampling/all_correct"] > 0 and m["sampling/all_wrong"] > 0
         )
         assert m["sampling/kept"] * 4 * rounds == 4 + m["sampling/surplus"]
         await trained(rank, 1)

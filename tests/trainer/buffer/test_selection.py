@@ -101,7 +101,7 @@ def test_rounds_follow_until_the_step_is_full_and_what_is_more_is_dropped_and_co
     assert selection.metrics() == {
         "sampling/rounds": 3.0,
         "sampling/kept": 3 / 6,
-        "sampling/all_right": 1 / 6,
+        "sampling/all_correct": 1 / 6,
         "sampling/all_wrong": 1 / 6,
         "sampling/unscored": 1 / 6,
         "sampling/surplus": 1.0,

@@ -47,7 +47,7 @@ def test_a_batch_is_in_group_and_sample_order_however_it_came():
     assert batch.metrics == {
         "time/generate": 1.5,
         "reward/mean": 0.5,
-        "reward/same": 0.0,
+        "reward/zero_std": 0.0,
         "response_length/mean": 1.0,
         "response_length/clipped": 0.0,
         "sampling/continued": 0.0,

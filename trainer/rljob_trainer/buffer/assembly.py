@@ -82,7 +82,7 @@ def batch_metrics(samples: Sequence[Trajectory]) -> dict[str, float]:
         groups[s.group].add(s.reward)
     return {
         "reward/mean": sum(s.reward for s in samples) / len(samples),
-        "reward/same": sum(len(rewards) == 1 for rewards in groups.values()) / len(groups),
+        "reward/zero_std": sum(len(rewards) == 1 for rewards in groups.values()) / len(groups),
         "response_length/mean": sum(s.response_length for s in samples) / len(samples),
         "response_length/clipped": sum(s.finish_reason == "length" for s in samples) / len(samples),
         "sampling/continued": sum(len(s.sampled_segments) > 1 for s in samples) / len(samples),

@@ -96,7 +96,7 @@ class Selection:
         return {
             "sampling/rounds": float(self._rounds),
             "sampling/kept": count["kept"] / len(used),
-            "sampling/all_right": count["right"] / len(used),
+            "sampling/all_correct": count["right"] / len(used),
             "sampling/all_wrong": count["wrong"] / len(used),
             "sampling/unscored": count["unscored"] / len(used),
             "sampling/surplus": float(count["kept"] - self._wanted),
