@@ -6,7 +6,7 @@ from typing import Any
 
 from rljob_api.sizing.serving import longest_context, server_defaults
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.machine import any_address
+from rljob_trainer.machine import any_address, loopback
 from rljob_trainer.weights.protocol import SERVED_MODEL, backend
 
 CPU_ENVIRONMENT = {
@@ -52,11 +52,15 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
 
 
 def server_environment(spec: RLJobSpec, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The inherited environment and, where it says nothing, our defaults."""
+    """The inherited environment and, where it says nothing, our defaults.
+
+    Engine and workers of a server are in one pod and meet on its loopback. By itself vLLM asks for a route to the
+    internet, takes the address that it finds, and 0.0.0.0 where there is none.
+    """
     cpu: dict[str, str] = {}
     if spec.trainer.device == "cpu":
         cpu = CPU_ENVIRONMENT | (CPU_ONE_PROCESS if spec.rollout.tensor_parallel == 1 else {})
-    return ENVIRONMENT | cpu | dict(inherited)
+    return ENVIRONMENT | {"VLLM_HOST_IP": loopback()} | cpu | dict(inherited)
 
 
 def _command_line(arguments: Mapping[str, Any]) -> Iterator[str]:
