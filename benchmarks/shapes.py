@@ -18,6 +18,15 @@ QWEN2_1_5B = {
     "tie_word_embeddings": True,
 }
 """Qwen2.5-1.5B's config.json; a linear layer's width, not its values, is what a benchmark needs, so weights are random."""
+QWEN2_7B = QWEN2_1_5B | {
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
+MODELS = {"1.5b": QWEN2_1_5B, "7b": QWEN2_7B}
 MODEL = Path(tempfile.gettempdir()) / "rljob-bench-1.5b"
 PEAK_FLOPS = 989e12
 """Dense bfloat16 of an H200 or H100 SXM, by its data sheet."""

@@ -1,14 +1,16 @@
 """A whole GRPO step with real vLLM: the product's own command on a job of the Qwen2.5-1.5B shape with random weights.
 
-    python -m benchmarks.step [--placement separate|colocated] [--lengths fixed|mixed] [--steps N] [--out FILE]
+    python -m benchmarks.step [--placement separate|colocated] [--lengths fixed|mixed] [--staleness 0|1] [--size 1.5b|7b] [--tensor N]
+        [--steps N] [--out FILE]
 
 64 prompts x 8 samples, 256 tokens of prompt and 1,024 of response (`mixed`: prompts of 128 to 256, responses of up to 2,048), GRPO without KL,
-one mini-batch. Random weights hardly ever end a response, so its length is maxTokens, and rewards are as good as random: gradients must not be
-zero, on which a GPU multiplies faster. Prints the split of the last steps and writes it as JSON.
+one mini-batch. `--tensor N`: tensor parallelism of trainer and servers. Random weights hardly ever end a response, so its length is maxTokens, and
+rewards are as good as random: gradients must not be zero, on which a GPU multiplies faster. Prints the split of the steps and writes it as JSON.
 """
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -19,12 +21,18 @@ from typing import Any
 
 import yaml
 
-from benchmarks.shapes import MODEL, QWEN2_1_5B, write_model
+from benchmarks.shapes import MODEL, MODELS, write_model
 
 PROMPTS, SAMPLES = 64, 8
 SPLIT = ("time/step", "time/generate", "time/train", "time/sync", "time/save", "perf/tokens_per_s")
 AGREEMENT = ("train_rollout/log_prob_diff_mean", "train_rollout/log_prob_diff_max")
 LIMIT_SECONDS = 560
+WITHOUT_MULTICAST = {
+    "compilation-config": {"pass_config": {"fuse_allreduce_rms": False}},
+}
+"""Of vLLM in tensor parallelism: by default it fuses the all-reduce with the norm through FlashInfer, which wants NVLink multicast. A program that
+uses multicast where GPUs are shared can put them out of service; see ENVIRONMENT, too."""
+ENVIRONMENT = {"VLLM_FLASHINFER_ALLREDUCE_BACKEND": "trtllm", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
 REWARD = """
 def reward(prompt: str, response: str, answer: str) -> float:
     return float(len(response) % 2)
@@ -35,25 +43,31 @@ def main() -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.step")
     parser.add_argument("--placement", choices=["separate", "colocated"], default="separate")
     parser.add_argument("--lengths", choices=["fixed", "mixed"], default="fixed")
+    parser.add_argument("--size", choices=list(MODELS), default="1.5b")
+    parser.add_argument("--tensor", type=int, default=1)
+    parser.add_argument("--staleness", type=int, choices=[0, 1], default=0)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path("step.json"))
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-step")
     options = parser.parse_args()
     data = options.work / "data"
-    model = write_model(options.work.parent / MODEL.name)
-    tokenizer(model)
+    model = write_model(options.work.parent / MODEL.with_name(f"rljob-bench-{options.size}").name, MODELS[options.size])
+    tokenizer(model, MODELS[options.size]["vocab_size"])
     prompts(data / "train.parquet", options.lengths)
     (data / "reward.py").write_text(REWARD)
     manifest = options.work / "rljob.yaml"
     manifest.write_text(yaml.safe_dump(job(options, model, data)))
     began = time.monotonic()
     command = [sys.executable, "-m", "rljob_trainer", "run", str(manifest), "--work", str(options.work / "logs")]
-    code = subprocess.run(command, timeout=LIMIT_SECONDS).returncode
+    code = subprocess.run(command, timeout=LIMIT_SECONDS, env=os.environ | ENVIRONMENT).returncode
     log = data / "run" / "metrics.jsonl"
     rows = by_step(log.read_text()) if log.exists() else {}
     result = {
         "placement": options.placement,
+        "size": options.size,
+        "tensor": options.tensor,
         "lengths": options.lengths,
+        "staleness": options.staleness,
         "exit": code,
         "seconds": round(time.monotonic() - began, 1),
         "steps": {step: {k: round(v[k], 4) for k in SPLIT + AGREEMENT if k in v} for step, v in rows.items()},
@@ -80,13 +94,13 @@ def table(steps: dict[int, dict[str, float]]) -> str:
     )
 
 
-def tokenizer(model: Path) -> None:
+def tokenizer(model: Path, size: int) -> None:
     """A token per digit, and a name for every other id of the model."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {token: i for i, token in enumerate("0123456789")}
-    vocabulary |= {f"<{i}>": i for i in range(len(vocabulary), QWEN2_1_5B["vocab_size"] - 1)}
+    vocabulary |= {f"<{i}>": i for i in range(len(vocabulary), size - 1)}
     vocabulary["<eos>"] = len(vocabulary)
     digits = Tokenizer(models.WordLevel(vocabulary))
     digits.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -108,23 +122,31 @@ def prompts(file: Path, lengths: str) -> None:
 
 def job(options: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
     colocated = {"placement": "colocated"}
+    correction = {"rolloutCorrection": {"importanceSampling": "token"}} if options.staleness else {}
     placement = colocated if options.placement == "colocated" else {"replicas": 1}
+    share = 0.9 if options.placement == "separate" else 0.45 if options.size == "1.5b" else 0.3
     spec = {
         "image": "none",
         "model": {"path": str(model), "dtype": "bfloat16"},
         "data": {"train": [str(data / "train.parquet")], "maxPromptTokens": 256},
         "rewards": [{"python": {"path": str(data / "reward.py")}}],
-        "algorithm": {"advantage": "grpo"},
+        "algorithm": {"advantage": "grpo"} | correction,
         "train": {
             "steps": options.steps,
             "promptsPerStep": PROMPTS,
             "samplesPerPrompt": SAMPLES,
-            "tokensPerMicroBatch": 16384,
+            "staleness": options.staleness,
+            "tokensPerMicroBatch": 16384 if options.size == "1.5b" else 8192,
         },
-        "trainer": {"device": "gpu"},
+        "trainer": {
+            "device": "gpu",
+            "processesPerNode": options.tensor,
+            "parallelism": {"tensor": options.tensor},
+        },
         "rollout": {
             "sampling": {"maxTokens": 1024 if options.lengths == "fixed" else 2048},
-            "vllmArgs": {"gpu-memory-utilization": 0.45 if options.placement == "colocated" else 0.9},
+            "tensorParallel": options.tensor,
+            "vllmArgs": {"gpu-memory-utilization": share} | (WITHOUT_MULTICAST if options.tensor > 1 else {}),
         }
         | placement,
         "checkpoint": {"path": str(data / "run"), "everySteps": 0, "exportHuggingFace": False},

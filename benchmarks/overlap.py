@@ -1,0 +1,113 @@
+"""What `trainer.overlap` gains with data parallelism: off, gradReduce, gradReduce and paramGather, by turns on the same ranks.
+
+    torchrun --nproc-per-node N -m benchmarks.overlap [--rounds 2] [--steps 3] [--model DIR]
+
+The product's own training phase on 64 sequences of 200 to 2,000 tokens, cut into micro-batches and mini-batches as CUTS says. The three engines
+share each GPU and take turns, so that machine and moment are the same for all. Rank 0 prints a JSON line per round and setting: the best of `--steps`
+steps after the first.
+"""
+
+import argparse
+import functools
+import json
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks import training
+from benchmarks.shapes import MODEL, Shape, shapes, write_model
+
+CUTS = ((4096, 1), (4096, 4), (16384, 1))
+"""Tokens of a micro-batch, and mini-batches (optimizer steps) of a step."""
+SETTINGS = {
+    "off": {"gradReduce": False, "paramGather": False},
+    "gradReduce": {"gradReduce": True, "paramGather": False},
+    "gradReduce + paramGather": {"gradReduce": True, "paramGather": True},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.overlap")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--model", type=Path, default=MODEL)
+    options = parser.parse_args()
+    engines = start(options)
+    shape = shapes()["packed"]
+    for tokens, mini_batches in CUTS:
+        for turn in range(1, options.rounds + 1):
+            for setting, engine in engines.items():
+                cut(engine, tokens, mini_batches)
+                row = {
+                    "setting": setting,
+                    "tokens_per_micro_batch": tokens,
+                    "mini_batches": mini_batches,
+                    "round": turn,
+                }
+                row |= measure(engine, shape, options.steps)
+                if dist.get_rank() == 0:
+                    print(json.dumps(row), flush=True)
+    dist.destroy_process_group()
+
+
+def start(options: argparse.Namespace) -> dict[str, Any]:
+    """An engine per setting."""
+    from rljob_trainer.megatron import runtime
+
+    runtime.install()
+    torch.set_num_threads(1)  # as a rank of a job
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if gpu else "gloo", timeout=timedelta(seconds=120))
+    if dist.get_rank() == 0:
+        write_model(options.model)
+    dist.barrier()
+    from rljob_trainer.megatron import parallel
+    from rljob_trainer.megatron.engine import Engine
+
+    parallel.start = functools.cache(
+        parallel.start
+    )  # megatron makes its groups once in a process; all settings have the same
+    return {name: Engine(spec(options.model, overlap, gpu), lambda: None) for name, overlap in SETTINGS.items()}
+
+
+def spec(model: Path, overlap: dict[str, bool], gpu: bool) -> Any:
+    made = training.spec(model, "dp2")
+    raw = made.model_dump(by_alias=True, exclude_unset=True)
+    raw["train"] |= {"promptsPerStep": 32}
+    raw["trainer"] |= {"overlap": overlap, "device": "gpu" if gpu else "cpu"}
+    return type(made).model_validate(raw)
+
+
+def cut(engine: Any, tokens: int, mini_batches: int) -> None:
+    """The engine reads from its spec in every step how to cut the step."""
+    train = engine._spec.train.model_copy(update={"tokens_per_micro_batch": tokens, "mini_batches": mini_batches})
+    engine._spec = engine._actor._spec = engine._spec.model_copy(update={"train": train})
+
+
+def measure(engine: Any, shape: Shape, steps: int) -> dict[str, Any]:
+    times, metrics = [], {}
+    for step in range(1, steps + 2):
+        made = training.batch(shape, step)
+        dist.barrier()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        metrics = engine.train_step(made)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return {
+        "tokens_per_s_per_gpu": round(shape.tokens / min(times[1:]) / dist.get_world_size()),
+        "seconds": [round(t, 4) for t in times],
+        "loss": metrics["train/loss"],
+        "grad_norm": metrics["train/grad_norm"],
+    }
+
+
+if __name__ == "__main__":
+    main()
