@@ -3,7 +3,7 @@
     torchrun --nproc-per-node N -m benchmarks.overlap [--rounds 2] [--steps 3] [--model DIR]
 
 The product's own training phase on 64 sequences of 200 to 2,000 tokens, cut into micro-batches and mini-batches as CUTS says. The three engines
-share each GPU and take turns, so that machine and moment are the same for all. Rank 0 prints a JSON line per round and setting: the best of `--steps`
+share the GPUs and take turns, so that machine and moment are the same for all. Rank 0 prints a JSON line per round and setting: the best of `--steps`
 steps after the first.
 """
 
@@ -68,12 +68,11 @@ def start(options: argparse.Namespace) -> dict[str, Any]:
     if dist.get_rank() == 0:
         write_model(options.model)
     dist.barrier()
-    from rljob_trainer.megatron import parallel
+    from rljob_trainer.megatron import parallel_state
     from rljob_trainer.megatron.engine import Engine
 
-    parallel.start = functools.cache(
-        parallel.start
-    )  # megatron makes its groups once in a process; all settings have the same
+    # megatron makes its groups once in a process; all settings have the same
+    parallel_state.initialize = functools.cache(parallel_state.initialize)
     return {name: Engine(spec(options.model, overlap, gpu), lambda: None) for name, overlap in SETTINGS.items()}
 
 
