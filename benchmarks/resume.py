@@ -1,0 +1,102 @@
+"""Does training on a GPU resume bit for bit? Three steps, a save in either format and a fourth step; then, in new processes, each checkpoint and the
+fourth step again.
+
+    python -m benchmarks.resume [--scratch DIR]
+
+Two layers of the 1.5 B shape. Prints one JSON line for each of the three fourth steps: loss, norm of the gradient, and a digest of all exported
+weights. Exits 1 when they differ.
+"""
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from benchmarks import training
+from benchmarks.shapes import QWEN2_1_5B, shapes, write_model
+
+MODEL = Path(tempfile.gettempdir()) / "rljob-bench-two-layers"
+STEPS = 3
+FORMATS = {"periodic": False, "reshardable": True}
+SAME = ("loss", "grad_norm", "digest")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m benchmarks.resume")
+    parser.add_argument("--scratch", type=Path, help="where the checkpoint goes; a temporary directory otherwise")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(Path(options.worker[0]), options.worker[1])
+        return 0
+    write_model(MODEL, QWEN2_1_5B | {"num_hidden_layers": 2})
+    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
+        rows = [run(scratch, which) for which in ("uninterrupted", *FORMATS)]
+    return int(any(row[name] != rows[0][name] for row in rows for name in SAME))
+
+
+def run(scratch: str, which: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "-m", "benchmarks.resume"]
+    done = subprocess.run([*command, "--worker", scratch, which], check=True, stdout=subprocess.PIPE, text=True)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
+    print(line, flush=True)
+    return json.loads(line)
+
+
+def work(scratch: Path, which: str) -> None:
+    """One process: up to the fourth step, from the beginning or from the checkpoint of a format."""
+    import torch
+    import torch.distributed as dist
+
+    from rljob_trainer.megatron import compat
+
+    compat.install()
+    torch.set_num_threads(1)  # as a rank of a job
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl", timeout=timedelta(seconds=120))
+    from rljob_trainer.megatron.engine import Engine
+
+    engine = Engine(training.spec(MODEL, "tp1"), lambda: None)
+    began = time.monotonic()
+    if which in FORMATS:
+        engine.load(scratch / which)
+    else:
+        for step in range(1, STEPS + 1):
+            train(engine, step)
+        for name, reshardable in FORMATS.items():
+            save(engine, scratch / name, reshardable)
+    row = {"which": which, "seconds": round(time.monotonic() - began, 1)} | train(engine, STEPS + 1)
+    print(json.dumps(row | {"digest": digest(engine)}), flush=True)
+    dist.destroy_process_group()
+
+
+def save(engine: Any, directory: Path, reshardable: bool) -> None:
+    directory.mkdir()
+    writing = engine.save(directory, reshardable)
+    writing.wait()
+    writing.finish()
+
+
+def train(engine: Any, step: int) -> dict[str, float]:
+    measured = engine.measure(training.batch(shapes()["packed"], step))
+    metrics = engine.update(measured, engine.objective.advantages(measured))
+    return {"loss": metrics["train/loss"], "grad_norm": metrics["train/grad_norm"]}
+
+
+def digest(engine: Any) -> str:
+    import torch
+
+    found = hashlib.sha256()
+    for name, tensor in engine.export():
+        found.update(name.encode() + tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
