@@ -77,7 +77,6 @@ def work(scratch: Path, which: str) -> None:
 
 
 def save(engine: Any, directory: Path, reshardable: bool) -> None:
-    directory.mkdir()
     writing = engine.save(directory, reshardable)
     writing.wait()
     writing.finish()
