@@ -1,10 +1,10 @@
 """What `trainer.overlap` gains with data parallelism: off, gradReduce, gradReduce and paramGather, by turns on the same ranks.
 
-    torchrun --nproc-per-node N -m benchmarks.overlap [--rounds 2] [--steps 3] [--model DIR]
+    torchrun --nproc-per-node N -m benchmarks.overlap [--tokens 16384] [--mini-batches 1] [--rounds 2] [--steps 3] [--model DIR]
 
-The product's own training phase on 64 sequences of 200 to 2,000 tokens, cut into micro-batches and mini-batches as CUTS says. The three engines
-share the GPUs and take turns, so that machine and moment are the same for all. Rank 0 prints a JSON line per round and setting: the best of `--steps`
-steps after the first.
+The product's own training phase on 64 sequences of 200 to 2,000 tokens, in micro-batches of `--tokens`; paramGather only with several mini-batches,
+without which it overlaps nothing. The engines share the GPUs and take turns, so that machine and moment are the same for all. Rank 0 prints a JSON
+line per round and setting: the best of `--steps` steps after the first.
 """
 
 import argparse
@@ -22,8 +22,6 @@ import torch.distributed as dist
 from benchmarks import training
 from benchmarks.shapes import MODEL, Shape, shapes, write_model
 
-CUTS = ((4096, 1), (4096, 4), (16384, 1))
-"""Tokens of a micro-batch, and mini-batches (optimizer steps) of a step."""
 SETTINGS = {
     "off": {"gradReduce": False, "paramGather": False},
     "gradReduce": {"gradReduce": True, "paramGather": False},
@@ -33,33 +31,27 @@ SETTINGS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.overlap")
+    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--mini-batches", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--model", type=Path, default=MODEL)
     options = parser.parse_args()
     engines = start(options)
     shape = shapes()["packed"]
-    for tokens, mini_batches in CUTS:
-        for turn in range(1, options.rounds + 1):
-            for setting, engine in engines.items():
-                cut(engine, tokens, mini_batches)
-                row = {
-                    "setting": setting,
-                    "tokens_per_micro_batch": tokens,
-                    "mini_batches": mini_batches,
-                    "round": turn,
-                }
-                row |= measure(engine, shape, options.steps)
-                if dist.get_rank() == 0:
-                    print(json.dumps(row), flush=True)
+    for turn in range(1, options.rounds + 1):
+        for setting, engine in engines.items():
+            row = {"setting": setting, "round": turn} | measure(engine, shape, options.steps)
+            if dist.get_rank() == 0:
+                print(json.dumps(row), flush=True)
     dist.destroy_process_group()
 
 
 def start(options: argparse.Namespace) -> dict[str, Any]:
     """An engine per setting."""
-    from rljob_trainer.megatron import runtime
+    from rljob_trainer.megatron import compat
 
-    runtime.install()
+    compat.install()
     torch.set_num_threads(1)  # as a rank of a job
     gpu = torch.cuda.is_available()
     if gpu:
@@ -73,21 +65,16 @@ def start(options: argparse.Namespace) -> dict[str, Any]:
 
     # megatron makes its groups once in a process; all settings have the same
     parallel_state.initialize = functools.cache(parallel_state.initialize)
-    return {name: Engine(spec(options.model, overlap, gpu), lambda: None) for name, overlap in SETTINGS.items()}
+    settings = {name: on for name, on in SETTINGS.items() if options.mini_batches > 1 or not on["paramGather"]}
+    return {name: Engine(spec(options, on, gpu), lambda: None) for name, on in settings.items()}
 
 
-def spec(model: Path, overlap: dict[str, bool], gpu: bool) -> Any:
-    made = training.spec(model, "dp2")
+def spec(options: argparse.Namespace, overlap: dict[str, bool], gpu: bool) -> Any:
+    made = training.spec(options.model, "dp2")
     raw = made.model_dump(by_alias=True, exclude_unset=True)
-    raw["train"] |= {"promptsPerStep": 32}
+    raw["train"] |= {"promptsPerStep": 32, "tokensPerMicroBatch": options.tokens, "miniBatches": options.mini_batches}
     raw["trainer"] |= {"overlap": overlap, "device": "gpu" if gpu else "cpu"}
     return type(made).model_validate(raw)
-
-
-def cut(engine: Any, tokens: int, mini_batches: int) -> None:
-    """The engine reads from its spec in every step how to cut the step."""
-    train = engine._spec.train.model_copy(update={"tokens_per_micro_batch": tokens, "mini_batches": mini_batches})
-    engine._spec = engine._actor._spec = engine._spec.model_copy(update={"train": train})
 
 
 def measure(engine: Any, shape: Shape, steps: int) -> dict[str, Any]:
@@ -97,7 +84,8 @@ def measure(engine: Any, shape: Shape, steps: int) -> dict[str, Any]:
         dist.barrier()
         torch.cuda.synchronize()
         began = time.perf_counter()
-        metrics = engine.train_step(made)
+        measured = engine.measure(made)
+        metrics = engine.update(measured, engine.objective.advantages(measured))
         torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
     return {
