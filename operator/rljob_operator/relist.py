@@ -95,9 +95,11 @@ class Relist:
         except TimeoutError:
             self._due = self._scopes - self._forbidden
 
-    def _take(self) -> set[Scope]:
+    def _take(self) -> list[Scope]:
+        """Jobs first, also if only others are due: children of a job that vanished as well are not to be made again."""
         due, self._due = self._due, set()
-        return due
+        jobs = {scope for scope in _scopes(["RLJob"], self._namespaces) if scope not in self._forbidden}
+        return [*jobs, *(due - jobs)]
 
     async def _list(self, kind: str, namespace: str | None) -> bool:
         """Whether it could be listed."""

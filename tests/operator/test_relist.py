@@ -111,7 +111,25 @@ async def test_a_kind_that_kopf_goes_on_watching_is_not_listed_again() -> None:
         await found.kopf_lists("Pod", watch=True)
         assert found.cluster.lists == []
         await found.kopf_lists("Pod")
-        assert found.cluster.lists == [("Pod", None)]
+        assert found.cluster.lists == [("RLJob", None), ("Pod", None)]
+
+
+async def test_a_job_that_vanished_with_its_children_is_known_to_be_gone_before_they_are() -> None:
+    async with case() as found:
+        child = {"kind": "StatefulSet", "metadata": {"name": "demo-trainer", "namespace": "production"}}
+        child["metadata"]["labels"] = {"rljob.dev/job": "demo", "app.kubernetes.io/managed-by": "rljob"}
+        stored = found.cluster.put(child)
+        await found.kopf_lists_all()
+        assert len(found.cache.children["StatefulSet"]) == 1
+        known = list[bool]()
+        prune = found.cache.children["StatefulSet"].prune
+        found.cache.children["StatefulSet"].prune = lambda *a: (  # type: ignore[method-assign]
+            known.append(found.cache.jobs.get(OTHER) is not None) or prune(*a)  # type: ignore[func-returns-value]
+        )
+        found.cluster.remove(found.cluster.objects[("RLJob", *OTHER)])
+        found.cluster.remove(stored)
+        await found.kopf_lists("StatefulSet")
+        assert known == [False] and len(found.cache.children["StatefulSet"]) == 0
 
 
 async def test_everything_is_listed_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
