@@ -59,15 +59,19 @@ test: check ## Everything: check, the trainer on real megatron-core and vLLM, en
 	$(PY) -m e2e.providers up # builds helm, etcd and kube-apiserver, without which some tests skip
 	$(PY) -m pytest -q tests/chart
 	$(BOTH) slow-half slow-rest
-	$(PY) -m pytest -q e2e --durations=0 --durations-min=1
+	$(PY) -m pytest -q -m "not extra" e2e --durations=0 --durations-min=1
+
+.PHONY: test-all
+test-all: test ## Everything, with the tests that take longest
+	$(PY) -m pytest -q -m extra tests e2e
 
 .PHONY: slow-half
 slow-half: setup
-	$(PY) -m pytest -q -m slow $(HALF) --durations=10
+	$(PY) -m pytest -q -m "slow and not extra" $(HALF) --durations=10
 
 .PHONY: slow-rest
 slow-rest: setup
-	$(PY) -m pytest -q -m slow tests $(HALF:%=--ignore=%) --durations=10
+	$(PY) -m pytest -q -m "slow and not extra" tests $(HALF:%=--ignore=%) --durations=10
 
 .PHONY: e2e
 e2e: setup ## The end-to-end tests alone

@@ -11,6 +11,8 @@ from e2e.job import Job
 from e2e.kube import Kube, Object, wait_for
 from rljob_api import names
 
+pytestmark = pytest.mark.extra
+
 ELSEWHERE = "rljob-e2e-elsewhere"
 STEPS = 400
 

@@ -15,6 +15,8 @@ from e2e.job import Job, example
 from e2e.providers import Provider
 from rljob_api import names
 
+pytestmark = pytest.mark.extra
+
 REGISTRY = "localhost:5000"
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from ipv6 import WITHOUT_IPV4, needs_namespaces
 
-pytestmark = [pytest.mark.slow, needs_namespaces]
+pytestmark = [pytest.mark.slow, pytest.mark.extra, needs_namespaces]
 EXAMPLE = Path(__file__).parents[3] / "examples" / "arithmetic"
 STEPS = 2
 
