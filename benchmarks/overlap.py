@@ -11,7 +11,6 @@ import argparse
 import functools
 import json
 import os
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -82,12 +81,8 @@ def measure(engine: Any, shape: Shape, steps: int) -> dict[str, Any]:
     for step in range(1, steps + 2):
         made = training.batch(shape, step)
         dist.barrier()
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        measured = engine.measure(made)
-        metrics = engine.update(measured, engine.objective.advantages(measured))
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
+        seconds, metrics = training.timed_step(engine, made)
+        times.append(seconds)
     return {
         "tokens_per_s_per_gpu": round(shape.tokens / min(times[1:]) / dist.get_world_size()),
         "seconds": [round(t, 4) for t in times],

@@ -155,6 +155,18 @@ def spec(model: Path, layout: str) -> Any:
     )
 
 
+def timed_step(engine: Any, made: Any) -> tuple[float, dict[str, float]]:
+    """Seconds from the batch to the new parameters, and the metrics of the update."""
+    import torch
+
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    measured = engine.measure(made)
+    metrics = engine.update(measured, engine.objective.advantages(measured))
+    torch.cuda.synchronize()
+    return time.perf_counter() - began, metrics
+
+
 def measure(engine: Any, shape: Shape) -> dict[str, Any]:
     """The best of STEPS steps after the first two, from the batch to the new parameters."""
     import torch
@@ -162,13 +174,8 @@ def measure(engine: Any, shape: Shape) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     times, metrics = [], {}
     for step in range(1, STEPS + 3):
-        made = batch(shape, step)
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        measured = engine.measure(made)
-        metrics = engine.update(measured, engine.objective.advantages(measured))
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
+        seconds, metrics = timed_step(engine, batch(shape, step))
+        times.append(seconds)
     best = min(times[2:])
     gpus = torch.distributed.get_world_size()
     parameters = 1543714304  # of QWEN2_1_5B, tied embeddings once

@@ -157,7 +157,7 @@ def quotas(problem: Problem) -> list[tuple[int, int]] | None:
     """Whether trainers and rollouts fit together, exactly, for the rare cluster on which filling greedily fails: further trainers and rollouts
     by node, or None if there is no way.
 
-    Dynamic programming over nodes: best[a] is the most rollouts beside a trainers so far. Nodes that hold only one of the two kinds are counted,
+    Dynamic programming over nodes: best[a] is the most rollouts alongside `a` trainers so far. Nodes that hold only one of the two kinds are counted,
     not searched.
     """
     s = problem.space

@@ -114,7 +114,7 @@ async def call(method, *arguments) -> Any:
 
 
 async def until(rank: Rank, key: str) -> Any:
-    """What rank 0 is told under `key`, asking until then."""
+    """What rank 0 gets under `key`, asking until then."""
     for _ in range(20):
         if key in (answer := await call(rank.next)):
             return answer[key]

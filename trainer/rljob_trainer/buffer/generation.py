@@ -114,7 +114,7 @@ class Generator:
     async def _pieces(self, tokens: Sequence[int] | Ints, n: int, sampling: Sampling, seed: int) -> list[Generation]:
         """What follows `tokens`, as far as it is drawn before an interruption."""
         while True:
-            while not self._resumed.is_set():  # it may be closed again before one who waits for it has run
+            while not self._resumed.is_set():  # it may be closed again before a waiting task has run
                 await self._resumed.wait()
             if pieces := await self._pool.generate(tokens, n, sampling, seed):
                 return pieces

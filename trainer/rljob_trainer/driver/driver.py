@@ -27,7 +27,7 @@ ANSWER_SECONDS = 1.0
 
 
 def announced(batch: Batch) -> Arrays:
-    """What rank 0 is told of a batch: its columns, and what describes them."""
+    """What rank 0 gets of a batch: its columns, and what describes them."""
     columns = batch.columns.arrays()
     described = {"step": batch.step, "metrics": dict(batch.metrics), "columns": arrays.described(columns)}
     return Arrays({"batch": described | {"probe": probe_sequences(batch)}}, columns.values())

@@ -54,7 +54,7 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
 def server_environment(spec: RLJobSpec, inherited: Mapping[str, str]) -> dict[str, str]:
     """The inherited environment and, where it says nothing, our defaults.
 
-    Engine and workers of a server are in one pod and meet on its loopback. By itself vLLM asks for a route to the
+    Engine and workers of a server are in one pod and meet on its loopback. vLLM's default asks for a route to the
     internet, takes the address that it finds, and 0.0.0.0 where there is none.
     """
     cpu: dict[str, str] = {}

@@ -13,7 +13,7 @@ from rljob_api.protocol import RolloutEndpoint, RolloutState
 
 LONGEST_WAIT_SECONDS = 10.0
 REFUSALS = 3
-"""Until the operator is told: by then its list no longer has the address of a pod that is gone."""
+"""Until the operator is notified: by then its list no longer has the address of a pod that is gone."""
 
 
 class ReplicaState(Enum):
