@@ -165,14 +165,6 @@ class Trajectory:
         return [len(s.tokens) for s in self.segments]
 
 
-def token_ages(step: int, trajectories: Sequence[Trajectory]) -> tuple[float, int]:
-    """Mean and largest age of the sampled tokens: trained steps between the policy that wrote a token and the one that `step` trains."""
-    segments = [s for t in trajectories for s in t.sampled_segments]
-    ages = np.array([step - 1 - s.policy_step for s in segments])
-    counts = np.array([len(s.tokens) for s in segments])
-    return float((ages * counts).sum() / counts.sum()), int(ages.max())
-
-
 def _joined(rows: Sequence[npt.NDArray[Any]], kind: type[Any]) -> npt.NDArray[Any]:
     return rows[0] if len(rows) == 1 else np.concatenate(rows) if rows else np.zeros(0, kind)
 

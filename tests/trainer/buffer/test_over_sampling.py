@@ -10,7 +10,8 @@ import pytest
 from rljob_trainer.batch import Batch
 from rljob_trainer.data.order import permutation
 from rljob_trainer.driver import main
-from rljob_trainer.trajectory import Segment, appended, sampled, token_ages
+from rljob_trainer.trajectory import Segment, appended, sampled
+from trainer.ages import token_ages
 from trainer.driver.bench import Bench, Characters, Rank, batch, begun, call, publish, trained, until
 from trainer.driver.servers import Thinker
 

@@ -8,7 +8,7 @@ from rljob_api import names
 from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverLost
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.trajectory import token_ages
+from trainer.ages import token_ages
 from trainer.driver.bench import Bench, Characters, batch, call, publish, trained, until
 from trainer.driver.servers import Server
 

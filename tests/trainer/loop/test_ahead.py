@@ -21,7 +21,7 @@ from rljob_api import names
 from rljob_trainer.batch import Batch
 from rljob_trainer.buffer.batch_files import replay
 from rljob_trainer.data.order import permutation
-from rljob_trainer.trajectory import token_ages
+from trainer.ages import token_ages
 from trainer.megatron.models import make_model
 
 pytestmark = pytest.mark.slow
