@@ -124,8 +124,8 @@ class RealWorld(World):
         for uid in now.keys() & before.keys():
             if now[uid]["spec"].get("nodeName") and not before[uid]["spec"].get("nodeName"):
                 await self._bind(now[uid])
-            if _runs(now[uid]) and not _runs(before[uid]):
-                await self._run_pod(now[uid])
+            if _states(now[uid]) != _states(before[uid]):
+                await self._push_status(now[uid])
 
     async def _bind(self, pod: Object) -> None:
         """As the scheduler does."""
@@ -145,15 +145,15 @@ class RealWorld(World):
             {"apiVersion": "v1", "kind": "Pod", "metadata": meta | {"namespace": self.namespace}, "spec": pod["spec"]}
         )
         pod["metadata"]["uid"] = created["metadata"]["uid"]
-        if _runs(pod):
-            await self._run_pod(pod)
+        if _states(pod):
+            await self._push_status(pod)
 
-    async def _run_pod(self, pod: Object) -> None:
-        status = {k: v for k, v in pod["status"].items() if k != "token"} | {"podIPs": [{"ip": pod["status"]["podIP"]}]}
-        status["containerStatuses"] = [
-            {"name": pod["spec"]["containers"][0]["name"], "state": {"running": {}}, "ready": True}
-            | {"image": "", "imageID": "", "restartCount": 0}
-        ]
+    async def _push_status(self, pod: Object) -> None:
+        """As the kubelet does."""
+        status = {k: v for k, v in pod["status"].items() if k != "token"}
+        status |= {"podIPs": [{"ip": status["podIP"]}]} if "podIP" in status else {}
+        more = {"ready": "podIP" in status, "image": "", "imageID": "", "restartCount": 0}
+        status["containerStatuses"] = [found | more for found in status["containerStatuses"]]
         where = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}/status"
         await self._request("PATCH", "Pod", where, {"status": status}, "application/merge-patch+json")
 
@@ -185,5 +185,6 @@ def _readable(obj: Object) -> Object:
     return obj | {"stringData": {k: base64.b64decode(v).decode() for k, v in obj.get("data", {}).items()}}
 
 
-def _runs(pod: Object) -> bool:
-    return "podIP" in pod.get("status", {})
+def _states(pod: Object) -> list[Object]:
+    """What its containers do."""
+    return [found["state"] for found in pod.get("status", {}).get("containerStatuses", [])]

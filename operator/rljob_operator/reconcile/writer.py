@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 16
 """Children that are written concurrently."""
-FIRST = ("ServiceAccount", "Role")
-"""Kinds without which the API server refuses others: a pod needs its account, a binding its Role."""
+FIRST = ("ServiceAccount", "Role", "Secret")
+"""Kinds without which the API server refuses others: a pod needs its account, a binding its Role. And the Secret, which we may not look
+for: where its pods are, it counts as there (see render/)."""
 
 
 class Writer:
