@@ -44,7 +44,7 @@ def follow(job: Job) -> JobStatus:
     while True:
         status = job.status()
         p = status.progress
-        line = f"{status.state:<10} step {p.text or '-':>8}  reward {p.reward or '-':>6}  {p.phase:<10} {status.message}".rstrip()
+        line = f"{status.state:<10} step {p.text or '-':>8}  {p.metric or '-':<12}  {p.phase:<10} {status.message}".rstrip()
         if line != last:
             print(f"{time.monotonic() - start:6.0f} s  {line}", flush=True)
         last = line

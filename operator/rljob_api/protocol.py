@@ -126,7 +126,8 @@ class Point(Wire):
     """Main metrics of one step."""
 
     step: Count
-    reward: float
+    reward: float | None = None
+    """None: a task without rewards."""
     loss: float
     seconds: float
 
@@ -148,14 +149,15 @@ def _known(names_: Collection[str]) -> Callable[[Any], Any]:
 
 
 def _complete(given: Any) -> Any:
-    """Only points that hold three numbers: a loss may be NaN, which no JSON holds."""
+    """Only points that hold numbers: a loss may be NaN, which no JSON holds."""
     if not isinstance(given, list):
         return given
-    return [
-        p
-        for p in given
-        if not isinstance(p, Mapping) or all(map(_is_number, map(p.get, ("reward", "loss", "seconds"))))
-    ]
+    return [p for p in given if not isinstance(p, Mapping) or _is_point(p)]
+
+
+def _is_point(given: Mapping[str, Any]) -> bool:
+    unrewarded = given.get("reward") is None
+    return all(_is_number(given.get(name)) for name in ("loss", "seconds", *(() if unrewarded else ("reward",))))
 
 
 class Progress(Wire):
@@ -183,7 +185,7 @@ class Progress(Wire):
     export: Line = ""
     """Directory of the Hugging Face export, once written."""
     evaluation: Annotated[dict[str, float], BeforeValidator(_known(("first", "last")))] = {}
-    """`first` and `last` mean reward on the held-out prompts."""
+    """`first` and `last` mean reward on the held-out prompts; without rewards, mean loss on the held-out examples."""
     backend: Line = ""
     """Which layers and kernels are in use."""
 

@@ -93,8 +93,8 @@ class ProgressStatus(Wire):
     """`120/500`, for the printer column."""
     phase: str = ""
     policy_step: int = 0
-    reward: str = ""
-    """Mean of the last step, for the printer column."""
+    metric: str = ""
+    """Of the last step, for the printer column: `reward 0.612` (the mean), or `loss 1.234` for tasks without rewards."""
     metrics: dict[str, float] = {}
     history: list[Point] = []
     evaluation: dict[str, float] = {}

@@ -68,7 +68,7 @@ def running() -> dict[str, Any]:
             "text": "120/500",
             "phase": "generating",
             "policyStep": 120,
-            "reward": "0.60",
+            "metric": "reward 0.600",
             "metrics": {
                 "reward/mean": 0.6,
                 "train/loss": 0.0123,

@@ -7,16 +7,16 @@ from cli.fake_api import FakeApi
 from cli.makers import make_job, running
 
 ONE_NAMESPACE = """\
-NAME    STATE       STEP      REWARD   READY    RESTARTS   AGE
-demo    Running     120/500   0.60     2/2      2          2d
-fresh   Pending     <none>    <none>   <none>   0          2d
-held    Suspended   80/500    0.52     0/0      1          2d
+NAME    STATE       STEP      METRIC         READY    RESTARTS   AGE
+demo    Running     120/500   reward 0.600   2/2      2          2d
+fresh   Pending     <none>    <none>         <none>   0          2d
+held    Suspended   80/500    loss 0.520     0/0      1          2d
 """
 
 ALL_NAMESPACES = """\
-NAMESPACE   NAME   STATE     STEP      REWARD   READY    RESTARTS   AGE
-research    demo   Running   120/500   0.60     2/2      2          2d
-teaching    demo   Pending   <none>    <none>   <none>   0          2d
+NAMESPACE   NAME   STATE     STEP      METRIC         READY    RESTARTS   AGE
+research    demo   Running   120/500   reward 0.600   2/2      2          2d
+teaching    demo   Pending   <none>    <none>         <none>   0          2d
 """
 
 
@@ -27,7 +27,7 @@ def in_namespace(job: dict, namespace: str) -> dict:
 def test_jobs_of_the_contexts_namespace_have_the_columns_of_kubectl_get(api: FakeApi, rljob: Rljob) -> None:
     api.add(make_job(**running()))
     api.add(make_job("fresh"))
-    progress = {"text": "80/500", "reward": "0.52"}
+    progress = {"text": "80/500", "metric": "loss 0.520"}
     api.add(make_job("held", state="Suspended", progress=progress, restarts={"total": 1}, trainer={"text": "0/0"}))
     api.add(in_namespace(make_job("other"), "teaching"))
     assert rljob("list").out == ONE_NAMESPACE

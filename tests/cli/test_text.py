@@ -3,7 +3,7 @@
 import pytest
 
 from cli.makers import NOW, ago, epoch
-from kubectl_rljob.printers.metrics import curve, trend
+from kubectl_rljob.printers.metrics import curve, line, trend
 from kubectl_rljob.printers.text import age, clip, cut, duration, plural, table
 from rljob_api.protocol import Point
 
@@ -70,6 +70,12 @@ def test_a_trend_compares_the_last_points_with_as_many_before_them() -> None:
 
 def test_a_flat_curve_is_flat() -> None:
     assert curve(points(0.5, 0.5)) == "REWARD 0.50 ▁▁ 0.50, steps 0-1"
+
+
+def test_without_rewards_trend_and_curve_are_those_of_the_loss() -> None:
+    losses = [Point(step=i, loss=loss, seconds=1.0) for i, loss in enumerate((2.0, 1.25, 0.5))]
+    assert curve(losses) == "LOSS 2.000 █▅▁ 0.500, steps 0-2"
+    assert line({"train/loss": 0.5, "train/entropy": 0.1}, losses) == "LOSS 0.5000 ▼0.750   ENTROPY 0.10"
 
 
 def test_a_table_that_is_too_wide_loses_the_end_of_its_lines_and_keeps_its_columns() -> None:

@@ -120,6 +120,15 @@ def test_a_curve_has_a_frame_with_labelled_axes() -> None:
     assert "\n" + plot("Mean reward per step", [97, 98, 99, 100], [0.4, 0.5, 0.45, 0.6], width=40) == CURVE
 
 
+def test_a_task_without_rewards_has_no_curve_of_them(api: FakeApi, rljob: Rljob) -> None:
+    status = running()
+    status["progress"]["history"] = [{"step": s, "loss": 2.0 / s, "seconds": 8.0} for s in range(1, 9)]
+    api.add(make_job(**status))
+    out = rljob("metrics", "demo").out
+    titles = [line.strip() for line in out.split("\n") if line.endswith("per step")]
+    assert titles == ["Loss per step", "Seconds per step"]
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
 def test_a_value_that_cannot_be_drawn_is_left_out(value: float) -> None:
     assert plot("Loss", [1, 2], [0.5, value]) == plot("Loss", [1], [0.5])

@@ -109,7 +109,11 @@ def test_a_checkpoint_is_written_at_once() -> None:
 
 
 def test_numbers_that_json_cannot_say_are_left_out() -> None:
-    points = [Point(step=1, reward=0.5, loss=math.nan, seconds=1.0), Point(step=2, reward=0.6, loss=0.1, seconds=1.0)]
+    points = [
+        Point(step=1, reward=0.5, loss=math.nan, seconds=1.0),
+        Point(step=1, reward=math.nan, loss=0.5, seconds=1.0),
+        Point(step=2, reward=0.6, loss=0.1, seconds=1.0),
+    ]
     metrics = {"reward/mean": 0.6049, "train/loss": math.inf}
     read = Progress.model_validate({"history": [p.model_dump() for p in points], "metrics": metrics})
     told = {"history": read.history, "metrics": read.metrics, "backend": "torch, gloo"}
@@ -120,13 +124,19 @@ def test_numbers_that_json_cannot_say_are_left_out() -> None:
         steps=10,
         text="2/10",
         phase="training",
-        reward="0.605",
+        metric="reward 0.605",
         metrics={"reward/mean": 0.6049},
-        history=points[1:],
+        history=points[2:],
         started_from=0,
         backend="torch, gloo",
         updated_at=stamp(NOW),
     )
+
+
+def test_a_task_without_rewards_is_followed_by_its_loss() -> None:
+    points = [Point(step=2, loss=1.5, seconds=1.0)]
+    status = make_job().with_attempt().running(step=2, history=points, metrics={"train/loss": 1.5}).next()
+    assert (status.progress.metric, status.progress.history) == ("loss 1.500", points)
 
 
 def test_nothing_changes_when_nothing_happened() -> None:
@@ -140,7 +150,11 @@ def test_an_attempt_that_is_loading_does_not_forget_the_run() -> None:
     status = job.running(step=7, checkpoints=[checkpoint(6)], metrics={"reward/mean": 0.5}).next()
     job = job.with_status(progress=status.progress, checkpoint=status.checkpoint)
     loading = job.running(step=0, phase="loading", started_from=None).next()
-    assert (loading.progress.text, loading.progress.reward, loading.progress.phase) == ("7/10", "0.500", "loading")
+    assert (loading.progress.text, loading.progress.metric, loading.progress.phase) == (
+        "7/10",
+        "reward 0.500",
+        "loading",
+    )
     assert loading.checkpoint == status.checkpoint
 
 

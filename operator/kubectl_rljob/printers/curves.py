@@ -8,11 +8,12 @@ from rich.text import Text
 from kubectl_rljob.errors import UserError
 from rljob_api.protocol import Point
 
-CURVES: tuple[tuple[str, Callable[[Point], float]], ...] = (
+CURVES: tuple[tuple[str, Callable[[Point], float | None]], ...] = (
     ("Mean reward per step", lambda p: p.reward),
     ("Loss per step", lambda p: p.loss),
     ("Seconds per step", lambda p: p.seconds),
 )
+"""Title and value; None: the task has no such number."""
 HEIGHT, WIDTH = 14, 76
 TICKS = 5
 LARGEST = 1e15
@@ -22,8 +23,14 @@ LARGEST = 1e15
 def screen(history: Sequence[Point], width: int = WIDTH) -> str:
     """All curves below each other, and the steps that they show; at least one point."""
     steps = [point.step for point in history]
-    parts = [plot(title, steps, [value(p) for p in history], min(width, WIDTH)) for title, value in CURVES]
+    parts = [plot(title, steps, values, min(width, WIDTH)) for title, values in curves(history)]
     return "\n\n".join([*parts, f"steps {history[0].step}-{history[-1].step}"])
+
+
+def curves(history: Sequence[Point]) -> list[tuple[str, list[float]]]:
+    """Titles and values of those that every point has."""
+    found = [(title, [value(p) for p in history]) for title, value in CURVES]
+    return [(title, [v for v in values if v is not None]) for title, values in found if None not in values]
 
 
 def plot(title: str, steps: Sequence[int], values: Sequence[float], width: int = WIDTH) -> str:
@@ -55,10 +62,11 @@ def image(title: str, history: Sequence[Point], path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError("-o png needs matplotlib, which is not installed", "pip install matplotlib") from error
-    figure = Figure(figsize=(8, 3 * len(CURVES)), layout="constrained")
+    drawn = curves(history)
+    figure = Figure(figsize=(8, 3 * len(drawn)), layout="constrained")
     figure.suptitle(title)
-    for axes, (name, value) in zip(figure.subplots(len(CURVES), sharex=True), CURVES, strict=True):
-        axes.plot([p.step for p in history], [value(p) for p in history])
+    for axes, (name, values) in zip(figure.subplots(len(drawn), sharex=True), drawn, strict=True):
+        axes.plot([p.step for p in history], values)
         axes.set_ylabel(name)
         axes.grid(alpha=0.3)
     axes.set_xlabel("step")

@@ -1,4 +1,4 @@
-"""The numbers of the last step on one line, and the course of the reward on another."""
+"""The numbers of the last step on one line, and the course of the reward, or of the loss where there is none, on another."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,8 @@ SHOWN = (
 )
 """Label, name in the metric table, format. Metrics that were not reported are left out."""
 
+FORMATS = {"REWARD": ".2f", "LOSS": ".3f"}
+"""Of what a job is followed by."""
 TREND_POINTS = 10
 LARGE = 1e6
 BARS = "▁▂▃▄▅▆▇█"
@@ -26,40 +28,48 @@ FRAME = 42
 def line(metrics: Mapping[str, float], history: Sequence[Point]) -> str:
     """For example `REWARD 0.61 ▲0.04   LOSS 0.0123   KL 0.0040`."""
     parts = [
-        f"{label} {_number(metrics[name], form)}{trend(history) if label == 'REWARD' else ''}"
+        f"{label} {_number(metrics[name], form)}{trend(history) if label == course(history)[0] else ''}"
         for label, name, form in SHOWN
         if name in metrics
     ]
     return "   ".join(parts)
 
 
+def course(history: Sequence[Point]) -> tuple[str, list[float]]:
+    """What a job is followed by: the reward of every step or, for tasks without rewards, the loss."""
+    rewards = [point.reward for point in history if point.reward is not None]
+    return ("REWARD", rewards) if len(rewards) == len(history) else ("LOSS", [point.loss for point in history])
+
+
 def trend(history: Sequence[Point]) -> str:
-    """Mean reward of the last points against as many before them (10, or half of a short history)."""
-    size = min(TREND_POINTS, len(history) // 2)
+    """Mean of the last points against as many before them (10, or half of a short history)."""
+    label, values = course(history)
+    size = min(TREND_POINTS, len(values) // 2)
     if not size:
         return ""
-    change = _mean(history[-size:]) - _mean(history[-2 * size : -size])
-    return f" {'▲' if change >= 0 else '▼'}{abs(change):.2f}"
+    change = _mean(values[-size:]) - _mean(values[-2 * size : -size])
+    return f" {'▲' if change >= 0 else '▼'}{abs(change):{FORMATS[label]}}"
 
 
 def curve(history: Sequence[Point], width: int = WIDEST) -> str:
-    """For example `REWARD 0.31 ▁▂▅▇ 0.61, steps 57-120`: one bar per point, from the least to the greatest reward."""
+    """For example `REWARD 0.31 ▁▂▅▇ 0.61, steps 57-120`: one bar per point, from the least to the greatest value."""
     history = history[-max(1, width - FRAME) :]
-    rewards = [point.reward for point in history]
-    low, high = min(rewards), max(rewards)
-    bars = "".join(BARS[_level(r, low, high)] for r in rewards)
-    return f"REWARD {rewards[0]:.2f} {bars} {rewards[-1]:.2f}, steps {history[0].step}-{history[-1].step}"
+    label, values = course(history)
+    low, high = min(values), max(values)
+    bars = "".join(BARS[_level(value, low, high)] for value in values)
+    first, last = (f"{value:{FORMATS[label]}}" for value in (values[0], values[-1]))
+    return f"{label} {first} {bars} {last}, steps {history[0].step}-{history[-1].step}"
 
 
 def _number(value: float, form: str) -> str:
     return f"{value:{form}}" if abs(value) < LARGE else f"{value:.3g}"
 
 
-def _level(reward: float, low: float, high: float) -> int:
+def _level(value: float, low: float, high: float) -> int:
     """0 for the least, the highest bar for the greatest; a span that overflows shows nothing but 0."""
-    share = (reward - low) / (high - low) if high > low else 0.0
+    share = (value - low) / (high - low) if high > low else 0.0
     return round(share * (len(BARS) - 1)) if math.isfinite(share) else 0
 
 
-def _mean(points: Sequence[Point]) -> float:
-    return sum(p.reward for p in points) / len(points)
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -7,7 +7,7 @@ from kubectl_rljob.job import Job
 from kubectl_rljob.printers.text import age, table
 from rljob_api.protocol import Checkpoint
 
-JOBS = ("NAME", "STATE", "STEP", "REWARD", "READY", "RESTARTS", "AGE")
+JOBS = ("NAME", "STATE", "STEP", "METRIC", "READY", "RESTARTS", "AGE")
 CHECKPOINTS = ("STEP", "ATTEMPT", "AGE", "LAYOUT", "RESHARDABLE", "PATH")
 
 
@@ -24,7 +24,7 @@ def _job(job: Job, now: datetime) -> tuple[object, ...]:
     if job.unreadable:
         return (job.name, "Unreadable", "", "", "", "", created)
     s = job.status
-    return (job.name, s.state, s.progress.text, s.progress.reward, s.trainer.text, s.restarts.total, created)
+    return (job.name, s.state, s.progress.text, s.progress.metric, s.trainer.text, s.restarts.total, created)
 
 
 def checkpoints(kept: Sequence[Checkpoint], now: datetime, width: int) -> str:

@@ -21,7 +21,7 @@ from kubectl_rljob.session import Session
 def metrics(session: Session, name: str, output: str | None, file: Path | None) -> None:
     """Draw a job's curves.
 
-    Reward, loss and seconds per step, from the points that its status keeps. `-o png` writes an image and needs
+    Reward, where the task has one, loss and seconds per step, from the points that its status keeps. `-o png` writes an image and needs
     matplotlib; `-o json` prints the points. All metrics of all steps are in metrics.jsonl and TensorBoard files
     under spec.checkpoint.path.
     """

@@ -14,7 +14,7 @@ from kubectl_rljob.session import Session
 def list_(session: Session, all_namespaces: bool, output: str | None) -> None:
     """List jobs.
 
-    State, step, reward, ready trainer pods, restarts and age of each.
+    State, step, metric, ready trainer pods, restarts and age of each.
     """
     cluster = session.cluster()
     found = cluster.jobs(all_namespaces)

@@ -100,6 +100,5 @@ class Look:
 def line(job: Job) -> str:
     """Without times, so that it changes only with the job."""
     s, p = job.status, job.status.progress
-    reward = f"reward {p.history[-1].reward:.3f}" if p.history else ""
-    parts = (s.state, p.text, reward, p.phase if s.state == "Running" else "", s.message.split("\n")[0])
+    parts = (s.state, p.text, p.metric, p.phase if s.state == "Running" else "", s.message.split("\n")[0])
     return "   ".join(clip(part) for part in parts if part)

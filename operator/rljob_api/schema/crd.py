@@ -22,7 +22,7 @@ _DROPPED = {"title", "exclusiveMinimum", "discriminator"}
 _COLUMNS = [
     {"name": "State", "type": "string", "jsonPath": ".status.state"},
     {"name": "Step", "type": "string", "jsonPath": ".status.progress.text"},
-    {"name": "Reward", "type": "string", "jsonPath": ".status.progress.reward"},
+    {"name": "Metric", "type": "string", "jsonPath": ".status.progress.metric"},
     {"name": "Ready", "type": "string", "jsonPath": ".status.trainer.text"},
     {"name": "Restarts", "type": "integer", "jsonPath": ".status.restarts.total"},
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},

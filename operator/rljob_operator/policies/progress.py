@@ -12,7 +12,8 @@ from rljob_operator.times import seconds, stamp
 
 STABLE_STEPS = 3
 """An attempt that did so many steps and saved them has run stably."""
-REWARD = "reward/mean"
+MAIN_METRICS = (("reward", "reward/mean"), ("loss", "train/loss"))
+"""What a job is followed by, in one word, and its metric; the first that it reports."""
 
 
 def current(s: Snapshot, attempt: Attempt | None) -> Progress | None:
@@ -67,7 +68,7 @@ def _status(p: Progress, attempt: int, spec: RLJobSpec, now: float) -> ProgressS
         text=f"{p.step}/{spec.train.steps}",
         phase=p.phase,
         policy_step=p.policy_step,
-        reward=f"{p.metrics[REWARD]:.3f}" if REWARD in p.metrics else "",
+        metric=next((f"{word} {p.metrics[name]:.3f}" for word, name in MAIN_METRICS if name in p.metrics), ""),
         metrics=p.metrics,
         history=p.history,
         evaluation=p.evaluation,

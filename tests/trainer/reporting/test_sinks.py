@@ -4,6 +4,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rljob_api import names
+from rljob_api.protocol import Point
 from rljob_trainer.reporting.metrics_log import MetricsLog
 from rljob_trainer.reporting.sinks import HISTORY, Sinks, step_line
 
@@ -78,6 +79,12 @@ def test_a_resumed_run_drops_what_lies_beyond_its_step_and_keeps_the_rest(tmp_pa
 
     events = EventAccumulator(str(names.tensorboard_dir(tmp_path))).Reload()
     assert [(e.step, round(e.value, 3)) for e in events.Scalars("reward/mean")] == [(1, 0.1), (2, 0.2), (3, 0.9)]
+
+
+def test_a_step_without_rewards_is_a_point_of_its_loss(tmp_path):
+    sinks = Sinks(tmp_path, 0, 10)
+    sinks.record(1, {"train/loss": 2.5, "train/tokens": 8.0, "time/step": 0.5})
+    assert sinks.history() == [Point(step=1, loss=2.5, seconds=0.5)]
 
 
 def test_status_carries_the_last_steps_only(tmp_path):

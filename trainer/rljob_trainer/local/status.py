@@ -47,7 +47,8 @@ def _progress(progress: Progress | None, steps: int) -> str:
     parts = [f"step {progress.step}/{steps}"]
     if progress.history:
         last = progress.history[-1]
-        parts.append(f"reward {last.reward:.3f}, loss {last.loss:.4f}, {last.seconds:.1f} s")
+        parts += [] if last.reward is None else [f"reward {last.reward:.3f}"]
+        parts += [f"loss {last.loss:.4f}", f"{last.seconds:.1f} s"]
     if progress.phase not in STEADY:
         parts.append(progress.phase)
     return ", ".join(parts)

@@ -68,7 +68,8 @@ class Sinks:
 
 
 def _point(step: int, metrics: Mapping[str, float]) -> Point:
-    return Point(step=step, reward=metrics["reward/mean"], loss=metrics["train/loss"], seconds=metrics["time/step"])
+    reward = metrics.get("reward/mean")
+    return Point(step=step, reward=reward, loss=metrics["train/loss"], seconds=metrics["time/step"])
 
 
 class TensorBoard:
