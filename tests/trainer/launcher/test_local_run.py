@@ -120,7 +120,7 @@ def test_broken_rules_are_listed_before_anything_starts(runs: list[Run], tmp_pat
     runs.append(run := Run(tmp_path, trainer={"device": "cpu", "nodes": 3, "parallelism": {"tensor": 2}}))
     code, _ = run.end()
     assert code == 1
-    assert "3 x 1 = 3 ranks is not divisible" in run.output()
+    assert "nodes x processesPerNode = 3 is not divisible" in run.output()
     assert not (tmp_path / "work").exists()
 
 
