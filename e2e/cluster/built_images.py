@@ -40,13 +40,18 @@ def build_images(images: list[str]) -> list[str]:
 
 
 def load_images(names: list[str]) -> None:
-    """Bring images from the store to the seed and to all running nodes, but those that were brought before."""
+    """Bring images from the store to the seed and to all running nodes, but those that are there. They replace former ones of their repositories."""
     loaded = CACHE / "images" / "loaded"
     before = loaded.read_text().split() if loaded.exists() else []
     missing = [name for name in names if name not in before]
     if missing:
         run_step("loading images", SCRIPTS / "images", "load", *missing)
-        loaded.write_text("\n".join(before + missing))
+        replaced = {_repository(name) for name in missing}
+        loaded.write_text("\n".join([name for name in before if _repository(name) not in replaced] + missing))
+
+
+def _repository(name: str) -> str:
+    return name.rpartition(":")[0]
 
 
 def in_store(name: str) -> bool:
