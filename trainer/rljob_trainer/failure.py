@@ -53,6 +53,12 @@ class PeerLost(ConnectionError):
     """Another process of the attempt ended. It, or whoever watches it, says why; the one who raises this only follows."""
 
 
+def is_lost_peer(exception: str, message: str) -> bool:
+    """Whether an error, by the name of its class, only says that a collective broke."""
+    plain = exception == "RuntimeError" and any(text in message for text in COLLECTIVE_TEXTS)
+    return plain or exception in COLLECTIVE_ERRORS
+
+
 def write(directory: Path, who: int | str, error: BaseException) -> None:
     """Say why the process `who` (a global rank, or a name such as `driver`) fails."""
     record(directory, who, classify(error, who if isinstance(who, int) else None))
@@ -130,7 +136,4 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_collective(error: BaseException) -> bool:
-    classes = {c.__name__ for c in type(error).__mro__}
-    return bool(classes & COLLECTIVE_ERRORS) or (
-        isinstance(error, RuntimeError) and any(t in str(error) for t in COLLECTIVE_TEXTS)
-    )
+    return any(is_lost_peer(c.__name__, str(error)) for c in type(error).__mro__)

@@ -7,6 +7,7 @@ import pytest
 from api.specs import make_spec
 from rljob_api.sizing.layout import Layout
 from rljob_trainer.batch import Columns
+from rljob_trainer.megatron import batching
 from rljob_trainer.megatron.batching import plan, plan_step
 from rljob_trainer.trajectory import Trajectory
 
@@ -39,6 +40,14 @@ def test_loads_of_the_ranks_are_about_equal() -> None:
 def test_no_more_micro_batches_than_needed() -> None:
     assert [len(rank) for rank in plan([10] * 12, 40, 1, 1)] == [3]
     assert [len(rank) for rank in plan([10] * 12, 60, 1, 2)] == [1, 1]
+
+
+def test_what_is_needed_at_least_is_never_more_than_is_needed_and_exact_for_equal_lengths() -> None:
+    draw = random.Random(1)
+    for _ in range(200):
+        lengths = [draw.randrange(1, 60) for _ in range(draw.randrange(1, 60))]
+        assert max(1, -(-sum(lengths) // 60)) <= batching._fewest(lengths, 60) <= len(plan(lengths, 60, 1, 1)[0])
+    assert batching._fewest([3071] * 8192, 16384) == len(plan([3071] * 8192, 16384, 1, 1)[0]) == 1639
 
 
 def test_ranks_without_samples_get_empty_micro_batches() -> None:

@@ -1,8 +1,9 @@
 """What the supervisor sees of a server, without vLLM: `python -m trainer.rollout.stand_in <arguments>`.
 
 `--max-num-seqs` steers it: 1 ends at once like argparse does on a wrong argument, 2 ends with 0 after it has answered for a moment and
-leaves a child behind that holds its output open, as vLLM's engine does. 5 has a process that is called as vLLM's engine, 6 as well, and
-answers nothing, as while it loads a model.
+leaves a child behind that holds its output open, as vLLM's engine does. The others have a process that is called as vLLM's engine: 5 serves;
+6 never answers, as a server that hangs while it loads a model; the engine of 7 fails to start and says why, and the server stays; 8 and 9 load for
+LOADING_SECONDS, of which 8 shows in what its engine reads and 9 in what it writes.
 Its answers say the highest attempt it has seen.
 """
 
@@ -10,12 +11,20 @@ import asyncio
 import os
 import sys
 import time
+from pathlib import Path
 
 from aiohttp import web
 from setproctitle import setproctitle
 
 from rljob_api import names
 from rljob_trainer.weights.protocol import ATTEMPT_HEADER, HEALTH
+
+LOADING_SECONDS = 10
+ERROR = "(EngineCore pid={pid}) ERROR 11-22 06:56:15 [core.py:1330] "
+FAILURE = """EngineCore failed to start.
+Traceback (most recent call last):
+  File "core.py", line 1299, in run_engine_core
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."""
 
 highest = int(os.environ.get(names.ENV_ATTEMPT, "0"))
 
@@ -30,11 +39,27 @@ async def health(_: web.Request) -> web.Response:
     return web.json_response({"silence": 0.0, "updating": False})
 
 
-def fork_engine() -> None:
+def fork_engine(behaviour: str) -> None:
     """What the server leaves alone once it is there."""
     if os.fork() == 0:
         setproctitle("VLLM::EngineCore")
+        if behaviour == "7":
+            time.sleep(1)
+            print("\n".join(ERROR.format(pid=os.getpid()) + line for line in FAILURE.splitlines()), flush=True)
+            os._exit(1)
+        load(behaviour)
         time.sleep(3600)
+
+
+def load(behaviour: str) -> None:
+    """As an engine does, for a while."""
+    for _ in range(10 * LOADING_SECONDS):
+        if behaviour == "8":
+            with Path("/dev/zero").open("rb") as weights:
+                weights.read(2**20)
+        if behaviour == "9":
+            print("Loading safetensors checkpoint shards", flush=True)
+        time.sleep(0.1)
 
 
 async def main(port: int, behaviour: str) -> None:
@@ -59,8 +84,7 @@ if __name__ == "__main__":
     if option("--max-num-seqs") == "1":
         print("error: argument --max-num-seqs: 1 is not enough", flush=True)
         sys.exit(2)
-    if option("--max-num-seqs") in ("5", "6"):
-        fork_engine()
-    if option("--max-num-seqs") == "6":
-        time.sleep(3600)
+    if (behaviour := option("--max-num-seqs")) in ("5", "6", "7", "8", "9"):
+        fork_engine(behaviour)
+        time.sleep({"5": 0, "8": LOADING_SECONDS, "9": LOADING_SECONDS}.get(behaviour, 3600))
     asyncio.run(main(int(option("--port")), option("--max-num-seqs")))

@@ -14,7 +14,8 @@ import pytest
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout import health
 from rljob_trainer.rollout.client import RolloutClient
-from rljob_trainer.rollout.health import ENGINE, EngineClock, HealthCheck
+from rljob_trainer.rollout.engine_processes import ENGINE
+from rljob_trainer.rollout.health import EngineClock, HealthCheck, Lost
 from rljob_trainer.weights.publisher import Publisher
 from trainer.rollout import models
 from trainer.rollout.servers import TOKEN, Server
@@ -60,7 +61,7 @@ def engine(server: Server) -> psutil.Process:
 
 
 @asynccontextmanager
-async def checked(server: Server) -> AsyncIterator["asyncio.Task[str]"]:
+async def checked(server: Server) -> AsyncIterator["asyncio.Task[Lost]"]:
     """The check of a server, once it has seen it healthy; cancelled at the end."""
     task = asyncio.create_task(HealthCheck(server.pid, server.endpoint.url, TOKEN).lost())
     await asyncio.sleep(2 * health.ASK_SECONDS + 1)
@@ -84,7 +85,7 @@ async def test_a_killed_engine_is_noticed_within_five_seconds(
     async with checked(server) as lost:
         killed = engine(server)
         killed.kill()
-        assert f"process {killed.pid} ended" in await asyncio.wait_for(lost, 5)
+        assert f"process {killed.pid} ended" in (await asyncio.wait_for(lost, 5)).reason
 
 
 @pytest.mark.slow
@@ -98,7 +99,7 @@ async def test_a_stopped_process_is_noticed_within_the_limit(
     async with checked(server) as lost:
         os.kill(engine(server).pid if whom == "engine" else server.pid, signal.SIGSTOP)
         began = time.monotonic()
-        reason = await asyncio.wait_for(lost, 30)
+        reason = (await asyncio.wait_for(lost, 30)).reason
         assert f"the {'engine' if whom == 'engine' else 'API server'} has not answered for" in reason
         assert time.monotonic() - began > 6.0, "a moment of silence is no end"
 

@@ -45,9 +45,9 @@ class Lab:
         self._endpoint, self._publisher = server.endpoint, Publisher(1, TOKEN, "127.0.0.1", "gloo")
         sampling = {"maxTokens": LONGEST, "temperature": TEMPERATURE}
         self._job = job = spec(self.policies[0], sampling=sampling).model_copy(update={"train": TRAIN})
-        self.pool, self.judge = RolloutPool(TOKEN, 1, 1, ROOM, lambda: None), RewardManager(job.rewards)
+        self.pool, self.rewards = RolloutPool(TOKEN, 1, 1, ROOM, lambda: None), RewardManager(job.rewards)
         self._groups = Groups(
-            TRAIN, Generator(job, "u", load_tokenizer(job.model), self.judge, self.pool, lambda: None)
+            TRAIN, Generator(job, "u", load_tokenizer(job.model), self.rewards, self.pool, lambda: None)
         )
         self.pending: list[int] = []
         self._drawn = 0

@@ -155,7 +155,7 @@ session.send(next(pack(iter(models.tensors(Path("{checkpoints["new"]}"))), 100_0
 os._exit(9)
 """
     died = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, timeout=120
+        [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, timeout=400
     )
     assert died.returncode == 9
     assert publish(server, checkpoints["new"], 8).ok == [server.endpoint.pod]

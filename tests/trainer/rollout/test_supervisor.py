@@ -15,6 +15,7 @@ from rljob_api.protocol import Control, Report, Resume, RolloutEndpoint
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.rollout import health, process, supervisor
 from rljob_trainer.rollout.client import ReplicaLost, RolloutClient
+from rljob_trainer.rollout.engine_processes import ENGINE
 from rljob_trainer.rollout.supervisor import Supervisor
 from rljob_trainer.weights.protocol import AttemptSuperseded
 from trainer.rollout import models
@@ -176,13 +177,53 @@ async def test_a_server_that_answers_nothing_any_more_is_killed_and_started_agai
     await pod.end()
 
 
+async def test_an_engine_that_fails_to_start_is_reported_with_its_own_error() -> None:
+    """The API server stands, as one does whose engine died while others were connected."""
+    pod = Pod()
+    pod.say(1, **{"max-num-seqs": 7})
+    failure = (await pod.channel.wait(lambda r: r.failure is not None)).failure
+    assert failure and (failure.kind, failure.exception) == ("application", "OutOfMemoryError")
+    assert failure.message == "CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert failure.lines[-1].endswith("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    await pod.end()
+
+
+async def test_a_server_that_loads_nothing_any_more_is_killed_and_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "STUCK_SECONDS", 5.0)
+    pod = Pod()
+    pod.say(1, **{"max-num-seqs": 6})
+    stuck = await engine_of_the_server()
+    failure = (await pod.channel.wait(lambda r: r.failure is not None)).failure
+    assert failure and (failure.kind, failure.exception) == ("killed", "ServerLost")
+    assert "neither logged nor read anything for 5 s while it started" in failure.message
+    assert not stuck.is_running() or stuck.status() == psutil.STATUS_ZOMBIE
+    assert (await engine_of_the_server()).pid != stuck.pid
+    await pod.end()
+
+
+@pytest.mark.parametrize("seqs", [8, 9], ids=["what it reads", "its log"])
+async def test_a_server_may_load_for_any_time_as_long_as_something_moves(
+    seqs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes twice the limit."""
+    monkeypatch.setattr(health, "STUCK_SECONDS", 5.0)
+    pod = Pod()
+    pod.say(1, **{"max-num-seqs": seqs})
+    await engine_of_the_server()
+    ready = await pod.channel.wait(is_running, 40)
+    assert ready.failure is None and [r for r in pod.channel.reports if r.failure] == []
+    await pod.end()
+
+
 async def engine_of_the_server() -> psutil.Process:
     """Once there is one."""
     async with asyncio.timeout(20):
         while True:
             for process in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.Error):
-                    if health.ENGINE.search(" ".join(process.cmdline())):
+                    if ENGINE.search(" ".join(process.cmdline())):
                         return process
             await asyncio.sleep(0.05)
 
@@ -214,7 +255,7 @@ async def test_a_report_comes_regularly_without_news(monkeypatch: pytest.MonkeyP
 async def test_a_real_server_starts_is_killed_and_leaves_nothing_behind(tmp_path: Path) -> None:
     pod = Pod(models.make(tmp_path / "model", seed=1))
     pod.say(4)
-    await pod.channel.wait(is_running, 180)
+    await pod.channel.wait(is_running, 400)
     assert await pod.state(4) == {"attempt": 4, "policy_step": None, "digest": ""}
     with pytest.raises(AttemptSuperseded):
         await pod.state(3)
@@ -222,11 +263,21 @@ async def test_a_real_server_starts_is_killed_and_leaves_nothing_behind(tmp_path
     family[0].kill()
     report = await pod.channel.wait(lambda r: r.failure is not None)
     assert report.failure and (report.failure.kind, report.failure.exception) == ("killed", "Signal 9 (SIGKILL)")
-    await pod.channel.wait(is_running, 180)
+    await pod.channel.wait(is_running, 400)
     family += server_processes()
     await pod.end()
     assert len(family) >= 4, "a server and its engine, twice"
     assert not [p for p in family if p.is_running()]
+
+
+@pytest.mark.slow
+async def test_a_real_engine_that_fails_to_start_is_reported_with_its_own_error(tmp_path: Path) -> None:
+    pod = Pod(models.make(tmp_path / "model", seed=1))
+    pod.say(1, **{"kv-cache-memory-bytes": 4096})
+    failure = (await pod.channel.wait(lambda r: r.failure is not None, 400)).failure
+    assert failure and (failure.kind, failure.exception) == ("application", "ValueError")
+    assert "KV cache" in failure.message, "what the engine says, and not that somebody should look further up"
+    await pod.end()
 
 
 def server_processes() -> list[psutil.Process]:

@@ -14,6 +14,9 @@ from rljob_trainer.batch import Columns
 Plan = list[list[list[int]]]
 """[data-parallel rank][micro-batch] -> indices of sequences, ascending; a micro-batch may be empty."""
 
+MANY = 16
+"""Sequences that are so many in a micro-batch waste little of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -74,10 +77,16 @@ def plan(lengths: Sequence[int], budget: int, alignment: int, ranks: int, multip
     if lengths and max(lengths) > room:
         raise ValueError(f"a sample has {max(lengths)} tokens, more than a micro-batch of {room} can hold")
     group = ranks * multiple
-    count = group * max(1, -(-sum(lengths) // (room * group)))
+    count = group * -(-_fewest(lengths, room) // group)
     while (batches := _spread(lengths, count, room)) is None:
         count += group
     return [batches[rank::ranks] for rank in range(ranks)]
+
+
+def _fewest(lengths: Sequence[int], room: int) -> int:
+    """As many micro-batches are needed at least: for all tokens, and because only k sequences fit into one that are longer than room / (k + 1)."""
+    found = np.asarray(lengths, np.int64)
+    return max(1, -(-int(found.sum()) // room), *(-(-int((found * (k + 1) > room).sum()) // k) for k in range(1, MANY)))
 
 
 def _spread(lengths: Sequence[int], count: int, room: int) -> list[list[int]] | None:

@@ -1,23 +1,24 @@
-"""Whether a rollout server is dead or frozen, checked by the process that started it.
+"""Whether a rollout server is dead, frozen or stuck, checked by the process that started it.
 
-vLLM's API server answers without its engine, and stays up when the engine has died or hangs. So two things are checked:
+vLLM's API server answers without its engine, and stays up when the engine has died or hangs. So three things are checked:
 
     dead     an engine process has ended: looked up every POLL_SECONDS, also while the server starts
+    stuck    before its first answer it has neither written to its log nor read anything for STUCK_SECONDS. Loading may take any time
     frozen   the API server has not answered for FROZEN_SECONDS, or its engine has not, which may take BUSY_SECONDS while it computes
 
 The engine answers between two of its steps, so an answer means that it moves. A long prefill, a compilation and a weight update delay it.
 """
 
 import asyncio
-import contextlib
 import re
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-import psutil
 
+from rljob_trainer.rollout.engine_processes import EngineProcesses
 from rljob_trainer.weights.protocol import HEALTH
 
 POLL_SECONDS = 1.0
@@ -28,10 +29,21 @@ ANSWER_SECONDS = 10.0
 FROZEN_SECONDS = 30.0
 BUSY_SECONDS = 150.0
 """No step, no compilation and no part of a weight update (protocol.py has their limits) takes as long."""
-BUSY_SHARE = 0.1
-"""Of one core. An engine that uses more computes."""
-ENGINE = re.compile(r"::(EngineCore|Worker)")
-"""In the titles of vLLM's engine processes (0.26, vllm/utils/system_utils.py, set_process_title)."""
+STUCK_SECONDS = 600.0
+"""A compilation of a large model neither writes nor reads for minutes."""
+STUCK_BYTES = 2**20
+"""Fewer are what idle processes read of their own pipes."""
+STUCK_TALK = re.compile(rb"No available shared memory broadcast block found")
+"""What an engine writes every minute while it waits for a worker that hangs (0.26, shm_broadcast.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Why a server is no longer of use."""
+
+    reason: str
+    dead: bool = False
+    """Its engine has ended, and may have said why."""
 
 
 class EngineClock:
@@ -54,16 +66,23 @@ class EngineClock:
 
 
 class HealthCheck:
-    """Of one server, by the process that started it."""
+    """Of one server, by the process that started it, which passes its output to `heard`."""
 
     def __init__(self, pid: int, url: str, token: str) -> None:
         """`pid` of the API server, `url` where it will answer."""
         self._url, self._token = url, token
-        self._engines = Engines(pid)
+        self._engine = EngineProcesses(pid)
+        self._moved, self._bytes_read = time.monotonic(), 0
+        self._answered: float | None = None
+        """When it last did."""
 
-    async def lost(self) -> str:
-        """Returns once the server is dead or frozen, with the reason."""
-        checks = [asyncio.create_task(self._dead()), asyncio.create_task(self._frozen())]
+    def heard(self, output: bytes) -> None:
+        if not STUCK_TALK.search(output):
+            self._moved = time.monotonic()
+
+    async def lost(self) -> Lost:
+        """Returns once the server is dead, stuck or frozen."""
+        checks = [asyncio.create_task(self._dead_or_stuck()), asyncio.create_task(self._frozen())]
         try:
             done, _ = await asyncio.wait(checks, return_when=asyncio.FIRST_COMPLETED)
             return next(check.result() for check in done)
@@ -71,71 +90,43 @@ class HealthCheck:
             for check in checks:
                 check.cancel()
 
-    async def _dead(self) -> str:
+    async def _dead_or_stuck(self) -> Lost:
         while True:
-            if reason := self._engines.look():
-                return reason
+            if reason := self._engine.look():
+                return Lost(reason, dead=True)
+            if self._answered is None and (seconds := self._idle_seconds()) > STUCK_SECONDS:
+                return Lost(f"it has neither logged nor read anything for {seconds:.0f} s while it started")
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _frozen(self) -> str:
-        """Counts from the server's first answer: before that it loads a model, which may take any time."""
+    def _idle_seconds(self) -> float:
+        """Since it last wrote to its log, or had read STUCK_BYTES more."""
+        if abs(self._engine.bytes_read - self._bytes_read) > STUCK_BYTES:
+            self._moved, self._bytes_read = time.monotonic(), self._engine.bytes_read
+        return time.monotonic() - self._moved
+
+    async def _frozen(self) -> Lost:
+        """Counts from the server's first answer."""
         timeout = aiohttp.ClientTimeout(ANSWER_SECONDS)
         headers = {"Authorization": f"Bearer {self._token}"}
-        answered: float | None = None
         async with aiohttp.ClientSession(self._url, headers=headers, timeout=timeout) as session:
             while True:
                 await asyncio.sleep(ASK_SECONDS)
                 answer = await _ask(session)
                 now = time.monotonic()
-                answered = now if answer else answered
-                if answer and (reason := self._engine_lost(answer)):
-                    return reason
-                if answered and now - answered > FROZEN_SECONDS:
-                    return f"the API server has not answered for {now - answered:.0f} s"
+                self._answered = now if answer else self._answered
+                if answer and (lost := self._engine_lost(answer)):
+                    return lost
+                if self._answered and now - self._answered > FROZEN_SECONDS:
+                    return Lost(f"the API server has not answered for {now - self._answered:.0f} s")
 
-    def _engine_lost(self, answer: dict[str, Any]) -> str:
-        """What is wrong with the engine, by the API server's answer; empty when nothing is."""
+    def _engine_lost(self, answer: dict[str, Any]) -> Lost | None:
+        """What is wrong with the engine, by the API server's answer."""
         if "error" in answer:
-            return f"the engine failed: {answer['error']}"
-        busy = answer["updating"] or self._engines.busy
+            return Lost(f"the engine failed: {answer['error']}", dead=True)
+        busy = answer["updating"] or self._engine.computed_within(FROZEN_SECONDS)
         if answer["silence"] > (BUSY_SECONDS if busy else FROZEN_SECONDS):
-            return f"the engine has not answered for {answer['silence']:.0f} s"
-        return ""
-
-
-class Engines:
-    """The engine processes of a server."""
-
-    def __init__(self, server: int) -> None:
-        """`server`: pid of the API server."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self._server = psutil.Process(server)
-        self._found: set[psutil.Process] = set()
-        self._used, self._looked, self._computed = 0.0, time.monotonic(), 0.0
-
-    @property
-    def busy(self) -> bool:
-        """Whether they have used a processor in the last FROZEN_SECONDS."""
-        return time.monotonic() - self._computed < FROZEN_SECONDS
-
-    def look(self) -> str:
-        """Which of them has ended; empty when none has."""
-        used, now = 0.0, time.monotonic()
-        for process in self._descendants():
-            with contextlib.suppress(psutil.Error):  # it has just ended
-                times = process.cpu_times()
-                used += times.user + times.system
-                if ENGINE.search(" ".join(process.cmdline())):
-                    self._found.add(process)
-        if used - self._used > BUSY_SHARE * (now - self._looked):
-            self._computed = now
-        self._used, self._looked = used, now
-        return next((f"the engine's process {p.pid} ended" for p in self._found if not _runs(p)), "")
-
-    def _descendants(self) -> list[psutil.Process]:
-        with contextlib.suppress(psutil.Error):
-            return self._server.children(recursive=True)
-        return []
+            return Lost(f"the engine has not answered for {answer['silence']:.0f} s")
+        return None
 
 
 async def _ask(session: aiohttp.ClientSession) -> dict[str, Any] | None:
@@ -146,11 +137,3 @@ async def _ask(session: aiohttp.ClientSession) -> dict[str, Any] | None:
             return answer
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         return None
-
-
-def _runs(process: psutil.Process) -> bool:
-    """Not a zombie either."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False

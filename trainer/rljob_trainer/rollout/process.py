@@ -1,4 +1,4 @@
-"""A server process: started with its output passed on, its last lines kept, checked, ended with everything it started."""
+"""A server process: started with its output passed on and the end of it kept, checked, ended with everything it started."""
 
 import asyncio
 import contextlib
@@ -10,15 +10,20 @@ from collections.abc import Mapping, Sequence
 
 from rljob_api import names
 from rljob_api.protocol import Failure
-from rljob_trainer.failure import Kind, last_lines
-from rljob_trainer.rollout.health import HealthCheck
+from rljob_trainer.failure import LONGEST_TEXT, Kind, last_lines
+from rljob_trainer.rollout.engine_log import LoggedError, engine_error, server_error
+from rljob_trainer.rollout.health import HealthCheck, Lost
 
 SERVER = "rljob_trainer.rollout.server"
 STOP_SECONDS = 20.0
 """Between SIGTERM and SIGKILL."""
 LAST_WORDS_SECONDS = 2.0
 """For a server whose engine has ended to say why."""
-KEPT_BYTES = 2**14
+KEPT_BYTES = 2**18
+"""Of the output: the tracebacks of all workers, then those of the engine and of the API server."""
+READ_BYTES = 2**16
+LINES_AFTER = 4
+"""The rest of an error's message."""
 USAGE_ERROR = 2
 """argparse's exit code."""
 UNSUPPORTED_VERSION = 3
@@ -29,7 +34,7 @@ class ServerProcess:
     """Use `start`; then `end` or `stop`."""
 
     def __init__(self, process: asyncio.subprocess.Process, output: asyncio.StreamReader, check: HealthCheck) -> None:
-        self._process, self._check, self._tail = process, check, b""
+        self._process, self._check, self._tail = process, check, bytearray()
         self._output = asyncio.create_task(self._pass_on(output))
 
     @staticmethod
@@ -46,7 +51,7 @@ class ServerProcess:
         return ServerProcess(process, output, HealthCheck(process.pid, url, environment[names.ENV_ROLLOUT_TOKEN]))
 
     async def end(self) -> Failure:
-        """Why it ended, once it has; a dead or frozen one is killed. Nothing that it started lives on."""
+        """Why it ended, once it has; one that is dead, frozen or stuck is killed. Nothing that it started lives on."""
         exited, lost = asyncio.create_task(self._process.wait()), asyncio.create_task(self._check.lost())
         try:
             await asyncio.wait({exited, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -55,7 +60,7 @@ class ServerProcess:
                 return self._exited(exited.result())
             await asyncio.wait({exited}, timeout=LAST_WORDS_SECONDS)
             await self._kill()
-            return self._failure("killed", "ServerLost", f"the rollout server was killed: {lost.result()}")
+            return self._lost(lost.result())
         finally:
             exited.cancel()
             lost.cancel()
@@ -81,21 +86,40 @@ class ServerProcess:
             message = "vLLM refused its arguments: correct spec.rollout.vllmArgs"
             return self._failure("configuration", "", message, field="spec.rollout.vllmArgs")
         if code == UNSUPPORTED_VERSION:
-            lines = last_lines(self._tail.decode(errors="replace"))
+            lines = last_lines(self._log)
             return self._failure("configuration", "", lines[-1] if lines else "", field="spec.image")
         if code < 0:
             return self._failure("killed", f"Signal {-code} ({signal.Signals(-code).name})", "the rollout server ended")
+        if error := server_error(self._log):
+            return self._raised(error)
         return self._failure("application", f"exit code {code}", "the rollout server ended")
 
-    def _failure(self, kind: Kind, exception: str, message: str, field: str = "") -> Failure:
-        lines = last_lines(self._tail.decode(errors="replace"))
+    def _lost(self, lost: Lost) -> Failure:
+        """A dead engine says why in the log, unless it was killed."""
+        if lost.dead and (error := engine_error(self._log)):
+            return self._raised(error)
+        return self._failure("killed", "ServerLost", f"the rollout server was killed: {lost.reason}")
+
+    def _raised(self, error: LoggedError) -> Failure:
+        """With the end of the traceback."""
+        until = "\n".join(self._log.splitlines()[: error.line + 1 + LINES_AFTER])
+        return self._failure("application", error.exception, error.message[:LONGEST_TEXT], log=until)
+
+    def _failure(self, kind: Kind, exception: str, message: str, field: str = "", log: str = "") -> Failure:
+        lines = last_lines(log or self._log)
         return Failure(kind=kind, exception=exception, message=message, field=field, lines=lines, time=time.time())
 
+    @property
+    def _log(self) -> str:
+        return self._tail.decode(errors="replace")
+
     async def _pass_on(self, output: asyncio.StreamReader) -> None:
-        while chunk := await output.read(KEPT_BYTES):
+        while chunk := await output.read(READ_BYTES):
             sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
-            self._tail = (self._tail + chunk)[-KEPT_BYTES:]
+            self._check.heard(chunk)
+            self._tail += chunk
+            del self._tail[:-KEPT_BYTES]
 
 
 async def _pipe() -> tuple[asyncio.StreamReader, int]:

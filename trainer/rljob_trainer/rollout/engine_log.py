@@ -1,0 +1,102 @@
+"""What a vLLM server wrote about its own end. Pure.
+
+Every process of vLLM 0.26 begins its lines with its name and pid (vllm/utils/system_utils.py, decorate_logs). When a worker fails, the engine fails
+because of it, and then the API server, and each writes a traceback that says to look further up. So the innermost process names the cause.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from rljob_trainer.failure import is_lost_peer
+
+LINE = re.compile(r"(?:\((?P<process>\S+ pid=\d+)\) ?)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] ?)?(?P<text>.*)")
+FATAL = re.compile(r"failed to start|fatal error|WorkerProc (failed|hit an exception)|^Process \S+:$")
+"""Before the traceback of what ends an engine process, and not before one of an error that it handles."""
+CHAIN = re.compile(r"(During handling of|The above exception was)")
+"""Between the tracebacks of an exception and of the one that it led to."""
+EXCEPTION = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: ?(?P<message>.*))?")
+SYMPTOMS = ("EngineDeadError", "Engine core initialization failed")
+"""What the API server says of an engine that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedError:
+    """The last line of a traceback, or of the last of several tracebacks that led to one another."""
+
+    exception: str
+    """Name of the class, without its module."""
+    message: str
+    """Its first line."""
+    line: int
+    """Number of the line in the log."""
+    fatal: bool
+    """The process said that this ends it."""
+
+
+def engine_error(log: str) -> LoggedError | None:
+    """What ended the engine; None when it did not say, because it was killed."""
+    processes = _read(log)
+    engine = _fatal(p for p in processes if p.name.startswith("EngineCore"))
+    return engine and (_fatal(p for p in processes if p.name.startswith("Worker")) or engine)
+
+
+def server_error(log: str) -> LoggedError | None:
+    """What ended the server: the error of its engine, or its own."""
+    own = [e for p in _read(log) if not p.name.startswith(("EngineCore", "Worker")) for e in p.errors]
+    return engine_error(log) or next((e for e in reversed(own) if not _is_symptom(e)), None)
+
+
+def _fatal(processes: Iterable["_Process"]) -> LoggedError | None:
+    """Of several workers: of one that did not only lose the others."""
+    found = [next((e for e in p.errors if e.fatal), None) for p in processes]
+    return min(filter(None, found), key=lambda e: (is_lost_peer(e.exception, e.message), e.line), default=None)
+
+
+def _is_symptom(error: LoggedError) -> bool:
+    return any(text in f"{error.exception}: {error.message}" for text in SYMPTOMS)
+
+
+@dataclass(slots=True)
+class _Process:
+    """One process's lines, as they come."""
+
+    name: str
+    errors: list[LoggedError] = field(default_factory=list)
+    traced: bool = False
+    """The last line belongs to a traceback."""
+    fatal: bool = False
+    chained: bool = False
+
+    def read(self, number: int, text: str) -> None:
+        if text.startswith("Traceback (most recent call last)"):
+            self.traced = True
+        elif not self.traced:
+            self.fatal |= bool(FATAL.search(text))
+            self.chained |= bool(CHAIN.match(text))
+        elif text and not text[0].isspace():
+            self.traced = False
+            if match := EXCEPTION.fullmatch(text):
+                self._raised(number, match)
+
+    def _raised(self, number: int, match: re.Match[str]) -> None:
+        fatal = self.fatal
+        if self.chained and self.errors:
+            fatal |= self.errors.pop().fatal
+        name = match["name"].rpartition(".")[2]
+        self.errors.append(LoggedError(name, match["message"] or "", number, fatal))
+        self.fatal = self.chained = False
+
+
+def _read(log: str) -> list[_Process]:
+    processes: dict[str, _Process] = {}
+    for number, name, text in _lines(log):
+        processes.setdefault(name, _Process(name)).read(number, text)
+    return list(processes.values())
+
+
+def _lines(log: str) -> Iterator[tuple[int, str, str]]:
+    """Number, process (empty where the line names none) and text. Lines of several processes may alternate."""
+    for number, line in enumerate(log.splitlines()):
+        if match := LINE.fullmatch(line):
+            yield number, match["process"] or "", match["text"]
