@@ -49,7 +49,7 @@ def test_a_deleted_rollout_starts_no_new_attempt_and_gets_current_weights_before
 
 SIGNAL_THE_ENGINE = """
 import sys, psutil
-(engine,) = [p for p in psutil.process_iter() if "::EngineCore" in " ".join(p.cmdline())]
+(engine,) = [p for p in psutil.process_iter() if " ".join(p.cmdline()).startswith("VLLM::EngineCore")]
 engine.send_signal(int(sys.argv[1]))
 """
 
