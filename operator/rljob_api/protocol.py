@@ -171,6 +171,8 @@ class Progress(Wire):
     """Advances with every piece of progress: a sample, a micro-batch, a bucket, a file."""
     step: Count = 0
     """Steps done."""
+    steps: Count = 0
+    """Of the whole job, also where the spec gives `epochs`; 0: not known yet."""
     started_from: Count | None = None
     """Step of the checkpoint this attempt started from; 0: from the model; None: not decided yet."""
     policy_step: Count = 0

@@ -6,6 +6,12 @@ CORRECTED = {"rolloutCorrection": {"importanceSampling": "token"}}
 COLOCATED = {"placement": "colocated", "sampling": {"maxTokens": 8}}
 
 BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"rewards": []}, "spec.rewards"),
+    ({"task": "sft", "rewards": [{"rule": "exactMatch"}]}, "spec.rewards"),
+    ({"train": {"epochs": 2}}, "spec.train.steps"),
+    ({"task": "dpo", "train": {"miniBatches": 3}}, "spec.train.miniBatches"),
+    ({"task": "dpo", "train": {"tokensPerMicroBatch": 63}}, "spec.train.tokensPerMicroBatch"),
+    ({"task": "pretrain", "data": {"weights": [1, 2]}}, "spec.data.weights"),
     ({"trainer": {"nodes": 3, "parallelism": {"tensor": 2}}}, "spec.trainer.parallelism"),
     ({"trainer": {"parallelism": {"virtualPipeline": 2}}}, "spec.trainer.parallelism.virtualPipeline"),
     ({"trainer": {"overlap": {"paramGather": True}}, "train": {"miniBatches": 2}}, "spec.trainer.overlap.paramGather"),

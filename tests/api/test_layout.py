@@ -79,8 +79,10 @@ def test_samples_are_counted_globally_per_step() -> None:
     )
     assert amounts == Amounts(
         longest=50,
+        groups_per_step=16,
+        group=8,
         samples_per_step=128,
-        prompts_per_mini_batch=4,
+        groups_per_mini_batch=4,
         samples_per_mini_batch=32,
         updates=4,
         optimizer_steps=40,

@@ -129,7 +129,9 @@ class Attempt:
         """A periodic checkpoint of `step`, which this attempt trained, has not been made."""
         every, begun = self._spec.checkpoint.every_steps, self._held is not None and self._held[0] == step
         return (
-            step > self._start and not begun and (step == self._spec.train.steps or (every > 0 and step % every == 0))
+            step > self._start
+            and not begun
+            and (step == self._spec.train.total_steps or (every > 0 and step % every == 0))
         )
 
     def _save(self, step: int, final: bool) -> None:
@@ -137,7 +139,7 @@ class Attempt:
         # first: the driver counts no heartbeats between steps, and a save under way may take long
         data = self._first.driver.saving() if self._first else {}
         self._settle(wait=True)
-        alongside = self._spec.checkpoint.asynchronous and not final and step < self._spec.train.steps
+        alongside = self._spec.checkpoint.asynchronous and not final and step < self._spec.train.total_steps
         if self._held == [step, True] or (self._held == [step, False] and alongside):
             return
         digest = self._publication.digest(step)

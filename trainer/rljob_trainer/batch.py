@@ -26,8 +26,8 @@ class Columns:
     length: npt.NDArray[np.int32]
     """Tokens in all."""
     prompt_length: npt.NDArray[np.int32]
-    sampled_length: npt.NDArray[np.int32]
-    """Tokens that the policy wrote."""
+    learnt_length: npt.NDArray[np.int32]
+    """Tokens that are learnt from."""
     truncated: npt.NDArray[np.bool_]
     """Cut off at maxTokens."""
     reward: npt.NDArray[np.float64]
@@ -43,7 +43,7 @@ class Columns:
             "sample": np.array([t.sample for t in trajectories], np.int32),
             "length": np.array([len(t) for t in trajectories], np.int32),
             "prompt_length": np.array([t.prompt_length for t in trajectories], np.int32),
-            "sampled_length": np.array([t.sampled_length for t in trajectories], np.int32),
+            "learnt_length": np.array([t.learnt_length for t in trajectories], np.int32),
             "truncated": np.array([t.finish_reason == "length" for t in trajectories], np.bool_),
             "reward": np.array([t.reward for t in trajectories], np.float64),
             "baseline_reward": np.array(

@@ -10,9 +10,11 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
-Source = Literal["policy", "prompt", "environment"]
-SOURCES: tuple[Source, ...] = ("policy", "prompt", "environment")
+Source = Literal["policy", "prompt", "environment", "demonstration"]
+SOURCES: tuple[Source, ...] = ("policy", "prompt", "environment", "demonstration")
 """In the order of their numbers in files and on the socket."""
+LEARNT: tuple[Source, ...] = ("policy", "demonstration")
+"""Authors of tokens that are learnt from."""
 NO_POLICY = -1
 """In place of the policy's step, for tokens that no policy wrote."""
 
@@ -24,7 +26,8 @@ class Segment:
     tokens: Ints
     """[k]"""
     source: Source
-    """policy: sampled, and trained on; prompt: given at the beginning; environment: what a tool or another party wrote in between."""
+    """policy: sampled, and learnt from; demonstration: learnt from, though no policy wrote it; prompt: given at the beginning; environment: what a
+    tool or another party wrote in between."""
     log_probs: Floats | None = None
     """[k], of each token under the policy and temperature that sampled it, as the rollout server computed it. None where no policy wrote."""
     policy_step: int = NO_POLICY
@@ -47,6 +50,11 @@ class Segment:
 def prompt(tokens: Sequence[int] | Ints) -> Segment:
     """The segment that a trajectory begins with."""
     return Segment(np.asarray(tokens, np.int32), "prompt")
+
+
+def demonstration(tokens: Sequence[int] | Ints) -> Segment:
+    """What is learnt from, though no policy wrote it."""
+    return Segment(np.asarray(tokens, np.int32), "demonstration")
 
 
 def sampled(tokens: Sequence[int] | Ints, log_probs: Sequence[float] | Floats, policy_step: int) -> Segment:
@@ -74,11 +82,11 @@ class Trajectory:
 
     segments: tuple[Segment, ...]
     prompt_index: int
-    """Row of the prompt in the data set."""
+    """Row of the prompt or example in the data set."""
     group: int
-    """Position of the prompt in the step, 0 .. promptsPerStep - 1; its samples share it."""
+    """Position of the prompt or example in the step, from 0; its samples share it."""
     sample: int
-    """Position in the group, 0 .. samplesPerPrompt - 1."""
+    """Position in the group, from 0: of `samplesPerPrompt` responses, or of an example's variants (0: chosen, 1: rejected)."""
     finish_reason: Literal["stop", "length"]
     """`stop`: the policy ended it, and the end-of-sequence token is its last; `length`: cut off at maxTokens."""
     reward: float
@@ -109,8 +117,8 @@ class Trajectory:
 
     @property
     def loss_mask(self) -> Bools:
-        """[T], which tokens the policy wrote."""
-        return np.repeat([s.source == "policy" for s in self.segments], self._lengths)
+        """[T], which tokens are learnt from: those that the policy wrote, and demonstrations."""
+        return np.repeat([s.source in LEARNT for s in self.segments], self._lengths)
 
     @property
     def log_probs(self) -> Floats:
@@ -133,9 +141,9 @@ class Trajectory:
         return len(self) - self.prompt_length
 
     @property
-    def sampled_length(self) -> int:
-        """Tokens that the policy wrote."""
-        return sum(len(s.tokens) for s in self.sampled_segments)
+    def learnt_length(self) -> int:
+        """Tokens that are learnt from."""
+        return sum(len(s.tokens) for s in self.segments if s.source in LEARNT)
 
     @property
     def prompt_tokens(self) -> Ints:

@@ -58,18 +58,22 @@ def layout(spec: RLJobSpec, whole: bool) -> list[str]:
 def batch(spec: RLJobSpec, whole: bool) -> list[str]:
     """Samples of a step, of a mini-batch, of a data-parallel rank, of the job."""
     a, t = Amounts.of(spec), spec.train
-    groups = f"{plural(t.prompts_per_step, 'prompt')} x {plural(t.samples_per_prompt, 'sample')}"
+    groups = f"{plural(a.groups_per_step, 'prompt')} x {plural(a.group, 'sample')}"
     lines = [f"{groups} = {a.samples_per_step:,} samples per step"]
     if not whole:
         return lines
     mini = f"{plural(t.mini_batches, 'mini-batch')} of {plural(a.samples_per_mini_batch, 'sample')}"
     per_rank, rest = divmod(a.samples_per_mini_batch, Layout.of(spec, names.ROLE_TRAINER).data)
     share = f"{'about ' if rest else ''}{plural(per_rank, 'sample')}"
-    total = f"{plural(t.steps, 'step')}, {plural(a.optimizer_steps, 'optimizer step')}"
+    if t.steps is None or a.optimizer_steps is None:
+        total = f"{t.epochs:g} epochs"
+    else:
+        steps = f"{plural(t.steps, 'step')}, {plural(a.optimizer_steps, 'optimizer step')}"
+        total = f"{steps}, {t.steps * a.samples_per_step:,} samples in all"
     return [
         *lines,
-        f"{mini} ({plural(a.prompts_per_mini_batch, 'prompt')}), {share} per data-parallel rank",
-        f"{total}, {t.steps * a.samples_per_step:,} samples in all",
+        f"{mini} ({plural(a.groups_per_mini_batch, 'prompt')}), {share} per data-parallel rank",
+        total,
     ]
 
 

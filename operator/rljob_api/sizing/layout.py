@@ -81,40 +81,53 @@ class Layout:
 
 
 def servers_per_pod(spec: RLJobSpec) -> int:
-    """Colocated servers of one trainer pod; 0 where rollouts are in pods of their own."""
-    colocated = spec.rollout.placement == "colocated"
+    """Colocated servers of one trainer pod; 0 where rollouts are in pods of their own, or there are none."""
+    colocated = spec.rollout.placement == "colocated" and not spec.supervised
     return spec.trainer.processes_per_node // spec.rollout.tensor_parallel if colocated else 0
+
+
+def rollout_pods(spec: RLJobSpec) -> int:
+    """Servers in pods of their own."""
+    return 0 if spec.supervised else spec.rollout.pods
 
 
 def required_servers(spec: RLJobSpec) -> int:
     """Servers without which generation waits."""
-    return spec.trainer.nodes * servers_per_pod(spec) or spec.rollout.required
+    return spec.trainer.nodes * servers_per_pod(spec) or (0 if spec.supervised else spec.rollout.required)
 
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """How many samples move, counted globally."""
+    """How many samples move, counted globally. A sample is a sequence: a response with its prompt, a conversation, one answer of a pair."""
 
     longest: int
     """Tokens of the longest sample."""
+    groups_per_step: int
+    """What is drawn from the data: prompts, each with several samples; conversations; pairs of samples."""
+    group: int
+    """Samples of one of them."""
     samples_per_step: int
-    prompts_per_mini_batch: int
+    groups_per_mini_batch: int
     samples_per_mini_batch: int
     updates: int
     """Optimizer steps per step."""
-    optimizer_steps: int
-    """Of the whole job."""
+    optimizer_steps: int | None
+    """Of the whole job; None: only the trainer knows, which counts the data of `train.epochs`."""
 
     @staticmethod
     def of(spec: RLJobSpec) -> "Amounts":
         t = spec.train
-        prompts = t.prompts_per_step // t.mini_batches
+        groups = t.samples_per_step if spec.supervised else t.prompts_per_step
+        group = (2 if spec.paired else 1) if spec.supervised else t.samples_per_prompt
         updates = t.mini_batches * t.epochs_per_step
+        response = spec.data.max_prompt_tokens + spec.rollout.sampling.max_tokens
         return Amounts(
-            longest=spec.data.max_prompt_tokens + spec.rollout.sampling.max_tokens,
-            samples_per_step=t.prompts_per_step * t.samples_per_prompt,
-            prompts_per_mini_batch=prompts,
-            samples_per_mini_batch=prompts * t.samples_per_prompt,
+            longest=spec.data.max_tokens if spec.supervised else response,
+            groups_per_step=groups,
+            group=group,
+            samples_per_step=groups * group,
+            groups_per_mini_batch=groups // t.mini_batches,
+            samples_per_mini_batch=groups // t.mini_batches * group,
             updates=updates,
-            optimizer_steps=t.steps * updates,
+            optimizer_steps=None if t.steps is None else t.steps * updates,
         )

@@ -29,7 +29,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from rljob_api import names
-from rljob_api.sizing.layout import Amounts, Layout, servers_per_pod
+from rljob_api.sizing.layout import Amounts, Layout, rollout_pods, servers_per_pod
 from rljob_api.sizing.serving import sequences, server_defaults
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.spec import RLJobSpec
@@ -271,7 +271,7 @@ def _networks(spec: RLJobSpec, weights: float, gradients: float, optimizer: floa
     found = [_Network(weights, gradients, optimizer, spec.trainer.offload)]
     if spec.critic:
         found.append(_Network(weights, gradients, optimizer, spec.critic.offload))
-    if spec.algorithm.kl.coefficient and not spec.reference.offload:
+    if spec.has_reference and not spec.reference.offload:
         found.append(_Network(weights, 0.0, 0.0, Offload()))
     judges = [r.model for r in spec.rewards if r.model]
     return found + [_Network(weights, 0.0, 0.0, Offload(parameters=judge.offload)) for judge in judges]
@@ -280,7 +280,7 @@ def _networks(spec: RLJobSpec, weights: float, gradients: float, optimizer: floa
 def rollout_memory(spec: RLJobSpec, shape: Shape) -> RolloutMemory:
     """For one GPU of one server."""
     width, t = BYTES[spec.model.dtype], spec.rollout.tensor_parallel
-    servers = spec.trainer.nodes * servers_per_pod(spec) or max(1, spec.rollout.pods)
+    servers = spec.trainer.nodes * servers_per_pod(spec) or max(1, rollout_pods(spec))
     amounts = Amounts.of(spec)
     samples = min(sequences(spec), -(-amounts.samples_per_step // servers))
     per_token = 2 * width * shape.layers * max(1.0, shape.groups / t) * shape.head

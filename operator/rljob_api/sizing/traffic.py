@@ -88,7 +88,8 @@ def _tokens(spec: RLJobSpec) -> float:
 
 def _forward_passes(spec: RLJobSpec) -> float:
     """Passes over the step's tokens without a backward pass, per pass with one."""
-    passes = (0 if Amounts.of(spec).updates == 1 else 1) + (1 if spec.algorithm.kl.coefficient else 0)
+    old = 0 if spec.supervised or Amounts.of(spec).updates == 1 else 1
+    passes = old + (1 if spec.has_reference else 0)
     return passes / spec.train.epochs_per_step
 
 

@@ -178,16 +178,23 @@ class PartialRollouts(Model):
 class TrainSpec(Model):
     """How much, and with which optimizer."""
 
-    steps: PositiveInt
-    """Steps of the whole job. One step generates, scores and trains on `promptsPerStep` x `samplesPerPrompt` samples."""
+    steps: PositiveInt | None = None
+    """Steps of the whole job. One step trains on `samplesPerStep` samples; with `task: rl` it generates and scores `promptsPerStep` x
+    `samplesPerPrompt` samples first. Exactly one of `steps` and `epochs`."""
+    epochs: PositiveFloat | None = None
+    """Passes over the training data in the whole job, in place of `steps`: the trainer counts the data, makes as many steps as cover them, and
+    reports the number. Exactly one of `steps` and `epochs`."""
+    samples_per_step: PositiveInt = 64
+    """Samples per step, over all ranks: conversations (`task: sft`), pairs (`dpo`, `rewardModel`) or packed sequences of `data.maxTokens`
+    (`pretrain`). `task: rl` has `promptsPerStep` and `samplesPerPrompt` instead."""
     prompts_per_step: PositiveInt = 64
-    """Prompts per step, over all ranks."""
+    """Prompts per step, over all ranks. For `task: rl`."""
     samples_per_prompt: PositiveInt = 8
-    """Responses per prompt: the group of group-relative advantages."""
+    """Responses per prompt: the group of group-relative advantages. For `task: rl`."""
     mini_batches: PositiveInt = 1
     """Optimizer steps per pass over the step's samples. Old log-probabilities are frozen before the first."""
     epochs_per_step: PositiveInt = 1
-    """Passes over the step's samples, in the same mini-batches."""
+    """Passes over the step's samples, in the same mini-batches. For `task: rl`; the others have `epochs`."""
     tokens_per_micro_batch: PositiveInt = 16384
     """Upper bound of packed tokens in one forward and backward pass of one data-parallel rank: this is what bounds activation memory."""
     optimizer: Optimizer = Optimizer()
@@ -207,22 +214,28 @@ class TrainSpec(Model):
     """Record or replay batches."""
 
     @property
+    def total_steps(self) -> int:
+        """Steps of the whole job. Of `epochs` they are known when the trainer has counted the data and put them in place of these."""
+        assert self.steps is not None, "epochs are steps before anything is built"
+        return self.steps
+
+    @property
     def prompts_begun(self) -> int:
         """Prompts that are started in a step."""
         return round(self.over_sampling * self.prompts_per_step)
 
 
 class EvaluationSampling(Sampling):
-    """How held-out prompts are answered."""
+    """How held-out prompts are answered (`task: rl`)."""
 
     temperature: NonNegativeFloat = 0.0
     """Temperature of generation; 0 is greedy."""
 
 
 class EvaluationSpec(Model):
-    """Scoring of the held-out prompts."""
+    """Measurements on `data.validation`: rewards of responses (`task: rl`), or loss, perplexity and preference accuracy (the other tasks)."""
 
     every_steps: NonNegativeInt = 0
     """Evaluate before the first step, after every so many and after the last; 0: never."""
     sampling: EvaluationSampling = EvaluationSampling()
-    """One response per held-out prompt; greedy by default."""
+    """One response per held-out prompt; greedy by default. For `task: rl`."""

@@ -10,6 +10,11 @@ from rljob_api.spec.algorithm import AlgorithmSpec, EvaluationSpec, TrainSpec
 from rljob_api.spec.common import AbsolutePath, EnvVar, NonNegativeInt, PositiveInt, Template, Verbatim, Volume
 from rljob_api.spec.model import DataSpec, ModelSpec, RewardSpec
 from rljob_api.spec.roles import CriticSpec, ReferenceSpec, RolloutSpec, TrainerSpec
+from rljob_api.spec.supervised import DpoSpec, SftSpec
+
+Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain"]
+PAIRED: tuple[Task, ...] = ("dpo", "rewardModel")
+"""Tasks whose samples are pairs of a better and a worse answer."""
 
 LabelKey = Annotated[
     str,
@@ -82,30 +87,37 @@ class LifecycleSpec(Model):
 
 
 class RLJobSpec(Model):
-    """A reinforcement learning run of a language model: Megatron trains, vLLM generates."""
+    """A training run of a language model: Megatron trains and, for reinforcement learning, vLLM generates."""
 
-    task: Literal["rl"] = "rl"
-    """What kind of run this is."""
+    task: Task = "rl"
+    """What is learnt. `rl`: what rewards favour, from responses that the policy generates; `sft`: conversations; `dpo`: preferences between
+    answers, without a reward model; `rewardModel`: a model that scores answers, for `rewards[].model` of another job; `pretrain`: documents. All
+    but `rl` learn from `data` alone: they have no rewards and no rollouts."""
     model: ModelSpec
     """The policy's starting point."""
     data: DataSpec
-    """Prompts."""
-    rewards: Annotated[list[RewardSpec], Field(min_length=1, max_length=64)]
-    """Reward functions, by data source."""
+    """Training and held-out data."""
+    rewards: Annotated[list[RewardSpec], Field(max_length=64)] = []
+    """Reward functions, by data source: at least one for `task: rl`, none for the others."""
     algorithm: AlgorithmSpec = AlgorithmSpec()
-    """How rewards become gradients."""
+    """How rewards become gradients. For `task: rl`."""
+    sft: SftSpec = SftSpec()
+    """The loss of `task: sft` and `pretrain`."""
+    dpo: DpoSpec = DpoSpec()
+    """The loss of `task: dpo`."""
     train: TrainSpec
     """Amounts per step, and the optimizer."""
     evaluation: EvaluationSpec = EvaluationSpec()
-    """Scoring of held-out prompts."""
+    """Measurements on held-out data."""
     trainer: TrainerSpec = TrainerSpec()
     """The gang of torchrun pods."""
     critic: CriticSpec | None = None
     """The value model. Required by `algorithm.advantage: gae`, refused otherwise."""
     reference: ReferenceSpec = ReferenceSpec()
-    """The frozen policy of `algorithm.kl`; held only while its coefficient is above 0."""
+    """The frozen policy that the trained one is compared with: of `algorithm.kl` while its coefficient is above 0, and of `task: dpo` with a
+    loss that has one."""
     rollout: RolloutSpec = RolloutSpec()
-    """The pool of vLLM servers."""
+    """The pool of vLLM servers. For `task: rl`."""
     checkpoint: CheckpointSpec
     """Where the run's state lives."""
     scheduling: SchedulingSpec = SchedulingSpec()
@@ -126,6 +138,21 @@ class RLJobSpec(Model):
     """Kubernetes `envFrom` sources of all containers."""
     volumes: Annotated[list[Volume], Field(max_length=32)] = []
     """Volumes of all pods; model, data and checkpoints live on them."""
+
+    @property
+    def supervised(self) -> bool:
+        """Learns from given data alone: no rollouts, no rewards."""
+        return self.task != "rl"
+
+    @property
+    def paired(self) -> bool:
+        """A sample is a pair of answers."""
+        return self.task in PAIRED
+
+    @property
+    def has_reference(self) -> bool:
+        """A frozen policy is held."""
+        return self.dpo.has_reference if self.task == "dpo" else self.algorithm.kl.coefficient > 0
 
     def template(self, role: str) -> Template:
         """Pod settings of a role."""

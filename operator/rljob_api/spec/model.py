@@ -23,24 +23,52 @@ class ModelSpec(Model):
 
 
 class DataSpec(Model):
-    """Prompts. Files are .parquet, .arrow, .json (a list of objects) or .jsonl; one row is one prompt."""
+    """Training and held-out data. Files are .parquet, .arrow, .json (a list of objects) or .jsonl; `pretrain` reads Megatron's indexed data sets too.
+    One row is a prompt (`rl`), a conversation (`sft`), a pair of a better and a worse answer (`dpo`, `rewardModel`) or a document (`pretrain`)."""
 
     train: Annotated[list[AbsolutePath], Field(min_length=1, max_length=1024)]
-    """Files of training prompts, read in this order before shuffling."""
+    """Files of training data, read in this order before shuffling."""
     validation: Annotated[list[AbsolutePath], Field(max_length=1024)] = []
-    """Files of held-out prompts, for `evaluation`."""
+    """Files of held-out data, for `evaluation`."""
+    format: Literal["auto", "messages", "alpaca", "sharegpt", "columns", "text", "indexed"] = "auto"
+    """How rows are read, by all tasks but `rl`. `auto`: from the columns of the first row; `messages`: lists of OpenAI's {role, content}; `alpaca`:
+    instruction, input and output; `sharegpt`: conversations of {from, value}; `columns`: a prompt and a response, or chosen and rejected;
+    `text`: documents; `indexed`: Megatron's .bin and .idx, named without their suffix. The last two are for `pretrain`."""
     prompt_key: str = "prompt"
-    """Column of the prompt: a text, or a list of chat messages `{role, content}`, which the tokenizer's chat template turns into one."""
+    """Column of the prompt: a text, or a list of chat messages `{role, content}`, which the tokenizer's chat template turns into one. Outside
+    `task: rl` it is read with `format: columns`."""
+    response_key: str = "response"
+    """Column of the response to be learnt (`task: sft` with `format: columns`)."""
+    messages_key: str = "messages"
+    """Column of the conversation, a list of chat messages `{role, content}` (`task: sft` with `format: messages`)."""
+    chosen_key: str = "chosen"
+    """Column of the better answer: a text, or chat messages (`task: dpo` and `rewardModel`)."""
+    rejected_key: str = "rejected"
+    """Column of the worse answer, as `chosenKey` (`task: dpo` and `rewardModel`)."""
+    text_key: str = "text"
+    """Column of the document (`task: pretrain` with `format: text`)."""
     chat_template: bool = False
-    """Apply the chat template to text prompts as well, as one message of the user."""
+    """Apply the chat template to text prompts as well, as one message of the user. For `task: rl`; the others always apply it to conversations."""
     answer_key: str = "answer"
-    """Column of the expected answer, handed to rewards, or a dotted path into a nested one; without a column of the default name it is empty."""
+    """Column of the expected answer, handed to rewards, or a dotted path into a nested one; without a column of the default name it is empty.
+    For `task: rl`."""
     data_source_key: str = "data_source"
-    """Column, or dotted path, that chooses the reward functions of a row; without a column of the default name it is empty."""
+    """Column, or dotted path, that chooses the reward functions of a row; without a column of the default name it is empty. For `task: rl`."""
     max_prompt_tokens: PositiveInt = 1024
-    """Longer prompts are left out; how many is reported."""
+    """Longer prompts are left out; how many is reported. For `task: rl`."""
+    max_tokens: PositiveInt = 2048
+    """Longest sequence, in tokens: a conversation (`sft`), each answer of a pair with its prompt (`dpo`, `rewardModel`), or the packed documents of
+    one sample (`pretrain`, which fills it). `task: rl` has `maxPromptTokens` and `rollout.sampling.maxTokens` instead."""
+    overlong: Literal["leaveOut", "cut"] = "leaveOut"
+    """Conversations longer than `maxTokens` are left out, or cut behind the last turn that fits; how many is reported. For `task: sft`, `dpo` and
+    `rewardModel`."""
+    loss_on: Literal["assistant", "lastAssistant", "all"] = "assistant"
+    """Which tokens of a conversation are learnt (`task: sft`): those of all the assistant's turns, of its last one, or all."""
+    weights: Annotated[list[PositiveFloat], Field(max_length=1024)] = []
+    """Share of the drawn samples that comes from each file of `train`, one number per file; empty: files are mixed by their sizes. For all tasks
+    but `rl`."""
     shuffle: bool = True
-    """Shuffle the prompts in every epoch, in an order that depends on `seed` and the epoch only."""
+    """Shuffle the data in every epoch, in an order that depends on `seed` and the epoch only."""
     seed: NonNegativeInt = 0
     """Seed of the order and, with step, prompt and sample, of generation."""
 

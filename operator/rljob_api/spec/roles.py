@@ -125,7 +125,7 @@ class CriticSpec(Model):
 
 
 class ReferenceSpec(Model):
-    """The frozen policy of the KL penalty: on the trainer's ranks, in their layout."""
+    """The frozen policy of the KL penalty and of `task: dpo`: on the trainer's ranks, in their layout."""
 
     path: AbsolutePath | None = None
     """Hugging Face directory of the policy's architecture; unset: the policy's starting point."""

@@ -72,7 +72,7 @@ def kl_violations(spec: RLJobSpec) -> Iterator[Violation]:
             "the controller multiplies it, so that it would stay 0",
             "set where it begins, for example 0.001",
         )
-    if spec.reference != ReferenceSpec() and not kl.coefficient:
+    if spec.task == "rl" and spec.reference != ReferenceSpec() and not kl.coefficient:
         yield Violation(
             "spec.reference",
             spec.reference.dump_json(),
@@ -190,11 +190,11 @@ def _judged_by_models_only(rewards: list[RewardSpec]) -> bool:
 
 def optimizer_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Learning-rate schedules of policy and critic."""
-    steps = Amounts.of(spec).optimizer_steps
+    steps = Amounts.of(spec).optimizer_steps  # None: only the trainer knows
     yield from _schedule_violations("spec.train.optimizer", spec.train.optimizer, steps)
     if spec.critic:
         yield from _schedule_violations("spec.critic.optimizer", spec.critic.optimizer, steps)
-        if spec.critic.warmup_steps >= spec.train.steps:
+        if spec.train.steps is not None and spec.critic.warmup_steps >= spec.train.steps:
             yield Violation(
                 "spec.critic.warmupSteps",
                 str(spec.critic.warmup_steps),
@@ -203,7 +203,7 @@ def optimizer_violations(spec: RLJobSpec) -> Iterator[Violation]:
             )
 
 
-def _schedule_violations(field: str, o: Optimizer, steps: int) -> Iterator[Violation]:
+def _schedule_violations(field: str, o: Optimizer, steps: int | None) -> Iterator[Violation]:
     if o.min_learning_rate > o.learning_rate:
         yield Violation(
             f"{field}.minLearningRate", f"{o.min_learning_rate:g}", "is above learningRate", "set at most learningRate"
@@ -215,7 +215,7 @@ def _schedule_violations(field: str, o: Optimizer, steps: int) -> Iterator[Viola
             "a constant rate has no end",
             "set decay, or remove it",
         )
-    if o.decay != "constant" and o.warmup_steps >= steps:
+    if o.decay != "constant" and steps is not None and o.warmup_steps >= steps:
         yield Violation(
             f"{field}.warmupSteps",
             str(o.warmup_steps),

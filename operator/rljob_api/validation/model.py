@@ -134,6 +134,8 @@ def _expert_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
 def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """What vLLM 0.26 refuses when a server starts: heads and matrices over its GPUs, and positions that the model does not have."""
     rollout, field = spec.rollout, "spec.rollout.tensorParallel"
+    if spec.supervised:
+        return
     heads = config.get("num_attention_heads")
     groups = config.get("num_key_value_heads") or heads
     if heads and heads % rollout.tensor_parallel:

@@ -1,5 +1,6 @@
 """Rules that need nothing but the object: the CRD has them as CEL, so that the API server answers at once, and `validate` has them in Python."""
 
+from rljob_api.spec.job import PAIRED
 from rljob_api.validation.expression import count, either, field, present, size
 from rljob_api.validation.rule import Rule
 
@@ -13,10 +14,14 @@ TENSOR, PIPELINE, CONTEXT = (field(f"{SIZES}.{size}") for size in ("tensor", "pi
 RANKS = (field("trainer.nodes") * field("trainer.processesPerNode")).named("nodes x processesPerNode")
 RANKS_OF_A_COPY = (TENSOR * PIPELINE * CONTEXT).named("tensor x pipeline x context")
 
+RL, PAIRS = field("task").equals("rl"), field("task").is_in(PAIRED)
 LONGEST = (field("data.maxPromptTokens") + field("rollout.sampling.maxTokens")).named("maxPromptTokens + maxTokens")
 ALIGNMENT = TENSOR * either(CONTEXT > 1, CONTEXT * 2, 1)
 """As `Layout.alignment`."""
 ALIGNED = ((LONGEST + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT).named("rounded up for tensor and context parallelism")
+LONGEST_EXAMPLE = ((field("data.maxTokens") + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT * either(PAIRS, 2, 1)).named(
+    "data.maxTokens, rounded up for tensor and context parallelism, twice for a pair"
+)
 
 REPLICAS, MINIMUM = field("rollout.replicas"), field("rollout.minReplicas")
 REPLAYED, COLOCATED = present("train.batches.replay"), field("rollout.placement").equals("colocated")
@@ -56,25 +61,71 @@ LAYOUT_RULES = (
     ),
 )
 
+TASK_RULES = (
+    Rule(
+        "rewards",
+        RL.implies(size("rewards") > 0),
+        "without a reward nothing tells good responses from bad ones",
+        "name at least one, for example [{rule: exactMatch}], or set another spec.task",
+        value=lambda _: "[]",
+    ),
+    Rule(
+        "rewards",
+        RL | size("rewards").equals(0),
+        "{0} learns from its data alone and generates nothing that could be rewarded",
+        "remove them, or set spec.task: rl",
+        (field("task"),),
+        lambda _: "set",
+    ),
+    Rule(
+        "train.steps",
+        count((present("train.steps"), present("train.epochs"))).equals(1),
+        "the length of the job is given by exactly one of steps and epochs",
+        "set spec.train.steps or spec.train.epochs, and remove the other",
+        value=lambda spec: "none" if spec.train.steps is None else "both",
+    ),
+)
+
 BATCH_RULES = (
     Rule(
         "train.miniBatches",
-        field("train.miniBatches").divides(field("train.promptsPerStep")),
+        RL.implies(field("train.miniBatches").divides(field("train.promptsPerStep"))),
         "the samples of a prompt stay in one mini-batch, and {0} is not divisible by it",
         "choose a divisor of spec.train.promptsPerStep",
         (field("train.promptsPerStep"),),
     ),
     Rule(
+        "train.miniBatches",
+        RL | field("train.miniBatches").divides(field("train.samplesPerStep")),
+        "all mini-batches are of one size, and {0} is not divisible by it",
+        "choose a divisor of spec.train.samplesPerStep",
+        (field("train.samplesPerStep"),),
+    ),
+    Rule(
         "train.tokensPerMicroBatch",
-        field("train.tokensPerMicroBatch") >= ALIGNED,
+        RL.implies(field("train.tokensPerMicroBatch") >= ALIGNED),
         "the longest sample must fit into a micro-batch: {0}, {1}",
         "raise it, or lower spec.data.maxPromptTokens or spec.rollout.sampling.maxTokens",
         (LONGEST, ALIGNED),
     ),
     Rule(
+        "train.tokensPerMicroBatch",
+        RL | (field("train.tokensPerMicroBatch") >= LONGEST_EXAMPLE),
+        "the longest sample must fit into a micro-batch: {0}",
+        "raise it, or lower spec.data.maxTokens",
+        (LONGEST_EXAMPLE,),
+    ),
+    Rule(
+        "data.weights",
+        size("data.weights").equals(0) | size("data.weights").equals(size("data.train")),
+        "there is one number for each file of spec.data.train",
+        "give as many numbers as files, or remove it",
+        value=lambda spec: f"{len(spec.data.weights)} numbers, {len(spec.data.train)} files",
+    ),
+    Rule(
         "evaluation.everySteps",
         field("evaluation.everySteps").equals(0) | (size("data.validation") > 0),
-        "there are no held-out prompts",
+        "there is no held-out data",
         "name files in spec.data.validation, or set 0",
     ),
 )
@@ -198,4 +249,4 @@ SCHEDULING_RULES = (
     ),
 )
 
-OBJECT_RULES = (*LAYOUT_RULES, *BATCH_RULES, *ROLLOUT_RULES, *ALGORITHM_RULES, *SCHEDULING_RULES)
+OBJECT_RULES = (*TASK_RULES, *LAYOUT_RULES, *BATCH_RULES, *ROLLOUT_RULES, *ALGORITHM_RULES, *SCHEDULING_RULES)

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation import algorithm, layout, passthrough, pod_fields, pods, scheduling
+from rljob_api.validation import algorithm, layout, passthrough, pod_fields, pods, scheduling, tasks
 from rljob_api.validation.model import model_violations
 from rljob_api.validation.object_rules import OBJECT_RULES
 from rljob_api.validation.result import ValidationResult, Violation
@@ -19,6 +19,7 @@ JOB_NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 Check = Callable[[RLJobSpec], Iterable[Violation]]
 CHECKS: tuple[Check, ...] = (
     *(rule.violations for rule in OBJECT_RULES),
+    *tasks.RULES,
     *layout.RULES,
     *passthrough.RULES,
     *algorithm.RULES,

@@ -23,7 +23,8 @@ def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
     trainers, rollouts = (0, 0) if released or spec is None else (spec.trainer.nodes, spec.rollout.pods)
     progress = status.progress
     if spec and not progress.text:
-        progress = ProgressStatus(steps=spec.train.steps, text=f"0/{spec.train.steps}")
+        steps = spec.train.steps or 0  # of epochs the trainer reports them
+        progress = ProgressStatus(steps=steps, text=f"0/{steps or '?'}")
     counted = ((names.ROLE_TRAINER, s.trainers, trainers), (names.ROLE_ROLLOUT, s.rollouts, rollouts))
     return {"progress": progress} | {role: _role(s, role, pods, desired) for role, pods, desired in counted}
 

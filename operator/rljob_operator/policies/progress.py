@@ -61,11 +61,12 @@ def _loading(p: Progress, old: ProgressStatus, now: float) -> ProgressStatus:
 
 
 def _status(p: Progress, attempt: int, spec: RLJobSpec, now: float) -> ProgressStatus:
+    steps = spec.train.steps or p.steps
     return ProgressStatus(
         attempt=attempt,
         step=p.step,
-        steps=spec.train.steps,
-        text=f"{p.step}/{spec.train.steps}",
+        steps=steps,
+        text=f"{p.step}/{steps}",
         phase=p.phase,
         policy_step=p.policy_step,
         metric=next((f"{word} {p.metrics[name]:.3f}" for word, name in MAIN_METRICS if name in p.metrics), ""),

@@ -76,7 +76,7 @@ class Groups:
 
     async def leave(self, step: int) -> None:
         """The step is made, or given up: what it leaves over waits for the next one, or ends here."""
-        if self._train.partial_rollouts and step < self._train.steps:
+        if self._train.partial_rollouts and step < self._train.total_steps:
             await self._generator.interrupt()
         else:
             await self._drop()

@@ -88,7 +88,7 @@ class Driver:
     async def start(self, step: int, data: dict[str, Any] | None, checkpoints: list[dict], backend: str) -> None:
         self._step = step
         self._cursor = Cursor.restore(data, self._prompts) if data else Cursor()
-        self._sinks = Sinks(Path(self._spec.checkpoint.path), step, self._spec.train.steps, self._run)
+        self._sinks = Sinks(Path(self._spec.checkpoint.path), step, self._spec.train.total_steps, self._run)
         self._step_began = time.monotonic()
         self._progress.update(
             step=step,
@@ -205,7 +205,7 @@ class Driver:
 
     def _evaluation_due(self, step: int) -> bool:
         every = self._spec.evaluation.every_steps
-        due = every > 0 and (step % every == 0 or step >= self._spec.train.steps)
+        due = every > 0 and (step % every == 0 or step >= self._spec.train.total_steps)
         return due and "evaluation/reward" not in self._sinks.of(step)
 
     def _record(self, step: int, metrics: dict[str, float]) -> None:

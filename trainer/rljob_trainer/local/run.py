@@ -116,7 +116,7 @@ class Here:
         return self._master_ports[attempt]
 
     def _show(self, seen: Seen) -> None:
-        line = status.line(self._state, seen, self._spec.train.steps)
+        line = status.line(self._state, seen, self._spec.train.total_steps)
         if line != self._line:
             self._line = line
             print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)

@@ -150,19 +150,18 @@ class Engine:
         )
 
     def _trained_policy(self) -> TrainedNetwork:
-        spec, steps = self._spec, Amounts.of(self._spec).optimizer_steps
-        learning = sum(self.objective.learns(step) for step in range(1, spec.train.steps + 1))
+        spec = self._spec
+        learning = sum(self.objective.learns(step) for step in range(1, spec.train.total_steps + 1))
         optimizer, offload = spec.train.optimizer, spec.trainer.offload
-        return TrainedNetwork(
-            self._model, spec, optimizer, steps * learning // spec.train.steps, offload, self._parallel, self.heartbeat
-        )
+        steps = Amounts.of(spec).updates * learning
+        return TrainedNetwork(self._model, spec, optimizer, steps, offload, self._parallel, self.heartbeat)
 
     def _trained_critic(self) -> TrainedNetwork | None:
         spec, critic = self._spec, self._spec.critic
         if critic is None:
             return None
         model = ValueModel(spec, critic.path or spec.model.path, "spec.critic.path", self._parallel)
-        steps = Amounts.of(spec).optimizer_steps
+        steps = Amounts.of(spec).updates * spec.train.total_steps
         return TrainedNetwork(model, spec, critic.optimizer, steps, critic.offload, self._parallel, self.heartbeat)
 
     def _state(self) -> checkpoint.State:

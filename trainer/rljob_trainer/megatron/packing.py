@@ -78,7 +78,7 @@ def micro_batch(
     """Pack the trajectories of these rows; filling up to the alignment is one more sequence, of zeros.
 
     A response token lies where the model predicts it, and the last token, which predicts nothing, is left out. `complete`: it lies where it is
-    read, and the whole trajectory is there; for models that judge what they have read. The column `mask` is the tokens that the policy wrote.
+    read, and the whole trajectory is there; for models that judge what they have read. The column `mask` is the tokens that are learnt from.
     """
     chosen = [trajectories[i] for i in rows]
     lengths = [len(t) - (not complete) for t in chosen]

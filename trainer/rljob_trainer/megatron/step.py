@@ -13,6 +13,7 @@ from rljob_trainer.megatron.batching import Plan, plan_step
 from rljob_trainer.megatron.packing import MicroBatch, micro_batch
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.objectives.objective import Objective
+from rljob_trainer.trajectory import NO_POLICY, Ints, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,7 @@ class Step:
         step = Step(batch, [_mini_batch(batch, cut, parallel) for cut in plan.mini_batches], parallel)
         own = {i: batch.trajectories[i] for i in plan.rows(parallel.data_rank)}
         step.put("rollout_log_probs", {i: torch.from_numpy(t.response_log_probs.copy()) for i, t in own.items()})
-        age = {i: batch.step - 1 - t.policy_steps[t.prompt_length :] for i, t in own.items()}
-        step.put("age", {i: torch.from_numpy(age[i] * t.response_mask) for i, t in own.items()})
+        step.put("age", {i: torch.from_numpy(_age(t, batch.step)) for i, t in own.items()})
         if spec.algorithm.overlong.filter:
             learnt = {i: t.response_mask & (t.finish_reason == "stop") for i, t in own.items()}
             step.put("mask", {i: torch.from_numpy(mask) for i, mask in learnt.items()})
@@ -75,7 +75,7 @@ class Step:
     def weigh(self, objective: Objective) -> None:
         """Make the column of what each token's loss counts: over the whole mini-batch, before anything is left out of it."""
         for batch in self.batches:
-            counts = self.batch.columns.sampled_length[batch.rows].tolist()
+            counts = self.batch.columns.learnt_length[batch.rows].tolist()
             weights = dict(zip(batch.rows, objective.weights(counts), strict=True))
             for micro in batch.micro_batches:
                 of_row = zip(micro.row.rows, micro.row.counts, strict=True)
@@ -86,13 +86,19 @@ class Step:
         measured = [(m, m.columns[name]) for m in self.micro_batches() if name in m.columns]
         return gather(measured, self.counts, self.parallel)
 
-    def sampled(self) -> list[torch.Tensor]:
-        """[count] of every row: 1 for tokens that the policy wrote. Collective where an environment wrote some."""
+    def learnt(self) -> list[torch.Tensor]:
+        """[count] of every row: 1 for tokens that are learnt from. Collective where an environment wrote some."""
         columns = self.batch.columns
-        if (columns.sampled_length == columns.response_length).all():
+        if (columns.learnt_length == columns.response_length).all():
             return [torch.ones(n) for n in self.counts]
-        self.put("sampled", {i: torch.from_numpy(t.response_mask) for i, t in self.batch.trajectories.items()})
-        return self.gather("sampled")
+        self.put("learnt", {i: torch.from_numpy(t.response_mask) for i, t in self.batch.trajectories.items()})
+        return self.gather("learnt")
+
+
+def _age(trajectory: Trajectory, step: int) -> Ints:
+    """[count], trained steps since the policy that wrote a token; 0 where none did."""
+    written = trajectory.policy_steps[trajectory.prompt_length :]
+    return np.where(written == NO_POLICY, 0, step - 1 - written).astype(np.int32)
 
 
 def _mini_batch(batch: Batch, plan: Plan, parallel: ParallelState) -> MiniBatch:

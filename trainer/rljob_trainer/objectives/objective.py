@@ -40,8 +40,8 @@ class StepColumns(Protocol):
         """A column of every trajectory, [response tokens] each in float32, on every rank. Collective."""
         ...
 
-    def sampled(self) -> list[torch.Tensor]:
-        """Likewise 1 for tokens that the policy wrote, 0 for an environment's. Collective."""
+    def learnt(self) -> list[torch.Tensor]:
+        """Likewise 1 for tokens that are learnt from, 0 for an environment's. Collective."""
         ...
 
 

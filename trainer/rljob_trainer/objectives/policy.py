@@ -77,7 +77,7 @@ class PolicyObjective(Objective):
     def advantages(self, step: StepColumns) -> Targets:
         """Of every response token: computed on CPU in float64, so that no cut over ranks changes it."""
         columns = step.batch.columns
-        mask = _padded(step.sampled())
+        mask = _padded(step.learnt())
         kept = torch.from_numpy(columns.response_length > 0)
         baselines = torch.from_numpy(columns.baseline_reward)
         episodes = Episodes(

@@ -1,0 +1,99 @@
+"""Which task reads which field. What a task does not read is refused unless it has its default: it was meant, and would have no effect."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.job import Task
+from rljob_api.spec.roles import ReferenceSpec
+from rljob_api.validation.expression import field
+from rljob_api.validation.result import Violation
+
+SUPERVISED: tuple[Task, ...] = ("sft", "dpo", "rewardModel", "pretrain")
+CONVERSATIONS: tuple[Task, ...] = ("sft", "dpo", "rewardModel")
+PAIRS: tuple[Task, ...] = ("dpo", "rewardModel")
+
+READERS: dict[str, tuple[Task, ...]] = {
+    "data.format": SUPERVISED,
+    "data.promptKey": ("rl", *CONVERSATIONS),
+    "data.responseKey": ("sft",),
+    "data.messagesKey": ("sft",),
+    "data.chosenKey": PAIRS,
+    "data.rejectedKey": PAIRS,
+    "data.textKey": ("pretrain",),
+    "data.chatTemplate": ("rl",),
+    "data.answerKey": ("rl",),
+    "data.dataSourceKey": ("rl",),
+    "data.maxPromptTokens": ("rl",),
+    "data.maxTokens": SUPERVISED,
+    "data.overlong": CONVERSATIONS,
+    "data.lossOn": ("sft",),
+    "data.weights": SUPERVISED,
+    "algorithm": ("rl",),
+    "sft": ("sft", "pretrain"),
+    "dpo": ("dpo",),
+    "train.samplesPerStep": SUPERVISED,
+    "train.promptsPerStep": ("rl",),
+    "train.samplesPerPrompt": ("rl",),
+    "train.epochsPerStep": ("rl",),
+    "train.staleness": ("rl",),
+    "train.overSampling": ("rl",),
+    "train.partialRollouts": ("rl",),
+    "train.batches": ("rl",),
+    "evaluation.sampling": ("rl",),
+    "critic": ("rl",),
+    "reference": ("rl", "dpo"),
+    "rollout": ("rl",),
+}
+"""Tasks that read a field. Fields that are not here are read by all; `rewards` has rules of its own."""
+
+
+def unread_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Fields of other tasks."""
+    for path, tasks in READERS.items():
+        value = field(path).of(spec)
+        if spec.task not in tasks and value != _default(spec, path):
+            yield Violation(
+                f"spec.{path}",
+                _text(value),
+                f"task {spec.task} does not read it, only {' and '.join(tasks)}",
+                "remove it, or set another spec.task",
+            )
+
+
+def _default(spec: RLJobSpec, path: str) -> Any:
+    """Of a field of the spec, or of one of its sections."""
+    section, _, name = path.rpartition(".")
+    owner = type(field(section).of(spec)) if section else RLJobSpec
+    return next(found.default for found in owner.model_fields.values() if found.alias == name)
+
+
+def dpo_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Options of another loss."""
+    d = spec.dpo
+    if d.label_smoothing and d.loss != "sigmoid":
+        yield _of_another_loss("labelSmoothing", d.label_smoothing, d.loss, "sigmoid")
+    if d.margin and d.loss != "simpo":
+        yield _of_another_loss("margin", d.margin, d.loss, "simpo")
+    if d.sft_coefficient and d.loss == "orpo":
+        rule = "the loss orpo has the cross entropy of the chosen answer already"
+        yield Violation("spec.dpo.sftCoefficient", f"{d.sft_coefficient:g}", rule, "remove it")
+    if spec.task == "dpo" and not d.has_reference and spec.reference != ReferenceSpec():
+        rule = f"the loss {d.loss} compares with no reference, and none is held"
+        yield Violation("spec.reference", spec.reference.dump_json(), rule, "remove it, or set another spec.dpo.loss")
+
+
+def _of_another_loss(name: str, value: float, loss: str, reader: str) -> Violation:
+    fix = f"remove it, or set spec.dpo.loss: {reader}"
+    return Violation(f"spec.dpo.{name}", f"{value:g}", f"the loss {loss} does not read it", fix)
+
+
+def _text(value: Any) -> str:
+    """As it would stand in YAML; of a section what was written."""
+    if hasattr(value, "model_dump"):
+        return json.dumps(value.model_dump(mode="json", by_alias=True, exclude_defaults=True))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+RULES = (unread_violations, dpo_violations)

@@ -1,0 +1,103 @@
+"""What a task does not read is refused by its name, and what it reads is accepted."""
+
+from typing import Any
+
+import pytest
+
+from api.specs import make_spec, raw_spec
+from rljob_api.sizing.layout import Amounts, required_servers, rollout_pods, servers_per_pod
+from rljob_api.spec import RLJobSpec
+from rljob_api.validation import validate
+from rljob_api.validation.expression import field
+from rljob_api.validation.tasks import READERS, SUPERVISED
+
+VALUES: dict[str, Any] = {
+    "data.format": "messages",
+    "data.maxPromptTokens": 16,
+    "data.maxTokens": 64,
+    "data.chatTemplate": True,
+    "data.overlong": "cut",
+    "data.lossOn": "all",
+    "data.weights": [1],
+    "algorithm": {"entropyCoefficient": 0.1},
+    "sft": {"aggregation": "sequenceMean"},
+    "dpo": {"beta": 0.2},
+    "train.samplesPerStep": 8,
+    "train.promptsPerStep": 8,
+    "train.samplesPerPrompt": 4,
+    "train.epochsPerStep": 2,
+    "train.staleness": 1,
+    "train.overSampling": 1.5,
+    "train.partialRollouts": {},
+    "train.batches": {"record": True},
+    "evaluation.sampling": {"maxTokens": 4},
+    "critic": {},
+    "reference": {"offload": False},
+    "rollout": {"replicas": 0},
+}
+"""By the paths of READERS, another value than the default; a column's name where there is none."""
+
+
+def written(path: str, value: Any) -> dict[str, Any]:
+    first, _, rest = path.partition(".")
+    return {first: {rest: value} if rest else value}
+
+
+@pytest.mark.parametrize("path", READERS)
+@pytest.mark.parametrize("task", ["rl", *SUPERVISED])
+def test_a_field_is_refused_by_the_tasks_that_do_not_read_it(task: str, path: str) -> None:
+    found = validate(raw_spec(task=task, **written(path, VALUES.get(path, "other"))), "demo").violations
+    refused = [v for v in found if v.field == f"spec.{path}" and "does not read it, only" in v.rule]
+    assert len(refused) == (task not in READERS[path])
+    for violation in refused:
+        assert violation.rule.startswith(f"task {task} ")
+        assert violation.value
+
+
+@pytest.mark.parametrize("task", SUPERVISED)
+def test_the_smallest_supervised_spec_is_valid_and_has_no_rollouts(task: str) -> None:
+    raw = raw_spec(task=task)
+    assert validate(raw, "demo").violations == ()
+    spec = RLJobSpec.model_validate(raw)
+    assert (rollout_pods(spec), required_servers(spec), servers_per_pod(spec)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("task", ["rl", *SUPERVISED])
+def test_epochs_stand_in_place_of_steps_in_every_task(task: str) -> None:
+    raw = raw_spec(task=task, train={"steps": None, "epochs": 1.5})
+    assert validate(raw, "demo").violations == ()
+    assert Amounts.of(RLJobSpec.model_validate(raw)).optimizer_steps is None
+    (missing,) = validate(raw_spec(task=task, train={"steps": None}), "demo").violations
+    assert (missing.field, missing.value) == ("spec.train.steps", "none")
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"dpo": {"loss": "ipo", "labelSmoothing": 0.1}}, "spec.dpo.labelSmoothing"),
+        ({"dpo": {"margin": 0.5}}, "spec.dpo.margin"),
+        ({"dpo": {"loss": "orpo", "sftCoefficient": 1}}, "spec.dpo.sftCoefficient"),
+        ({"dpo": {"loss": "simpo"}, "reference": {"path": "/data/other"}}, "spec.reference"),
+    ],
+)
+def test_an_option_of_another_preference_loss_is_refused(changes: dict[str, Any], path: str) -> None:
+    assert [v.field for v in validate(raw_spec(task="dpo", **changes), "demo").violations] == [path]
+
+
+def test_a_reference_may_be_chosen_for_a_preference_loss_that_has_one() -> None:
+    assert validate(raw_spec(task="dpo", reference={"path": "/data/other"}), "demo").violations == ()
+    assert make_spec(task="dpo").has_reference
+    assert not make_spec(task="dpo", dpo={"loss": "orpo"}).has_reference
+    assert not make_spec(task="sft").has_reference
+
+
+def test_pairs_count_twice_where_sequences_are_counted() -> None:
+    sft, dpo = (Amounts.of(make_spec(task=task, train={"miniBatches": 2})) for task in ("sft", "dpo"))
+    assert (sft.groups_per_step, sft.samples_per_step, sft.samples_per_mini_batch, sft.longest) == (4, 4, 2, 32)
+    assert (dpo.groups_per_step, dpo.samples_per_step, dpo.samples_per_mini_batch, dpo.longest) == (4, 8, 4, 32)
+
+
+def test_every_field_in_the_table_exists() -> None:
+    spec = make_spec()
+    for path in READERS:
+        field(path).of(spec)
