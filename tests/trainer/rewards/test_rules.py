@@ -99,7 +99,7 @@ def test_entries_are_those_that_name_the_source_else_those_of_the_star():
         (REWARDS, "gsm8k", "", False, "has no answer, which the rule number of spec.rewards[0] compares with"),
         (REWARDS, "else", "", False, None),
         (REWARDS, "chat", "", False, None),
-        (REWARDS, "chat", "", True, "no entry of spec.rewards that judges during generation"),
+        (REWARDS, "chat", "", True, "no entry of spec.rewards that scores during generation"),
         (REWARDS[:2], "else", "1", False, "no entry of spec.rewards is for its data source 'else'"),
     ],
 )

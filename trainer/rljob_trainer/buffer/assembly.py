@@ -13,7 +13,7 @@ from rljob_trainer.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one sample: it, or why it cannot be judged."""
+    """One sample, or why it could not be scored."""
 
     group: int
     sample: int
@@ -26,7 +26,7 @@ class Outcome:
 
 
 def require_scored(outcomes: Iterable[Outcome]) -> None:
-    """Raises RewardFailed.as_error when no sample could be judged."""
+    """Raises RewardFailed.as_error when no sample could be scored."""
     results = [o.result for o in outcomes]
     if results and not any(isinstance(r, Trajectory) for r in results):
         raise next(r for r in results if isinstance(r, RewardFailed)).as_error()
@@ -90,6 +90,6 @@ def batch_metrics(samples: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def failure_metrics(outcomes: Iterable[Outcome]) -> dict[str, float]:
-    """How many samples could not be judged, in all and by reason."""
+    """How many samples could not be scored, in total and by reason."""
     kinds = Counter(o.result.kind for o in outcomes if isinstance(o.result, RewardFailed))
     return {"reward/failed": float(kinds.total())} | {f"reward/failed_{kind}": float(kinds[kind]) for kind in KINDS}

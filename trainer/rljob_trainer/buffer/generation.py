@@ -37,7 +37,7 @@ class Request:
 
 
 class Generator:
-    """Generates from the pool and has the judge score. `beat` is called per scored sample."""
+    """Generates from the pool and has the responses scored. `beat` is called once per scored sample."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Generator:
         self._resumed.set()
 
     async def interrupt(self) -> None:
-        """They may not any more; what they have drawn so far is theirs when this returns. What is complete is judged beside."""
+        """They may not any more; what they have generated so far is theirs when this returns. Complete responses are scored meanwhile."""
         self._resumed.clear()
         await self._pool.interrupt()
 
@@ -120,7 +120,7 @@ class Generator:
                 return pieces
 
     async def _with_baseline(self, request: Request) -> list[Outcome]:
-        """The samples, judged against the prompt's greedy response (ReMax, arXiv 2310.10505, algorithm 1)."""
+        """The samples, scored against the prompt's greedy response (ReMax, arXiv 2310.10505, algorithm 1)."""
         greedy = replace(request, count=1, sampling=request.sampling.model_copy(update={"temperature": 0.0}))
         outcomes, (baseline,) = await asyncio.gather(self._request(request), self._request(greedy))
         if isinstance(baseline.result, Trajectory):
@@ -130,7 +130,7 @@ class Generator:
     async def _score(
         self, request: Request, index: int, response: tuple[Segment, ...], finish_reason: FinishReason
     ) -> Outcome:
-        assert finish_reason != "abort", "only what is complete is judged"
+        assert finish_reason != "abort", "only complete responses are scored"
         row = request.prompt
         tokens = [t for s in response for t in s.tokens.tolist()]
         text = self._tokenizer.decode(tokens, skip_special_tokens=True)

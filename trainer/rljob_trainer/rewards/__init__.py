@@ -1,1 +1,1 @@
-"""Rewards: who judges a response, by data source, and what happens when a judge fails."""
+"""Reward functions by data source, and what happens when one fails."""

@@ -1,4 +1,4 @@
-"""Which entries of spec.rewards judge a data source. Driver and ranks both ask; no torch here."""
+"""Which entries of spec.rewards score a data source. Both driver and ranks use this, so no torch here."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ EVERY_OTHER = "*"
 def entries_of(rewards: Sequence[RewardSpec], data_source: str) -> list[tuple[int, RewardSpec]]:
     """The entries that name `data_source`, else those of `*`, each with its index in spec.rewards.
 
-    Those with `model` are scored by the ranks, all others by the driver. Empty: nobody judges it.
+    Those with `model` are scored by the ranks, all others by the driver. Empty: no entry scores it.
     """
     named = [(i, r) for i, r in enumerate(rewards) if r.data_source == data_source]
     return named or [(i, r) for i, r in enumerate(rewards) if r.data_source == EVERY_OTHER]
@@ -20,12 +20,12 @@ def entries_of(rewards: Sequence[RewardSpec], data_source: str) -> list[tuple[in
 def validate_row(
     rewards: Sequence[RewardSpec], data_source: str, answer: str, by_driver: bool
 ) -> tuple[str, str] | None:
-    """Why a row of the data cannot be judged, as rule and fix. With `by_driver` the entries with `model` do not count."""
+    """Why no entry scores a row of the data, as rule and fix. With `by_driver` the entries with `model` do not count."""
     entries = [(i, r) for i, r in entries_of(rewards, data_source) if not (by_driver and r.model)]
     if not entries:
-        judges = "no entry of spec.rewards that judges during generation" if by_driver else "no entry of spec.rewards"
+        missing = "no entry of spec.rewards that scores during generation" if by_driver else "no entry of spec.rewards"
         return (
-            f"{judges} is for its data source {data_source!r}",
+            f"{missing} is for its data source {data_source!r}",
             f"add an entry with dataSource {data_source!r} or '*'",
         )
     fix = "name the column of the answers in spec.data.answerKey, or mend the row"

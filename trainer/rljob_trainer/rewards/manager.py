@@ -1,4 +1,7 @@
-"""The driver's judges by data source: the entries of spec.rewards, weighted and summed. A failed entry fails the sample, it is never a silent 0."""
+"""Scores responses in the driver: the entries of spec.rewards for a data source, weighted and summed.
+
+If an entry fails, the sample fails. A failure is never counted as a reward of 0.
+"""
 
 import asyncio
 import os
@@ -15,16 +18,16 @@ from rljob_trainer.rewards.rules import RULES
 from rljob_trainer.rewards.services import HttpService, VllmServer
 
 MAX_WORKERS = 8
-"""Processes of one reward file: each imports it."""
+"""At most so many processes for one reward file; each imports it."""
 MAX_REWARD = 3e38
-"""What float32 holds, in which it is trained on; and the mean of a step's rewards stays a number."""
+"""Rewards are trained on in float32, and the mean of a step's rewards has to stay finite."""
 MATHEMATICS = PythonReward(path=str(Path(builtin.__file__).with_name("mathematics.py")))
 
 
 class Scorer(Protocol):
     """One entry of spec.rewards."""
 
-    async def score(self, case: RewardRequest) -> float:
+    async def score(self, request: RewardRequest) -> float:
         """Raises RewardFailed."""
         ...
 
@@ -39,8 +42,8 @@ class Rule:
     def __init__(self, name: str):
         self._rule = RULES[name]
 
-    async def score(self, case: RewardRequest) -> float:
-        return self._rule(case.response, case.answer)
+    async def score(self, request: RewardRequest) -> float:
+        return self._rule(request.response, request.answer)
 
     async def start(self) -> None:
         pass
@@ -50,7 +53,7 @@ class Rule:
 
 
 class RewardManager:
-    """All entries but those with `model`, which the ranks score. `start` before and `stop` after."""
+    """All entries except those with `model`, which the ranks score. Call `start` before the first score and `stop` after the last."""
 
     def __init__(self, rewards: Sequence[RewardSpec]):
         self._rewards = rewards
@@ -63,18 +66,18 @@ class RewardManager:
     async def stop(self) -> None:
         await asyncio.gather(*(scorer.stop() for scorer in self._scorers.values()))
 
-    async def score(self, case: RewardRequest) -> float:
-        """The weighted sum; 0 where only the ranks judge. Raises RewardFailed when any part fails."""
-        entries = [(i, spec) for i, spec in entries_of(self._rewards, case.data_source) if i in self._scorers]
-        reward = sum(await asyncio.gather(*(self._weighted(i, spec, case) for i, spec in entries)), 0.0)
+    async def score(self, request: RewardRequest) -> float:
+        """The weighted sum; 0 where only the ranks score. Raises RewardFailed when any part fails."""
+        entries = [(i, spec) for i, spec in entries_of(self._rewards, request.data_source) if i in self._scorers]
+        reward = sum(await asyncio.gather(*(self._weighted(i, spec, request) for i, spec in entries)), 0.0)
         if abs(reward) > MAX_REWARD:
             raise RewardFailed(
-                "value", "spec.rewards", case.data_source, f"the weighted sum is {reward:g}, beyond {MAX_REWARD:g}"
+                "value", "spec.rewards", request.data_source, f"the weighted sum is {reward:g}, beyond {MAX_REWARD:g}"
             )
         return reward
 
-    async def _weighted(self, index: int, spec: RewardSpec, case: RewardRequest) -> float:
-        return spec.weight * await self._scorers[index].score(case)
+    async def _weighted(self, index: int, spec: RewardSpec, request: RewardRequest) -> float:
+        return spec.weight * await self._scorers[index].score(request)
 
 
 def _scorer(field: str, spec: RewardSpec) -> Scorer:
@@ -85,7 +88,7 @@ def _scorer(field: str, spec: RewardSpec) -> Scorer:
         return HttpService(f"{field}.http", spec.http, spec.timeout_seconds)
     if spec.vllm:
         return VllmServer(f"{field}.vllm", spec.vllm, spec.timeout_seconds)
-    assert spec.rule is not None, "the spec was checked: exactly one kind of judge"
+    assert spec.rule is not None, "the spec was checked: exactly one kind of reward"
     if spec.rule == "math":
         return PythonFile(f"{field}.rule", spec.rule, MATHEMATICS, spec.timeout_seconds, workers)
     return Rule(spec.rule)

@@ -1,4 +1,4 @@
-"""One question to a service over HTTP: bounded in time, repeated when that can help, its headers never shown."""
+"""One request to a service over HTTP: with a time limit, retried when that can help. Headers never appear in messages."""
 
 import asyncio
 import json
@@ -14,20 +14,20 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.request import Kind, RewardFailed
 
 AT_ONCE = 64
-"""Calls under way; the time of those that wait their turn does not run."""
+"""Concurrent calls. The time limit of a call starts when it is sent."""
 FIRST_WAIT_SECONDS = 0.1
 LONGEST_WAIT_SECONDS = 2.0
 SHOWN = 300
-"""Characters of an answer that a message quotes."""
+"""At most so many characters of an answer are quoted in a message."""
 VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 
 
 class _TransientError(Exception):
-    """Asking again may help."""
+    """A retry may help."""
 
 
 class Post:
-    """`seconds` bounds one call with all its repetitions. `open` before and `close` after."""
+    """`seconds` limits one call with all its retries. Call `open` before the first and `close` after the last."""
 
     def __init__(self, field: str, url: str, headers: Mapping[str, str], retries: int, seconds: float):
         self._field, self._url, self._headers, self._retries, self._seconds = field, url, headers, retries, seconds
@@ -91,7 +91,7 @@ class Post:
 
 
 def fill_in(field: str, headers: Mapping[str, str]) -> dict[str, str]:
-    """`$NAME` in header values replaced from the environment, which for rewards is without the key to the rollout servers.
+    """`$NAME` in header values replaced from the environment, which for rewards does not have the token of the rollout servers.
 
     Raises ConfigurationError for a variable that is not set.
     """

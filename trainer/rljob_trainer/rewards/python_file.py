@@ -1,4 +1,4 @@
-"""A user's reward function in processes of its own: JSON lines over pipes, so that it can neither corrupt, block nor end the driver."""
+"""Runs a user's reward function in worker processes, with JSON lines over pipes, so that it cannot corrupt, block or end the driver."""
 
 import asyncio
 import json
@@ -48,12 +48,12 @@ class PythonFile:
         for worker in self._workers:
             self._idle.put_nowait(worker)
 
-    async def score(self, case: RewardRequest) -> float:
+    async def score(self, request: RewardRequest) -> float:
         """Raises RewardFailed."""
         worker = await self._idle.get()
         try:
             reply = await worker.call(
-                {"prompt": case.prompt, "response": case.response, "answer": case.answer}, self._seconds
+                {"prompt": request.prompt, "response": request.response, "answer": request.answer}, self._seconds
             )
         except WorkerLost as error:
             raise RewardFailed(error.kind, self._field, self._target, str(error)) from error
@@ -102,7 +102,7 @@ class _Worker:
         return await self._answer(seconds)
 
     async def stop(self) -> None:
-        """With whatever the function has started: a program that it had run would run on."""
+        """Also what the function has started: a program that it runs would keep running."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -128,5 +128,5 @@ class _Worker:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without the key to the rollout servers."""
+    """Our own, without the token of the rollout servers."""
     return {k: v for k, v in os.environ.items() if k != names.ENV_ROLLOUT_TOKEN}

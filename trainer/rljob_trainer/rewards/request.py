@@ -1,4 +1,4 @@
-"""What a judge sees, and how it says that it could not judge."""
+"""What a reward function is given, and the error it raises when it cannot score."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,18 +19,18 @@ FIXES: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RewardRequest:
-    """One response to judge."""
+    """One response to score."""
 
     prompt: str
     response: str
     answer: str
     data_source: str
     tokens: tuple[int, ...] = ()
-    """Of prompt and response, as they were generated; for reward models, which see what the policy saw and wrote."""
+    """Of prompt and response, as they were generated. Reward models score these and not a new tokenization of the texts."""
 
 
 class ServiceDown(RuntimeError):
-    """A reward service judged nothing of a whole step."""
+    """A reward service scored no sample of a whole step."""
 
 
 class RewardFailed(Exception):
@@ -42,7 +42,7 @@ class RewardFailed(Exception):
         self.kind, self.field, self.target, self.reason = kind, field, target, reason
 
     def as_error(self) -> Exception:
-        """For the case that nothing of a step could be judged. A service may be back after a restart; anything else is the user's to mend."""
+        """The error when no sample of a step could be scored. A service may be back after a restart; the user has to fix anything else."""
         rule = f"every reward of a step failed; the first said: {self.reason}"
         if self.kind == "service" or (self.kind == "timeout" and self.field.endswith(".url")):
             return ServiceDown(f"{self.field} = {self.target}: {rule}; {FIXES[self.kind]}")

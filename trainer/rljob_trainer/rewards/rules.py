@@ -1,11 +1,11 @@
-"""Built-in rules that cost nothing: response and expected answer in, reward out. `math` is in builtin/mathematics.py."""
+"""Built-in rules that are cheap enough for the driver's own process. `math` is in builtin/mathematics.py."""
 
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 
 NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,6}(?!\d))?")
-"""With thousands separators or without. A minus after a digit, letter or bracket is a difference, not a sign."""
+"""With or without thousands separators. A minus after a digit, letter or bracket is a subtraction, not a sign."""
 
 
 def exact_match(response: str, answer: str) -> float:

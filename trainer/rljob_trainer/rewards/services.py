@@ -1,4 +1,4 @@
-"""Judges elsewhere: a reward service of the user's, and a reward model behind a vLLM server."""
+"""Remote rewards: a reward service of the user's, and a reward model behind a vLLM server."""
 
 import contextlib
 import math
@@ -24,15 +24,15 @@ class HttpService:
         self._post = Post(f"{self._field}.url", self._spec.url, headers, self._spec.retries, self._seconds)
         await self._post.open()
 
-    async def score(self, case: RewardRequest) -> float:
+    async def score(self, request: RewardRequest) -> float:
         """Raises RewardFailed."""
         assert self._post is not None, "start comes first"
         answer = await self._post.ask(
             {
-                "prompt": case.prompt,
-                "response": case.response,
-                "answer": case.answer,
-                "data_source": case.data_source,
+                "prompt": request.prompt,
+                "response": request.response,
+                "answer": request.answer,
+                "data_source": request.data_source,
             }
         )
         return _finite(self._post, answer.get("reward") if isinstance(answer, dict) else None, answer)
@@ -56,10 +56,10 @@ class VllmServer:
     async def start(self) -> None:
         await self._post.open()
 
-    async def score(self, case: RewardRequest) -> float:
+    async def score(self, request: RewardRequest) -> float:
         """Raises RewardFailed, also for a model of more than one label."""
         # With the activation, the default, a score would pass a sigmoid.
-        answer = await self._post.ask({"input": list(case.tokens), "use_activation": False})
+        answer = await self._post.ask({"input": list(request.tokens), "use_activation": False})
         return _finite(self._post, _last_score(answer), answer)
 
     async def stop(self) -> None:

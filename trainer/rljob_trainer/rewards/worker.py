@@ -70,7 +70,7 @@ def answer(reward: Reward, case: dict[str, str], path: str) -> dict[str, object]
 
 
 def explain(error: BaseException, path: str) -> str:
-    """`ValueError: text (reward.py line 7: the line)`: the innermost frame in the user's file, if the error came by there."""
+    """`ValueError: text (reward.py line 7: the line)`: with the innermost frame in the user's file, if there is one."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
     place = f" ({Path(path).name} line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
     return f"{type(error).__name__}: {error}"[:3000] + place
@@ -81,7 +81,7 @@ def _say(stream: IO[str], **message: object) -> None:
 
 
 def _die_with_parent() -> None:
-    """A function that never returns must not outlive a driver that was killed. Linux only; elsewhere the closed pipe ends us."""
+    """A function that never returns must not outlive a driver that was killed. Linux only; elsewhere the closed pipe ends this process."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

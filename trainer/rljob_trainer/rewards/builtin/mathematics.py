@@ -1,4 +1,4 @@
-"""The rule `math`, run by rewards/worker.py like a user's file: math-verify may run for ever and swallows what breaks in it."""
+"""The rule `math`, run by rewards/worker.py like a user's file: math-verify may never return, and hides its own errors."""
 
 import logging
 from functools import lru_cache
@@ -11,7 +11,7 @@ CACHED = 4096
 
 
 def reward(prompt: str, response: str, answer: str) -> float:
-    """1 when the response's final expression (boxed, else the last) equals the answer, else 0. Raises ValueError for an answer that is none."""
+    """1 when the response's final expression (boxed, else the last) equals the answer, else 0. Raises ValueError for an answer without one."""
     return _equal(response, answer)
 
 
