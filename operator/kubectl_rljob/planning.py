@@ -121,12 +121,11 @@ class Preview:
 
 
 def preview(job: Plan, read: Read, offline: bool) -> Preview:
-    """Only the backend `builtin` places pods itself."""
+    """Other schedulers' choices are not foreseen."""
     if job.spec is None or job.violations:
         return Preview(skipped="not checked before every rule holds")
-    backend = job.spec.scheduling.backend
-    if backend != "builtin":
-        return Preview(skipped=f"left to {'the cluster' if backend == 'none' else backend} (spec.scheduling.backend)")
+    if not job.spec.scheduling.assigns_nodes:
+        return Preview(skipped=f"left to spec.scheduling.backend {job.spec.scheduling.backend}")
     if offline:
         return Preview(skipped="not checked (--offline)")
     try:

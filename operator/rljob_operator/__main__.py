@@ -7,11 +7,22 @@ import logging
 import socket
 import sys
 
+from rljob_api.text import one_line, plain
 from rljob_operator.kube.leader_election import LeaseLost
 from rljob_operator.operator import Options, operate
 
 GARBAGE = (20_000, 20, 100)
 """Python's defaults would go through the whole cache again and again while events are parsed, for two thirds of the time that takes."""
+
+
+class PlainFormatter(logging.Formatter):
+    """One line for each message, whoever wrote parts of it, and no control characters."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        return one_line(super().formatMessage(record))
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
 
 
 def parse_options() -> Options:
@@ -39,7 +50,9 @@ def parse_options() -> Options:
     parser.add_argument("--health-port", type=int, default=8080, help="port of /healthz")
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     found = vars(parser.parse_args())
-    logging.basicConfig(level=found.pop("log_level"), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=found.pop("log_level"), handlers=[handler])
     return Options(**found)
 
 

@@ -148,6 +148,26 @@ def test_a_pod_of_any_shape_is_cached(pod: dict[str, Any]) -> None:
 
 
 @MANY
+@given(PODS)
+def test_a_pod_of_any_shape_counts_on_its_node(pod: dict[str, Any]) -> None:
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    (usage,) = seen(pod).usage.values()
+    on_node = bool(spec.get("nodeName")) and status.get("phase") not in ("Succeeded", "Failed")
+    assert usage.node == (spec["nodeName"] if on_node else "")
+    assert (usage.requests or {}).get("pods", 0) >= (1000 if on_node else 0)
+
+
+def test_what_can_be_read_of_a_pods_requests_counts() -> None:
+    good, bad = {"cpu": "2", "nvidia.com/gpu": 1}, {"cpu": "many", "memory": "1Gi"}
+    containers = [{"resources": {"requests": good}}, {"resources": {"requests": bad}}, {"resources": None}]
+    spec = {"nodeName": "n1", "containers": containers, "overhead": {"cpu": "1.2.3"}, "initContainers": None}
+    meta = {"name": "a", "uid": "u", "resourceVersion": "1"}
+    (usage,) = seen({"kind": "Pod", "metadata": meta, "spec": spec, "status": None}).usage.values()
+    assert usage.node == "n1"
+    assert usage.requests == {"cpu": 2000, "nvidia.com/gpu": 1000, "memory": 2**30 * 1000, "pods": 1000}
+
+
+@MANY
 @given(NODES)
 def test_a_node_of_any_shape_is_cached(node: dict[str, Any]) -> None:
     seen(node)

@@ -63,6 +63,11 @@ class SchedulingSpec(Model):
     priority: Annotated[int, Field(ge=-(10**9), le=10**9)] = 0
     """Priority among jobs of the `builtin` backend: higher ones are placed first, then older ones. Nothing that runs is evicted."""
 
+    @property
+    def assigns_nodes(self) -> bool:
+        """Whether this operator chooses the nodes: status.placement holds them, and pods wait for it at a gate."""
+        return self.backend == "builtin"
+
 
 class LifecycleSpec(Model):
     """Failures and time limits."""

@@ -21,7 +21,7 @@ def level_violations(spec: RLJobSpec) -> Iterator[Violation]:
     for i, level in enumerate(levels):
         if level in levels[:i]:
             yield Violation(f"{SCHEDULING}.topologyLevels[{i}]", level, "is named twice", "keep one of them")
-        if level == HOST and spec.scheduling.backend == "builtin":
+        if level == HOST and spec.scheduling.assigns_nodes:
             yield Violation(
                 f"{SCHEDULING}.topologyLevels[{i}]", level, "the node itself is always the last level", "take it out"
             )
@@ -84,8 +84,8 @@ def node_affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """What builtin would plan against the scheduler's will."""
-    if spec.scheduling.backend != "builtin":
+    """What rljob would plan against the scheduler's will."""
+    if not spec.scheduling.assigns_nodes:
         return
     for role, template in templates(spec):
         for kind in NOT_PLANNED:

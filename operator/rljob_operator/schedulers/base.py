@@ -26,8 +26,6 @@ class Scheduler:
     """Fields of spec.scheduling that it reads, by their YAML names. Validation refuses the others."""
     scalable: ClassVar[bool] = True
     """Whether rollouts may come and go while an attempt runs."""
-    assigns_nodes: ClassVar[bool] = False
-    """Whether this operator chooses the nodes: status.placement holds them, and pods wait for it at a gate."""
 
     def pod_settings(self, job: RLJobMeta, spec: RLJobSpec, role: str) -> PodSettings:
         """What to add to the pod template of a role."""

@@ -10,7 +10,6 @@ from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import is_lost, rollout_ordinals, trainer_ordinals
 from rljob_operator.model.scheduling import SchedulingRequest
-from rljob_operator.schedulers import scheduler_of
 from rljob_operator.times import seconds
 from rljob_placement.cluster import Node
 from rljob_placement.gang import Demand, Gang
@@ -33,7 +32,7 @@ class JobView:
 
 def is_scheduled_here(spec: RLJobSpec | None, status: JobStatus) -> bool:
     """Whether this operator chooses the nodes of the job's pods, and the job wants pods now."""
-    if spec is None or not scheduler_of(spec).assigns_nodes or status.outcome or status.suspended:
+    if spec is None or not spec.scheduling.assigns_nodes or status.outcome or status.suspended:
         return False
     return not status.wants_suspend(spec.suspend)
 

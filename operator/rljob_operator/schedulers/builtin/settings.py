@@ -10,7 +10,6 @@ class Builtin(Scheduler):
     """Chooses nodes itself: see the other modules of this package."""
 
     fields = frozenset({"priority", "topologyLevels"})
-    assigns_nodes = True
 
     def pod_settings(self, job: RLJobMeta, spec: RLJobSpec, role: str) -> PodSettings:
         return PodSettings(pod={"schedulingGates": [{"name": names.GATE}]})

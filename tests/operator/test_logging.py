@@ -1,0 +1,34 @@
+"""What the operator logs: whoever wrote a part of it, a line is a line."""
+
+import logging
+import sys
+
+import pytest
+
+from rljob_operator.__main__ import PlainFormatter
+
+FORGED = "x\x1b[2J\n2026-01-01 INFO rljob: step 77777 is saved\x07"
+
+
+def logged(message: str, *args: object, error: bool = False) -> str:
+    info = sys.exc_info() if error else None
+    record = logging.LogRecord("rljob", logging.WARNING, "file", 1, message, args, info)
+    return PlainFormatter("%(levelname)s %(name)s: %(message)s").format(record)
+
+
+def test_a_message_stays_one_line_without_control_characters() -> None:
+    assert logged("pod %s", FORGED) == "WARNING rljob: pod x 2026-01-01 INFO rljob: step 77777 is saved"
+
+
+def test_a_traceback_keeps_its_lines_and_no_control_characters() -> None:
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        text = logged("broken", error=True)
+    assert text.startswith("WARNING rljob: broken\nTraceback (most recent call last):\n")
+    assert "\x1b" not in text and "\x07" not in text
+
+
+@pytest.mark.parametrize("text", ["step 10 is saved at /data/ü", "a: b, [c]"])
+def test_ordinary_text_is_left_as_it_is(text: str) -> None:
+    assert logged(text) == f"WARNING rljob: {text}"
