@@ -25,7 +25,7 @@ def report(pod: str, boot: str = "1", **fields: Any) -> Report:
 
 
 def seen(*trainers: Report | None, rollout: Report | None = None) -> Seen:
-    return Seen({f"t{i}": r for i, r in enumerate(trainers)}, {"r0": rollout})
+    return Seen({f"t{i}": r for i, r in enumerate(trainers)}, {"r0": rollout}, "::1")
 
 
 IDLE = seen(report("t0"), report("t1"))
@@ -46,6 +46,7 @@ def test_the_first_attempt_opens_when_every_launcher_has_reported() -> None:
     assert isinstance(FIRST, LocalState)
     assert (FIRST.attempt, FIRST.command) == (1, "run")
     assert [(m.pod, m.boot_id, m.node_rank) for m in FIRST.members] == [("t0", "t0-1", 0), ("t1", "t1-1", 1)]
+    assert {m.address for m in FIRST.members} == {"::1"}
 
 
 def test_the_job_has_succeeded_when_every_member_has() -> None:

@@ -36,6 +36,8 @@ class Seen:
 
     trainers: Mapping[str, Report | None]
     rollouts: Mapping[str, Report | None]
+    address: str
+    """Of this machine, on which all of them are."""
 
 
 def advance(state: LocalState, seen: Seen, wanted: Command, max_restarts: int) -> LocalState | End:
@@ -58,7 +60,7 @@ def _open(state: LocalState, seen: Seen) -> LocalState:
     if len(reports) < len(seen.trainers):
         return state
     members = tuple(
-        Member(pod=r.pod, pod_uid=r.pod_uid, boot_id=r.boot_id, node_rank=i, address="127.0.0.1")
+        Member(pod=r.pod, pod_uid=r.pod_uid, boot_id=r.boot_id, node_rank=i, address=seen.address)
         for i, r in enumerate(reports)
     )
     return LocalState(state.attempt + 1, members, "run", None, state.failures)

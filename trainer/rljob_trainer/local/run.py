@@ -80,7 +80,8 @@ class Here:
 
     def _see(self) -> Seen:
         report = self._processes.report
-        return Seen({pod: report(pod) for pod in self._trainers}, {pod: report(pod) for pod in self._ports})
+        trainers, rollouts = ({pod: report(pod) for pod in pods} for pods in (self._trainers, self._ports))
+        return Seen(trainers, rollouts, self._address)
 
     def _write_control(self, seen: Seen) -> None:
         """Only what is new."""
