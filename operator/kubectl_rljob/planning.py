@@ -66,8 +66,10 @@ class Plan:
         shape = Shape.of(self.model) if self.model else None
         if shape is None or self.spec is None or self.violations or self.spec.trainer.device != "gpu":
             return []
-        trainer, rollout = trainer_memory(self.spec, shape), rollout_memory(self.spec, shape)
-        return [Estimate("trainer", asdict(trainer)), Estimate("rollout", asdict(rollout))]
+        found = [Estimate("trainer", asdict(trainer_memory(self.spec, shape)))]
+        return (
+            found if self.spec.supervised else [*found, Estimate("rollout", asdict(rollout_memory(self.spec, shape)))]
+        )
 
     def dump(self) -> dict[str, Any]:
         """For -o json. The amounts are there only when every rule holds."""
@@ -78,8 +80,10 @@ class Plan:
             out["batch"] = {
                 "samplesPerStep": amounts.samples_per_step,
                 "samplesPerMiniBatch": amounts.samples_per_mini_batch,
-                "optimizerSteps": amounts.optimizer_steps,
+                "tokensPerStep": amounts.longest * amounts.samples_per_step,
             }
+            if amounts.optimizer_steps is not None:
+                out["batch"]["optimizerSteps"] = amounts.optimizer_steps
             out["memory"] = {e.role: {k: round(v) for k, v in _camel(e.parts).items()} for e in self.memory()}
             out["roles"] = [{"name": r.name, "pods": r.pods, "gpus": r.gpus} for r in roles(self.spec)]
         return out
@@ -90,13 +94,13 @@ def _camel[T](parts: Mapping[str, T]) -> dict[str, T]:
 
 
 def roles(spec: RLJobSpec) -> list[Role]:
-    """Trainer and rollout. A job on CPU takes no GPUs."""
+    """Trainer and, for tasks that generate, rollout. A job on CPU takes no GPUs."""
     t, r = spec.trainer, spec.rollout
     per_process = 1 if t.device == "gpu" else 0
-    return [
-        Role("trainer", t.nodes, t.processes_per_node, t.nodes * t.processes_per_node * per_process),
-        Role("rollout", r.pods, r.tensor_parallel, r.pods * r.tensor_parallel * per_process),
-    ]
+    trainer = Role("trainer", t.nodes, t.processes_per_node, t.nodes * t.processes_per_node * per_process)
+    if spec.supervised:
+        return [trainer]
+    return [trainer, Role("rollout", r.pods, r.tensor_parallel, r.pods * r.tensor_parallel * per_process)]
 
 
 Read = Callable[[], tuple[list[dict[str, Any]], list[dict[str, Any]]]]

@@ -214,6 +214,7 @@ class JobStatus(Wire):
     """When the first step was done."""
     trainer: RoleStatus = RoleStatus()
     rollout: RoleStatus = RoleStatus()
+    """Empty for tasks without rollouts."""
     progress: ProgressStatus = ProgressStatus()
     checkpoint: CheckpointStatus = CheckpointStatus()
     placement: PlacementStatus | None = None

@@ -24,9 +24,12 @@ PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]
     "rljob_job_goodput_ratio": ("Steps kept, of all steps done", lambda job, s: _goodput(s)),
     "rljob_job_first_step_seconds": ("From the job's creation to its first step", lambda job, s: _first_step(job, s)),
     "rljob_job_ready_trainers": ("Trainer pods that are ready", lambda job, s: s.trainer.ready),
-    "rljob_job_ready_rollouts": ("Rollout pods that are ready", lambda job, s: s.rollout.ready),
+    "rljob_job_ready_rollouts": (
+        "Rollout pods that are ready",
+        lambda job, s: s.rollout.ready if s.rollout.text else None,
+    ),
 }
-"""Name, sentence, value; None: not known yet."""
+"""Name, sentence, value; None: not known yet, or the task has none."""
 
 
 class Metrics:
@@ -97,7 +100,7 @@ def _gauge(name: str, sentence: str, values: Iterator[tuple[CachedJob, float | N
 
 
 def _step_metrics(jobs: list[tuple[CachedJob, JobStatus]]) -> Metric:
-    """Reward, loss, weight-sync latency, staleness and all others of docs/reference/metrics.md."""
+    """Reward or loss, weight-sync latency, staleness and all others of docs/reference/metrics.md."""
     found = GaugeMetricFamily(
         "rljob_job_metric", "The last step's metrics, by their names", labels=["namespace", "rljob", "metric"]
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.quantity import Resources, show
+from rljob_api.sizing.layout import required_rollout_pods, rollout_pods
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.sizing.traffic import Link, links
 from rljob_api.spec import RLJobSpec
@@ -71,11 +72,11 @@ class Gang:
     def of(spec: RLJobSpec, shape: Shape = NOMINAL) -> "Gang":
         return Gang(
             trainers=spec.trainer.nodes,
-            rollouts=spec.rollout.pods,
-            minimum=spec.rollout.required,
+            rollouts=rollout_pods(spec),
+            minimum=required_rollout_pods(spec),
             trainer=Demand.of(spec, names.ROLE_TRAINER),
             rollout=Demand.of(spec, names.ROLE_ROLLOUT),
-            links=tuple(links(spec, shape, spec.rollout.pods)),
+            links=tuple(links(spec, shape, rollout_pods(spec))),
             levels=tuple(spec.scheduling.topology_levels),
             stages=spec.trainer.parallelism.pipeline,
         )

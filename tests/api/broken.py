@@ -12,6 +12,7 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"task": "dpo", "train": {"miniBatches": 3}}, "spec.train.miniBatches"),
     ({"task": "dpo", "train": {"tokensPerMicroBatch": 63}}, "spec.train.tokensPerMicroBatch"),
     ({"task": "pretrain", "data": {"weights": [1, 2]}}, "spec.data.weights"),
+    ({"task": "sft", "rollout": {"replicas": 0}}, "spec.rollout.replicas"),
     ({"trainer": {"nodes": 3, "parallelism": {"tensor": 2}}}, "spec.trainer.parallelism"),
     ({"trainer": {"parallelism": {"virtualPipeline": 2}}}, "spec.trainer.parallelism.virtualPipeline"),
     ({"trainer": {"overlap": {"paramGather": True}}, "train": {"miniBatches": 2}}, "spec.trainer.overlap.paramGather"),

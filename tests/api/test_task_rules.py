@@ -33,7 +33,13 @@ VALUES: dict[str, Any] = {
     "evaluation.sampling": {"maxTokens": 4},
     "critic": {},
     "reference": {"offload": False},
-    "rollout": {"replicas": 0},
+    "rollout.placement": "colocated",
+    "rollout.minReplicas": 0,
+    "rollout.tensorParallel": 2,
+    "rollout.sampling": {"maxTokens": 4},
+    "rollout.vllmArgs": {"max-num-seqs": 4},
+    "rollout.shmSize": "2Gi",
+    "rollout.template": {"labels": {"team": "a"}},
 }
 """By the paths of READERS, another value than the default; a column's name where there is none."""
 

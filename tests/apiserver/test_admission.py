@@ -108,6 +108,7 @@ async def test_what_a_run_stands_on_is_immutable_and_the_rest_is_not(plane: Cont
         for change, field in (
             ({"checkpoint": {"path": "/data/elsewhere"}}, "spec.checkpoint.path is immutable"),
             ({"model": {"path": "/data/other"}}, "spec.model.path is immutable"),
+            ({"task": "sft", "rewards": None}, "spec.task is immutable"),
         ):
             with pytest.raises(Exception, match=field):
                 await world.edit_child("RLJob", "demo", {"spec": change})

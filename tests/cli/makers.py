@@ -29,6 +29,12 @@ def make_spec(**sections: Any) -> dict[str, Any]:
     } | sections
 
 
+def make_supervised(task: str = "sft", **sections: Any) -> dict[str, Any]:
+    """The spec of a job without rollouts."""
+    spec = make_spec(task=task, train={"steps": 500, "samplesPerStep": 64, "miniBatches": 2}, **sections)
+    return {section: value for section, value in spec.items() if section not in ("rewards", "rollout")}
+
+
 def make_job(name: str = "demo", spec: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
     """A job in namespace research, created two days ago; without keyword arguments no operator has seen it."""
     metadata = {
@@ -40,6 +46,27 @@ def make_job(name: str = "demo", spec: dict[str, Any] | None = None, **status: A
     }
     job = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "spec": spec or make_spec()}
     return job | ({"status": {"observedGeneration": 1, **status}} if status else {})
+
+
+def fine_tuning(**progress: Any) -> dict[str, Any]:
+    """The status of an sft job in the middle of its run."""
+    history = [{"step": s, "loss": 2.0 - 0.01 * s, "seconds": 8.0} for s in range(97, 121)]
+    return running() | {
+        "lastFailure": None,
+        "rollout": {"ready": 0, "desired": 0, "text": ""},
+        "progress": {
+            "step": 120,
+            "steps": 500,
+            "text": "120/500",
+            "phase": "training",
+            "metric": "loss 0.800",
+            "metrics": {"train/loss": 0.8, "train/perplexity": 2.226},
+            "history": history,
+            "evaluation": {"first": 2.5, "last": 1.25},
+            "updatedAt": ago(seconds=9),
+        }
+        | progress,
+    }
 
 
 def make_checkpoint(step: int, minutes: float, attempt: int = 1) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cli.makers import make_spec
+from cli.makers import make_spec, make_supervised
 from kubectl_rljob.__main__ import main
 from rljob_api import names
 
@@ -18,7 +18,7 @@ Layout:  2 pods x 8 processes = 16 ranks = tensor 4 x pipeline 2 x data 2 (tp4-p
 Batch:   64 prompts x 8 samples = 512 samples per step
          2 mini-batches of 256 samples (32 prompts), 128 samples per data-parallel rank
          500 steps, 1,000 optimizer steps, 256,000 samples in all
-Tokens:  at most 1,024 of the prompt + 1,024 of the response = 2,048 per sample
+Tokens:  at most 1,024 of the prompt + 1,024 of the response = 2,048 per sample, 1,048,576 per step
          at most 16,384 per micro-batch and data-parallel rank
 Model:   qwen2: 24 layers, 16 heads, 4 key-value heads
 
@@ -32,12 +32,32 @@ Placement: not checked (--offline)
 Valid.
 """
 
+FINE_TUNING = """\
+RLJob demo
+
+Layout:  2 pods x 8 processes = 16 ranks = tensor 4 x pipeline 2 x data 2 (tp4-pp2-dp2)
+Batch:   64 conversations per step
+         2 mini-batches of 32 conversations, 16 conversations per data-parallel rank
+         500 steps, 1,000 optimizer steps, 32,000 conversations in all
+Tokens:  at most 2,048 per conversation, 131,072 per step
+         at most 16,384 per micro-batch and data-parallel rank
+Model:   not checked (--model DIR checks heads and layers, and estimates memory)
+
+ROLE      PODS   PROCESSES/POD   GPUS
+trainer   2      8               16
+total     2      -               16
+
+Placement: not checked (--offline)
+
+Valid.
+"""
+
 BAD = """\
 RLJob demo
 
 Layout:  2 pods x 8 processes = 16 ranks, against tensor 6 x pipeline 1
 Batch:   64 prompts x 8 samples = 512 samples per step
-Tokens:  at most 1,024 of the prompt + 1,024 of the response = 2,048 per sample
+Tokens:  at most 1,024 of the prompt + 1,024 of the response = 2,048 per sample, 1,048,576 per step
          at most 16,384 per micro-batch and data-parallel rank
 Model:   qwen2: 24 layers, 16 heads, 4 key-value heads
 
@@ -116,6 +136,24 @@ def broken() -> dict[str, Any]:
 def test_a_good_manifest_is_spelled_out(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "-f", write(tmp_path, make_spec()), "--model", model, "--offline"]) == 0
     assert capsys.readouterr().out == GOOD
+
+
+def test_a_job_without_rollouts_is_spelled_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", write(tmp_path, make_supervised()), "--offline"]) == 0
+    assert capsys.readouterr().out == FINE_TUNING
+
+
+def test_pairs_and_epochs_are_spelled_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = make_supervised("dpo") | {"train": {"epochs": 1.5}}
+    assert main(["plan", "-f", write(tmp_path, spec), "--offline"]) == 0
+    out = capsys.readouterr().out
+    assert "64 pairs x 2 sequences = 128 sequences per step\n" in out
+    assert "1 mini-batch of 128 sequences (64 pairs), 64 sequences per data-parallel rank\n" in out
+    assert "1.5 epochs; the trainer counts the data and reports the steps\n" in out
+    assert main(["plan", "-f", write(tmp_path, spec), "--offline", "-o", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["batch"] == {"samplesPerStep": 128, "samplesPerMiniBatch": 128, "tokensPerStep": 128 * 2048}
+    assert [role["name"] for role in found["roles"]] == ["trainer"]
 
 
 def test_all_broken_rules_are_named_at_once(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:

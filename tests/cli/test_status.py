@@ -5,7 +5,17 @@ from typing import Any
 
 from cli.conftest import Rljob
 from cli.fake_api import FakeApi
-from cli.makers import NOW, ago, make_checkpoint, make_event, make_job, make_spec, running
+from cli.makers import (
+    NOW,
+    ago,
+    fine_tuning,
+    make_checkpoint,
+    make_event,
+    make_job,
+    make_spec,
+    make_supervised,
+    running,
+)
 from kubectl_rljob.job import Job
 from kubectl_rljob.printers import status
 from rljob_api import reasons
@@ -82,6 +92,23 @@ LAST FAILURE   attempt 1: ConfigurationError, rank 0 of demo-trainer-0
 """
 
 
+FINE_TUNING = """\
+Name:       demo                      State:       Running, step 120/500 (24 %), about 50m left
+Namespace:  research                  Attempt:     2, 33m ago
+Task:       sft                       Restarts:    2 (1 of 3 counted)
+Model:      /data/model (bfloat16)    Checkpoint:  step 100, 12m ago
+Message:    training
+
+ROLE      READY   GPUS   STATUS     INFO
+trainer   2/2     16     training   tp4-pp2-dp2, 8.0 s/step
+
+LOSS 0.8000 ▼0.100   PERPLEXITY 2.23   (reported 9s ago)
+LOSS 1.030 ██▇▇▇▆▆▆▆▅▅▅▄▄▄▃▃▃▃▂▂▂▁▁ 0.800, steps 97-120   HELD-OUT LOSS 2.500 → 1.250
+
+CHECKPOINTS   60, 80, 100 in /data/run
+"""
+
+
 def placed(stages: int, rollouts: int) -> dict[str, Any]:
     levels = [{"level": "block", "pairs": 0, "bytesPerStep": 0}, {"level": "rack", "pairs": 3, "bytesPerStep": 3.1e9}]
     domains = {"stages": [f"b0/r{i}" for i in range(stages)], "rollouts": [f"b1/r{i // 2}" for i in range(rollouts)]}
@@ -103,6 +130,13 @@ def test_a_running_job_that_failed_once_fits_one_page(api: FakeApi, rljob: Rljob
     ]
     screen = rljob("status", "demo")
     assert (screen.code, screen.out, screen.err) == (0, RUNNING, "")
+
+
+def test_a_job_without_rewards_speaks_of_its_loss_and_of_no_rollouts(api: FakeApi, rljob: Rljob) -> None:
+    api.add(make_job(spec=make_supervised(), **fine_tuning()))
+    assert rljob("status", "demo").out == FINE_TUNING
+    api.add(make_job(spec=make_supervised("dpo", dpo={"loss": "ipo"}), **fine_tuning()))
+    assert "Task:       dpo, ipo loss " in rljob("status", "demo").out
 
 
 def test_a_job_that_no_operator_has_seen_says_so(api: FakeApi, rljob: Rljob) -> None:

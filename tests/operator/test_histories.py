@@ -16,7 +16,7 @@ from rljob_api.status import JobStatus
 from rljob_operator.kube.api import ApiError
 from simulator.cluster import Crash
 from simulator.feed import HOSTILE, PROMPT
-from simulator.world import NAMESPACE, World
+from simulator.world import NAMESPACE, World, of_rollouts
 
 CHILDREN = [
     ("NetworkPolicy", "demo-pods"),
@@ -36,8 +36,13 @@ class Histories(RuleBasedStateMachine):
         self.broken: list[str] = []
         self.nonce = 0
 
-    @initialize(seed=st.integers(0, 10**6), hostile=st.booleans(), backend=st.sampled_from(["none", "builtin"]))
-    def begin(self, seed: int, hostile: bool, backend: str) -> None:
+    @initialize(
+        seed=st.integers(0, 10**6),
+        hostile=st.booleans(),
+        backend=st.sampled_from(["none", "builtin"]),
+        task=st.sampled_from(["rl", "sft"]),
+    )
+    def begin(self, seed: int, hostile: bool, backend: str, task: str) -> None:
         self.world = World(steps=10**6, faults=HOSTILE if hostile else PROMPT, random=Random(seed))
         self.highest, self.ended = 0, False
         written = self.world.cluster._written
@@ -49,7 +54,8 @@ class Histories(RuleBasedStateMachine):
                 self.after_write(f"{verb} {obj['kind']}")
 
         self.world.cluster._written = checked  # type: ignore[method-assign]
-        self.world.apply(lifecycle={"backoffSeconds": 1, "maxRestarts": 5}, scheduling={"backend": backend})
+        self.task = task
+        self.world.apply(task=task, lifecycle={"backoffSeconds": 1, "maxRestarts": 5}, scheduling={"backend": backend})
 
     def teardown(self) -> None:
         """Nothing happens any more: it converges, and an hour later it is as it was."""
@@ -95,6 +101,7 @@ class Histories(RuleBasedStateMachine):
     def after_turn(self) -> None:
         """Attempts only grow, and an end is an end."""
         assert not self.broken, self.broken
+        assert self.task == "rl" or not of_rollouts(self.world)
         status: JobStatus = self.world.status
         number = status.attempt.number if status.attempt else 0
         assert number >= self.highest

@@ -48,9 +48,10 @@ class Launcher:
 
 @dataclass(kw_only=True)
 class World(Site):
-    """One job of `nodes` trainers and two rollouts. Checkpoints are the shared volume's content."""
+    """One job of two trainers. Checkpoints are the shared volume's content."""
 
     steps: int = 10
+    """What the data of `train.epochs` come to."""
     save_every: int = 2
     launchers: dict[str, Launcher] = field(default_factory=dict)
     leaving: dict[str, int] = field(default_factory=dict)
@@ -188,10 +189,10 @@ class World(Site):
             launcher.stop("drained")
 
     def _step(self, gang: list[Launcher], control: Control) -> None:
-        rank0 = gang[0]
+        rank0, steps = gang[0], control.spec.train.steps or self.steps
         if rank0.progress is None:
             step = self._start_step(control)
-            rank0.progress = Progress(phase="loading", started_from=step, step=step)
+            rank0.progress = Progress(phase="loading", started_from=step, step=step, steps=steps)
             return
         step = rank0.progress.step + 1
         if step % self.save_every == 0:
@@ -203,7 +204,7 @@ class World(Site):
             "checkpoints": list(self.checkpoints),
         }
         rank0.progress = rank0.progress.model_copy(update=news)
-        if step == control.spec.train.steps:
+        if step == steps:
             for launcher in gang:
                 launcher.stop("succeeded")
 
@@ -225,3 +226,9 @@ class World(Site):
             data = {names.REPORT_KEY: launcher.report()}
             if stored is not None and stored.get("data") != data:
                 self.cluster.edit("ConfigMap", NAMESPACE, names.report(launcher.pod))["data"] = data
+
+
+def of_rollouts(world: World) -> list[str]:
+    """What there is for rollouts, the Secret with their token included."""
+    named = (f"{kind} {name}" for kind, _, name in world.cluster.objects)
+    return [name for name in named if "demo-rollout" in name or name.startswith("Secret")]

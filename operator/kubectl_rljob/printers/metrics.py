@@ -11,6 +11,9 @@ SHOWN = (
     ("LOSS", "train/loss", ".4f"),
     ("KL", "train/kl", ".4f"),
     ("ENTROPY", "train/entropy", ".2f"),
+    ("PERPLEXITY", "train/perplexity", ".2f"),
+    ("ACCURACY", "train/accuracy", ".2f"),
+    ("MARGIN", "train/margin", ".3f"),
     ("LENGTH", "response_length/mean", ".0f"),
     ("LOG-PROB DIFF", "train_rollout/log_prob_diff_mean", ".1e"),
 )

@@ -5,9 +5,10 @@ from typing import Any
 
 from kubectl_rljob.planning import Plan, Preview, roles
 from kubectl_rljob.printers import placement
+from kubectl_rljob.printers.amounts import batch, tokens
 from kubectl_rljob.printers.text import plural, table
 from rljob_api import names
-from rljob_api.sizing.layout import Amounts, Layout
+from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation import Violation
 
@@ -53,36 +54,6 @@ def layout(spec: RLJobSpec, whole: bool) -> list[str]:
     if not whole:
         return [f"{world}, against {sizes}"]
     return [f"{world} = {sizes} x data {cut.data} ({cut})"]
-
-
-def batch(spec: RLJobSpec, whole: bool) -> list[str]:
-    """Samples of a step, of a mini-batch, of a data-parallel rank, of the job."""
-    a, t = Amounts.of(spec), spec.train
-    groups = f"{plural(a.groups_per_step, 'prompt')} x {plural(a.group, 'sample')}"
-    lines = [f"{groups} = {a.samples_per_step:,} samples per step"]
-    if not whole:
-        return lines
-    mini = f"{plural(t.mini_batches, 'mini-batch')} of {plural(a.samples_per_mini_batch, 'sample')}"
-    per_rank, rest = divmod(a.samples_per_mini_batch, Layout.of(spec, names.ROLE_TRAINER).data)
-    share = f"{'about ' if rest else ''}{plural(per_rank, 'sample')}"
-    if t.steps is None or a.optimizer_steps is None:
-        total = f"{t.epochs:g} epochs"
-    else:
-        steps = f"{plural(t.steps, 'step')}, {plural(a.optimizer_steps, 'optimizer step')}"
-        total = f"{steps}, {t.steps * a.samples_per_step:,} samples in all"
-    return [
-        *lines,
-        f"{mini} ({plural(a.groups_per_mini_batch, 'prompt')}), {share} per data-parallel rank",
-        total,
-    ]
-
-
-def tokens(spec: RLJobSpec) -> list[str]:
-    prompt, response = spec.data.max_prompt_tokens, spec.rollout.sampling.max_tokens
-    return [
-        f"at most {prompt:,} of the prompt + {response:,} of the response = {Amounts.of(spec).longest:,} per sample",
-        f"at most {spec.train.tokens_per_micro_batch:,} per micro-batch and data-parallel rank",
-    ]
 
 
 def model(config: dict[str, Any] | None) -> str:

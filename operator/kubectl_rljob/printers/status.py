@@ -11,12 +11,13 @@ from kubectl_rljob import planning
 from kubectl_rljob.job import Job
 from kubectl_rljob.printers import placement
 from kubectl_rljob.printers.failure import where
-from kubectl_rljob.printers.metrics import curve, line
+from kubectl_rljob.printers.metrics import FORMATS, course, curve, line
 from kubectl_rljob.printers.text import age, clip, columns, cut, duration, moment, one_line, table
 from kubectl_rljob.terminal import WIDEST
 from rljob_api import names
 from rljob_api.protocol import Failure
 from rljob_api.sizing.layout import Layout
+from rljob_api.spec import RLJobSpec
 
 LINES = 25
 EVENTS = 6
@@ -49,10 +50,7 @@ def summary(job: Job, now: datetime, width: int) -> list[str]:
     s, spec = job.status, job.spec
     left = [("Name", job.name), ("Namespace", job.namespace)]
     if spec:
-        left += [
-            ("Algorithm", f"{spec.algorithm.advantage}, {spec.algorithm.loss} loss"),
-            ("Model", f"{spec.model.path} ({spec.model.dtype})"),
-        ]
+        left += [learns(spec), ("Model", f"{spec.model.path} ({spec.model.dtype})")]
     attempt, latest = s.attempt, s.checkpoint.latest
     right = [
         ("State", state(job)),
@@ -67,6 +65,13 @@ def summary(job: Job, now: datetime, width: int) -> list[str]:
     facts = [f"{key + ':':<{KEY + 1}}{one_line(value)}" for key, value in right]
     lines = [cut(set_cell_size(cell, column) + fact, width) for cell, fact in zip(cells, facts, strict=True)]
     return [*lines, *message(job, width)]
+
+
+def learns(spec: RLJobSpec) -> tuple[str, str]:
+    """Key and value: how."""
+    if not spec.supervised:
+        return "Algorithm", f"{spec.algorithm.advantage}, {spec.algorithm.loss} loss"
+    return "Task", f"dpo, {spec.dpo.loss} loss" if spec.task == "dpo" else spec.task
 
 
 def since(when: str | float, now: datetime) -> str:
@@ -110,22 +115,23 @@ def roles(job: Job, width: int) -> list[str]:
     """READY and GPUS of each kind of pod; INFO only while the job runs, when it is true."""
     s, p = job.status, job.status.progress
     running = s.state == "Running"
-    gpus = [r.gpus or "-" for r in planning.roles(job.spec)] if job.spec else ["", ""]
+    gpus = {r.name: r.gpus or "-" for r in planning.roles(job.spec)} if job.spec else dict.fromkeys(names.ROLES, "")
     layout = str(Layout.of(job.spec, names.ROLE_TRAINER)) if job.spec else ""
     pace = f"{p.history[-1].seconds:.1f} s/step" if running and p.history else ""
     about = ", ".join(part for part in (layout, pace, p.backend) if part)
     policy = f"policy of step {p.policy_step}" if running else "-"
     doing, serving = (p.phase or "-", "serving" if s.rollout.ready else "-") if running else ("-", "-")
     rows = [
-        ("trainer", s.trainer.text, gpus[0], doing, about or "-"),
-        ("rollout", s.rollout.text, gpus[1], serving, policy),
+        (names.ROLE_TRAINER, s.trainer.text, doing, about or "-"),
+        (names.ROLE_ROLLOUT, s.rollout.text, serving, policy),
     ]
+    rows = [(role, ready, gpus[role], *more) for role, ready, *more in rows if role in gpus]
     placed = placement.line(s.placement.report, width) if s.placement else []
     return [*table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), rows, width).split("\n"), *placed]
 
 
 def metrics(job: Job, now: datetime, width: int) -> list[str]:
-    """The last step's, the reward's course, the held-out score."""
+    """The last step's, the course of reward or loss, the held-out score."""
     p = job.status.progress
     if not p.metrics and not p.history:
         return []
@@ -134,7 +140,9 @@ def metrics(job: Job, now: datetime, width: int) -> list[str]:
     if len(p.history) > 1:
         lines.append(curve(p.history, width))
     if lines and {"first", "last"} <= p.evaluation.keys():
-        lines[-1] += f"   HELD-OUT {p.evaluation['first']:.2f} → {p.evaluation['last']:.2f}"
+        label, _ = course(p.history)
+        first, last = (f"{p.evaluation[key]:{FORMATS[label]}}" for key in ("first", "last"))
+        lines[-1] += f"   HELD-OUT {'' if label == 'REWARD' else 'LOSS '}{first} → {last}"
     return lines
 
 

@@ -12,6 +12,7 @@ NAME: Validation = {
 }
 
 IMMUTABLE = {
+    "task": "the checkpoints are of this one; create a new job",
     "checkpoint.path": "a run does not move; create a new job",
     "model.path": "the checkpoints hold this model; create a new job",
 }

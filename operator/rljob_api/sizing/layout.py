@@ -91,9 +91,14 @@ def rollout_pods(spec: RLJobSpec) -> int:
     return 0 if spec.supervised else spec.rollout.pods
 
 
+def required_rollout_pods(spec: RLJobSpec) -> int:
+    """Of them, those without which generation waits."""
+    return 0 if spec.supervised else spec.rollout.required
+
+
 def required_servers(spec: RLJobSpec) -> int:
     """Servers without which generation waits."""
-    return spec.trainer.nodes * servers_per_pod(spec) or (0 if spec.supervised else spec.rollout.required)
+    return spec.trainer.nodes * servers_per_pod(spec) or required_rollout_pods(spec)
 
 
 @dataclass(frozen=True, slots=True)

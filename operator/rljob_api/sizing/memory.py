@@ -222,8 +222,13 @@ def _stage(spec: RLJobSpec, shape: Shape, stage: int) -> _Stage:
         networks=_networks(spec, width * own, FLOAT * own, optimizer),
         layer=layer,
         activations=(whole * layer + inputs * passed) * _in_flight(lay, stage) + again * layer,
-        logits=(width + FLOAT) * tokens * shape.vocabulary / lay.tensor if last else 0.0,
+        logits=(width + FLOAT) * tokens * _outputs(spec, shape) / lay.tensor if last else 0.0,
     )
+
+
+def _outputs(spec: RLJobSpec, shape: Shape) -> float:
+    """Numbers that the last layer makes of a token: a logit for each word, or a reward model's score, which tensor-parallel ranks do not share."""
+    return spec.trainer.parallelism.tensor if spec.task == "rewardModel" else shape.vocabulary
 
 
 def _own(shape: Shape, lay: Layout, stage: int) -> tuple[float, float]:

@@ -133,7 +133,13 @@ BATCH_RULES = (
 ROLLOUT_RULES = (
     Rule(
         "rollout.replicas",
-        (REPLICAS > 0) | REPLAYED | COLOCATED,
+        RL | REPLICAS.equals(1),
+        "only task rl has rollouts, which are what `kubectl scale` changes",
+        "remove it; spec.trainer.nodes is the size of the gang",
+    ),
+    Rule(
+        "rollout.replicas",
+        RL.implies((REPLICAS > 0) | REPLAYED | COLOCATED),
         "nothing would generate",
         "set at least 1, or spec.train.batches.replay",
     ),
@@ -145,7 +151,7 @@ ROLLOUT_RULES = (
     ),
     Rule(
         "rollout.minReplicas",
-        (MINIMUM <= REPLICAS) | REPLAYED | COLOCATED,
+        RL.implies((MINIMUM <= REPLICAS) | REPLAYED | COLOCATED),
         "generation would wait forever: {0}",
         "set at most spec.rollout.replicas",
         (REPLICAS,),

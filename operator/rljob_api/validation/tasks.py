@@ -44,9 +44,15 @@ READERS: dict[str, tuple[Task, ...]] = {
     "evaluation.sampling": ("rl",),
     "critic": ("rl",),
     "reference": ("rl", "dpo"),
-    "rollout": ("rl",),
+    "rollout.placement": ("rl",),
+    "rollout.minReplicas": ("rl",),
+    "rollout.tensorParallel": ("rl",),
+    "rollout.sampling": ("rl",),
+    "rollout.vllmArgs": ("rl",),
+    "rollout.shmSize": ("rl",),
+    "rollout.template": ("rl",),
 }
-"""Tasks that read a field. Fields that are not here are read by all; `rewards` has rules of its own."""
+"""Tasks that read a field. Fields that are not here are read by all; `rewards` and `rollout.replicas` have rules of their own."""
 
 
 def unread_violations(spec: RLJobSpec) -> Iterator[Violation]:

@@ -1,6 +1,7 @@
 """Conditions, by the Kubernetes conventions: all set from the first pass on, each with the generation it speaks of."""
 
 from rljob_api import reasons
+from rljob_api.sizing.layout import required_rollout_pods
 from rljob_api.status import Condition, ConditionType, JobStatus, State
 from rljob_api.text import plain
 from rljob_operator.model.effective_spec import is_open
@@ -64,7 +65,7 @@ def _placed(s: Snapshot, status: JobStatus) -> ConditionValue:
     if status.placement and status.placement.problem:
         return False, reasons.UNPLACEABLE, status.placement.problem
     on_nodes = [sum(bool(p.node) and not p.deleting for p in pods) for pods in (s.trainers, s.rollouts)]
-    placed = on_nodes[0] >= spec.trainer.nodes and on_nodes[1] >= spec.rollout.required
+    placed = on_nodes[0] >= spec.trainer.nodes and on_nodes[1] >= required_rollout_pods(spec)
     return placed, reasons.PLACED if placed else reasons.PLACING, ""
 
 
@@ -72,6 +73,8 @@ def _rollouts_ready(s: Snapshot, status: JobStatus) -> ConditionValue:
     spec = s.spec_of(status.attempt)
     if spec is None:
         return False, reasons.TOO_FEW_ROLLOUTS, ""
+    if spec.supervised:
+        return True, reasons.NOT_NEEDED, f"task {spec.task} has no rollouts"
     enough = status.rollout.ready >= spec.rollout.required
     return enough, reasons.ENOUGH_ROLLOUTS if enough else reasons.TOO_FEW_ROLLOUTS, status.rollout.text
 

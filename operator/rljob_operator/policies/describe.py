@@ -1,6 +1,7 @@
 """The part of the status that is for people and tools."""
 
 from rljob_api import names
+from rljob_api.sizing.layout import rollout_pods
 from rljob_api.status import JobStatus, ProgressStatus, RoleStatus
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Snapshot
@@ -20,13 +21,15 @@ def describe(s: Snapshot, status: JobStatus) -> Change:
 def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
     spec = s.spec_of(status.attempt)
     released = bool(status.outcome) or status.suspended or spec is None
-    trainers, rollouts = (0, 0) if released or spec is None else (spec.trainer.nodes, spec.rollout.pods)
+    trainers, rollouts = (0, 0) if released or spec is None else (spec.trainer.nodes, rollout_pods(spec))
     progress = status.progress
     if spec and not progress.text:
         steps = spec.train.steps or 0  # of epochs the trainer reports them
         progress = ProgressStatus(steps=steps, text=f"0/{steps or '?'}")
-    counted = ((names.ROLE_TRAINER, s.trainers, trainers), (names.ROLE_ROLLOUT, s.rollouts, rollouts))
-    return {"progress": progress} | {role: _role(s, role, pods, desired) for role, pods, desired in counted}
+    counted = {names.ROLE_TRAINER: _role(s, names.ROLE_TRAINER, s.trainers, trainers)}
+    unneeded = spec is not None and spec.supervised
+    counted[names.ROLE_ROLLOUT] = RoleStatus() if unneeded else _role(s, names.ROLE_ROLLOUT, s.rollouts, rollouts)
+    return {"progress": progress} | counted
 
 
 def _role(s: Snapshot, role: str, pods: tuple[Pod, ...], desired: int) -> RoleStatus:

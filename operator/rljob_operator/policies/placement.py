@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from rljob_api import names, reasons
+from rljob_api.sizing.layout import required_rollout_pods, rollout_pods
 from rljob_api.status import Exclusion, JobStatus, PlacementStatus, PodAssignment
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
@@ -63,7 +64,8 @@ def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tupl
         news = () if before.problem else (Event("Warning", reasons.UNPLACEABLE, problem),)
         return before.model_copy(update={"assignments": kept, "excluded": excluded, "problem": problem}), news
     gang = result.request.gang
-    requests = {names.ROLE_TRAINER: gang.trainer.requests, names.ROLE_ROLLOUT: gang.rollout.requests}
+    requests = {names.ROLE_TRAINER: gang.trainer.requests}
+    requests |= {names.ROLE_ROLLOUT: gang.rollout.requests} if gang.rollouts else {}
     return PlacementStatus(
         assignments=_seats(s, result), requests=requests, excluded=excluded, report=result.report
     ), ()
@@ -104,7 +106,7 @@ def assign(
 
 def _incomplete(s: Snapshot, placement: PlacementStatus) -> bool:
     spec = s.spec_of(s.status.attempt)
-    return spec is not None and len(placement.assignments) < spec.trainer.nodes + spec.rollout.pods
+    return spec is not None and len(placement.assignments) < spec.trainer.nodes + rollout_pods(spec)
 
 
 def _back_out(s: Snapshot, status: JobStatus, before: PlacementStatus, refused: Sequence[Pod]) -> Change:
@@ -142,4 +144,4 @@ def _ungated(s: Snapshot, placement: PlacementStatus) -> Iterator[Ungate]:
 def _whole(s: Snapshot, nodes: Mapping[str, str]) -> bool:
     spec = s.spec_of(s.status.attempt)
     trainers, rollouts = _names(s)
-    return spec is not None and all(name in nodes for name in (*trainers, *rollouts[: spec.rollout.required]))
+    return spec is not None and all(name in nodes for name in (*trainers, *rollouts[: required_rollout_pods(spec)]))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_api import names
+from rljob_api.sizing.layout import rollout_pods
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.ordinals import rollout_ordinals, trainer_ordinals
@@ -35,7 +36,7 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     sets = {role: s.children.get(("StatefulSet", names.gang(s.job.name, role))) for role in sizes}
     absent = [role for role, live in sets.items() if live is None and not _in_the_way(s, role)]
     fresh = {role: template_hash(s.job, spec, role, status.token) for role in sets}
-    if not (released or _in_use(status)) or absent:
+    if not spec.supervised and (not (released or _in_use(status)) or absent):
         objects += _token(s, status, sets, fresh)
     for role, live in sets.items():
         if live is not None and _in_use(status):
@@ -75,12 +76,11 @@ def _emptied(s: Snapshot) -> list[Object]:
 
 
 def _sizes(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, int]:
-    """Large enough for the highest ordinal that is wanted."""
+    """By role, if the task has it: large enough for the highest ordinal that is wanted."""
     patience = s.lifecycle.node_loss_seconds
-    wanted = {
-        names.ROLE_TRAINER: trainer_ordinals(status, s.pods, spec.trainer.nodes, patience, s.now),
-        names.ROLE_ROLLOUT: rollout_ordinals(status, s.pods, spec.rollout.pods, patience, s.now),
-    }
+    wanted = {names.ROLE_TRAINER: trainer_ordinals(status, s.pods, spec.trainer.nodes, patience, s.now)}
+    if not spec.supervised:
+        wanted[names.ROLE_ROLLOUT] = rollout_ordinals(status, s.pods, rollout_pods(spec), patience, s.now)
     return {role: max(found, default=-1) + 1 for role, found in wanted.items()}
 
 

@@ -98,7 +98,6 @@ def _serving() -> dict[str, Any]:
 
 def _env(job: RLJobMeta, spec: RLJobSpec, t: Template, number: int) -> list[dict[str, Any]]:
     """Later entries win, and a list-map has each name once: role over job over our defaults; our own names are refused in a spec."""
-    token = {"secretKeyRef": {"name": names.token(job.name, job.uid, number), "key": names.TOKEN_KEY}}
     entries: list[dict[str, Any]] = [
         {"name": "HOME", "value": "/tmp"},  # the root file system is read-only
         {"name": "PYTHONUNBUFFERED", "value": "1"},
@@ -109,9 +108,14 @@ def _env(job: RLJobMeta, spec: RLJobSpec, t: Template, number: int) -> list[dict
         {"name": names.ENV_POD_UID, "valueFrom": _field("metadata.uid")},
         {"name": names.ENV_POD_IP, "valueFrom": _field("status.podIP")},
         {"name": names.ENV_WORK, "value": names.WORK_DIR},
-        {"name": names.ENV_ROLLOUT_TOKEN, "valueFrom": token},
+        *([] if spec.supervised else [_rollout_token(job, number)]),
     ]
     return list({e["name"]: e for e in entries}.values())
+
+
+def _rollout_token(job: RLJobMeta, number: int) -> dict[str, Any]:
+    source = {"secretKeyRef": {"name": names.token(job.name, job.uid, number), "key": names.TOKEN_KEY}}
+    return {"name": names.ENV_ROLLOUT_TOKEN, "valueFrom": source}
 
 
 def _field(path: str) -> dict[str, Any]:

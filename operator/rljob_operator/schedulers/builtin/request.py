@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from rljob_api import names
+from rljob_api.sizing.layout import rollout_pods
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.cache.pods import Pod
@@ -74,7 +75,7 @@ def pod_names(
     """Of trainers and rollouts."""
     patience = spec.lifecycle.node_loss_seconds
     trainers = trainer_ordinals(status, pods, spec.trainer.nodes, patience, now)
-    rollouts = rollout_ordinals(status, pods, spec.rollout.pods, patience, now)
+    rollouts = rollout_ordinals(status, pods, rollout_pods(spec), patience, now)
     named = ((names.ROLE_TRAINER, trainers), (names.ROLE_ROLLOUT, rollouts))
     first, second = ([names.pod(job, role, i) for i in found] for role, found in named)
     return first, second
