@@ -5,6 +5,8 @@
     OUTPUT_DIR/model/                 Hugging Face checkpoint with a character tokenizer; parameters: qwen2 0.3 M, qwen2_large 126 M, qwen3_moe 0.6 M
     OUTPUT_DIR/data/train.parquet     prompt "37+48=", answer "85", data_source "arithmetic"
     OUTPUT_DIR/data/heldout.parquet   problems that are in the training file in neither order of their terms
+    OUTPUT_DIR/data/pairs.parquet, pairs_heldout.parquet
+                                      the same problems: prompt "37+48=", chosen "85", rejected "75"
 
 The warm-up is supervised training on a careless pupil's answers, who writes most sums backwards ("58" for 85). It stops when a
 sample at temperature 1 is right with the given probability. So most groups of samples hold both rewards, and reinforcement
@@ -207,6 +209,14 @@ def write_problems(problems: list[Problem], path: Path) -> None:
     pq.write_table(pa.table({**columns, "data_source": ["arithmetic"] * len(problems)}), path)
 
 
+def write_pairs(problems: list[Problem], path: Path, seed: int) -> None:
+    """Write one parquet row per problem: the right sum, and one that is off by 1 or by 10."""
+    order = random.Random(seed)
+    wrong = [str(int(p.answer) + order.choice((-10, -1, 1, 10))) for p in problems]
+    columns = {"prompt": [p.prompt for p in problems], "chosen": [p.answer for p in problems], "rejected": wrong}
+    pq.write_table(pa.table(columns), path)
+
+
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
     """Write a Hugging Face directory that every user can read: pods run as another one, and weights are saved with mode 0600."""
     model.save_pretrained(path)
@@ -220,6 +230,8 @@ def prepare(output: Path, architecture: str, seed: int, accuracy: float, device:
     train, held_out = split_problems(seed)
     write_problems(train, output / "data" / "train.parquet")
     write_problems(held_out, output / "data" / "heldout.parquet")
+    write_pairs(train, output / "data" / "pairs.parquet", seed)
+    write_pairs(held_out, output / "data" / "pairs_heldout.parquet", seed)
     tokenizer = make_tokenizer()
     model = make_model(architecture, tokenizer, seed).to(device)
     start = time.monotonic()

@@ -114,6 +114,14 @@ def test_a_little_warm_up_gives_a_directory_that_any_user_can_load(briefly_prepa
     assert {file.stat().st_mode & 0o777 for file in (briefly_prepared / "model").iterdir()} == {0o644}
 
 
+def test_pairs_are_of_the_same_problems_and_their_rejected_sums_are_wrong(briefly_prepared: Path) -> None:
+    for problems, pairs in (("train", "pairs"), ("heldout", "pairs_heldout")):
+        rows = pq.read_table(briefly_prepared / "data" / f"{pairs}.parquet").to_pylist()
+        right = pq.read_table(briefly_prepared / "data" / f"{problems}.parquet").to_pylist()
+        assert [(row["prompt"], row["chosen"]) for row in rows] == [(row["prompt"], row["answer"]) for row in right]
+        assert {abs(int(row["chosen"]) - int(row["rejected"])) for row in rows} == {1, 10}
+
+
 def test_a_seed_always_gives_the_same_model(prepare: ModuleType, briefly_prepared: Path, tmp_path: Path) -> None:
     prepare.prepare(tmp_path, "qwen2", seed=5, accuracy=0.001)
     first, second = (path / "model" / "model.safetensors" for path in (briefly_prepared, tmp_path))

@@ -38,6 +38,17 @@ def test_health_follows_the_state() -> None:
         assert (word, bool(message)) == (expected, True), what
 
 
+def test_a_job_in_a_sync_wave_is_healthy_when_it_has_succeeded_because_the_next_wave_waits_for_that() -> None:
+    runs = next(job for _, job in documents() if job["status"]["state"] == "Running" and health(job)[0] == "Healthy")
+    ended = next(job for _, job in documents() if job["status"]["state"] == "Succeeded" and health(job)[0] == "Healthy")
+    failed = next(job for _, job in documents() if health(job)[0] == "Degraded")
+    assert [health(in_a_wave(job))[0] for job in (runs, ended, failed)] == ["Progressing", "Healthy", "Degraded"]
+
+
+def in_a_wave(job: dict[str, Any]) -> dict[str, Any]:
+    return job | {"metadata": job["metadata"] | {"annotations": {"argocd.argoproj.io/sync-wave": "1"}}}
+
+
 def test_a_message_says_what_is_wrong() -> None:
     spoilt = [job for what, job in documents() if what == "spoilt while it runs"][-1]
     assert "InvalidSpec" in health(spoilt)[1]

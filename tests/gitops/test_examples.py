@@ -1,12 +1,16 @@
 """The manifests of examples/gitops."""
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from chart.chart import HELM, NO_HELM, helm
+from gitops.argocd import health
+from rljob_api import names
+from rljob_api.status import ConditionType
 from rljob_api.validation import validate
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "gitops"
@@ -21,12 +25,35 @@ def test_the_job_breaks_no_rule() -> None:
     assert validate(job["spec"], job["metadata"]["name"]).violations == ()
 
 
+def test_the_jobs_of_a_chain_are_in_waves_in_which_the_first_has_to_succeed() -> None:
+    parts = documents("chain/kustomization.yaml")[0]["resources"]
+    jobs = [documents(f"chain/{part}/rljob.yaml")[0] for part in parts]
+    waves = [int(job["metadata"]["annotations"]["argocd.argoproj.io/sync-wave"]) for job in jobs]
+    assert waves == sorted(set(waves))
+    running = {"observedGeneration": 1, "state": "Running", "conditions": []}
+    assert (
+        health(jobs[0] | {"metadata": jobs[0]["metadata"] | {"generation": 1}, "status": running})[0] == "Progressing"
+    )
+
+
+def test_flux_applies_the_second_job_of_a_chain_when_the_first_has_the_condition() -> None:
+    first, second = documents("flux/chain.yaml")
+    assert second["spec"]["dependsOn"] == [{"name": first["metadata"]["name"]}]
+    (check,) = first["spec"]["healthCheckExprs"]
+    assert (check["apiVersion"], check["kind"]) == (names.API_VERSION, names.KIND)
+    asked = re.findall(r"c.type == '(\w+)'", check["current"] + check["failed"])
+    assert set(asked) <= set(get_args(ConditionType)) and len(asked) == 2
+    for kustomization in (first, second):
+        assert (EXAMPLES / kustomization["spec"]["path"] / "kustomization.yaml").is_file()
+
+
 def test_the_tools_point_to_directories_that_exist() -> None:
     root = EXAMPLES.parents[1]
     (operator,), (job,) = documents("argocd/operator.yaml"), documents("argocd/job.yaml")
+    (chain,) = documents("argocd/chain.yaml")
     release, kustomization = documents("flux/operator.yaml")[1], documents("flux/job.yaml")[1]
     charts = operator["spec"]["source"]["path"], release["spec"]["chart"]["spec"]["chart"]
-    jobs = job["spec"]["source"]["path"], kustomization["spec"]["path"]
+    jobs = job["spec"]["source"]["path"], chain["spec"]["source"]["path"], kustomization["spec"]["path"]
     assert all((root / chart / "Chart.yaml").is_file() for chart in charts)
     assert all((EXAMPLES / path / "kustomization.yaml").is_file() for path in jobs)
     assert all((EXAMPLES / "job" / name).is_file() for name in documents("job/kustomization.yaml")[0]["resources"])

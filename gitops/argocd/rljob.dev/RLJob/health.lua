@@ -1,4 +1,5 @@
 -- Health of an RLJob, by the conditions that the operator keeps. Argo CD's sandbox has no string library.
+-- A job that is in a sync wave is Healthy once it has succeeded, since the next wave waits for that; any other while it runs.
 local status = obj.status or {}
 local found = {}
 for _, condition in ipairs(status.conditions or {}) do
@@ -29,7 +30,8 @@ end
 if is("Suspended") then
   return health("Suspended")
 end
-if is("Reconciling") then
+local wave = (obj.metadata.annotations or {})["argocd.argoproj.io/sync-wave"]
+if is("Reconciling") or (wave ~= nil and not is("Succeeded")) then
   return health("Progressing")
 end
 return health("Healthy")
