@@ -39,8 +39,12 @@ def test_health_follows_the_state() -> None:
 
 
 def test_a_job_in_a_sync_wave_is_healthy_when_it_has_succeeded_because_the_next_wave_waits_for_that() -> None:
-    runs = next(job for _, job in documents() if job["status"]["state"] == "Running" and health(job)[0] == "Healthy")
-    ended = next(job for _, job in documents() if job["status"]["state"] == "Succeeded" and health(job)[0] == "Healthy")
+    runs = next(
+        job for _, job in documents() if job["status"].get("state") == "Running" and health(job)[0] == "Healthy"
+    )
+    ended = next(
+        job for _, job in documents() if job["status"].get("state") == "Succeeded" and health(job)[0] == "Healthy"
+    )
     failed = next(job for _, job in documents() if health(job)[0] == "Degraded")
     assert [health(in_a_wave(job))[0] for job in (runs, ended, failed)] == ["Progressing", "Healthy", "Degraded"]
 
