@@ -97,6 +97,10 @@ class Failure(Wire):
     """Path of the spec's field, for kind configuration."""
 
 
+RESUME_STEP = "resume step"
+"""`Failure.field` when the step that `resume --from-step` named has no complete checkpoint."""
+
+
 class Checkpoint(Wire):
     """One complete checkpoint."""
 

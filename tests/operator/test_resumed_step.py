@@ -1,6 +1,11 @@
 """Status and events name the step that a job really resumes from."""
 
+import pytest
+
 from rljob_api import names, reasons
+from rljob_api.protocol import RESUME_STEP
+from rljob_api.status import CheckpointStatus
+from simulator.makers import checkpoint, make_job
 from simulator.world import NAMESPACE, World
 
 
@@ -32,6 +37,17 @@ async def test_all_checkpoints_gone_means_the_initial_weights() -> None:
     world.kill_pod("demo-trainer-1")
     await world.until(state="Running", attempt=2)
     assert messages(world, reasons.CHECKPOINT_MISSING)[0].startswith("attempt 2 starts from the initial weights: ")
+
+
+@pytest.mark.parametrize(("field", "left"), [(RESUME_STEP, [20, 60]), ("spec.model.path", [20, 40, 60])])
+def test_a_step_whose_manifest_is_gone_is_offered_once_only(field: str, left: list[int]) -> None:
+    kept = [checkpoint(step) for step in (20, 40, 60)]
+    known = CheckpointStatus(latest=kept[-1], kept=kept)
+    job = make_job().with_attempt(2, resume_step=40).with_status(checkpoint=known)
+    status = job.failing(0, kind="configuration", field=field).failing(1, kind="collective").next()
+    assert status.outcome == "Failed"
+    assert [c.step for c in status.checkpoint.kept] == left
+    assert status.checkpoint.latest == kept[-1]
 
 
 async def test_from_step_0_starts_over_from_the_initial_weights() -> None:

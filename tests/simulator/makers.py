@@ -98,10 +98,10 @@ class Job:
         return self.reporting(0, progress=progress)
 
     def failing(
-        self, ordinal: int, kind: str = "application", exception: str = "ValueError", time: float = NOW
+        self, ordinal: int, kind: str = "application", exception: str = "ValueError", time: float = NOW, field: str = ""
     ) -> "Job":
         failure = Failure.model_validate(
-            {"kind": kind, "rank": ordinal, "exception": exception, "message": "it broke", "time": time}
+            {"kind": kind, "rank": ordinal, "exception": exception, "message": "it broke", "time": time, "field": field}
         )
         return self.reporting(ordinal, state="stopped", result="failed", failure=failure)
 

@@ -1,7 +1,8 @@
 """What the end of an attempt means for the job: a restart that counts, one that does not, failure or success."""
 
 from rljob_api import reasons
-from rljob_api.status import JobStatus, LastFailure, Restarts
+from rljob_api.protocol import RESUME_STEP
+from rljob_api.status import Attempt, CheckpointStatus, JobStatus, LastFailure, Restarts
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.causes import Cause, recorded
 from rljob_operator.policies.change import Change, Event, just_ended, set_
@@ -27,7 +28,16 @@ def count_restart(s: Snapshot, status: JobStatus) -> Change:
         attempt=attempt.number, reason=cause.reason, pod=cause.pod, failure=cause.failure, time=stamp(s.now)
     )
     event = Event("Warning", reasons.ATTEMPT_FAILED, f"attempt {attempt.number} failed ({cause.reason}): {cause}")
-    return Change(_cost(s, set_(status, last_failure=failure), cause), (event,))
+    status = set_(status, last_failure=failure, checkpoint=_found(status.checkpoint, attempt, cause))
+    return Change(_cost(s, status, cause), (event,))
+
+
+def _found(known: CheckpointStatus, attempt: Attempt, cause: Cause) -> CheckpointStatus:
+    """Without the checkpoint that was asked for, if its manifest is gone: nobody is to be offered it again."""
+    if cause.failure.field != RESUME_STEP:
+        return known
+    kept = [c for c in known.kept if c.step != attempt.resume_step]
+    return CheckpointStatus(latest=kept[-1] if kept else None, kept=kept)
 
 
 def _cost(s: Snapshot, status: JobStatus, cause: Cause) -> JobStatus:

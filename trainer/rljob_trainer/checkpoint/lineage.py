@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api import names
-from rljob_api.protocol import Resume
+from rljob_api.protocol import RESUME_STEP, Resume
 from rljob_trainer.checkpoint.fence import fences, newest
 from rljob_trainer.checkpoint.manifest import (
     PATH,
@@ -115,7 +115,7 @@ def _cut(root: Path, valid: list[Manifest], step: int | None) -> list[Manifest]:
     if not kept or kept[-1].step != step:
         steps = ", ".join(str(m.step) for m in valid) or "none"
         rule = f"{root} has no complete checkpoint of it; there are: {steps}"
-        raise ConfigurationError("resume step", str(step), rule, "resume from one of these")
+        raise ConfigurationError(RESUME_STEP, str(step), rule, "resume from one of these")
     return kept
 
 
