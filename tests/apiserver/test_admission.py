@@ -17,7 +17,7 @@ from e2e.control_plane import ControlPlane
 from rljob_api.validation import validate
 from rljob_api.validation.object_rules import OBJECT_RULES
 from rljob_operator.kube.api import NotFound
-from simulator.cluster import job_object
+from simulator.objects import job_object
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from e2e.control_plane import ControlPlane
 from e2e.kube import CommandFailed, Kube
 from gitops.kstatus import compute
 from rljob_api.status import JobStatus
-from simulator.cluster import job_object
+from simulator.objects import job_object
 
 pytestmark = pytest.mark.slow
 NAMESPACE = "gitops"

@@ -17,7 +17,7 @@ from apiserver.world import administrator
 from chart.chart import HELM, NO_HELM, documents
 from e2e.control_plane import ControlPlane, free_ports
 from rljob_operator.kube.client import KubernetesApi
-from simulator.cluster import job_object
+from simulator.objects import job_object
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(HELM is None, reason=NO_HELM)]
 HOME = "rljob-system"

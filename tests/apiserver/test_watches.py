@@ -12,7 +12,7 @@ from apiserver.test_faults import END, TURNS, live
 from apiserver.world import administrator
 from e2e.control_plane import ControlPlane, available
 from rljob_operator.handlers import EVERYWHERE, SERVED
-from simulator.cluster import job_object
+from simulator.objects import job_object
 
 pytestmark = pytest.mark.slow
 NEIGHBOURS = 12

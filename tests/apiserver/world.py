@@ -18,7 +18,8 @@ from rljob_operator.kube.api import Conflict, NotFound, Object
 from rljob_operator.kube.client import KubernetesApi
 from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.rate_limit import RateLimiter
-from simulator.cluster import job_object, node_object
+from simulator.controllers import sync_stateful_sets
+from simulator.objects import job_object, node_object
 from simulator.world import NAMESPACE, Launcher, World
 
 KINDS = ("RLJob", "Pod", "ConfigMap", "StatefulSet", "Secret", "Event")
@@ -61,7 +62,7 @@ class RealWorld(World):
         if ("RLJob", NAMESPACE, "demo") in self.cluster.objects:
             before = {o["metadata"]["uid"]: o | {"spec": dict(o["spec"])} for o in self.cluster.pods(NAMESPACE)}
             self._finish_deletions()
-            self.cluster.sync_stateful_sets()
+            sync_stateful_sets(self.cluster)
             await self._push_pods(before)
             self._boot()
             self._run()

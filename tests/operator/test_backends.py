@@ -17,8 +17,9 @@ from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.reconcile.reconciler import Reconciler
 from rljob_operator.render import scheduler_objects
 from rljob_operator.render.gang import stateful_set
-from simulator.cluster import FakeCluster, job_object
+from simulator.cluster import FakeCluster
 from simulator.makers import META
+from simulator.objects import job_object
 from simulator.world import NAMESPACE
 
 KUEUE_LABELS = {"kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/pod-group-name"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from api.specs import raw_spec
 from rljob_api import names
 from rljob_operator.cache.cluster import ClusterCache
-from simulator.cluster import job_object
+from simulator.objects import job_object
 
 MANY = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 TEXT = st.sampled_from(

@@ -8,8 +8,8 @@ from rljob_api.status import Attempt, JobStatus
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import ordinals, rollout_ordinals
 from rljob_operator.times import stamp
-from simulator.cluster import node_object
 from simulator.makers import NOW, make_job
+from simulator.objects import node_object
 from simulator.world import NAMESPACE, World
 
 

@@ -17,8 +17,9 @@ from rljob_operator.model.reconciler_state import ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.times import seconds
 from rljob_placement.cluster import Node as Place
-from simulator.cluster import FakeCluster, job_object, node_object
+from simulator.cluster import FakeCluster
 from simulator.feed import PROMPT, Faults, Feed
+from simulator.objects import job_object, node_object
 
 KEY = ("research", "demo")
 

@@ -6,7 +6,7 @@ import pytest
 
 from rljob_api import names
 from rljob_api.protocol import Report
-from simulator.cluster import copied
+from simulator.objects import copied
 from simulator.world import NAMESPACE, World
 
 

@@ -10,10 +10,10 @@ from rljob_operator.policies.placement import EXCLUDED_SECONDS, UNBOUND_SECONDS
 from rljob_operator.schedulers.builtin import scheduler
 from rljob_operator.schedulers.builtin.cycle import schedule_pending
 from rljob_placement.cluster import Cluster
-from simulator.cluster import node_object
 from simulator.crowd import NAMESPACE, Crowd
 from simulator.feed import HOSTILE, PROMPT, Faults
 from simulator.life import end, live
+from simulator.objects import node_object
 from simulator.world import World
 
 BUILTIN = {"scheduling": {"backend": "builtin"}}

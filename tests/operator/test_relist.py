@@ -11,7 +11,8 @@ from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.handlers import EVERYWHERE, SERVED
 from rljob_operator.kube.api import ApiError, Key, Listing, scope_of
 from rljob_operator.relist import Relist
-from simulator.cluster import FakeCluster, job_object
+from simulator.cluster import FakeCluster
+from simulator.objects import job_object
 
 JOB, OTHER = ("research", "demo"), ("production", "demo")
 

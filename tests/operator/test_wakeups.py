@@ -3,8 +3,8 @@
 import pytest
 
 from rljob_operator.times import stamp
-from simulator.cluster import node_object
 from simulator.life import live
+from simulator.objects import node_object
 from simulator.waking import Waking
 from simulator.world import NAMESPACE
 

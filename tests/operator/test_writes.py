@@ -11,8 +11,10 @@ from rljob_operator.kube.api import ApiError, Conflict, Object
 from rljob_operator.kube.client import owned_by_creation
 from rljob_operator.reconcile.reconciler import Reconciler
 from rljob_operator.reconcile.writer import covers, together
-from simulator.cluster import FakeCluster, job_object
+from simulator.cluster import FakeCluster
+from simulator.controllers import sync_stateful_sets
 from simulator.feed import PROMPT, Feed
+from simulator.objects import job_object
 from simulator.world import NAMESPACE, World
 
 
@@ -56,7 +58,7 @@ async def test_counts_are_told_the_less_often_the_longer_a_write_takes(takes: fl
     feed.deliver()
     operator = Reconciler(cluster, cache, progress_interval=30, clock=lambda: cluster.now)
     await operator((NAMESPACE, "demo"))
-    cluster.sync_stateful_sets()
+    sync_stateful_sets(cluster)
     feed.deliver()
     assert await operator((NAMESPACE, "demo")) == spacing - takes
     assert cluster.writes.count("replace RLJob demo") == 1
@@ -81,7 +83,7 @@ async def test_pods_come_after_what_they_need_unless_they_wait_at_a_gate(backend
     await operating(cluster)((NAMESPACE, "demo"))
     kinds = [line.split()[1] for line in cluster.writes if line.startswith("create") and "Event" not in line]
     first = kinds.index("StatefulSet")
-    before = {"ServiceAccount", "Role"} if backend == "builtin" else set(kinds) - {"StatefulSet"}
+    before = {"ServiceAccount", "Role", "Secret"} if backend == "builtin" else set(kinds) - {"StatefulSet"}
     assert set(kinds[:first]) == before
 
 
@@ -92,13 +94,13 @@ async def test_no_pod_is_ungated_while_a_name_belongs_to_another_owner() -> None
     foreign = cluster.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {}})
     for _ in range(4):
         await operating(cluster)((NAMESPACE, "demo"))
-        cluster.sync_stateful_sets()
+        sync_stateful_sets(cluster)
     gated = [pod["metadata"]["name"] for pod in cluster.pods(NAMESPACE) if pod["spec"].get("schedulingGates")]
     assert len(gated) == len(cluster.pods(NAMESPACE)) > 0
     cluster.remove(foreign)
     for _ in range(4):
         await operating(cluster)((NAMESPACE, "demo"))
-        cluster.sync_stateful_sets()
+        sync_stateful_sets(cluster)
     assert not any(pod["spec"].get("schedulingGates") for pod in cluster.pods(NAMESPACE))
 
 
@@ -216,7 +218,7 @@ async def _until_released_and_outdated(cluster: FakeCluster) -> None:
     """Pods are made, released, and, being of a former template, deleted."""
     for _ in range(3):
         await operating(cluster)((NAMESPACE, "demo"))
-        cluster.sync_stateful_sets()
+        sync_stateful_sets(cluster)
     pods = cluster.pods(NAMESPACE)
     assert len(pods) == 2
     assert all(pod["spec"]["nodeName"] for pod in pods)
@@ -231,12 +233,12 @@ async def test_a_pod_that_was_released_or_replaced_meanwhile_is_looked_at_again(
     cluster = FakeCluster()
     cluster.put(job_object("demo", raw_spec(scheduling={"backend": "builtin"})))
     await operating(cluster)((NAMESPACE, "demo"))
-    cluster.sync_stateful_sets()
+    sync_stateful_sets(cluster)
     late = operating(cluster)
     released, replaced = cluster.pods(NAMESPACE)
     cluster.edit("Pod", NAMESPACE, released["metadata"]["name"])["spec"]["schedulingGates"] = []
     cluster.remove(replaced)
-    cluster.sync_stateful_sets()
+    sync_stateful_sets(cluster)
     with pytest.raises(Conflict):
         await late((NAMESPACE, "demo"))
     await late((NAMESPACE, "demo"))

@@ -7,7 +7,8 @@ from typing import Any
 from api.specs import raw_spec
 from rljob_api import names
 from rljob_api.status import JobStatus
-from simulator.cluster import job_object, node_object
+from simulator.controllers import sync_stateful_sets
+from simulator.objects import job_object, node_object
 from simulator.site import NAMESPACE, Site
 
 
@@ -72,7 +73,7 @@ class Crowd(Site):
         for pod in self.cluster.pods(NAMESPACE):
             if "deletionTimestamp" in pod["metadata"] and not self.lingering:
                 self.cluster.remove(pod)
-        self.cluster.sync_stateful_sets()
+        sync_stateful_sets(self.cluster)
 
     async def turns(self, count: int) -> None:
         for _ in range(count):

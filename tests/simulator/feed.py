@@ -7,7 +7,8 @@ from rljob_operator.cache.cache import key_of
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.handlers import SELECTORS, EventHandlers
 from rljob_operator.kube.api import Object
-from simulator.cluster import FakeCluster, copied
+from simulator.cluster import FakeCluster
+from simulator.objects import copied
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from rljob_api import names
 from rljob_api.protocol import Checkpoint, Control, Failure, Progress, Report
 from rljob_api.status import JobStatus
 from rljob_operator.kube.api import Object
-from simulator.cluster import job_object
+from simulator.controllers import sync_stateful_sets
+from simulator.objects import job_object
 from simulator.site import NAMESPACE, Site
 
 GRACE = 3
@@ -100,7 +101,7 @@ class World(Site):
         await self.pass_over("demo")
         self._finish_deletions()
         if not self.asleep:
-            self.cluster.sync_stateful_sets()
+            sync_stateful_sets(self.cluster)
         self._boot()
         self._run()
         self._report()

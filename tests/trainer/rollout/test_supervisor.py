@@ -255,7 +255,7 @@ async def test_a_report_comes_regularly_without_news(monkeypatch: pytest.MonkeyP
 async def test_a_real_server_starts_is_killed_and_leaves_nothing_behind(tmp_path: Path) -> None:
     pod = Pod(models.make(tmp_path / "model", seed=1))
     pod.say(4)
-    await pod.channel.wait(is_running, 400)
+    await pod.channel.wait(is_running, 900)
     assert await pod.state(4) == {"attempt": 4, "policy_step": None, "digest": ""}
     with pytest.raises(AttemptSuperseded):
         await pod.state(3)
@@ -263,7 +263,7 @@ async def test_a_real_server_starts_is_killed_and_leaves_nothing_behind(tmp_path
     family[0].kill()
     report = await pod.channel.wait(lambda r: r.failure is not None)
     assert report.failure and (report.failure.kind, report.failure.exception) == ("killed", "Signal 9 (SIGKILL)")
-    await pod.channel.wait(is_running, 400)
+    await pod.channel.wait(is_running, 900)
     family += server_processes()
     await pod.end()
     assert len(family) >= 4, "a server and its engine, twice"
@@ -274,7 +274,7 @@ async def test_a_real_server_starts_is_killed_and_leaves_nothing_behind(tmp_path
 async def test_a_real_engine_that_fails_to_start_is_reported_with_its_own_error(tmp_path: Path) -> None:
     pod = Pod(models.make(tmp_path / "model", seed=1))
     pod.say(1, **{"kv-cache-memory-bytes": 4096})
-    failure = (await pod.channel.wait(lambda r: r.failure is not None, 400)).failure
+    failure = (await pod.channel.wait(lambda r: r.failure is not None, 900)).failure
     assert failure and (failure.kind, failure.exception) == ("application", "ValueError")
     assert "KV cache" in failure.message, "what the engine says, and not that somebody should look further up"
     await pod.end()

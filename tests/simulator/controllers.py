@@ -1,0 +1,96 @@
+"""What StatefulSet controller, garbage collector, scheduler and kubelet make of the objects in a FakeCluster."""
+
+from rljob_api import names
+from rljob_operator.kube.api import Object
+from simulator.cluster import FakeCluster
+from simulator.objects import copied
+
+
+def sync_stateful_sets(cluster: FakeCluster) -> None:
+    """Pods that are missing are made, and run at once unless they are gated; those that are too many go at once, as do those of a set that
+    is gone (the garbage collector's work)."""
+    sets = {o["metadata"]["uid"] for key, o in cluster.objects.items() if key[0] == "StatefulSet"}
+    for key, pod in list(cluster.objects.items()):
+        if key[0] == "Pod" and (owner := owner_of(pod)) and owner not in sets:
+            cluster.remove(pod)
+    for (kind, namespace, name), sts in list(cluster.objects.items()):
+        if kind != "StatefulSet" or namespace is None:
+            continue
+        size = sts["spec"]["replicas"]
+        for ordinal in range(size):
+            if ("Pod", namespace, f"{name}-{ordinal}") not in cluster.objects:
+                _start_pod(cluster, sts, ordinal)
+        for pod in cluster.pods(namespace):
+            ordinal = pod["metadata"]["name"].rpartition("-")[2]
+            if owner_of(pod) == sts["metadata"]["uid"] and int(ordinal) >= size:
+                cluster.remove(pod)
+    _schedule(cluster)
+
+
+def _start_pod(cluster: FakeCluster, sts: Object, ordinal: int) -> None:
+    owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "controller": True}
+    owner |= {key: sts["metadata"][key] for key in ("name", "uid")}
+    meta = {
+        "name": f"{owner['name']}-{ordinal}",
+        "namespace": sts["metadata"]["namespace"],
+        "ownerReferences": [owner],
+    }
+    template = copied(sts["spec"]["template"])
+    pod = cluster.put({"kind": "Pod", "metadata": template["metadata"] | meta, "spec": template["spec"]})
+    pod["status"] = {"phase": "Pending"}
+
+
+def _schedule(cluster: FakeCluster) -> None:
+    """Pods that nothing holds back, onto the node that they are pinned to, if it is there and has room, else onto the first."""
+    for (kind, _, _), pod in list(cluster.objects.items()):
+        waits = pod.get("status", {}).get("phase") == "Pending" and "deletionTimestamp" not in pod["metadata"]
+        free = kind == "Pod" and waits and not pod["spec"].get("schedulingGates")
+        node = (pod["spec"].get("nodeName") or pinned_to(pod)) if free else ""
+        if free and ("Node", None, node) in cluster.objects and node not in cluster.full:
+            _run_pod(cluster, pod, node)
+
+
+def _run_pod(cluster: FakeCluster, pod: Object, node: str) -> None:
+    """As the kubelet: not before the Secret is there, whose value the containers keep."""
+    pod["spec"]["nodeName"] = node
+    name = secret_of(pod)
+    secret = cluster.objects.get(("Secret", pod["metadata"]["namespace"], name))
+    if name and secret is None:
+        _await_secret(cluster, pod, name)
+        return
+    cluster.touch(pod)
+    pod["status"] = {
+        "token": secret["stringData"][names.TOKEN_KEY] if secret else "",
+        "phase": "Running",
+        "podIP": f"10.0.0.{cluster.version}",
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "containerStatuses": [{"name": c["name"], "state": {"running": {}}} for c in pod["spec"]["containers"]],
+    }
+
+
+def _await_secret(cluster: FakeCluster, pod: Object, name: str) -> None:
+    why = {"reason": "CreateContainerConfigError", "message": f'secret "{name}" not found'}
+    states = [{"name": c["name"], "state": {"waiting": why}} for c in pod["spec"]["containers"]]
+    if pod["status"].get("containerStatuses") != states:
+        cluster.touch(pod)
+        pod["status"] = {"phase": "Pending", "containerStatuses": states}
+
+
+def owner_of(obj: Object) -> str:
+    """Uid of its controller; empty: it has none."""
+    owners = obj["metadata"].get("ownerReferences", [])
+    return next((o["uid"] for o in owners if o.get("controller")), "")
+
+
+def secret_of(pod: Object) -> str:
+    """That its environment takes a value from; empty: none."""
+    env = [entry for c in pod["spec"]["containers"] for entry in c.get("env", [])]
+    refs = (entry.get("valueFrom", {}).get("secretKeyRef", {}) for entry in env)
+    return next((str(ref["name"]) for ref in refs if ref), "")
+
+
+def pinned_to(pod: Object) -> str:
+    affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
+    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
+    names_ = {value for term in terms for field in term.get("matchFields", []) for value in field["values"]}
+    return names_.pop() if names_ else "node-1"
