@@ -97,12 +97,14 @@ generate: setup ## Write the CRD, known keys and reference pages again
 	$(PY) -W ignore -m rljob_trainer.known_keys
 	$(PY) -m rljob_api.schema.docs docs/reference
 	$(PY) -m kubectl_rljob.reference docs/reference/cli.md
+	$(PY) -m kubectl_rljob.importer.reference docs/reference/import.md
 
 .PHONY: generate-check
 generate-check: setup ## Fail when a generated file has drifted
 	@tmp=$$(mktemp -d) && trap 'rm -rf $$tmp' EXIT && \
 	$(PY) -m rljob_api.schema.crd $$tmp/crd && diff -u crds/rljob.yaml $$tmp/crd && diff -u crds/rljob.yaml charts/rljob/files/rljob.yaml && \
 	mkdir $$tmp/reference && $(PY) -m rljob_api.schema.docs $$tmp/reference && $(PY) -m kubectl_rljob.reference $$tmp/reference/cli.md && \
+	$(PY) -m kubectl_rljob.importer.reference $$tmp/reference/import.md && \
 	$(PY) charts/values_reference.py $$tmp/schema $$tmp/reference/values.md && diff -u charts/rljob/values.schema.json $$tmp/schema && \
 	diff -ru docs/reference $$tmp/reference && \
 	$(PY) gitops/argocd/config_map.py $$tmp/argocd && diff -u gitops/argocd/argocd-cm.yaml $$tmp/argocd && \

@@ -4,7 +4,7 @@ import click
 
 from kubectl_rljob.options import with_global
 from kubectl_rljob.session import Session
-from kubectl_rljob.verbs import change, logs, metrics, plan, show, watch
+from kubectl_rljob.verbs import change, importing, logs, metrics, plan, show, watch
 from kubectl_rljob.verbs.about import completion, version
 
 PROGRAM = "kubectl rljob"
@@ -20,6 +20,7 @@ VERBS = (
     change.resume,
     change.restart,
     plan.plan,
+    importing.import_,
     completion,
     version,
 )

@@ -1,0 +1,100 @@
+"""Paths, names and pod settings: what no other system says as Kubernetes needs it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from kubectl_rljob.importer.engine import NAME
+from kubectl_rljob.importer.settings import Settings
+from kubectl_rljob.importer.table import Field, Said
+from kubectl_rljob.importer.values import items, job_name, place
+from rljob_api.spec.job import MOST_CHECKPOINTS
+
+
+def pods(settings: Settings) -> Iterator[Said]:
+    """Image and volume: from the command line."""
+    options = settings.options
+    yield Field("image", options.image, "--image")
+    claim = {"persistentVolumeClaim": {"claimName": options.claim}}
+    volume = {"name": "data", "mountPath": options.root, "source": claim}
+    yield Field("volumes", [volume], "--claim, --root")
+
+
+def path(settings: Settings, field: str, key: str) -> Iterator[Said]:
+    """A directory or a file that is there before the job begins."""
+    value = settings[key]
+    if value not in (None, ""):
+        yield settings.field(field, _placed(settings, value), key, why=_from(settings, value))
+
+
+def written(settings: Settings, field: str, key: str, default_name: str) -> Iterator[Said]:
+    """A directory that the job writes to; `default_name` where the key says nothing."""
+    yield from placed(settings, field, settings[key] if settings[key] not in (None, "") else default_name, key)
+
+
+def placed(settings: Settings, field: str, value: Any, *keys: str) -> Iterator[Said]:
+    """A directory that the job writes to, which has to be on the volume."""
+    where = _placed(settings, value)
+    if not f"{where}/".startswith(f"{settings.options.root}/"):
+        where = _placed(settings, str(value).lstrip("/"))
+    yield settings.field(field, where, *keys, why="" if where == value else str(value))
+
+
+def found(settings: Settings, field: str, key: str) -> Iterator[Said]:
+    """As `path`; of a name of a hub, or a relative path, it is said where it is looked for."""
+    yield from path(settings, field, key)
+    yield from _told(settings, key)
+
+
+def files(settings: Settings, field: str, key: str) -> Iterator[Said]:
+    if settings[key] in (None, "", []):
+        return
+    values = items(settings[key])
+    yield settings.field(
+        field,
+        [_placed(settings, v) for v in values],
+        key,
+        why="; ".join(filter(None, (_from(settings, v) for v in values))),
+    )
+    yield from _told(settings, key)
+
+
+def _placed(settings: Settings, value: Any) -> str:
+    return place(value, settings.options.root)
+
+
+def _from(settings: Settings, value: Any) -> str:
+    return "" if _placed(settings, value) == value else str(value)
+
+
+def _told(settings: Settings, key: str) -> Iterator[Said]:
+    moved = [_placed(settings, v) for v in items(settings[key]) if v and not str(v).startswith("/")]
+    if moved:
+        yield settings.changed(key, f"put on the volume of --claim, at {', '.join(moved)}")
+    elsewhere = [
+        str(v)
+        for v in items(settings[key])
+        if str(v).startswith("/") and not f"{v}/".startswith(f"{settings.options.root}/")
+    ]
+    if elsewhere:
+        yield settings.changed(
+            key, f"{', '.join(elsewhere)} is not below --root = {settings.options.root}: move it, or add its volume"
+        )
+
+
+def name(settings: Settings, *keys: str) -> Iterator[Said]:
+    parts = [settings[key] for key in keys]
+    yield settings.field(NAME, job_name(parts), *keys)
+
+
+def named(settings: Settings, key: str, parts: list[str]) -> Iterator[Said]:
+    """A name made of parts of a key's value."""
+    yield settings.field(NAME, job_name(parts), key)
+
+
+def kept(settings: Settings, key: str) -> Iterator[Said]:
+    """How many checkpoints are kept; where nothing bounds it, the most that an RLJob keeps."""
+    number = settings.integer(key) if settings[key] else 0
+    most = number <= 0 or number > MOST_CHECKPOINTS
+    yield settings.field(
+        "checkpoint.keepLast", MOST_CHECKPOINTS if most else number, key, why="the most here" if most else ""
+    )

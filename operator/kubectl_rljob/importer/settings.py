@@ -1,0 +1,217 @@
+"""A configuration as rules read it: values by key, and what the command line adds."""
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Row, Said
+
+
+@dataclass(frozen=True)
+class Options:
+    """What no configuration of another system says."""
+
+    image: str = "rljob/trainer:0.1.0"
+    claim: str = "data"
+    root: str = "/data"
+    """Directory of the claim: relative paths, `~` and names of a hub are looked for below it."""
+    rows: int | None = None
+    """Of the training data."""
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    allowed: tuple[str, ...] = ()
+    """Unknown keys that are passed over."""
+    data_sets: Mapping[str, Any] = field(default_factory=dict)
+    """LLaMA-Factory's dataset_info.json."""
+
+
+@dataclass(frozen=True)
+class Given:
+    name: str
+    """As it stands in the file."""
+    value: Any
+    row: Row
+
+
+Rule = Callable[["Settings"], Iterator[Said]]
+"""What several keys say together."""
+
+
+@dataclass(frozen=True)
+class System:
+    """What `kubectl rljob import NAME` knows of one kind of configuration."""
+
+    title: str
+    rows: tuple[Row, ...]
+    rules: tuple[Rule, ...]
+    unread: Callable[["Settings"], dict[str, str]] = lambda settings: {}
+    """Sections of the spec that this configuration's job does not have, and why."""
+
+
+@dataclass
+class Settings:
+    """`settings[key]` is the value in the file, else the system's default."""
+
+    system: System
+    options: Options
+    given: dict[str, Given] = field(default_factory=dict)
+    """By the row's key; those of `.*` rows by their own."""
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+    @staticmethod
+    def of(system: System, values: Mapping[str, Any], options: Options) -> "Settings":
+        settings = Settings(system, options)
+        for name, value in values.items():
+            settings._add(name, value)
+        return settings
+
+    def __post_init__(self) -> None:
+        self._rows = {row.key: row for row in self.system.rows}
+        self._names = {name: row for row in self.system.rows for name in (row.key, *row.also)}
+        self._defaults = {row.key: row.default for row in self.system.rows}
+
+    def _add(self, name: str, value: Any) -> None:
+        row = self._names.get(name) or self._below(name)
+        if row:
+            key = name if row.key.endswith("*") else row.key
+            self.given[key] = Given(name, value, row)
+        elif value in (None, {}) and self._leads(name):
+            return
+        elif name in self.options.allowed:
+            self.notes.append(Note(Outcome.LACKING, name, "passed over, as --allow says"))
+        else:
+            self.problems.append(Problem(name, self._unknown(name)))
+
+    def _below(self, name: str) -> Row | None:
+        parts = name.split(".")
+        for n in range(len(parts), -1, -1):
+            row = self._rows.get(".".join([*parts[:n], "*"]))
+            if row and n < len(parts) and (not row.known or parts[n] in row.known):
+                return row
+        return None
+
+    def _leads(self, name: str) -> bool:
+        """Whether other keys begin with it: nothing in their place says nothing."""
+        return any(key.startswith(f"{name}.") for key in self._names)
+
+    def _unknown(self, name: str) -> str:
+        known = [*self._names, *(f"{row.key[:-1]}{key}" for row in self.system.rows for key in row.known)]
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+        return "unknown key" + (f"; did you mean {near[0]}?" if near else "") + f" (or --allow {name})"
+
+    @property
+    def system_keys(self) -> frozenset[str]:
+        """All keys of the table."""
+        return frozenset(self._rows)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.given[key].value if key in self.given else self._defaults[key]
+
+    def __contains__(self, key: str) -> bool:
+        """Whether the file gives it, and not as null."""
+        return key in self.given and self.given[key].value is not None
+
+    def below(self, prefix: str) -> dict[str, Given]:
+        """What the file gives under a `.*` row."""
+        start = f"{prefix}." if prefix else ""
+        return {k[len(start) :]: g for k, g in self.given.items() if g.row.key == f"{start}*"}
+
+    def unsaid(self, said: str) -> Iterator[Note]:
+        """Keys that are not in the text `said`, although they have another value than the default: others decide."""
+        for given in self.given.values():
+            silent = given.row.outcome or given.value in (None, {}, given.row.default)
+            if not silent and not re.search(rf"(?<![\w.]){re.escape(given.name)}(?![\w.])", said):
+                yield Note(
+                    Outcome.IMPLIED,
+                    f"{given.name} = {show(given.value)}",
+                    "no line of its own: it decides about others, or agrees with them",
+                )
+
+    def number(self, key: str) -> float:
+        """A number; where the file says null, the default. Raises NotANumber."""
+        value = self[key] if self[key] is not None else self._defaults[key]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise NotANumber(key, value)
+        return value
+
+    def integer(self, key: str) -> int:
+        value = self.number(key)
+        if value != int(value):
+            raise NotANumber(key, value)
+        return int(value)
+
+    def origin(self, *keys: str) -> str:
+        """For the comment: names as in the file, with `default` where it has none."""
+        return ", ".join(self.given[k].name if k in self else self._default(k) for k in keys)
+
+    def _default(self, key: str) -> str:
+        return f"{key} (default {show(self._defaults[key])})" if self._defaults[key] is not None else f"{key} (unset)"
+
+    def field(self, path: str, value: Any, *keys: str, why: str = "") -> Field:
+        return Field(path, value, self.origin(*keys) + (f": {why}" if why else ""))
+
+    def note(self, outcome: Outcome, key: str, text: str) -> Note:
+        name = self.given[key].name if key in self.given else key
+        return Note(outcome, f"{name} = {show(self[key])}", text)
+
+    def lacking(self, key: str, text: str) -> Note:
+        return self.note(Outcome.LACKING, key, text)
+
+    def changed(self, key: str, text: str) -> Note:
+        return self.note(Outcome.CHANGED, key, text)
+
+    def implied(self, key: str, text: str) -> Note:
+        return self.note(Outcome.IMPLIED, key, text)
+
+
+class NotANumber(ValueError):
+    def __init__(self, key: str, value: Any) -> None:
+        super().__init__(
+            f"{show(value)} is no number" if not isinstance(value, float) else f"{value} is no whole number"
+        )
+        self.key = key
+
+
+def show(value: Any) -> str:
+    """As in YAML, on one line and not too long."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def said_of_rows(settings: Settings) -> Iterator[Said]:
+    """What rows say by themselves: fields in the table's order, then keys without one."""
+    for row in settings.system.rows:
+        if row.convert and settings[row.key] is not None:
+            yield _converted(settings, row, row.convert)
+    for key, given in settings.given.items():
+        if given.row.outcome and not _neutral(given.value, given.row):
+            yield Note(given.row.outcome, f"{given.name} = {show(settings.given[key].value)}", given.row.text)
+
+
+def _converted(settings: Settings, row: Row, convert: Any) -> Said:
+    value = settings[row.key]
+    try:
+        ours = convert(value)
+    except ValueError as error:
+        return Problem(settings.origin(row.key), f"{show(value)} {error}")
+    if row.key not in settings:
+        return Field(row.field, ours, f"default of {row.key}")
+    source = settings.given[row.key].name
+    return Field(
+        row.field, ours, source if ours == value and type(ours) is type(value) else f"{source} = {show(value)}"
+    )
+
+
+def _neutral(value: Any, row: Row) -> bool:
+    if row.outcome is Outcome.IMPLIED:
+        return value is None or value == {}
+    return value in row.neutral or (value in ({}, []) and row.outcome is Outcome.LACKING)

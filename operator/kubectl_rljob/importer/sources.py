@@ -1,0 +1,35 @@
+"""A file of another system as it was read: its values, and which table holds for them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from kubectl_rljob.importer.hydra import plain
+from kubectl_rljob.importer.settings import System
+from kubectl_rljob.importer.table import Note
+
+
+class Unreadable(ValueError):
+    """A file that is not of the form that was asked for; the text says why."""
+
+
+@dataclass(frozen=True)
+class Source:
+    system: System
+    values: dict[str, Any]
+    """Leaves by dotted path."""
+    notes: list[Note] = field(default_factory=list)
+    """What reading left open."""
+
+
+def tree_of(text: str) -> dict[str, Any]:
+    """A YAML document. Raises Unreadable."""
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise Unreadable(f"is not YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise Unreadable("is no YAML of keys and values")
+    found: dict[str, Any] = plain(tree)
+    return found

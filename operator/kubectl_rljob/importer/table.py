@@ -1,0 +1,108 @@
+"""A row says what becomes of one key of another system's configuration."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Outcome(StrEnum):
+    """What is said of a key."""
+
+    IMPLIED = "implied"
+    """An RLJob does it anyway, or needs it not."""
+    CHANGED = "changed"
+    """Something else stands in its place, and why."""
+    LACKING = "not expressible"
+    """An RLJob cannot say it, and runs without it."""
+
+
+Convert = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One key, or with `.*` at its end all keys below it."""
+
+    key: str
+    field: str = ""
+    """The field of the spec, without `spec.`; several with commas between them if a rule makes them."""
+    text: str = ""
+    """What a reader has to know."""
+    default: Any = None
+    """Of the other system."""
+    convert: Convert | None = None
+    """From its value to ours; raises ValueError. None: a rule reads the key."""
+    outcome: Outcome | None = None
+    """Of a key without a field."""
+    neutral: tuple[Any, ...] = ()
+    """Values that say nothing."""
+    also: tuple[str, ...] = ()
+    """Other names of the key."""
+    known: frozenset[str] = frozenset()
+    """Of a key that ends in `.*`: what may stand in that place; empty: anything."""
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def becomes(
+    key: str, field: str, default: Any = None, convert: Convert = same, also: tuple[str, ...] = (), text: str = ""
+) -> Row:
+    """A key that is a field of the spec."""
+    return Row(key, field, text, default, convert, also=also)
+
+
+def read(key: str, field: str, default: Any = None, also: tuple[str, ...] = (), text: str = "") -> Row:
+    """A key that a rule reads together with others."""
+    return Row(key, field, text, default, also=also)
+
+
+def implied(key: str, text: str = "an RLJob needs no such setting", also: tuple[str, ...] = ()) -> Row:
+    """A key that needs no field."""
+    return Row(key, text=text, outcome=Outcome.IMPLIED, also=also)
+
+
+def must(key: str, value: Any, text: str, also: tuple[str, ...] = ()) -> Row:
+    """A key whose one value is how an RLJob works; another one is reported."""
+    return Row(key, text=text, outcome=Outcome.CHANGED, neutral=(value, None), also=also)
+
+
+def lacks(key: str, text: str, *neutral: Any, also: tuple[str, ...] = ()) -> Row:
+    """A key that an RLJob cannot say, unless it has a value that says nothing."""
+    return Row(key, text=text, outcome=Outcome.LACKING, neutral=(None, False, *neutral), also=also)
+
+
+def verbatim(prefix: str, field: str, known: frozenset[str], text: str) -> Row:
+    """Keys below `prefix` that a rule hands on as they are."""
+    return Row(f"{prefix}.*" if prefix else "*", field, text, known=known)
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of the spec, and where its value comes from."""
+
+    path: str
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """What is said of a key on standard error."""
+
+    outcome: Outcome
+    key: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why there is no RLJob."""
+
+    key: str
+    text: str
+
+
+Said = Field | Note | Problem

@@ -1,0 +1,74 @@
+"""Conversions of single values that several systems need. They raise ValueError with what is wrong."""
+
+import posixpath
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kubectl_rljob.importer.table import Convert
+from rljob_api import names
+
+
+def choice(**ours: str) -> Convert:
+    """One of a few words, and ours for each."""
+
+    def convert(value: Any) -> str:
+        if str(value) not in ours:
+            raise ValueError(f"is none of {', '.join(ours)}, which an RLJob has")
+        return ours[str(value)]
+
+    return convert
+
+
+def at_least(low: int) -> Convert:
+    """A number, or `low` in place of smaller ones: -1 is `never` where ours is 0."""
+    return lambda value: max(low, int(_number(value)))
+
+
+def whole(value: Any) -> int:
+    number = _number(value)
+    if number != int(number):
+        raise ValueError("is no whole number")
+    return int(number)
+
+
+def real(value: Any) -> float:
+    return float(_number(value))
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("is no number")
+    return value
+
+
+def items(value: Any) -> list[Any]:
+    """A list, or the one value that stands for it."""
+    return value if isinstance(value, list) else [value]
+
+
+def place(value: Any, root: str) -> str:
+    """An absolute path: relative ones, those below a home directory, and names of a hub are below `root`."""
+    text = str(value).strip().removeprefix("file://")
+    text = text if text.startswith("/") else f"{root}/{re.sub(r'^~/?', '', text)}"
+    return "/" + posixpath.normpath(re.sub(r"\s+", "_", text)).lstrip("/")
+
+
+def job_name(parts: Iterable[Any]) -> str:
+    """A name that Kubernetes takes: lower-case letters, digits and dashes."""
+    text = re.sub(r"[^a-z0-9]+", "-", "-".join(str(p) for p in parts if p).lower())
+    return re.sub(r"^[^a-z]+", "", text)[: names.MAX_JOB_NAME].strip("-") or "imported"
+
+
+def divisor(number: int, wanted: int) -> int:
+    """The divisor of `number` that is nearest to `wanted`, the larger of two."""
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - wanted), -d), default=1)
+
+
+def environment(given: dict[str, Any], owned: Callable[[str], bool]) -> list[dict[str, str]]:
+    """`spec.env`, without what the trainer sets itself."""
+    return [{"name": name, "value": str(value)} for name, value in given.items() if not owned(name)]
+
+
+SEQUENCE_CLIP = {"low": 3e-4, "high": 4e-4}
+"""Of gspo's paper, where a ratio is that of a whole response and a clip of 0.2 never binds."""

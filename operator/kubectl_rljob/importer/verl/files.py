@@ -1,0 +1,91 @@
+"""How verl's configurations are written: scripts of Hydra overrides, or YAML."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from kubectl_rljob.importer.hydra import command_line, launch, plain, scalar
+from kubectl_rljob.importer.interpolation import flatten, resolve
+from kubectl_rljob.importer.settings import Settings, System
+from kubectl_rljob.importer.shell import Shell
+from kubectl_rljob.importer.sources import Source, Unreadable, tree_of
+from kubectl_rljob.importer.table import Note, Outcome
+from kubectl_rljob.importer.verl import algorithm, rewards, roles
+from kubectl_rljob.importer.verl.rows import PPO_ROWS
+from kubectl_rljob.importer.verl.sft import SFT
+from kubectl_rljob.importer.words import Variables
+
+
+def unread(settings: Settings) -> dict[str, str]:
+    """Roles that verl configures whether there are any or not."""
+    found = {}
+    if not algorithm.is_gae(settings):
+        found["critic"] = "only advantage gae has a critic"
+    if not algorithm.has_reference(settings):
+        found["reference"] = "without a KL penalty no reference is held"
+    if not settings["data.val_files"]:
+        found["evaluation"] = "there are no held-out prompts"
+    return found
+
+
+PPO = System("verl", PPO_ROWS, (*roles.RULES, *algorithm.RULES, *rewards.RULES), unread)
+
+
+def read(text: str, environment: Mapping[str, str]) -> Source:
+    """A script or a YAML file. Raises Unreadable."""
+    if _is_yaml(text):
+        return _of_yaml(text, environment)
+    return _of_script(text, environment)
+
+
+def _is_yaml(text: str) -> bool:
+    if text.startswith("#!"):
+        return False
+    try:
+        return isinstance(yaml.safe_load(text), dict)
+    except yaml.YAMLError:
+        return False
+
+
+def _of_yaml(text: str, environment: Mapping[str, str]) -> Source:
+    tree = tree_of(text)
+    if isinstance(tree.get("run"), str):  # a task of SkyPilot, whose script is text
+        return _of_script(tree["run"], environment)
+    tree, lost = resolve(tree, environment)
+    values = {k: plain(v) for k, v in flatten(tree).items() if k.rpartition(".")[2] != "_target_"}
+    system = SFT if "actor_rollout_ref" not in tree and ("optim" in tree or "model" in tree) else PPO
+    return Source(system, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])
+
+
+def _of_script(text: str, environment: Mapping[str, str]) -> Source:
+    variables = Variables({"HOME": ["~"], "@": [], "#": ["0"]} | {k: [v] for k, v in environment.items()})
+    shell = Shell(variables).run(text)
+    line = command_line(launch(shell.commands))
+    if not line.values:
+        raise Unreadable("holds no command with overrides like `trainer.nnodes=1`, and is no YAML either")
+    of_ppo = any(key.startswith(("actor_rollout_ref.", "algorithm.")) for key in line.values)
+    sft = "sft" in line.module if line.module else not of_ppo
+    values = {k: v for key, value in line.values.items() for k, v in _leaves(key, value).items()}
+    values |= {f"export.{name}": variables.text(name) for name in shell.exported if variables.text(name)}
+    if sft:
+        flags = ("nnodes", "nproc_per_node")
+        values |= {f"launcher.{f}": scalar(line.flags[f]) for f in flags if line.flags.get(f)}
+    return Source(SFT if sft else PPO, values, [*_told(shell)])
+
+
+def _leaves(key: str, value: Any) -> dict[str, Any]:
+    return flatten({key: value}) if isinstance(value, dict) else {key: value}
+
+
+def _told(shell: Shell) -> list[Note]:
+    """What a script leaves open, since nothing of it is executed."""
+    unset = [name for name in shell.variables.unset if name not in shell.exported]
+    return [
+        *(
+            Note(Outcome.CHANGED, f"${name}", f"is set outside of the script: empty, or --env {name}=VALUE")
+            for name in unset
+        ),
+        *(Note(Outcome.CHANGED, f"$({c})", "no command is run: its output is taken for empty") for c in shell.probed),
+        *(Note(Outcome.CHANGED, skipped, "is passed over") for skipped in shell.skipped),
+    ]

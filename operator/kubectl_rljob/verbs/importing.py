@@ -1,0 +1,91 @@
+"""Make an RLJob of another system's configuration."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kubectl_rljob import errors
+from kubectl_rljob.errors import UserError
+from kubectl_rljob.importer import report
+from kubectl_rljob.importer.importing import imported
+from kubectl_rljob.importer.settings import Options
+from kubectl_rljob.importer.sources import Unreadable
+from kubectl_rljob.importer.systems import SYSTEMS
+from kubectl_rljob.options import verb
+from kubectl_rljob.session import Session
+
+
+def _pairs(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    wrong = [value for value in values if "=" not in value]
+    if wrong:
+        raise click.BadParameter(f"{wrong[0]} is not NAME=VALUE")
+    return dict(value.split("=", 1) for value in values)
+
+
+@verb("import")
+@click.argument("system", metavar="SYSTEM", type=click.Choice(tuple(SYSTEMS)), help=f"one of {', '.join(SYSTEMS)}")
+@click.argument("file", metavar="FILE", type=click.Path(), help="its configuration: YAML, and of verl also a script")
+@click.option("--image", default=Options.image, metavar="IMAGE", help=f"image of the pods (default: {Options.image})")
+@click.option(
+    "--claim",
+    default=Options.claim,
+    metavar="NAME",
+    help="PersistentVolumeClaim of model, data and checkpoints (default: data)",
+)
+@click.option(
+    "--root",
+    default=Options.root,
+    metavar="DIR",
+    help="where the claim is mounted: relative paths, ~ and names of a hub are taken to be below it (default: /data)",
+)
+@click.option("--rows", type=int, metavar="N", help="rows of the training data: epochs become steps")
+@click.option("--nodes", type=int, metavar="N", help="trainer pods, in place of the file's")
+@click.option("--gpus-per-node", type=int, metavar="N", help="ranks of a trainer pod, in place of the file's")
+@click.option(
+    "--env",
+    "environment",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_pairs,
+    help="a variable that a script or YAML reads; 1, 2: arguments of a script",
+)
+@click.option("--allow", "allowed", multiple=True, metavar="KEY", help="pass over a key that is not known")
+@click.option("--dataset-info", type=click.Path(), metavar="FILE", help="LLaMA-Factory's dataset_info.json")
+def import_(session: Session, system: str, file: str, dataset_info: str | None, **flags: Any) -> None:
+    """Make an RLJob of another system's configuration.
+
+    Of verl (scripts of overrides, or YAML), ROLL, LLaMA-Factory and RLinf. The RLJob goes to standard
+    output, with the key that it comes from beside each line; what was implied, changed, or cannot be said goes to
+    standard error. Scripts are read and never run. Exit code 1 when there is an unknown key, or a rule is broken.
+    """
+    data_sets = _json(dataset_info) if dataset_info else {}
+    try:
+        result = imported(system, _text(file), Path(file).name, Options(data_sets=data_sets, **flags))
+    except Unreadable as error:
+        raise UserError(f"{file} {error}") from error
+    if result.report:
+        session.terminal.tell(result.report)
+    if result.problems:
+        raise UserError(f"{file} cannot be imported:\n{report.problems(result.problems)}")
+    session.terminal.data(result.manifest)
+    if not result.valid:
+        raise click.exceptions.Exit(errors.REFUSED)
+
+
+def _text(file: str) -> str:
+    try:
+        return Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _json(file: str) -> dict[str, Any]:
+    try:
+        found = json.loads(_text(file))
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{file} holds no data sets by name")
+    return found

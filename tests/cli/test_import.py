@@ -1,0 +1,61 @@
+"""Configurations in each system's own form become the RLJob and the report that lie beside them.
+
+To write one anew: kubectl rljob import SYSTEM FILE [flags] > FILE.rljob.yaml 2> FILE.report.txt, and read both.
+"""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kubectl_rljob.importer.importing import Result, imported
+from kubectl_rljob.importer.settings import Options
+from rljob_api.validation import validate
+
+HERE = Path(__file__).parent / "imports"
+CASES = {
+    "verl/grpo.sh": Options(),
+    "verl/dapo-moe.sh": Options(),
+    "verl/ppo.yaml": Options(rows=10_000),
+    "verl/guide.sh": Options(),
+    "verl/sft.sh": Options(environment={"1": "8", "2": "/data/sft"}),
+    "roll/rlvr-moe.yaml": Options(),
+    "roll/async-ppo.yaml": Options(),
+    "roll/sft.yaml": Options(),
+    "roll/dpo.yaml": Options(nodes=2, gpus_per_node=8),
+    "llamafactory/moe-sft.yaml": Options(nodes=2, gpus_per_node=8),
+    "llamafactory/lora-dpo.yaml": Options(root="/mnt", claim="models", image="example/trainer:1"),
+    "rlinf/grpo.yaml": Options(gpus_per_node=4, rows=5120),
+}
+DATA_SETS = {"llamafactory": "llamafactory/dataset_info.json"}
+
+
+def result(case: str) -> Result:
+    system, options = case.split("/")[0], CASES[case]
+    if system in DATA_SETS:
+        options = Options(**vars(options) | {"data_sets": yaml.safe_load((HERE / DATA_SETS[system]).read_text())})
+    return imported(system, (HERE / case).read_text(), Path(case).name, options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_configuration_becomes_the_rljob_and_the_report_beside_it(case: str) -> None:
+    found = result(case)
+    assert not found.problems
+    assert found.manifest + "\n" == (HERE / f"{case}.rljob.yaml").read_text()
+    assert found.report + "\n" == (HERE / f"{case}.report.txt").read_text()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_rljob_breaks_no_rule(case: str) -> None:
+    document = yaml.safe_load(result(case).manifest)
+    checked = validate(document["spec"], document["metadata"]["name"])
+    assert checked.valid, str(checked)
+
+
+def test_every_configuration_has_its_case() -> None:
+    sources = {
+        str(p.relative_to(HERE))
+        for p in HERE.glob("*/*")
+        if p.suffix in (".sh", ".yaml") and not p.name.endswith(".rljob.yaml")
+    }
+    assert sources == {*CASES}

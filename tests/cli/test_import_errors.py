@@ -1,0 +1,135 @@
+"""What cannot be imported is said whole, with paths; nothing is left out silently."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cli.conftest import Rljob
+from kubectl_rljob.importer.engine import convert, default_of
+from kubectl_rljob.importer.importing import imported
+from kubectl_rljob.importer.interpolation import resolve
+from kubectl_rljob.importer.settings import Options
+from kubectl_rljob.importer.systems import SYSTEMS
+from kubectl_rljob.importer.table import Outcome
+
+LAUNCH = "python3 -m verl.trainer.main_ppo data.train_files=/data/a.parquet trainer.total_training_steps=5 "
+TABLES = [table for reader in SYSTEMS.values() for table in reader.tables]
+
+
+def test_all_unknown_keys_are_told_at_once_with_the_nearest_known_ones(rljob: Rljob, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(LAUNCH + "actor_rollout_ref.rollout.temprature=1 trainer.quux.corge=2 data.max_prompt_lenght=4")
+    found = rljob("import", "verl", str(script))
+    assert (found.code, found.out) == (1, "")
+    assert "rollout.temprature: unknown key; did you mean actor_rollout_ref.rollout.temperature?" in found.err
+    assert "trainer.quux.corge: unknown key (or --allow trainer.quux.corge)" in found.err
+    assert "did you mean data.max_prompt_length?" in found.err
+
+
+def test_an_allowed_key_is_passed_over_and_told(rljob: Rljob, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        LAUNCH
+        + "actor_rollout_ref.model.path=/data/m trainer.quux.corge=2 algorithm.adv_estimator=rloo actor_rollout_ref.rollout.n=4"
+    )
+    found = rljob("import", "verl", str(script), "--allow", "trainer.quux.corge", "--claim", "mine")
+    assert found.code == 0, found.err
+    assert "trainer.quux.corge: passed over, as --allow says" in found.err
+    assert yaml.safe_load(found.out)["spec"]["volumes"][0]["source"] == {"persistentVolumeClaim": {"claimName": "mine"}}
+
+
+def test_a_broken_rule_is_told_beside_the_rljob(rljob: Rljob, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        LAUNCH + "algorithm.adv_estimator=rloo actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=3"
+    )
+    found = rljob("import", "verl", str(script))
+    assert found.code == 1
+    assert yaml.safe_load(found.out)["spec"]["trainer"]["parallelism"] == {"pipeline": 3}
+    assert "spec.train.samplesPerPrompt = 1" in found.err
+    assert "8 is not divisible by tensor x pipeline x context" in found.err
+
+
+@pytest.mark.parametrize(
+    ("system", "text", "said"),
+    [
+        ("verl", "echo hello", "holds no command with overrides"),
+        ("roll", "custom_envs: {}", "of a pipeline that no RLJob has"),
+        ("llamafactory", "- a list", "is no YAML of keys and values"),
+        ("rlinf", "a: [", "is not YAML"),
+    ],
+)
+def test_a_file_of_another_form_is_refused(system: str, text: str, said: str, rljob: Rljob, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(text)
+    found = rljob("import", system, str(tmp_path / "file"))
+    assert (found.code, found.out) == (1, "")
+    assert said in found.err
+
+
+def test_a_value_that_is_no_number_is_told_with_its_key() -> None:
+    found = imported("verl", LAUNCH + "data.train_batch_size=many trainer.save_freq=often", "run.sh", Options())
+    assert {(p.key, p.text) for p in found.problems} >= {
+        ("data.train_batch_size", "many is no number"),
+        ("trainer.save_freq", "often is no number"),
+    }
+
+
+def test_a_task_that_no_rljob_has_is_an_error() -> None:
+    found = imported("llamafactory", "{stage: kto, model_name_or_path: /m, dataset: d, output_dir: o}", "f", Options())
+    assert [p.key for p in found.problems] == ["stage"]
+    assert "sft, dpo, rm, pt" in found.problems[0].text
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.title)
+def test_no_given_key_is_dropped_silently(table) -> None:  # type: ignore[no-untyped-def]
+    """Every row with a value that no neutral one equals ends in a field, a note or a problem that names it."""
+    for row in table.rows:
+        key = row.key.replace("*", next(iter(sorted(row.known)), "key"))
+        found = convert(table, {key: "a-value"}, Options(rows=100))
+        said = [*found.comments.values(), *(n.key for n in found.notes), *(p.key for p in found.problems)]
+        assert any(key in text for text in said), key
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.title)
+def test_fields_of_the_tables_are_fields_of_the_spec(table) -> None:  # type: ignore[no-untyped-def]
+    from rljob_api.schema.crd import crd
+
+    spec = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    for row in table.rows:
+        for path in filter(None, (part.strip() for part in row.field.split(","))):
+            node = spec
+            for part in path.replace("[]", "").split(".") if path != "metadata.name" else ():
+                node = node.get("items", node)
+                if node.get("x-kubernetes-preserve-unknown-fields"):
+                    break
+                assert part in node.get("properties", {}), f"{row.key}: {path}"
+                node = node["properties"][part]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.title)
+def test_no_key_is_in_a_table_twice(table) -> None:  # type: ignore[no-untyped-def]
+    names = [name for row in table.rows for name in (row.key, *row.also)]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_interpolations_reach_keys_the_environment_and_arithmetic() -> None:
+    tree = {
+        "a": {"b": 4, "c": "${.b}", "d": "${a.b}-${oc.env:N,7}", "e": "${multiply:${a.b}, 3}"},
+        "f": "${oc.select:no.such,${not:${g}}}",
+        "g": False,
+        "h": "${no.key}",
+    }
+    found, lost = resolve(tree, {"N": "8"})
+    assert found == {"a": {"b": 4, "c": 4, "d": "4-8", "e": 12}, "f": True, "g": False, "h": None}
+    assert lost == ["h: ${no.key}: there is no such key in the file"]
+
+
+def test_defaults_of_the_spec_are_known() -> None:
+    assert default_of("train.optimizer.beta2") == 0.95
+    assert default_of("critic.optimizer.learningRate") == 1e-5
+    assert default_of("train.steps") is None
+
+
+def test_outcomes_are_named_as_the_page_names_them() -> None:
+    assert [outcome.value for outcome in Outcome] == ["implied", "changed", "not expressible"]

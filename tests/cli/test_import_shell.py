@@ -1,0 +1,89 @@
+"""Scripts are read as bash reads them, and nothing in them is run."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kubectl_rljob.importer.arithmetic import devices, evaluate
+from kubectl_rljob.importer.shell import Shell
+from kubectl_rljob.importer.words import Variables
+
+WORDS = [
+    "run a  'b c' \"d $X e\" f\\ g",
+    'run ${X:-no} ${Y:-yes} ${Y-} "${Y:-}" ${X:+set} ${Y:+set}',
+    'Y=${Z:=3}; run "$Y" $Z',
+    "A=(one 'two three' four); A+=(five); run \"${A[@]}\" ${#A[@]} ${A[1]}",
+    'E=(); run "${E[@]}" last',
+    "run $((2 * (3 + N))) $(( (N + 1) / 2 ))",
+    "run ${P##*/} ${P%/*} ${P#*/} ${P%%.*} ${P/a/b} ${P//a/b}",
+    "L=\"a=1 b='[2,3]' \\\n  c=4\"; run $L",
+    'if [ "$X" = x ] && [ "$N" -gt 3 ]; then run yes; else run no; fi',
+    'if [[ -z "${Y:-}" || $N -lt 1 ]]; then run yes; elif [ -n "$X" ]; then run other; fi',
+    'case "$X" in a|b) run ab ;; x*) run starts ;; *) run rest ;; esac',
+    '[ "$N" -eq 5 ] && run five || run other',
+    "run 'it'\"'\"'s' # run comment\nrun next#not",
+    'V=$(echo word); run "$V" `echo back`',
+    "V=$(false && echo npu || echo gpu); run $V",
+    "cat > /dev/null << EOF\nrun hidden\nEOF\nrun shown",
+    'X=y run "$X"',
+    "(( N > 4 )) && run more",
+    "{ run one; run two; }",
+    'if [ "$N" != 5 ]; then\n  for i in 1 2; do run $i; done\nfi\nrun end',
+]
+
+
+def as_read(script: str) -> list[list[str]]:
+    variables = Variables({"X": ["x"], "N": ["5"], "P": ["a/b/data.tar.gz"], "@": [], "#": ["0"]})
+    return [command[1:] for command in Shell(variables).run(script).commands if command[0] == "run"]
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="compares with bash")
+@pytest.mark.parametrize("script", WORDS)
+def test_words_are_those_that_bash_makes(script: str, tmp_path: Path) -> None:
+    """`run` writes its arguments, each behind a mark, into a file."""
+    out = tmp_path / "out"
+    head = f'X=x; N=5; P=a/b/data.tar.gz; run() {{ printf "<%s>" "$@" >> {out}; echo >> {out}; }}\n'
+    environment = {"PATH": os.environ["PATH"]}
+    subprocess.run(["bash", "-c", head + script], check=False, env=environment, capture_output=True, timeout=20)
+    wanted = out.read_text()
+    assert "".join("".join(f"<{word}>" for word in words) + "\n" for words in as_read(script)) == wanted
+
+
+def test_no_command_is_run(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    shell = Shell(Variables()).run(f"touch {mark}; X=$(touch {mark}; echo done) `touch {mark}`; echo $X > {mark}")
+    assert not mark.exists()
+    assert [c[0] for c in shell.commands] == ["touch"]
+
+
+def test_a_probe_of_the_machine_counts_as_failed() -> None:
+    script = "D=${D:-$(python3 -c 'import torch_npu' 2>/dev/null && echo npu || echo gpu)}; run $D"
+    assert as_read(script) == [["gpu"]]
+
+
+def test_loops_and_functions_are_passed_over_and_named() -> None:
+    shell = Shell(Variables()).run("f() { run a; }\nfor i in 1 2; do if true; then run $i; fi; done\nrun b")
+    assert shell.commands == [["run", "b"]]
+    assert [*shell.skipped] == ["a function: f", "a loop: for"]
+
+
+def test_what_is_set_outside_is_named() -> None:
+    shell = Shell(Variables({"HOME": ["~"]})).run('run "$HOME" "$ELSEWHERE" ${DEFAULTED:-x} $1')
+    assert [*shell.variables.unset] == ["ELSEWHERE", "1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("1024 * 8", "8192"), ("(1 + 2) / 2", "1"), ("-1", "-1"), ("__import__('os')", "__import__('os')")],
+)
+def test_arithmetic_is_of_whole_numbers(text: str, found: str) -> None:
+    assert evaluate(text) == found
+
+
+def test_device_lists_are_parsed_and_not_evaluated() -> None:
+    assert devices("list(range(0,4)) + [6, 7]") == [0, 1, 2, 3, 6, 7]
+    assert devices("list([4,5])") == [4, 5]
+    assert devices("__import__('os').getcwd()") is None
