@@ -11,7 +11,8 @@ def line(state: LocalState, seen: Seen, steps: int) -> str:
     """For example `attempt 1: step 12/100, reward 0.438, loss 0.0012, 3.4 s; trainers 2/2, rollouts 2/2`."""
     trainers = sum(_runs(report, state) for report in seen.trainers.values())
     rollouts = sum(report is not None and report.state == "running" for report in seen.rollouts.values())
-    counts = f"trainers {trainers}/{len(seen.trainers)}, rollouts {rollouts}/{len(seen.rollouts)}"
+    counts = f"trainers {trainers}/{len(seen.trainers)}"
+    counts += f", rollouts {rollouts}/{len(seen.rollouts)}" if seen.rollouts else ""
     if state.attempt == 0:
         return f"starting; {counts}"
     order = "" if state.command == "run" else f" ({state.command})"
