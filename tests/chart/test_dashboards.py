@@ -64,7 +64,7 @@ async def test_everything_that_is_exported_of_jobs_is_shown() -> None:
 
 async def test_the_alerts_of_the_guide_ask_for_what_is_exported() -> None:
     (alerts,) = re.findall(
-        r"^Alerts .*?^```\n(.*?)^```", (ROOT / "docs/operations.md").read_text(), re.DOTALL | re.MULTILINE
+        r"^Recommended alerts.*?^```\n(.*?)^```", (ROOT / "docs/operations.md").read_text(), re.DOTALL | re.MULTILINE
     )
     assert words(alerts) and words(alerts) <= (await exported()).keys()
 
