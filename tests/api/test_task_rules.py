@@ -12,6 +12,7 @@ from rljob_api.validation.expression import field
 from rljob_api.validation.tasks import READERS, SUPERVISED
 
 VALUES: dict[str, Any] = {
+    "model.megatronCheckpoint": "/data/checkpoint",
     "data.format": "messages",
     "data.maxPromptTokens": 16,
     "data.maxTokens": 64,

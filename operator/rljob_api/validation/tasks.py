@@ -15,6 +15,7 @@ CONVERSATIONS: tuple[Task, ...] = ("sft", "dpo", "rewardModel")
 PAIRS: tuple[Task, ...] = ("dpo", "rewardModel")
 
 READERS: dict[str, tuple[Task, ...]] = {
+    "model.megatronCheckpoint": ("rl", "sft", "dpo", "pretrain"),
     "data.format": SUPERVISED,
     "data.promptKey": ("rl", *CONVERSATIONS),
     "data.responseKey": ("sft",),

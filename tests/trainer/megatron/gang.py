@@ -18,7 +18,9 @@ def changed(spec: RLJobSpec, **sections: Any) -> RLJobSpec:
 
 
 def run_engines[T](
-    world: int, cases: dict[str, tuple[RLJobSpec, Callable[[Any], T]]], objective: Callable[[], Any] | None = None
+    world: int,
+    cases: dict[str, tuple[RLJobSpec, Callable[[Any], T]]],
+    objective: Callable[[RLJobSpec], Any] | None = None,
 ) -> dict[str, T]:
     """What each case's function makes of an engine of its spec; all ranks must make the same of it. `objective` makes that of each engine."""
 
@@ -32,13 +34,13 @@ def run_engines[T](
     return first
 
 
-def _run[T](spec: RLJobSpec, function: Callable[[Any], T], objective: Callable[[], Any] | None) -> T:
+def _run[T](spec: RLJobSpec, function: Callable[[Any], T], objective: Callable[[RLJobSpec], Any] | None) -> T:
     from megatron.core import parallel_state
 
     from rljob_trainer.megatron.engine import Engine
 
     try:
-        return function(Engine(spec, lambda: None, objective() if objective else None))
+        return function(Engine(spec, lambda: None, objective(spec) if objective else None))
     finally:
         parallel_state.destroy_model_parallel()
 

@@ -112,6 +112,29 @@ def test_where_reward_models_read_whole_sequences_their_last_token_finds_room() 
     assert [len(micro) for micro in tighter] == [1, 1, 1, 1], "two of 9 tokens do not fit"
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_pairs_lie_whole_in_one_micro_batch(seed: int) -> None:
+    draw = random.Random(seed)
+    spec = make_spec(train={"tokensPerMicroBatch": 40, "miniBatches": 2})
+    pairs = columns([draw.randrange(1, 17) for _ in range(2 * draw.randrange(2, 12))])
+    found = plan_step(pairs, spec, Layout(3), pairs=True)
+    micros = [micro for cut in found.mini_batches for rank in cut for micro in rank]
+    assert sorted(row for micro in micros for row in micro) == list(range(len(pairs)))
+    assert all(micro[1::2] == [row + 1 for row in micro[::2]] for micro in micros)
+    assert not any(row % 2 for micro in micros for row in micro[::2])
+    assert max(sum(int(pairs.length[row]) - 1 for row in micro) for micro in micros) <= 40
+
+
+def test_a_pair_longer_than_the_budget_is_an_error_though_its_sequences_fit() -> None:
+    spec = make_spec(train={"tokensPerMicroBatch": 16})
+    assert plan_step(columns([6, 6]), spec, Layout(1), pairs=True).rows(0) == [0, 1]
+    assert plan_step(columns([7, 6]), spec, Layout(1), complete=True).rows(0) == [0, 1]
+    with pytest.raises(ValueError, match="a sample has 17 tokens, more than a micro-batch of 16 can hold"):
+        plan_step(columns([7, 6]), spec, Layout(1), pairs=True)
+    with pytest.raises(ValueError, match="a sample has 18 tokens"):
+        plan_step(columns([6, 6]), spec, Layout(1), pairs=True, complete=True)
+
+
 def test_a_step_without_a_response_cannot_be_planned() -> None:
     with pytest.raises(ValueError, match="no trajectories to train on"):
         plan_step(columns([0, 0]), make_spec(), Layout(1))

@@ -43,7 +43,7 @@ class WeightedCrossEntropy(Objective):
         return Targets({"weight": [torch.full((n,), reward) for n, reward in pairs]})
 
     def loss(self, columns: Mapping[str, torch.Tensor], sequences: Sequences, output: Output) -> TokenLoss:
-        log_probs, _ = output.log_probs(temperature=1.0)
+        log_probs = output.predictions(temperature=1.0).log_probs
         loss = -columns["weight"] * log_probs * columns["mask"]
         return TokenLoss(loss, columns["mask"], {"cross_entropy": -log_probs.detach() * columns["mask"]})
 
@@ -109,7 +109,7 @@ def test_an_objective_that_the_engine_does_not_know_learns_as_torch_does_in_ever
     for name, sizes in LAYOUTS.items():
         world = 4 if sizes else 1
         spec = job(model, trainer={"nodes": world, "parallelism": sizes}, algorithm={}, optimizer=optimizer)
-        metrics, found = run_engines(world, {name: (spec, learn)}, WeightedCrossEntropy)[name]
+        metrics, found = run_engines(world, {name: (spec, learn)}, lambda spec: WeightedCrossEntropy())[name]
         assert [m["sft/loss"] for m in metrics] == pytest.approx(losses, abs=2e-6)
         assert [m["sft/cross_entropy"] for m in metrics] == pytest.approx(entropies, abs=2e-6)
         assert not any(key.startswith("train_rollout/") for m in metrics for key in m)

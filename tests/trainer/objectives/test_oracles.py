@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from trainer.objectives.oracles import ADVANTAGE_ORACLES, Oracle
+from trainer.objectives.supervised_oracles import SUPERVISED_ORACLES
 from trainer.objectives.token_oracles import AMOUNT_ORACLES, CORRECTION_ORACLES, KL_ORACLES, LOSS_ORACLES
 
-ORACLES = (*ADVANTAGE_ORACLES, *LOSS_ORACLES, *KL_ORACLES, *CORRECTION_ORACLES, *AMOUNT_ORACLES)
+ORACLES = (*ADVANTAGE_ORACLES, *LOSS_ORACLES, *KL_ORACLES, *CORRECTION_ORACLES, *AMOUNT_ORACLES, *SUPERVISED_ORACLES)
 TOLERANCE = 1e-9
 DOCUMENT = Path(__file__).parents[3] / "docs/algorithms.md"
 

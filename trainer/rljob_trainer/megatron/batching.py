@@ -4,6 +4,7 @@ batches out, computes the same."""
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -30,33 +31,41 @@ class StepPlan:
         return sorted(row for plan in self.mini_batches for micro in plan[data_rank] for row in micro)
 
 
-def plan_step(columns: Columns, spec: RLJobSpec, layout: Layout) -> StepPlan:
+def plan_step(
+    columns: Columns, spec: RLJobSpec, layout: Layout, pairs: bool = False, complete: bool = False
+) -> StepPlan:
     """Mini-batches of whole groups, none of them empty; each spread over ranks and micro-batches.
 
     A sequence takes its tokens without the last, which predicts nothing; with it, where reward models read whole sequences in the same cut.
 
-    Raises ValueError when no trajectory has a response, or one is longer than a micro-batch.
+    Args:
+        pairs: the rows of a group lie behind each other in one micro-batch, as Objective.pairs says
+        complete: with every sequence's last token, as Objective.scores says
+
+    Raises ValueError when no trajectory has a response, or one, or a pair, is longer than a micro-batch.
     """
     kept = np.flatnonzero(columns.response_length)
     if not len(kept):
         raise ValueError("the step has no trajectories to train on")
-    whole = any(reward.model for reward in spec.rewards)
-    groups = sorted(set(columns.group[kept].tolist()))
+    complete = complete or any(reward.model for reward in spec.rewards)
+    lengths = (columns.length - (not complete)).tolist()
+    groups = [list(rows) for _, rows in groupby(kept.tolist(), key=lambda row: columns.group[row])]
     count = min(spec.train.mini_batches, len(groups))
-    share = {group: i * count // len(groups) for i, group in enumerate(groups)}
-    members = [[row for row in kept.tolist() if share[int(columns.group[row])] == m] for m in range(count)]
-    return StepPlan(tuple(_plan(rows, columns.length[rows] - (not whole), spec, layout) for rows in members))
+    share = [i * count // len(groups) for i in range(len(groups))]
+    members = [[rows for rows, m in zip(groups, share, strict=True) if m == number] for number in range(count)]
+    return StepPlan(tuple(_plan(groups, pairs, lengths, spec, layout) for groups in members))
 
 
-def plan_rows(rows: Sequence[int], lengths: Sequence[int], spec: RLJobSpec, layout: Layout) -> Plan:
-    """Spread these rows, whose sequences have these lengths, as `plan` does."""
-    spaces = [space(n, layout) for n in lengths]
-    found = plan(spaces, spec.train.tokens_per_micro_batch, layout.alignment, layout.data, layout.micro_batch_multiple)
-    return [[[rows[i] for i in micro] for micro in rank] for rank in found]
+def plan_units(units: Sequence[Sequence[int]], lengths: Sequence[int], spec: RLJobSpec, layout: Layout) -> Plan:
+    """Spread rows as `plan` does; those of a unit lie behind each other. `lengths`: of the sequence of every row."""
+    sizes = [sum(space(lengths[row], layout) for row in unit) for unit in units]
+    found = plan(sizes, spec.train.tokens_per_micro_batch, layout.alignment, layout.data, layout.micro_batch_multiple)
+    return [[[row for i in micro for row in units[i]] for micro in rank] for rank in found]
 
 
-def _plan(rows: list[int], lengths: np.ndarray, spec: RLJobSpec, layout: Layout) -> Plan:
-    return plan_rows(rows, lengths.tolist(), spec, layout)
+def _plan(groups: list[list[int]], pairs: bool, lengths: list[int], spec: RLJobSpec, layout: Layout) -> Plan:
+    units = groups if pairs else [[row] for group in groups for row in group]
+    return plan_units(units, lengths, spec, layout)
 
 
 def space(length: int, layout: Layout) -> int:

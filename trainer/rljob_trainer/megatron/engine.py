@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,11 +14,12 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch, Columns
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.megatron import backend, checkpoint, parallel_state
-from rljob_trainer.megatron.batching import plan_rows, plan_step
+from rljob_trainer.megatron.batching import plan_step, plan_units
 from rljob_trainer.megatron.model import PolicyModel
-from rljob_trainer.megatron.network import TrainedNetwork
+from rljob_trainer.megatron.network import TrainedModel, TrainedNetwork
 from rljob_trainer.megatron.optimizer import NonFiniteError, update_metrics
 from rljob_trainer.megatron.packing import micro_batch
+from rljob_trainer.megatron.provider import MODEL
 from rljob_trainer.megatron.reference import LogProbs, reference_of
 from rljob_trainer.megatron.reward_models import RewardModels
 from rljob_trainer.megatron.step import Step, gather
@@ -45,7 +47,7 @@ class Engine:
             Layout.of(spec, names.ROLE_TRAINER), device, spec.lifecycle.stall_timeout_seconds
         )
         self.objective = objective or PolicyObjective(spec)
-        self._model = PolicyModel(spec, self._parallel)
+        self._model = self._trained_model()
         self._reference = self._frozen_reference()
         self._policy = self._trained_policy()
         self._critic = self._trained_critic()
@@ -60,7 +62,7 @@ class Engine:
 
     def parts(self, columns: Columns) -> list[list[int]]:
         """[data-parallel rank] -> rows of the step's trajectories that it needs, ascending."""
-        plan = plan_step(columns, self._spec, self._parallel.layout)
+        plan = plan_step(columns, self._spec, self._parallel.layout, self.objective.pairs, self.objective.scores)
         return [plan.rows(rank) for rank in range(self._parallel.layout.data)]
 
     def measure(self, batch: Batch) -> Step:
@@ -68,9 +70,9 @@ class Engine:
 
         `batch`: whole, or this rank's part of it.
         """
-        step = Step.of(batch, self._spec, self._parallel)
+        step = Step.of(batch, self._spec, self._parallel, self.objective)
         self._reward_models.score(step)
-        micro_batches, temperature = list(step.micro_batches()), self._spec.rollout.sampling.temperature
+        micro_batches, temperature = list(step.micro_batches()), self.objective.temperature
         with self._policy.offloader.using("parameters"):
             if self._reference:
                 step.keep("reference_log_probs", self._reference(micro_batches, temperature))
@@ -107,8 +109,8 @@ class Engine:
 
     def log_probs(self, trajectories: Sequence[Trajectory]) -> list[torch.Tensor]:
         """Of every response token under the policy, at temperature 1, on every rank. All ranks have the same trajectories."""
-        rows = range(len(trajectories))
-        plan = plan_rows(rows, [len(t) - 1 for t in trajectories], self._spec, self._parallel.layout)
+        units = [[row] for row in range(len(trajectories))]
+        plan = plan_units(units, [len(t) - 1 for t in trajectories], self._spec, self._parallel.layout)
         micro_batches = [micro_batch(trajectories, micro, self._parallel) for micro in plan[self.data_rank]]
         with self._policy.offloader.using("parameters"):
             measured = self._policy.log_probs(micro_batches, temperature=1.0)
@@ -121,6 +123,10 @@ class Engine:
             for name, tensor in self._model.export():
                 self.heartbeat()
                 yield name, tensor
+
+    def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
+        """The config.json of what `export` gives, from that of the model that the job started from."""
+        return self._model.hugging_face_config(config)
 
     def release_memory(self) -> None:
         """Give the device what memory is held and not in use. Before servers wake that share it."""
@@ -140,6 +146,12 @@ class Engine:
     def _learners(self) -> list[tuple[TrainedNetwork, Objective]]:
         critic = self.objective.critic
         return ([(self._critic, critic)] if self._critic and critic else []) + [(self._policy, self.objective)]
+
+    def _trained_model(self) -> TrainedModel:
+        """What the objective learns with."""
+        if self.objective.scores:
+            return ValueModel(self._spec, self._spec.model.path, MODEL, self._parallel)
+        return PolicyModel(self._spec, self._parallel)
 
     def _frozen_reference(self) -> LogProbs | None:
         """While the policy is still the starting point."""

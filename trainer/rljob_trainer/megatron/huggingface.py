@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,9 @@ def write_hugging_face(engine: Engine, source: Path, target: Path, shard_bytes: 
     if dist.get_rank() == 0:
         target.mkdir(parents=True)
         dtype = _write_weights(_telling(engine), target, shard_bytes)
-        _copy_the_rest(source, target, dtype)
+        _copy_the_rest(source, target)
+        config = engine.hugging_face_config(json.loads((source / "config.json").read_text()))
+        _write_config(config, target, dtype)
     else:
         for _ in engine.export():
             pass
@@ -70,11 +73,13 @@ def _shards(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator
     yield shard
 
 
-def _copy_the_rest(source: Path, target: Path, dtype: torch.dtype) -> None:
+def _copy_the_rest(source: Path, target: Path) -> None:
     for file in source.iterdir():
         if file.is_file() and not file.name.endswith(_WEIGHTS):
             shutil.copyfile(file, target / file.name)
-    config = json.loads((source / "config.json").read_text())
+
+
+def _write_config(config: dict[str, Any], target: Path, dtype: torch.dtype) -> None:
     config.pop("torch_dtype", None)  # its name before transformers 5
     config["dtype"] = str(dtype).removeprefix("torch.")
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropy of a vocabulary that is cut over tensor-parallel ranks."""
+"""What a model predicts, from a vocabulary that is cut over tensor-parallel ranks."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,26 +7,28 @@ import torch
 import torch.distributed as dist
 
 from rljob_trainer.kernels import triton_kernels
+from rljob_trainer.objectives.tokens import Predictions
 
 KERNELS = "rljob_trainer.megatron.logprob_kernels"
 CHUNK = 2048
 """Rows per piece: bounds the float32 copies at CHUNK x local vocabulary, whatever the length of the micro-batch."""
 
 
-def log_probs_and_entropy(
+def predictions(
     logits: torch.Tensor, targets: torch.Tensor, temperature: float, vocabulary: int, group: dist.ProcessGroup
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """log softmax(logits / temperature) at `targets` [t], and the entropy [t] of that distribution, both float32.
+) -> Predictions:
+    """log softmax(logits / temperature) at `targets` [t] and on average, and the entropy of that distribution.
 
     `logits` [t, v] is this rank's share of the padded vocabulary, in rank order; padding (token ids from `vocabulary` on) has probability 0.
-    Both results are differentiable and equal on all ranks of `group`. The backward pass computes the softmax again instead of keeping it,
-    and writes the gradient over the logits: nobody else may need them by then.
+    The results are equal on all ranks of `group`. The backward pass computes the softmax again instead of keeping it, and writes the
+    gradient over the logits: nobody else may need them by then.
     """
-    return _VocabularyParallel.apply(logits, targets, temperature, vocabulary, group)
+    return Predictions(*_VocabularyParallel.apply(logits, targets, temperature, vocabulary, group))
 
 
 class _VocabularyParallel(torch.autograd.Function):
-    """With z = logits / T, p = softmax(z), H = -sum p log p:  d log p_y / dz = 1_y - p;  dH / dz = -p (log p + H)."""
+    """With z = logits / T over a vocabulary of V, p = softmax(z), H = -sum p log p, m = mean log p:
+    d log p_y / dz = 1_y - p;  dH / dz = -p (log p + H);  dm / dz = 1 / V - p."""
 
     @staticmethod
     def forward(
@@ -42,24 +44,27 @@ class _VocabularyParallel(torch.autograd.Function):
         ctx.real, ctx.scale = max(0, min(width, vocabulary - first)), 1.0 / temperature
         ctx.here = (targets >= first) & (targets < first + ctx.real)
         ctx.local = torch.where(ctx.here, targets - first, -1)
-        own_top, total, weighted, target = _partial_sums(logits, ctx.local, ctx.scale, ctx.real).unbind(-1)
+        ctx.vocabulary = vocabulary
+        own_top, total, weighted, target, plain = _partial_sums(logits, ctx.local, ctx.scale, ctx.real).unbind(-1)
         top = own_top.clone()
         dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
         shift = (own_top - top).clamp(min=torch.finfo(top.dtype).min)  # minus infinity where a share is all padding
-        sums = torch.stack([total, weighted + shift * total, target - top * ctx.here], -1)
+        sums = torch.stack([total, weighted + shift * total, target - top * ctx.here, plain], -1)
         sums[:, :2] *= shift.exp()[:, None]
         dist.all_reduce(sums, group=group)
-        total, weighted, target = sums.unbind(-1)
+        total, weighted, target, plain = sums.unbind(-1)
         log_total = total.log()
-        entropy = log_total - weighted / total
-        ctx.save_for_backward(logits, top + log_total, entropy)
-        return target - log_total, entropy
+        normaliser, entropy = top + log_total, log_total - weighted / total
+        ctx.save_for_backward(logits, normaliser, entropy)
+        correct = (target >= 0).float()
+        ctx.mark_non_differentiable(correct)
+        return target - log_total, entropy, plain / vocabulary - normaliser, correct
 
     @staticmethod
-    def backward(ctx: Any, grad_log_prob: torch.Tensor, grad_entropy: torch.Tensor) -> Any:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         logits, normaliser, entropy = ctx.saved_tensors
-        slopes = (grad_log_prob.contiguous(), grad_entropy.contiguous())
-        _gradient_in_place(logits, ctx.local, normaliser, entropy, *slopes, ctx.scale, ctx.real)
+        slopes = torch.stack(gradients[:3])
+        _gradient_in_place(logits, ctx.local, normaliser, entropy, slopes, ctx.scale, ctx.real, ctx.vocabulary)
         return logits, None, None, None, None
 
 
@@ -75,7 +80,7 @@ def _partial_sums(logits: torch.Tensor, local: torch.Tensor, scale: float, real:
         e = below.exp()
         weighted = (e * below.clamp(min=torch.finfo(z.dtype).min)).sum(-1)
         target = z.gather(1, local[rows, None].clamp(min=0))[:, 0].where(local[rows] >= 0, 0.0)
-        return torch.stack([top, e.sum(-1), weighted, target], -1)
+        return torch.stack([top, e.sum(-1), weighted, target, z[:, :real].sum(-1)], -1)
 
     return _rows(logits, of)
 
@@ -85,24 +90,25 @@ def _gradient_in_place(
     local: torch.Tensor,
     normaliser: torch.Tensor,
     entropy: torch.Tensor,
-    grad_log_prob: torch.Tensor,
-    grad_entropy: torch.Tensor,
+    slopes: torch.Tensor,
     scale: float,
     real: int,
+    vocabulary: int,
 ) -> None:
     """See logprob_kernels.gradient_in_place."""
     if kernels := triton_kernels(KERNELS, logits.is_cuda):
-        kernels.gradient_in_place(logits, local, normaliser, entropy, grad_log_prob, grad_entropy, scale, real)
+        kernels.gradient_in_place(logits, local, normaliser, entropy, slopes, scale, real, vocabulary)
         return
+    of_target, of_entropy, of_mean = slopes[:, :, None]
     for rows in _pieces(len(logits)):
         log_p = _scaled(logits[rows], scale, real) - normaliser[rows, None]
         p = log_p.exp()
         g = (
-            -p * grad_log_prob[rows, None]
-            - p * (log_p.clamp(min=torch.finfo(p.dtype).min) + entropy[rows, None]) * grad_entropy[rows, None]
+            -p * (of_target[rows] + of_mean[rows])
+            - p * (log_p.clamp(min=torch.finfo(p.dtype).min) + entropy[rows, None]) * of_entropy[rows]
         )
-        here = local[rows] >= 0
-        g.scatter_add_(1, local[rows, None].clamp(min=0), (grad_log_prob[rows] * here)[:, None])
+        g[:, :real] += of_mean[rows] / vocabulary
+        g.scatter_add_(1, local[rows, None].clamp(min=0), of_target[rows] * (local[rows, None] >= 0))
         logits[rows] = g * scale
 
 

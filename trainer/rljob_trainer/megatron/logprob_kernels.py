@@ -11,11 +11,11 @@ BLOCK = 4096
 
 
 def partial_sums(logits: torch.Tensor, local: torch.Tensor, scale: float, real: int) -> torch.Tensor:
-    """With z = logits * scale over the first `real` columns: [t, 4] of m = max z, sum exp(z - m), sum (z - m) exp(z - m), and
-    z at `local` [t], 0 where that is -1. Without a real column m is minus infinity and the sums are 0.
+    """With z = logits * scale over the first `real` columns: [t, 5] of m = max z, sum exp(z - m), sum (z - m) exp(z - m),
+    z at `local` [t], 0 where that is -1, and sum z. Without a real column m is minus infinity and the sums are 0.
     """
     rows = len(logits)
-    out = torch.empty(rows, 4, dtype=torch.float32, device=logits.device)
+    out = torch.empty(rows, 5, dtype=torch.float32, device=logits.device)
     _sums[(rows,)](logits, local, out, logits.stride(0), real, scale, BLOCK=BLOCK, num_warps=8)
     return out
 
@@ -25,23 +25,26 @@ def gradient_in_place(
     local: torch.Tensor,
     normaliser: torch.Tensor,
     entropy: torch.Tensor,
-    grad_log_prob: torch.Tensor,
-    grad_entropy: torch.Tensor,
+    slopes: torch.Tensor,
     scale: float,
     real: int,
+    vocabulary: int,
 ) -> None:
-    """Overwrite logits [t, v] with the gradient of log-probability and entropy; columns from `real` on with 0."""
+    """Overwrite logits [t, v] with their gradient; columns from `real` on with 0.
+
+    slopes: [3, t], what log-probability, entropy and mean log-probability over the vocabulary weigh in it
+    """
     rows, width = logits.shape
     _gradient[(rows,)](
         logits,
         local,
         normaliser,
         entropy,
-        grad_log_prob,
-        grad_entropy,
+        *slopes,
         logits.stride(0),
         width,
         real,
+        1 / vocabulary,
         scale,
         BLOCK=BLOCK,
         num_warps=8,
@@ -57,6 +60,7 @@ def _sums(logits, local, out, stride, real, scale, BLOCK: tl.constexpr):  # type
     top = tl.full((), float("-inf"), tl.float32)
     total = tl.full((), 0.0, tl.float32)
     weighted = tl.full((), 0.0, tl.float32)
+    plain = tl.full((), 0.0, tl.float32)
     for start in range(0, real, BLOCK):
         inside = start + columns < real
         z = tl.load(base + start + columns, mask=inside, other=float("-inf")).to(tl.float32) * scale
@@ -66,14 +70,16 @@ def _sums(logits, local, out, stride, real, scale, BLOCK: tl.constexpr):  # type
         fall = tl.where(top == float("-inf"), 0.0, top - higher)
         weighted = (weighted + fall * total) * tl.exp(fall) + tl.sum(below * e, 0)
         total = total * tl.exp(fall) + tl.sum(e, 0)
+        plain += tl.sum(tl.where(inside, z, 0.0), 0)
         top = higher
     target = tl.load(local + row)
     here = (target >= 0) & (target < real)
     z_target = tl.load(base + target, mask=here, other=0.0).to(tl.float32) * scale
-    tl.store(out + row * 4, top)
-    tl.store(out + row * 4 + 1, total)
-    tl.store(out + row * 4 + 2, weighted)
-    tl.store(out + row * 4 + 3, z_target)
+    tl.store(out + row * 5, top)
+    tl.store(out + row * 5 + 1, total)
+    tl.store(out + row * 5 + 2, weighted)
+    tl.store(out + row * 5 + 3, z_target)
+    tl.store(out + row * 5 + 4, plain)
 
 
 @triton.jit
@@ -84,9 +90,11 @@ def _gradient(  # type: ignore[no-untyped-def]
     entropy,
     grad_log_prob,
     grad_entropy,
+    grad_mean,
     stride,
     width,
     real,
+    share,
     scale,
     BLOCK: tl.constexpr,  # noqa: N803
 ):
@@ -94,12 +102,12 @@ def _gradient(  # type: ignore[no-untyped-def]
     base = logits + row * stride
     columns = tl.arange(0, BLOCK)
     log_total, h = tl.load(normaliser + row), tl.load(entropy + row)
-    g, gh = tl.load(grad_log_prob + row), tl.load(grad_entropy + row)
+    g, gh, gm = tl.load(grad_log_prob + row), tl.load(grad_entropy + row), tl.load(grad_mean + row)
     target = tl.load(local + row)
     for start in range(0, width, BLOCK):
         column = start + columns
         log_p = tl.load(base + column, mask=column < real, other=0.0).to(tl.float32) * scale - log_total
         p = tl.exp(log_p)
-        slope = tl.where(column < real, -p * (g + (log_p + h) * gh), 0.0)
+        slope = tl.where(column < real, gm * share - p * (g + gm + (log_p + h) * gh), 0.0)
         slope = tl.where(column == target, slope + g, slope) * scale
         tl.store(base + column, slope.to(logits.dtype.element_ty), mask=column < width)

@@ -1,7 +1,6 @@
 """The policy: from a Hugging Face directory or a Megatron checkpoint to a megatron model in this rank's place."""
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from megatron.core.transformer.module import Float16Module, MegatronModule
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.manifest import engine_directory
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.megatron.export import Exporter
 from rljob_trainer.megatron.layers import keep_apart
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import configure, open_bridge
@@ -25,11 +25,10 @@ from rljob_trainer.megatron.provider import configure, open_bridge
 CHECKPOINT = "spec.model.megatronCheckpoint"
 _PREFIXES = ("policy.", "")
 """Of the names of tensors: ours, and plain megatron's."""
-_VOCABULARY_WEIGHTS = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
 class PolicyModel:
-    """A language model, and the bridge that knows its Hugging Face form."""
+    """A language model; see network.TrainedModel."""
 
     def __init__(self, spec: RLJobSpec, parallel: ParallelState) -> None:
         self.bridge = open_bridge(spec)
@@ -45,26 +44,13 @@ class PolicyModel:
         else:
             load_weights(checkpoint, self.modules)
         self.vocabulary: int | None = self.config.vocab_size
+        self._exporter = Exporter(self.bridge, self.modules, self.config)
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Hugging Face names and full tensors in the model's dtype, one at a time, on every rank. Collective: every rank must drain it."""
-        padded = self._padded_names()
-        exported = self.bridge.export_hf_weights(
-            self.modules, cpu=False, show_progress=False, conversion_tasks=self._tasks
-        )
-        for name, tensor in exported:
-            yield name, tensor[: self.vocabulary] if name in padded else tensor
+        return self._exporter.tensors()
 
-    def _padded_names(self) -> set[str]:
-        """Hugging Face names of the tensors with a row per token, when tensor parallelism made us add rows."""
-        if not self.config.should_pad_vocab:
-            return set()
-        return {str(t.mapping.hf_param) for t in self._tasks if t.global_param_name in _VOCABULARY_WEIGHTS}
-
-    @cached_property
-    def _tasks(self) -> list[Any]:
-        """What to make of each parameter. They remember what stages told each other of them, so every export but the first asks nothing."""
-        return self.bridge.get_conversion_tasks(self.modules)
+    def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
+        return config
 
 
 def require_all_weights(

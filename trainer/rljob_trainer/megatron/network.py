@@ -1,6 +1,6 @@
 """A model with its forward passes; and one that learns, with its optimizer, its schedule and what can be offloaded of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -32,6 +32,18 @@ class LoadedModel(Protocol):
     """Tokens of a language model; None: it gives values."""
 
 
+class TrainedModel(LoadedModel, Protocol):
+    """One whose weights others get."""
+
+    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Hugging Face names and full tensors in the model's dtype, one at a time, on every rank. Collective: every rank must drain it."""
+        ...
+
+    def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
+        """The config.json of what is exported, from that of its directory."""
+        ...
+
+
 class Network:
     """A model that is measured. Every method is collective over the ranks of the model."""
 
@@ -52,7 +64,7 @@ class Network:
 
     def log_probs(self, micro_batches: Sequence[MicroBatch], temperature: float) -> list[torch.Tensor]:
         """Per micro-batch the log-probabilities [t] of its targets; empty on all but the last stage."""
-        return self.passes.forward(micro_batches, lambda m, raw: self.output(m, raw).log_probs(temperature)[0])
+        return self.passes.forward(micro_batches, lambda m, raw: self.output(m, raw).predictions(temperature).log_probs)
 
     def values(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
         """Per micro-batch a value [t] for each token; empty on all but the last stage."""

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from rljob_trainer.megatron.logprob import log_probs_and_entropy
+from rljob_trainer.megatron.logprob import predictions
 from rljob_trainer.megatron.packing import MicroBatch
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.step import MiniBatch
+from rljob_trainer.objectives.tokens import Predictions
 
 Measure = Callable[[MicroBatch, torch.Tensor], Any]
 """What to make of a micro-batch's output, on the last stage."""
@@ -75,10 +76,10 @@ class ModelOutput:
     vocabulary: int | None
     parallel: ParallelState
 
-    def log_probs(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def predictions(self, temperature: float) -> Predictions:
         assert self.vocabulary is not None, "a value model has no log-probabilities"
         group = self.parallel.tensor_group
-        return log_probs_and_entropy(self.raw[0], self.micro.targets, temperature, self.vocabulary, group)
+        return predictions(self.raw[0], self.micro.targets, temperature, self.vocabulary, group)
 
     def values(self) -> torch.Tensor:
         assert self.vocabulary is None, "a language model has no values"

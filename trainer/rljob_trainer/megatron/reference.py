@@ -8,7 +8,7 @@ import torch
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.model import PolicyModel
-from rljob_trainer.megatron.network import Network
+from rljob_trainer.megatron.network import LoadedModel, Network
 from rljob_trainer.megatron.packing import MicroBatch
 from rljob_trainer.megatron.parallel_state import ParallelState
 
@@ -19,7 +19,7 @@ LogProbs = Callable[[Sequence[MicroBatch], float], list[torch.Tensor]]
 
 def reference_of(
     spec: RLJobSpec,
-    policy: PolicyModel,
+    policy: LoadedModel,
     log_probs: LogProbs,
     parallel: ParallelState,
     heartbeat: Callable[[], None],

@@ -36,10 +36,11 @@ class Step:
     parallel: ParallelState
 
     @staticmethod
-    def of(batch: Batch, spec: RLJobSpec, parallel: ParallelState) -> "Step":
+    def of(batch: Batch, spec: RLJobSpec, parallel: ParallelState, objective: Objective) -> "Step":
         """`batch`: whole, or the part of this rank. Raises ValueError when no trajectory has a response."""
-        plan = plan_step(batch.columns, spec, parallel.layout)
-        step = Step(batch, [_mini_batch(batch, cut, parallel) for cut in plan.mini_batches], parallel)
+        plan = plan_step(batch.columns, spec, parallel.layout, objective.pairs, objective.scores)
+        cuts = [_mini_batch(batch, cut, parallel, objective.scores) for cut in plan.mini_batches]
+        step = Step(batch, cuts, parallel)
         own = {i: batch.trajectories[i] for i in plan.rows(parallel.data_rank)}
         step.put("rollout_log_probs", {i: torch.from_numpy(t.response_log_probs.copy()) for i, t in own.items()})
         step.put("age", {i: torch.from_numpy(_age(t, batch.step)) for i, t in own.items()})
@@ -101,10 +102,10 @@ def _age(trajectory: Trajectory, step: int) -> Ints:
     return np.where(written == NO_POLICY, 0, step - 1 - written).astype(np.int32)
 
 
-def _mini_batch(batch: Batch, plan: Plan, parallel: ParallelState) -> MiniBatch:
+def _mini_batch(batch: Batch, plan: Plan, parallel: ParallelState, complete: bool) -> MiniBatch:
     rows = sorted(row for rank in plan for micro in rank for row in micro)
-    read = int(batch.columns.length[rows].sum()) - len(rows)
-    own = [micro_batch(batch.trajectories, micro, parallel) for micro in plan[parallel.data_rank]]
+    read = int((batch.columns.length[rows] - (not complete)).sum())
+    own = [micro_batch(batch.trajectories, micro, parallel, complete) for micro in plan[parallel.data_rank]]
     return MiniBatch(own, rows, read)
 
 

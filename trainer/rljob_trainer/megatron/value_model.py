@@ -1,24 +1,32 @@
-"""A model that gives every token one number: the critic, and reward models on the ranks."""
+"""A model that gives every token one number: the critic, and reward models, trained or frozen."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.bridge import AutoBridge
 from megatron.bridge.models.hf_pretrained.causal_lm import PreTrainedCausalLM
+from megatron.core import parallel_state as mpu
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.model import model_violations
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.megatron.export import Exporter
 from rljob_trainer.megatron.model import require_all_weights
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import DTYPES, MODEL, configure, converting, read_config
 
 SCORE = "score.weight"
 """The head of transformers' sequence classifiers: [labels, hidden], applied to the last hidden state, without a bias."""
+_HEAD = "output_layer.weight"
+"""Its name here."""
+LANGUAGE_MODEL, CLASSIFIER = "ForCausalLM", "ForSequenceClassification"
+"""How transformers' names of architectures end."""
 
 
 class ValueHead(MegatronModule):
@@ -35,7 +43,7 @@ class ValueHead(MegatronModule):
 
 
 class ValueModel:
-    """A backbone of the policy's layout with a value head on the last stage."""
+    """A backbone of the policy's layout with a value head on the last stage; see network.TrainedModel."""
 
     def __init__(self, spec: RLJobSpec, path: str, field: str, parallel: ParallelState) -> None:
         """The head is the directory's, or zero. Raises ConfigurationError, by `field`, for what cannot be one."""
@@ -51,7 +59,30 @@ class ValueModel:
         )
         """The pieces of this rank's stage."""
         self.vocabulary: int | None = None
-        require_all_weights(bridge, self.modules, field, path, but="output_layer.weight")
+        require_all_weights(bridge, self.modules, field, path, but=_HEAD)
+        self._exporter = Exporter(bridge, self.modules, self.config, but=_HEAD)
+
+    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._exporter.tensors()
+        yield SCORE, self._head()
+
+    def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Of transformers' sequence classifier with one label."""
+        architectures = [a.replace(LANGUAGE_MODEL, CLASSIFIER) for a in config["architectures"]]
+        return config | {"architectures": architectures, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+
+    def _head(self) -> torch.Tensor:
+        """[1, h], of the last stage, on every rank."""
+        own = [module.output_layer.weight.detach() for module in self.modules if module.post_process]
+        device = next(self.modules[0].parameters()).device
+        head = (
+            own[0].clone()
+            if own
+            else torch.empty(1, self.config.hidden_size, dtype=self.config.params_dtype, device=device)
+        )
+        last = mpu.get_pipeline_model_parallel_last_rank()
+        dist.broadcast(head, last, group=mpu.get_pipeline_model_parallel_group())
+        return head
 
 
 def _open(spec: RLJobSpec, path: str, field: str) -> AutoBridge:
@@ -62,7 +93,7 @@ def _open(spec: RLJobSpec, path: str, field: str) -> AutoBridge:
             path, dtype=DTYPES[spec.model.dtype], trust_remote_code=spec.model.trust_remote_code
         )
         config = pretrained.config
-        config.architectures = [a.replace("ForSequenceClassification", "ForCausalLM") for a in config.architectures]
+        config.architectures = [a.replace(CLASSIFIER, LANGUAGE_MODEL) for a in config.architectures]
         AutoBridge._validate_config(config, path)
     _require_fit(spec, config.to_dict(), path, field)
     return AutoBridge(pretrained)

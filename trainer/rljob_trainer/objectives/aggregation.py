@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-def token_weights(lengths: Sequence[int], aggregation: str, longest: int) -> list[float]:
+def token_weights(lengths: Sequence[int], aggregation: str, longest: int = 0) -> list[float]:
     """The weight of every response token of each response: the loss of a mini-batch is sum(weight x loss) over its tokens, in any cut.
 
     Weights are made from the whole mini-batch, once. What is filtered or rejected later gives no loss but leaves them as they are: a

@@ -12,7 +12,7 @@ import torch
 
 from rljob_trainer.batch import Batch
 from rljob_trainer.objectives.metrics import MetricAccumulator
-from rljob_trainer.objectives.tokens import Sequences
+from rljob_trainer.objectives.tokens import Predictions, Sequences
 
 Column = Literal["old_log_probs", "reference_log_probs", "values"]
 """What the engine can measure in forward passes: of the policy before the step's first update, of its reference, of the critic."""
@@ -21,8 +21,8 @@ Column = Literal["old_log_probs", "reference_log_probs", "values"]
 class Output(Protocol):
     """What a network says of the tokens of a micro-batch."""
 
-    def log_probs(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability of each token and entropy [t], of a language model; with gradients. To be called once."""
+    def predictions(self, temperature: float) -> Predictions:
+        """Of a language model. To be called once."""
         ...
 
     def values(self) -> torch.Tensor:
@@ -75,6 +75,13 @@ class Objective:
     """Columns that are measured before the first update."""
     measured: tuple[str, ...] = ()
     """What `loss` measures per token."""
+    temperature: float = 1.0
+    """At which log-probabilities are taken."""
+    pairs: bool = False
+    """Whether the trajectories of a group lie behind each other in one micro-batch."""
+    scores: bool = False
+    """Whether the network is a value model, which is asked for the worth of what it has read up to each token; else a language model, which
+    is asked for the probability of each token."""
     critic: "Objective | None" = None
     """What the critic learns from the same step; with `values` in `needs`."""
 

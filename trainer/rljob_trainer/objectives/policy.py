@@ -48,6 +48,7 @@ class PolicyObjective(Objective):
         self._spec, self._algorithm = spec, spec.algorithm
         self._bypass = spec.algorithm.rollout_correction.bypass
         self._replayed = spec.train.batches.replay is not None
+        self.temperature = spec.rollout.sampling.temperature
         self.critic = ValueObjective(spec.critic) if spec.critic else None
         self.kl_coefficient = spec.algorithm.kl.coefficient
         self.needs = frozenset(self._needs())
@@ -105,12 +106,12 @@ class PolicyObjective(Objective):
         return token_rewards(self._algorithm.kl.estimator, self.kl_coefficient, ours, reference)
 
     def loss(self, columns: Mapping[str, torch.Tensor], sequences: Sequences, output: Output) -> TokenLoss:
-        log_probs, entropy = output.log_probs(self._spec.rollout.sampling.temperature)
+        predicted = output.predictions(self.temperature)
         mask = columns["mask"]
         tokens = TokenColumns(
-            log_probs=log_probs,
-            entropy=entropy,
-            old_log_probs=columns.get("old_log_probs", log_probs.detach()),
+            log_probs=predicted.log_probs,
+            entropy=predicted.entropy,
+            old_log_probs=columns.get("old_log_probs", predicted.log_probs.detach()),
             rollout_log_probs=columns["rollout_log_probs"],
             reference_log_probs=columns.get("reference_log_probs"),
             advantages=columns["advantages"],

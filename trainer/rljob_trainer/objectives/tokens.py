@@ -7,6 +7,18 @@ from typing import NamedTuple
 import torch
 
 
+class Predictions(NamedTuple):
+    """What a language model said of the token after each: all [t], in float32. All but the last carry gradients."""
+
+    log_probs: torch.Tensor
+    """Of the token that came."""
+    entropy: torch.Tensor
+    mean_log_probs: torch.Tensor
+    """Over the vocabulary."""
+    correct: torch.Tensor
+    """1.0 where no token was likelier than the one that came."""
+
+
 class TokenColumns(NamedTuple):
     """All [t], in packed order. Only the first two carry gradients."""
 

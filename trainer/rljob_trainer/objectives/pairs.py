@@ -1,0 +1,85 @@
+"""What objectives over pairs share: a chosen and a rejected response to one prompt, whose trajectories lie behind each other in a micro-batch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from rljob_trainer.batch import Columns
+from rljob_trainer.objectives.metrics import MetricAccumulator
+from rljob_trainer.objectives.objective import Objective, StepColumns, Targets, TokenLoss
+from rljob_trainer.objectives.tokens import Sequences
+
+
+class Judged(NamedTuple):
+    """k pairs. All float64."""
+
+    loss: torch.Tensor
+    """[k]"""
+    measured: Mapping[str, torch.Tensor]
+    """[k] each, by the names in PairObjective.measured."""
+
+
+class PairObjective(Objective):
+    """The mean over the pairs of a mini-batch. A pair is a group: its sample 0 was chosen, its sample 1 rejected."""
+
+    prefix = "train"
+    pairs = True
+    measured: tuple[str, ...] = ("pairs", "accuracy", "chosen_reward", "rejected_reward")
+
+    def weights(self, counts: Sequence[int]) -> list[float]:
+        return [2 / len(counts)] * len(counts)
+
+    def advantages(self, step: StepColumns) -> Targets:
+        """Raises ValueError where a group is no pair."""
+        require_pairs(step.batch.columns)
+        return Targets()
+
+    def metrics(self, sums: MetricAccumulator) -> dict[str, float]:
+        means = {name: sums[name] / sums["pairs"] for name in self.measured[1:]}
+        margin = means["chosen_reward"] - means["rejected_reward"]
+        return {f"train/{name}": mean for name, mean in means.items()} | {"train/margin": margin}
+
+
+def require_pairs(columns: Columns) -> None:
+    groups, samples = columns.group.tolist(), columns.sample.tolist()
+    paired = samples == [0, 1] * (len(samples) // 2) and groups[::2] == groups[1::2]
+    if not paired or not columns.response_length.all():
+        raise ValueError("a group of the step is not a chosen and a rejected response")
+
+
+def lead(of_responses: torch.Tensor) -> torch.Tensor:
+    """[k, 2] to [k]: by how much the chosen one is above the rejected one."""
+    return of_responses[:, 0] - of_responses[:, 1]
+
+
+def judged(loss: torch.Tensor, rewards: torch.Tensor) -> Judged:
+    """`loss`: [k]; `rewards`: [k, 2], by which the two responses are compared."""
+    chosen, rejected = rewards.detach().unbind(1)
+    ahead = (chosen > rejected).double()
+    return Judged(loss, {"accuracy": ahead, "chosen_reward": chosen, "rejected_reward": rejected})
+
+
+def pair_loss(
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    sequences: Sequences,
+    judge: Callable[[torch.Tensor, torch.Tensor], Judged],
+) -> TokenLoss:
+    """The loss of pairs as one of tokens, so that no cut of the responses over ranks shows: a token carries its share of the pair's loss, and
+    the slope of that loss in the sum over the token's response.
+
+    Args:
+        values: [t], what is summed over the masked tokens of each response; with gradients
+        judge: of these sums, with gradients, and of the numbers of tokens: both [k, 2], chosen and rejected
+    """
+    sums, lengths = sequences.total(torch.stack((values.detach() * mask, mask), dim=1)).unbind(1)
+    with torch.enable_grad():
+        sums = sums.detach().requires_grad_()
+        found = judge(sums.view(-1, 2), lengths.view(-1, 2))
+        (slopes,) = torch.autograd.grad(found.loss.sum(), sums)
+    share = mask / sequences.spread(lengths).clamp(min=1) / 2
+    of_pairs = lambda x: sequences.spread(x.detach().repeat_interleave(2)) * share  # noqa: E731
+    slope = sequences.spread(slopes) * (values - values.detach()) * mask
+    measured = {"pairs": torch.ones_like(found.loss)} | dict(found.measured)
+    return TokenLoss(of_pairs(found.loss) + slope, mask, {name: of_pairs(x) for name, x in measured.items()})

@@ -1,0 +1,126 @@
+"""The objective of preference optimisation: direct losses of pairs, without a reward model, by their names in spec.dpo.loss.
+
+To add one: write a function of (Responses, DpoSpec), put it into LOSSES, and name it in spec.dpo.loss (operator/rljob_api/spec/supervised.py).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.supervised import DpoSpec
+from rljob_trainer.objectives.objective import Output, TokenLoss
+from rljob_trainer.objectives.pairs import Judged, PairObjective, judged, lead, pair_loss
+from rljob_trainer.objectives.tokens import Sequences
+
+LARGEST_MEAN = -1e-7
+"""Of log-probabilities in odds, which are infinite at 0."""
+
+
+class Responses(NamedTuple):
+    """The chosen and the rejected ones of k pairs: all [k, 2], float64."""
+
+    log_probs: torch.Tensor
+    """Of whole responses under the policy, with gradients."""
+    reference_log_probs: torch.Tensor
+    """Under the reference; 0 where the loss has none."""
+    lengths: torch.Tensor
+    """In tokens."""
+
+    @property
+    def means(self) -> torch.Tensor:
+        """Log-probability per token."""
+        return self.log_probs / self.lengths
+
+    @property
+    def ratios(self) -> torch.Tensor:
+        """log policy - log reference."""
+        return self.log_probs - self.reference_log_probs
+
+
+class Preference(NamedTuple):
+    loss: torch.Tensor
+    """[k]"""
+    rewards: torch.Tensor
+    """[k, 2], what the loss takes for the responses' rewards."""
+
+
+def sigmoid(responses: Responses, dpo: DpoSpec) -> Preference:
+    """L = -(1 - e) log sigmoid(d) - e log sigmoid(-d), d the difference of the rewards beta (log policy - log reference).
+
+    DPO, arXiv 2305.18290, equation 7; e is labelSmoothing, the probability that a pair's order is wrong: conservative DPO (Mitchell 2023, "A
+    note on DPO with noisy preferences").
+    """
+    rewards = dpo.beta * responses.ratios
+    d, e = lead(rewards), dpo.label_smoothing
+    return Preference(-(1 - e) * logsigmoid(d) - e * logsigmoid(-d), rewards)
+
+
+def ipo(responses: Responses, dpo: DpoSpec) -> Preference:
+    """L = (h - 1 / (2 beta))^2, h the difference of (log policy - log reference) per token.
+
+    IPO, arXiv 2310.12036, equation 17. The paper writes h of whole responses; the mean over tokens is what TRL and LLaMA-Factory have, and
+    keeps the target 1 / (2 beta) apart from lengths.
+    """
+    means = responses.ratios / responses.lengths
+    return Preference((lead(means) - 1 / (2 * dpo.beta)) ** 2, dpo.beta * means)
+
+
+def hinge(responses: Responses, dpo: DpoSpec) -> Preference:
+    """L = max(0, 1 - d), d as in `sigmoid`: SLiC's calibration (arXiv 2305.10425) of likelihoods over the reference's (RSO, arXiv 2309.06657)."""
+    rewards = dpo.beta * responses.ratios
+    return Preference((1 - lead(rewards)).clamp(min=0), rewards)
+
+
+def simpo(responses: Responses, dpo: DpoSpec) -> Preference:
+    """L = -log sigmoid(d - gamma), d the difference of the rewards beta x log policy per token; gamma is `margin` (arXiv 2405.14734, equation 6)."""
+    rewards = dpo.beta * responses.means
+    return Preference(-logsigmoid(lead(rewards) - dpo.margin), rewards)
+
+
+def orpo(responses: Responses, dpo: DpoSpec) -> Preference:
+    """L = -log p_c - beta log sigmoid(log odds_c - log odds_r), odds = p / (1 - p), log p the mean over the tokens of a response (arXiv
+    2403.07691, section 4)."""
+    means = responses.means
+    odds = means - (-torch.expm1(means.clamp(max=LARGEST_MEAN))).log()
+    return Preference(-means[:, 0] - dpo.beta * logsigmoid(lead(odds)), dpo.beta * means)
+
+
+LOSSES: dict[str, Callable[[Responses, DpoSpec], Preference]] = {
+    "sigmoid": sigmoid,
+    "ipo": ipo,
+    "hinge": hinge,
+    "simpo": simpo,
+    "orpo": orpo,
+}
+"""By their name in spec.dpo.loss."""
+
+
+class PreferenceObjective(PairObjective):
+    """Of spec.dpo."""
+
+    measured = (*PairObjective.measured, "chosen_log_prob", "rejected_log_prob")
+
+    def __init__(self, spec: RLJobSpec) -> None:
+        self._dpo = spec.dpo
+        self.needs = frozenset({"reference_log_probs"} if spec.dpo.has_reference else ())
+
+    def loss(self, columns: Mapping[str, torch.Tensor], sequences: Sequences, output: Output) -> TokenLoss:
+        log_probs, mask = output.predictions(self.temperature).log_probs, columns["mask"]
+        reference = columns["reference_log_probs"] if self.needs else torch.zeros_like(mask)
+        references = sequences.total((reference * mask)[:, None]).view(-1, 2)
+
+        def judge(sums: torch.Tensor, lengths: torch.Tensor) -> Judged:
+            return judge_responses(Responses(sums, references, lengths), self._dpo)
+
+        return pair_loss(log_probs, mask, sequences, judge)
+
+
+def judge_responses(responses: Responses, dpo: DpoSpec) -> Judged:
+    """With sftCoefficient x the chosen response's cross entropy per token, which keeps its likelihood up (arXiv 2404.19733)."""
+    found = LOSSES[dpo.loss](responses, dpo)
+    pairs = judged(found.loss - dpo.sft_coefficient * responses.means[:, 0], found.rewards)
+    chosen, rejected = responses.log_probs.detach().unbind(1)
+    return Judged(pairs.loss, {**pairs.measured, "chosen_log_prob": chosen, "rejected_log_prob": rejected})
