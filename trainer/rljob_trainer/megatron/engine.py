@@ -42,10 +42,9 @@ class Engine:
         Raises ConfigurationError for models that are wrong or do not fit the layout.
         """
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        self._spec, self.layout, self.heartbeat = spec, str(Layout.of(spec, names.ROLE_TRAINER)), heartbeat
-        self._parallel = parallel_state.initialize(
-            Layout.of(spec, names.ROLE_TRAINER), device, spec.lifecycle.stall_timeout_seconds
-        )
+        layout = Layout.of(spec, names.ROLE_TRAINER)  # critic, reference and reward models share these ranks
+        self._spec, self.layout, self.heartbeat = spec, str(layout), heartbeat
+        self._parallel = parallel_state.initialize(layout, device, spec.lifecycle.stall_timeout_seconds)
         self.objective = objective or PolicyObjective(spec)
         self._model = self._trained_model()
         self._reference = self._frozen_reference()

@@ -34,7 +34,7 @@ class PolicyModel:
         self.bridge = open_bridge(spec)
         checkpoint = spec.model.megatron_checkpoint
         self.config: Any = self.bridge.to_megatron_provider(load_weights=checkpoint is None)
-        configure(self.config, spec)
+        configure(self.config, spec, parallel.layout)
         self.modules: list[MegatronModule] = self.config.provide_distributed_model(
             wrap_with_ddp=False, mixed_precision_wrapper=None, use_cpu_initialization=parallel.device.type == "cpu"
         )

@@ -11,7 +11,6 @@ from megatron.bridge import AutoBridge
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import gpt_layer_specs
 
-from rljob_api import names
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.layout import COMPILED, RECOMPUTE
@@ -88,14 +87,14 @@ def _refuse(config: dict[str, Any], spec: RLJobSpec) -> None:
         raise ConfigurationError(v.field, spec.model.path if v.field == MODEL else v.value, v.rule, v.fix)
 
 
-def configure(provider: Any, spec: RLJobSpec) -> None:
-    """Complete the bridge's configuration: first what the spec passes through, then what is ours to say.
+def configure(provider: Any, spec: RLJobSpec, layout: Layout) -> None:
+    """Complete the bridge's configuration: first what the spec passes through, then what is ours to say. `layout`: of the ranks that hold this model.
 
     Raises ConfigurationError with megatron's own reason when it refuses the result.
     """
     plain = {"apply_rope_fusion": True} if HAVE_TE else _PLAIN | {"transformer_layer_spec": layers.block_spec}
     device = _fused(provider) if torch.cuda.is_available() else _ON_CPU
-    ours = _layout(spec) | _recompute(spec) | _numbers(provider, spec)
+    ours = _layout(layout, spec) | _recompute(spec) | _numbers(provider, spec)
     given = spec.trainer.transformer_config
     for key, value in (_EXPERTS | plain | device | given | ours).items():
         setattr(provider, key, value)
@@ -122,8 +121,7 @@ def _fused(provider: Any) -> dict[str, Any]:
     return {"gradient_accumulation_fusion": True, "bias_activation_fusion": swiglu}
 
 
-def _layout(spec: RLJobSpec) -> dict[str, Any]:
-    layout = Layout.of(spec, names.ROLE_TRAINER)
+def _layout(layout: Layout, spec: RLJobSpec) -> dict[str, Any]:
     return {
         "tensor_model_parallel_size": layout.tensor,
         "pipeline_model_parallel_size": layout.pipeline,

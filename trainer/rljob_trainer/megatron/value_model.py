@@ -53,7 +53,7 @@ class ValueModel:
         self.config: Any = bridge.to_megatron_provider(load_weights=True)
         self.config.share_embeddings_and_output_weights = False
         self.config.register_pre_wrap_hook(partial(_put_heads, score=score))  # after the bridge's own, which loads
-        configure(self.config, spec)
+        configure(self.config, spec, parallel.layout)
         self.modules: list[MegatronModule] = self.config.provide_distributed_model(
             wrap_with_ddp=False, mixed_precision_wrapper=None, use_cpu_initialization=parallel.device.type == "cpu"
         )

@@ -104,7 +104,7 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 def copy_in_pieces(tensor: torch.Tensor, host: torch.Tensor) -> None:
     """Through pinned memory, into which a device copies many times faster; from there in threads, which take page faults side by side."""
-    rooms = [torch.empty(PIECE, dtype=tensor.dtype, pin_memory=True) for _ in range(THREADS)]
+    rooms = [torch.empty(PIECE, dtype=tensor.dtype, pin_memory=torch.cuda.is_available()) for _ in range(THREADS)]
     busy: list[Future[Any] | None] = [None] * THREADS
     with ThreadPoolExecutor(THREADS) as pool:
         for i, (piece, to) in enumerate(zip(tensor.split(PIECE), host.split(PIECE), strict=True)):
