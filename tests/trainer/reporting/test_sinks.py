@@ -85,6 +85,10 @@ def test_a_step_without_rewards_is_a_point_of_its_loss(tmp_path):
     sinks = Sinks(tmp_path, 0, 10)
     sinks.record(1, {"train/loss": 2.5, "train/tokens": 8.0, "time/step": 0.5})
     assert sinks.history() == [Point(step=1, loss=2.5, seconds=0.5)]
+    assert sinks.evaluation() == {}
+    for step, loss in ((0, 3.0), (1, 2.0)):
+        sinks.record(step, {"evaluation/loss": loss})
+    assert sinks.evaluation() == {"first": 3.0, "last": 2.0}
 
 
 def test_status_carries_the_last_steps_only(tmp_path):

@@ -27,9 +27,9 @@ def summary(seen: Seen) -> str:
         return "nothing reported"
     facts = [f"{progress.step} steps"]
     if progress.evaluation:
-        facts.append(
-            "held-out reward: " + ", ".join(f"{name} {reward:.3f}" for name, reward in progress.evaluation.items())
-        )
+        unrewarded = any(point.reward is None for point in progress.history)
+        values = ", ".join(f"{name} {value:.3f}" for name, value in progress.evaluation.items())
+        facts.append(f"held-out {'loss' if unrewarded else 'reward'}: {values}")
     facts += [f"checkpoint: {checkpoint.path}" for checkpoint in progress.checkpoints[-1:]]
     if progress.export:
         facts.append(f"Hugging Face model: {progress.export}")

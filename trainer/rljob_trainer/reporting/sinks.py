@@ -56,9 +56,11 @@ class Sinks:
         return [_point(step, m) for step, m in trained[-HISTORY:]]
 
     def evaluation(self) -> dict[str, float]:
-        """`first` and `last` held-out reward; empty before the first."""
-        rewards = [m["evaluation/reward"] for _, m in sorted(self._by_step.items()) if "evaluation/reward" in m]
-        return {"first": rewards[0], "last": rewards[-1]} if rewards else {}
+        """`first` and `last` held-out reward or, for tasks without rewards, loss; empty before the first."""
+        steps = [metrics for _, metrics in sorted(self._by_step.items())]
+        found = ([m[name] for m in steps if name in m] for name in ("evaluation/reward", "evaluation/loss"))
+        values = next(filter(None, found), [])
+        return {"first": values[0], "last": values[-1]} if values else {}
 
     def close(self) -> None:
         self._metrics.close()
