@@ -23,6 +23,8 @@ CASES = {
     "roll/async-ppo.yaml": Options(),
     "roll/sft.yaml": Options(),
     "roll/dpo.yaml": Options(nodes=2, gpus_per_node=8),
+    "trinity/ppo-megatron.yaml": Options(),
+    "trinity/dapo.yaml": Options(environment={"TASKS": "/data/dapo.jsonl"}, rows=3200),
     "llamafactory/moe-sft.yaml": Options(nodes=2, gpus_per_node=8),
     "llamafactory/lora-dpo.yaml": Options(root="/mnt", claim="models", image="example/trainer:1"),
     "rlinf/grpo.yaml": Options(gpus_per_node=4, rows=5120),

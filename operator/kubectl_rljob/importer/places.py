@@ -46,15 +46,14 @@ def found(settings: Settings, field: str, key: str) -> Iterator[Said]:
 
 
 def files(settings: Settings, field: str, key: str) -> Iterator[Said]:
-    if settings[key] in (None, "", []):
-        return
-    values = items(settings[key])
-    yield settings.field(
-        field,
-        [_placed(settings, v) for v in values],
-        key,
-        why="; ".join(filter(None, (_from(settings, v) for v in values))),
-    )
+    if settings[key] not in (None, "", []):
+        yield from placed_files(settings, field, items(settings[key]), key)
+
+
+def placed_files(settings: Settings, field: str, values: list[Any], key: str) -> Iterator[Said]:
+    """Files that a key names."""
+    why = "; ".join(filter(None, (_from(settings, v) for v in values)))
+    yield settings.field(field, [_placed(settings, v) for v in values], key, why=why)
     yield from _told(settings, key)
 
 

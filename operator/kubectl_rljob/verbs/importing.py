@@ -56,7 +56,7 @@ def _pairs(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ..
 def import_(session: Session, system: str, file: str, dataset_info: str | None, **flags: Any) -> None:
     """Make an RLJob of another system's configuration.
 
-    Of verl (scripts of overrides, or YAML), ROLL, LLaMA-Factory and RLinf. The RLJob goes to standard
+    Of verl (scripts of overrides, or YAML), ROLL, Trinity-RFT, LLaMA-Factory and RLinf. The RLJob goes to standard
     output, with the key that it comes from beside each line; what was implied, changed, or cannot be said goes to
     standard error. Scripts are read and never run. Exit code 1 when there is an unknown key, or a rule is broken.
     """
