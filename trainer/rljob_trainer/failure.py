@@ -43,6 +43,10 @@ class ConfigurationError(ValueError):
         super().__init__(f"{field} = {value}: {rule}; {fix}")
         self.field, self.value, self.rule, self.fix = field, str(value), rule, fix
 
+    def __reduce__(self) -> tuple[type["ConfigurationError"], tuple[str, str, str, str]]:
+        """So that it comes back from a worker process."""
+        return ConfigurationError, (self.field, self.value, self.rule, self.fix)
+
 
 def is_outage(error: BaseException) -> bool:
     """Whether a volume is away for now: nobody's mistake, a restart may find it again."""

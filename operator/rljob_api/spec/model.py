@@ -40,7 +40,8 @@ class DataSpec(Model):
     response_key: str = "response"
     """Column of the response to be learnt (`task: sft` with `format: columns`)."""
     messages_key: str = "messages"
-    """Column of the conversation, a list of chat messages `{role, content}` (`task: sft` with `format: messages`)."""
+    """Column of the conversation, a list of chat messages `{role, content}` or of turns `{from, value}` (`task: sft`, `dpo` and `rewardModel`, where
+    it ends before the answers). A file without it may have `conversations` instead."""
     chosen_key: str = "chosen"
     """Column of the better answer: a text, or chat messages (`task: dpo` and `rewardModel`)."""
     rejected_key: str = "rejected"
@@ -48,7 +49,8 @@ class DataSpec(Model):
     text_key: str = "text"
     """Column of the document (`task: pretrain` with `format: text`)."""
     chat_template: bool = False
-    """Apply the chat template to text prompts as well, as one message of the user. For `task: rl`; the others always apply it to conversations."""
+    """Apply the chat template to text prompts as well, as one message of the user. Conversations always go through it. For all tasks but
+    `pretrain`."""
     answer_key: str = "answer"
     """Column of the expected answer, handed to rewards, or a dotted path into a nested one; without a column of the default name it is empty.
     For `task: rl`."""
@@ -60,8 +62,8 @@ class DataSpec(Model):
     """Longest sequence, in tokens: a conversation (`sft`), each answer of a pair with its prompt (`dpo`, `rewardModel`), or the packed documents of
     one sample (`pretrain`, which fills it). `task: rl` has `maxPromptTokens` and `rollout.sampling.maxTokens` instead."""
     overlong: Literal["leaveOut", "cut"] = "leaveOut"
-    """Conversations longer than `maxTokens` are left out, or cut behind the last turn that fits; how many is reported. For `task: sft`, `dpo` and
-    `rewardModel`."""
+    """Conversations longer than `maxTokens` are left out, or cut behind the last turn of the assistant that fits; how many is reported. For
+    `task: sft`; a pair of which one answer is too long is left out."""
     loss_on: Literal["assistant", "lastAssistant", "all"] = "assistant"
     """Which tokens of a conversation are learnt (`task: sft`): those of all the assistant's turns, of its last one, or all."""
     weights: Annotated[list[PositiveFloat], Field(max_length=1024)] = []

@@ -36,7 +36,7 @@ async def test_a_run_from_the_first_publish_to_the_goodbye(bench):
             assert len(await trained(rank, step)) == 2
             await publish(rank, step, [a, b])
         state = await call(rank.saving)
-        assert (state["consumed"], state["prompts"]) == (8, 12)
+        assert (state["consumed"], state["rows"]) == (8, 12)
         assert await until(rank, "over") == "succeeded"
         await call(rank.end, "/exported")
         await asyncio.wait_for(bench.driver, 5)

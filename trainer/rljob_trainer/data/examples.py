@@ -1,9 +1,13 @@
 """What supervised tasks learn from: sequences of tokens that are given, of which some are learnt."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import overload
 
+from rljob_api.spec.model import DataSpec
+from rljob_trainer.data.formats import Reason
+from rljob_trainer.data.order import Mixture
 from rljob_trainer.trajectory import LEARNT, Segment
 
 Variant = tuple[Segment, ...]
@@ -16,13 +20,19 @@ class Example:
     """A row, ready to be learnt."""
 
     index: int
-    """Row in the data set, counted over all its files and before any is left out."""
+    """Row in the data set, counted over all its files and before any is left out; of `pretrain` the number of the packed sequence."""
     variants: tuple[Variant, ...]
-    """One of a conversation; chosen and rejected of a pair; of `pretrain` the documents that one packed sequence of maxTokens holds."""
+    """One of a conversation; chosen and rejected of a pair; of `pretrain` the documents that one packed sequence of maxTokens holds. Empty when the
+    row is left out."""
     data_source: str = ""
-    """Where the row comes from, for people."""
+    """The file that holds it, for people."""
+    left_out: Reason | None = None
+    """Why there is nothing to learn."""
+    cut: bool = False
+    """The conversation was cut behind a turn, to fit into maxTokens."""
 
     def __post_init__(self) -> None:
+        assert bool(self.variants) != bool(self.left_out), "a row is learnt or left out"
         for variant in self.variants:
             sources = [segment.source for segment in variant if len(segment.tokens)]
             assert sources and sources[0] == "prompt", "the first token of a sequence is given"
@@ -30,14 +40,68 @@ class Example:
             assert any(source in LEARNT for source in sources), "there is something to learn"
 
 
-class ExampleSet(Protocol):
-    """The usable examples of one split, in the order of the files. Tokenised when they are asked for."""
+@dataclass(slots=True)
+class Counts:
+    """What became of the rows that were read so far."""
+
+    rows: int = 0
+    too_long: int = 0
+    cut: int = 0
+    no_assistant: int = 0
+    empty: int = 0
+    equal_pair: int = 0
+
+    def add(self, example: Example) -> None:
+        self.rows += 1
+        self.cut += example.cut
+        if example.left_out:
+            setattr(self, example.left_out, getattr(self, example.left_out) + 1)
+
+    def metrics(self) -> dict[str, float]:
+        """All but the rows themselves, under their names in rljob_api/metrics.py."""
+        return {f"data/{f.name}": float(getattr(self, f.name)) for f in fields(self) if f.name != "rows"}
+
+
+class ExampleSet(Sequence[Example], ABC):
+    """The examples of one split, each made when it is asked for. An epoch draws as many as there are."""
 
     digest: int
-    """Of the data and of all that decides what becomes of them: equal for equal examples in equal order."""
-    counts: Mapping[str, int]
-    """What became of the rows: `rows`, and by reason those that were left out or cut."""
+    """Equal for equal data: of the number of rows of every file, and of some of them spread over it."""
 
-    def __len__(self) -> int: ...
+    def __init__(self, sizes: Sequence[int], data: DataSpec, split: str):
+        mixed = split == "train"
+        self.counts = Counts()
+        self._order = Mixture(tuple(sizes), tuple(data.weights) if mixed else (), data.seed, data.shuffle and mixed)
 
-    def __getitem__(self, place: int, /) -> Example: ...
+    def __len__(self) -> int:
+        return sum(self._order.sizes)
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Example]: ...
+    def __getitem__(self, index: int | slice) -> Example | list[Example]:
+        """The example of a row; in this process."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self._example(range(len(self))[index])
+
+    async def drawn(self, positions: Sequence[int]) -> list[Example]:
+        """The examples that come at these positions of the order over all epochs, and count them. Those that are left out are among them, so
+        that a position is used once, whatever became of it.
+
+        Raises ConfigurationError for a row of another shape than its file's format has; it names file and row.
+        """
+        found = await self._examples([self._order.row(p) for p in positions])
+        for example in found:
+            self.counts.add(example)
+        return found
+
+    def close(self) -> None:
+        """End what reads ahead; the set can be read no more."""
+
+    @abstractmethod
+    def _example(self, index: int) -> Example: ...
+
+    @abstractmethod
+    async def _examples(self, indices: Sequence[int]) -> list[Example]: ...

@@ -1,7 +1,8 @@
 """Data files to records, one format per reader. Nothing but the file format is decided here; columns are rows.py's matter."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -34,25 +35,39 @@ def read_records(file: Place, keys: Sequence[str]) -> Iterator[tuple[Place, Reco
 
     Raises ConfigurationError for a file that is missing, of no known format, unreadable, or without a row; OSError when its volume is away.
     """
+    path = checked(file, READERS)
+    format_name, read = READERS[path.suffix]
+    row = 0
+    with readable(file, format_name):
+        for row, record in read(path, keys):
+            yield Place(file.field, file.path, row), record
+    if row == 0:
+        raise file.error("holds no row", "leave the file out or fill it")
+
+
+def checked(file: Place, known: Collection[str]) -> Path:
+    """The file's path. Raises ConfigurationError when there is none, or its name ends in none of the `known` suffixes."""
     path = Path(file.path)
     if not path.is_file():
         fix = "correct the path, or mount the volume that holds it in spec.volumes"
         raise file.error("there is no such file in the trainer pod", fix)
-    if path.suffix not in READERS:
-        raise file.error(f"its name ends in none of {', '.join(READERS)}", "convert the file, or rename it")
-    format_name, read = READERS[path.suffix]
-    row = 0
+    if path.suffix not in known:
+        raise file.error(f"its name ends in none of {', '.join(known)}", "convert the file, or rename it")
+    return path
+
+
+@contextmanager
+def readable(file: Place, format_name: str) -> Iterator[None]:
+    """Turns what readers raise into ConfigurationError, but for a volume that is away."""
     try:
-        for row, record in read(path, keys):
-            yield Place(file.field, file.path, row), record
+        yield
+    except ConfigurationError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         if is_outage(error):
             raise
-        raise file.error(
-            f"cannot be read as {format_name}: {error}", f"write the file again as {format_name}"
-        ) from error
-    if row == 0:
-        raise file.error("holds no row", "leave the file out or fill it")
+        fix = f"write the file again as {format_name}"
+        raise file.error(f"cannot be read as {format_name}: {error}", fix) from error
 
 
 def _parquet(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, Record]]:

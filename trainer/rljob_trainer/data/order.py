@@ -1,15 +1,25 @@
-"""Which prompt comes when. A function of seed, epoch and position only: not of the world size, nor of how often the run was interrupted."""
+"""Which row comes when. A function of seed, epoch and position only: not of the world size, nor of how often the run was interrupted."""
 
 import hashlib
 import random
+from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from itertools import accumulate
+from typing import Any, Protocol
 
 from rljob_api.spec.model import DataSpec
 from rljob_trainer.data.prompts import Prompt, PromptSet
 from rljob_trainer.failure import ConfigurationError
+
+
+class Drawn(Protocol):
+    """What is drawn from: prompts or examples."""
+
+    digest: int
+
+    def __len__(self) -> int: ...
 
 
 @lru_cache(maxsize=2)
@@ -23,32 +33,32 @@ def permutation(size: int, seed: int, epoch: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far the run is in its prompts, which are counted in their order over all epochs: trained steps have used all those before
+    """How far the run is in its data, which are counted in their order over all epochs: trained steps have used all those before
     `consumed` that are not `pending`, and none after it."""
 
     consumed: int = 0
     pending: tuple[int, ...] = ()
     """Positions that were drawn and not used; they come first in the next draw."""
 
-    def state(self, prompts: PromptSet) -> dict[str, Any]:
+    def state(self, data: Drawn) -> dict[str, Any]:
         """What a checkpoint keeps."""
         return {
             "consumed": self.consumed,
             "pending": list(self.pending),
-            "prompts": len(prompts),
-            "digest": prompts.digest,
+            "rows": len(data),
+            "digest": data.digest,
         }
 
     @staticmethod
-    def restore(state: dict[str, Any], prompts: PromptSet) -> "Cursor":
+    def restore(state: dict[str, Any], data: Drawn) -> "Cursor":
         """Raises ConfigurationError when the data are not those the count was made on: the order would be another one."""
-        size = len(prompts)
-        if (state["prompts"], state["digest"]) != (size, prompts.digest):
-            other = f"now there are {size}" if state["prompts"] != size else "and now their texts or order differ"
+        size = len(data)
+        if (state["rows"], state["digest"]) != (size, data.digest):
+            other = f"now there are {size}" if state["rows"] != size else "and now their texts or order differ"
             raise ConfigurationError(
                 "spec.data.train",
-                f"{size} prompts",
-                f"the checkpoint was made with {state['prompts']} prompts, {other}: the order would be another one",
+                f"{size} rows",
+                f"the checkpoint was made with {state['rows']} rows, {other}: the order would be another one",
                 "restore the files, or start anew: with another spec.checkpoint.path and no resumeFrom",
             )
         return Cursor(state["consumed"], tuple(state["pending"]))
@@ -63,12 +73,79 @@ class Cursor:
         """The cursor once these pending positions are used."""
         return Cursor(self.consumed, tuple(p for p in self.pending if p not in positions))
 
-    def epoch(self, prompts: PromptSet) -> float:
+    def epoch(self, data: Drawn) -> float:
         """Passes over the data so far."""
-        return self.consumed / len(prompts)
+        return self.consumed / len(data)
 
 
 def prompt_at(position: int, spec: DataSpec, prompts: PromptSet) -> Prompt:
     """The prompt that comes at `position`."""
     epoch, place = divmod(position, len(prompts))
     return prompts[permutation(len(prompts), spec.seed, epoch)[place] if spec.shuffle else place]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The order of the rows of several files, counted one file after another. An epoch has as many draws as there are rows, of which each file gets
+    its share; a file with a larger share than its own size comes again, one with a smaller share continues in the next epoch."""
+
+    sizes: tuple[int, ...]
+    """Rows of each file."""
+    weights: tuple[float, ...]
+    """Share of each; empty: its size."""
+    seed: int
+    shuffle: bool
+
+    def row(self, position: int) -> int:
+        """The row at `position`, in constant time and memory."""
+        epoch, place = divmod(position, sum(self.sizes))
+        place = self._scattered(place, sum(self.sizes), "all", epoch)
+        if not self.weights:
+            return place
+        quotas = _quotas(sum(self.sizes), self.weights)
+        starts = [0, *accumulate(quotas)]
+        file = bisect_right(starts, place) - 1
+        again, place = divmod(epoch * quotas[file] + place - starts[file], self.sizes[file])
+        return sum(self.sizes[:file]) + self._scattered(place, self.sizes[file], str(file), again)
+
+    def _scattered(self, place: int, size: int, what: str, epoch: int) -> int:
+        return scattered(place, size, f"{self.seed}:{what}:{epoch}") if self.shuffle else place
+
+
+def scattered(place: int, size: int, key: str) -> int:
+    """Where a permutation of range(size), chosen by `key`, puts `place`, without the list of it.
+
+    A Feistel network over the next larger square, walked until it ends within the range (Black and Rogaway, CT-RSA 2002).
+    """
+    bits = max(1, (size - 1).bit_length() + 1 >> 1)
+    mask = (1 << bits) - 1
+    while True:
+        left, right = place >> bits, place & mask
+        for number in _keys(key):
+            left, right = right, left ^ (_mixed(right + number) & mask)
+        place = left << bits | right
+        if place < size:
+            return place
+
+
+@lru_cache(maxsize=64)
+def _keys(key: str) -> tuple[int, ...]:
+    digest = hashlib.sha512(f"scattered:{key}".encode()).digest()
+    return tuple(int.from_bytes(digest[i : i + 8]) for i in range(0, 64, 8))
+
+
+def _mixed(x: int) -> int:
+    """splitmix64's finalizer (Steele, Lea, Flood 2014)."""
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    return x ^ x >> 31
+
+
+@lru_cache(maxsize=4)
+def _quotas(draws: int, weights: tuple[float, ...]) -> tuple[int, ...]:
+    """Draws of each file: whole numbers, the largest remainders rounded up."""
+    exact = [draws * w / sum(weights) for w in weights]
+    quotas = [int(x) for x in exact]
+    for i in sorted(range(len(exact)), key=lambda i: quotas[i] - exact[i])[: draws - sum(quotas)]:
+        quotas[i] += 1
+    return tuple(quotas)

@@ -9,7 +9,8 @@ from rljob_api.spec.model import DataSpec
 from rljob_trainer.data.files import Place, Record, read_records
 
 Message = Mapping[str, Any]
-_ABSENT = object()
+ABSENT = object()
+"""In place of a value: there is no such column."""
 _NO_TEXTS = (list, tuple, dict, bytes)
 
 
@@ -43,7 +44,7 @@ def read_rows(spec: DataSpec, split: str) -> Iterator[Row]:
             )
 
 
-def _find(key: str, record: Record) -> Any:
+def find(key: str, record: Record) -> Any:
     """The column of that name, else the value that the dotted path leads to; null when it leads into one."""
     if key in record:
         return record[key]
@@ -52,37 +53,37 @@ def _find(key: str, record: Record) -> Any:
         if value is None:
             return None
         if not isinstance(value, Mapping) or part not in value:
-            return _ABSENT
+            return ABSENT
         value = value[part]
     return value
 
 
 def _scalar(field: str, key: str, record: Record, place: Place) -> str:
     """As Python's str() writes it. Null is empty; so is a column that is absent under its default name, for files that need none."""
-    value = _find(key, record)
-    if value is None or (value is _ABSENT and key == DataSpec.model_fields[f"{field}_key"].default):
+    value = find(key, record)
+    if value is None or (value is ABSENT and key == DataSpec.model_fields[f"{field}_key"].default):
         return ""
-    if value is _ABSENT:
+    if value is ABSENT:
         raise _missing(f"{field}_key", key, record, place)
     if isinstance(value, _NO_TEXTS):
-        rule = f"column {key!r} holds {_short(value)}, which is not a single text, number or truth value"
+        rule = f"column {key!r} holds {short(value)}, which is not a single text, number or truth value"
         raise place.error(rule, "name a path into it (a.b), or write it as a text, which your reward may parse")
     return str(value)
 
 
 def _prompt(key: str, record: Record, place: Place) -> str | tuple[Message, ...]:
-    value = _find(key, record)
-    if value is _ABSENT:
+    value = find(key, record)
+    if value is ABSENT:
         raise _missing("prompt_key", key, record, place)
     if isinstance(value, str) and value.strip():
-        return _messages(key, chat, place) if (chat := _chat_in(value)) else value
+        return _messages(key, chat, place) if (chat := chat_in(value)) else value
     if isinstance(value, list) and value:
         return _messages(key, value, place)
-    rule = f"column {key!r} holds {_short(value)}, which is neither a text nor a list of messages"
+    rule = f"column {key!r} holds {short(value)}, which is neither a text nor a list of messages"
     raise place.error(rule, "write prompts as non-empty texts or lists of {role, content}, or leave the row out")
 
 
-def _chat_in(text: str) -> list[Any] | None:
+def chat_in(text: str) -> list[Any] | None:
     """The messages of a chat that stands in its column as JSON text; None for any other text."""
     if not text.lstrip().startswith("["):
         return None
@@ -98,7 +99,7 @@ def _messages(key: str, value: list, place: Place) -> tuple[Message, ...]:
     for message in value:
         texts = [message.get(k) if isinstance(message, Mapping) else None for k in ("role", "content")]
         if not all(isinstance(text, str) for text in texts) or not texts[0]:
-            rule = f"column {key!r} holds {_short(message)}, which is not a message {{role, content}} of two texts"
+            rule = f"column {key!r} holds {short(message)}, which is not a message {{role, content}} of two texts"
             raise place.error(rule, "write every message as an object with role and content")
     if value[-1]["role"] == "assistant":
         rule = f"the last message of column {key!r} is the assistant's, so that the response would stand in the prompt"
@@ -113,6 +114,6 @@ def _missing(field: str, key: str, record: Record, place: Place) -> Exception:
     return place.error(rule, f"set spec.data.{spec_field} to one of them, or to a path (a.b) into one")
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,6 +1,6 @@
 """The model's own tokenizer, used on the driver's side only: ranks and rollouts see token ids."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rljob_api.spec.model import ModelSpec
@@ -17,7 +17,29 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
-    def apply_chat_template(self, conversation: Any, *, add_generation_prompt: bool, tokenize: bool) -> str: ...
+    def apply_chat_template(
+        self, conversation: Any, tools: Any = None, *, add_generation_prompt: bool, tokenize: bool
+    ) -> str: ...
+
+
+class OffsetTokenizer(Tokenizer, Protocol):
+    """What supervised data need besides: where in a text each token lies. Only tokenizers of the library tokenizers ("fast") know."""
+
+    is_fast: bool
+    eos_token: str | None
+    eos_token_id: Any
+    """None: it has none."""
+    special_tokens_map: Mapping[str, str]
+
+    def __call__(self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool) -> Mapping[str, Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def __hash__(self) -> int: ...
+
+    def get_added_vocab(self) -> Mapping[str, int]: ...
+
+    def get_chat_template(self, *, tools: Any) -> str: ...
 
 
 def load_tokenizer(spec: ModelSpec) -> Tokenizer:

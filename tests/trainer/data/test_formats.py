@@ -1,0 +1,196 @@
+"""Rows in the formats that people bring."""
+
+import json
+
+import pytest
+
+from rljob_api.spec.model import DataSpec
+from rljob_trainer.data.files import Place
+from rljob_trainer.data.formats import Chat, LeftOut, Texts, conversation, detect, pair
+from rljob_trainer.failure import ConfigurationError
+
+PLACE = Place("spec.data.train[0]", "a.jsonl", 7)
+USER, ANSWER = {"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}
+TURNS = [{"from": "human", "value": "1+1="}, {"from": "gpt", "value": "2"}]
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
+SCHEMA = {"type": "function", "function": {"name": "add"}}
+
+
+def read(row: dict, **fields) -> Chat | Texts:
+    data = DataSpec(train=["/x"], **fields)
+    return conversation(row, PLACE, data, detect(row, PLACE, data, paired=False))
+
+
+def both(row: dict, **fields):
+    data = DataSpec(train=["/x"], **fields)
+    return pair(row, PLACE, data, detect(row, PLACE, data, paired=True))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [USER, ANSWER]},
+        {"messages": json.dumps([USER, ANSWER])},
+        {"messages": [USER | {"tool_calls": None, "name": None}, ANSWER | {"tool_calls": None}]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "1+"}, {"type": "text", "text": "1="}]},
+                ANSWER,
+            ]
+        },
+        {"conversations": TURNS},
+        {"conversations": [USER, ANSWER]},
+        {"messages": TURNS},
+        {"instruction": "1+1=", "input": "", "output": "2"},
+        {"prompt": [USER], "response": "2"},
+        {"prompt": [USER], "response": [ANSWER]},
+        {"messages": [USER, ANSWER, {"role": "user", "content": "thanks"}]},
+    ],
+)
+def test_every_format_says_the_same_conversation(row):
+    assert read(row) == Chat((USER, ANSWER), None, 0)
+
+
+def test_alpaca_rows_have_input_history_and_system():
+    row = {"instruction": "add", "input": "1 1", "output": "2", "history": [["hi", "hello"]], "system": "be kind"}
+    said = [(m["role"], m["content"]) for m in read(row).messages]
+    assert said == [
+        ("system", "be kind"),
+        ("user", "hi"),
+        ("assistant", "hello"),
+        ("user", "add\n1 1"),
+        ("assistant", "2"),
+    ]
+
+
+def test_sharegpt_rows_have_a_system_prompt_tools_and_their_calls():
+    turns = [
+        {"from": "human", "value": "1+1="},
+        {"from": "function_call", "value": json.dumps({"name": "add", "arguments": {"x": 1}})},
+        {"from": "observation", "value": "2"},
+        {"from": "gpt", "value": "It is 2."},
+    ]
+    chat = read({"conversations": turns, "system": "be kind", "tools": json.dumps([SCHEMA])})
+    assert [m["role"] for m in chat.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert chat.messages[2]["tool_calls"] == [CALL] and chat.tools == [SCHEMA]
+
+
+def test_calls_of_tools_reach_the_template_with_objects_as_arguments():
+    calls = [{"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    chat = read({"messages": [USER, message, {"role": "tool", "content": "2", "tool_call_id": "1"}, ANSWER]})
+    assert chat.messages[1] == {"role": "assistant", "content": "", "tool_calls": [{"id": "1"} | CALL]}
+    assert chat.messages[2]["tool_call_id"] == "1"
+
+
+def test_texts_stay_texts_unless_the_chat_template_is_wanted():
+    row = {"prompt": "1+1=", "response": "2"}
+    assert read(row) == Texts("1+1=", "2")
+    assert read(row, chat_template=True) == Chat((USER, ANSWER), None, 0)
+    assert read({"question": "1+1=", "a": {"b": "2"}}, prompt_key="question", response_key="a.b") == Texts("1+1=", "2")
+
+
+def test_the_loss_may_be_on_the_last_turn_only():
+    assert read({"messages": [USER, ANSWER, USER, ANSWER]}, loss_on="lastAssistant").learn_from == 3
+    assert read({"messages": [USER, ANSWER | {"content": ""}, USER, ANSWER]}, loss_on="lastAssistant").learn_from == 3
+
+
+WRONG = {"role": "assistant", "content": "3"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"chosen": [USER, ANSWER], "rejected": [USER, WRONG]},
+        {"prompt": "1+1=", "chosen": [USER, ANSWER], "rejected": [USER, WRONG]},
+        {"prompt": "1+1=", "chosen": [ANSWER], "rejected": [WRONG]},
+        {"prompt": [USER], "chosen": "2", "rejected": "3"},
+        {"messages": [USER], "chosen": ANSWER, "rejected": WRONG},
+        {"conversations": TURNS[:1], "chosen": TURNS[1], "rejected": {"from": "gpt", "value": "3"}},
+        {"instruction": "1+1=", "input": "", "chosen": "2", "rejected": "3"},
+    ],
+)
+def test_every_format_of_pairs_says_the_same_two_answers_to_one_prompt(row):
+    assert both(row) == (Chat((USER, ANSWER), None, 1), Chat((USER, WRONG), None, 1))
+
+
+def test_pairs_of_texts_stay_texts():
+    assert both({"prompt": "1+1=", "chosen": "2", "rejected": "3"}) == (Texts("1+1=", "2"), Texts("1+1=", "3"))
+
+
+def test_of_a_pair_only_what_differs_is_learnt():
+    chosen, rejected = both({"chosen": [USER, ANSWER, USER, ANSWER], "rejected": [USER, ANSWER, USER, WRONG]})
+    assert chosen.learn_from == rejected.learn_from == 3
+
+
+@pytest.mark.parametrize(
+    ("reason", "row"),
+    [
+        ("no_assistant", {"messages": [USER]}),
+        ("no_assistant", {"messages": []}),
+        ("empty", {"messages": [USER, ANSWER | {"content": " \n"}]}),
+        ("empty", {"instruction": "1+1=", "output": ""}),
+        ("empty", {"instruction": "", "output": "2"}),
+        ("empty", {"prompt": "1+1=", "response": None}),
+        ("empty", {"prompt": " ", "response": "2"}),
+    ],
+)
+def test_a_row_without_anything_to_learn_is_left_out_for_a_reason(reason, row):
+    with pytest.raises(LeftOut) as caught:
+        read(row)
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "row"),
+    [
+        ("equal_pair", {"prompt": "1+1=", "chosen": "2", "rejected": "2"}),
+        ("equal_pair", {"chosen": [USER, ANSWER], "rejected": [USER, ANSWER]}),
+        ("empty", {"prompt": "1+1=", "chosen": "", "rejected": "2"}),
+        ("empty", {"prompt": "1+1=", "chosen": "2", "rejected": None}),
+        ("empty", {"prompt": [USER], "chosen": [], "rejected": "2"}),
+        ("empty", {"chosen": [USER, ANSWER], "rejected": [USER, ANSWER | {"content": ""}]}),
+        ("no_assistant", {"chosen": [USER, ANSWER, USER], "rejected": [USER, WRONG]}),
+    ],
+)
+def test_a_pair_without_a_preference_is_left_out_for_a_reason(reason, row):
+    with pytest.raises(LeftOut) as caught:
+        both(row)
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"messages": [USER, ANSWER | {"role": "bot"}]}, "unknown role 'bot'; use one of system"),
+        ({"conversations": [TURNS[0], TURNS[1] | {"from": "bot"}]}, "unknown role 'bot'; use one of human"),
+        ({"messages": [USER, "2"]}, "not a message"),
+        ({"messages": [USER, {"role": "assistant", "content": 2}]}, "content 2, which is not a text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWER]}, "which is not a text"),
+        ({"messages": "1+1=2"}, "not a list of messages"),
+        ({"messages": [USER, ANSWER], "tools": "add"}, "'tools' holds 'add', which is not a list of functions"),
+        ({"instruction": "x", "output": "y", "history": ["x"]}, "'history' holds 'x', which is not a pair"),
+        ({"instruction": 4, "output": "y"}, "'instruction' holds 4, which is not a text"),
+        ({"question": "x", "answer": "y"}, "columns are question, answer.*'messages' or 'conversations'.*keys under"),
+    ],
+)
+def test_a_row_of_no_known_shape_is_refused_with_file_and_row(row, complaint):
+    with pytest.raises(ConfigurationError, match=f"(?s)a.jsonl row 7: .*{complaint}"):
+        read(row)
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"chosen": "2", "rejected": "3"}, "has no column 'prompt' that 'chosen' would answer"),
+        ({"chosen": [USER, ANSWER], "rejected": [WRONG]}, "has no column 'prompt' that 'rejected' would"),
+        ({"chosen": [USER, ANSWER], "rejected": [{"role": "user", "content": "?"}, WRONG]}, "not two answers to one"),
+        ({"chosen": [USER, ANSWER, USER, ANSWER], "rejected": [USER, ANSWER]}, "not two answers to one prompt"),
+        ({"prompt": "1", "chosen": "2", "rejected": [WRONG]}, "is a text and the other holds messages"),
+        ({"prompt": "1", "chosen": "2"}, "columns are prompt, chosen, which is none"),
+        ({"messages": [USER], "chosen": "2"}, "has no column 'rejected'"),
+    ],
+)
+def test_a_pair_of_no_known_shape_is_refused_with_file_and_row(row, complaint):
+    with pytest.raises(ConfigurationError, match=f"a.jsonl row 7: .*{complaint}"):
+        both(row)

@@ -1,0 +1,84 @@
+"""Rows by their number, without the others in memory."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rljob_trainer.data.files import Place
+from rljob_trainer.data.tables import SCAN_BYTES, open_table
+from rljob_trainer.failure import ConfigurationError
+
+ROWS = [{"text": f"row {i}", "parts": [{"n": i}]} for i in range(3000)]
+
+
+def write(path: Path, rows: list) -> Path:
+    """In batches of several sizes, where the format has them."""
+    table = pa.Table.from_pylist(rows)
+    match path.suffix:
+        case ".parquet":
+            pq.write_table(table, path, row_group_size=700)
+        case ".stream":
+            path = path.with_suffix(".arrow")
+            with pa.ipc.new_stream(str(path), table.schema) as writer:
+                writer.write_table(table, max_chunksize=999)
+        case ".arrow":
+            with pa.ipc.new_file(str(path), table.schema) as writer:
+                writer.write_table(table, max_chunksize=999)
+        case ".json":
+            path.write_text(json.dumps(rows))
+        case ".jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def opened(path: Path, tmp_path: Path):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir(exist_ok=True)
+    return open_table(Place("spec.data.train[0]", str(path)), scratch)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".stream", ".json", ".jsonl"])
+def test_every_format_gives_any_row_by_its_number(tmp_path, suffix):
+    table = opened(write(tmp_path / f"a{suffix}", ROWS), tmp_path)
+    assert len(table) == len(ROWS)
+    for row in (0, 2999, 698, 699, 700, 998, 999, 1023, 1024, 5):
+        assert table[row] == ROWS[row] and table.number(row) == row + 1
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_lines_may_be_empty_and_keep_their_numbers_and_their_file_its_mark(tmp_path, end):
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + f'{{"a": 1}}\n\n   \t  \n{{"a": "ж"}}\r\n{{}}{end}'.encode())
+    table = opened(file, tmp_path)
+    assert [table[i] for i in range(len(table))] == [{"a": 1}, {"a": "ж"}, {}]
+    assert [table.number(i) for i in range(3)] == [1, 4, 5]
+
+
+def test_a_file_longer_than_one_scan_is_read_as_a_whole(tmp_path):
+    file, line = tmp_path / "a.jsonl", json.dumps({"text": "x" * 1000}) + "\n"
+    file.write_text(line * (SCAN_BYTES // len(line) + 3))
+    table = opened(file, tmp_path)
+    assert len(table) == SCAN_BYTES // len(line) + 3
+    assert {len(table[i]["text"]) for i in range(0, len(table), 997)} == {1000} and table[len(table) - 1]
+
+
+@pytest.mark.parametrize("text", ["", "\n \n", " "])
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+def test_a_file_without_a_row_is_refused(tmp_path, text, suffix):
+    (tmp_path / f"a{suffix}").write_text(text)
+    with pytest.raises(ConfigurationError, match="holds no row"):
+        opened(tmp_path / f"a{suffix}", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [("none.jsonl", "no such file"), ("a.csv", "ends in none of .parquet"), ("a.parquet", "read as Parquet")],
+)
+def test_a_file_that_cannot_be_read_is_refused(tmp_path, name, complaint):
+    if not name.startswith("none"):
+        (tmp_path / name).write_text("x")
+    with pytest.raises(ConfigurationError, match=complaint):
+        opened(tmp_path / name, tmp_path)

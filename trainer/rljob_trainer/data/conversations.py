@@ -1,0 +1,109 @@
+"""Columns to chat messages as templates read them: {role, content} with OpenAI's roles, tool calls as objects."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rljob_trainer.data.files import Place
+from rljob_trainer.data.rows import Message, chat_in, short
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"} | {
+    role: role for role in ROLES
+}
+Messages = tuple[Message, ...]
+
+
+def messages_of(value: Any, key: str, place: Place) -> Messages:
+    """The conversation in column `key`: messages {role, content} or turns {from, value}, as a list, a single one, or JSON text.
+
+    Raises ConfigurationError for what is none, and for an unknown role.
+    """
+    if isinstance(value, str):
+        value = chat_in(value) or value
+    if isinstance(value, Mapping):
+        value = [value]
+    if not isinstance(value, list):
+        rule = f"column {key!r} holds {short(value)}, which is not a list of messages"
+        raise place.error(rule, "write conversations as lists of {role, content} or of {from, value}")
+    return tuple(_message(m, key, place) for m in value)
+
+
+def spoken(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def tools_of(value: Any, place: Place) -> list[Any] | None:
+    """The functions that the assistant may call, from the column `tools`: a list of JSON schemas, or JSON text of one. None: there are none."""
+    found = _json(value) if isinstance(value, str) and value.strip() else value
+    if not found:
+        return None
+    if isinstance(found, list) and all(isinstance(tool, Mapping) for tool in found):
+        return [present(tool) for tool in found]
+    rule = f"column 'tools' holds {short(value)}, which is not a list of functions"
+    raise place.error(rule, "write it as a list of JSON schemas, or as JSON text of one, or leave it empty")
+
+
+def says_nothing(message: Message) -> bool:
+    return not str(message.get("content") or "").strip() and not message.get("tool_calls")
+
+
+def present(value: Any) -> Any:
+    """Without nulls in objects: Arrow gives every object of a file the same fields, and null where one has no such field."""
+    if isinstance(value, Mapping):
+        return {k: present(v) for k, v in value.items() if v is not None}
+    return [present(v) for v in value] if isinstance(value, list) else value
+
+
+def _message(value: Any, key: str, place: Place) -> Message:
+    turn = isinstance(value, Mapping) and "from" in value and "role" not in value
+    name, text = ("from", "value") if turn else ("role", "content")
+    if not isinstance(value, Mapping) or not isinstance(value.get(name), str):
+        rule = f"column {key!r} holds {short(value)}, which is not a message"
+        raise place.error(rule, "write every message as an object {role, content} or {from, value}")
+    known = SHAREGPT_ROLES if turn else {role: role for role in ROLES}
+    if value[name] not in known:
+        raise place.error(f"column {key!r} holds the unknown role {value[name]!r}", f"use one of {', '.join(known)}")
+    role = known[value[name]]
+    if value[name] == "function_call":
+        return {"role": role, "content": "", "tool_calls": _calls(_json(value.get(text)), key, place)}
+    rest = {k: v for k, v in value.items() if k not in (name, text, "tool_calls")}
+    calls = {"tool_calls": _calls(value["tool_calls"], key, place)} if value.get("tool_calls") else {}
+    return present({"role": role, "content": _content(value.get(text), key, place), **rest}) | calls
+
+
+def _content(value: Any, key: str, place: Place) -> str:
+    """A text; parts {type: text} are joined to one; null, as beside tool calls, is empty."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, list) and all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in value):
+        return "".join(part["text"] for part in value)
+    rule = f"column {key!r} holds the content {short(value)}, which is not a text"
+    raise place.error(rule, "write the content of every message as a text")
+
+
+def _calls(value: Any, key: str, place: Place) -> list[Any]:
+    """Calls {type, function: {name, arguments}} with arguments as an object, which templates write as JSON themselves."""
+    calls = [value] if isinstance(value, Mapping) else value
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        rule = f"column {key!r} holds {short(value)} for the calls of tools"
+        raise place.error(rule, "write calls as objects {name, arguments}, or as a list of them")
+    found = []
+    for call in calls:
+        function = call.get("function") or {k: call.get(k) for k in ("name", "arguments")}
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            rule = f"column {key!r} holds {short(call)}, which is not a call of a function with a name"
+            raise place.error(rule, "write calls as objects {name, arguments}")
+        arguments = function.get("arguments")
+        arguments = _json(arguments) if isinstance(arguments, str) else arguments
+        named = {"name": function["name"], "arguments": present(arguments) or {}}
+        found.append({**({"id": call["id"]} if call.get("id") else {}), "type": "function", "function": named})
+    return found
+
+
+def _json(text: Any) -> Any:
+    """What JSON text stands for; the text itself, when it is none."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError):
+        return text

@@ -1,0 +1,145 @@
+"""A row to what is learnt from it: segments of tokens within the length limit."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.data.chat_masks import Unsound, assistant_spans, learnt_tokens, render
+from rljob_trainer.data.examples import Example
+from rljob_trainer.data.files import Place, Record
+from rljob_trainer.data.formats import Chat, LeftOut, Texts, Variant, conversation, pair
+from rljob_trainer.data.tokenizer import OffsetTokenizer
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.trajectory import Bools, Ints, Segment
+
+Encoded = tuple[Ints, Bools]
+"""[T] tokens, and which of them are learnt."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """A row as its file holds it."""
+
+    index: int
+    record: Record
+    place: Place
+    format: str
+
+
+class Encoder:
+    """From rows to examples, for the task of `spec`."""
+
+    def __init__(self, spec: RLJobSpec, tokenizer: OffsetTokenizer):
+        self._data, self._paired, self._tokenizer = spec.data, spec.paired, tokenizer
+        self._everything = spec.task == "sft" and spec.data.loss_on == "all"
+
+    def __call__(self, row: RawRow) -> Example:
+        """Raises ConfigurationError for a row of another shape than the format's, and where tokenizer or chat template cannot do their part."""
+        try:
+            variants, cut = self._pair(row) if self._paired else self._conversation(row)
+        except LeftOut as reason:
+            return Example(row.index, (), row.place.path, reason.reason)
+        return Example(row.index, variants, row.place.path, cut=cut)
+
+    def _conversation(self, row: RawRow) -> tuple[tuple[tuple[Segment, ...], ...], bool]:
+        whole = conversation(row.record, row.place, self._data, row.format)
+        for variant in (whole, *(shorter(whole) if self._data.overlong == "cut" else ())):
+            if found := self._fitting(variant, row.place):
+                return (found,), variant is not whole
+        raise LeftOut("too_long")
+
+    def _pair(self, row: RawRow) -> tuple[tuple[tuple[Segment, ...], ...], bool]:
+        """An answer that is cut is not the one that was judged: pairs are left out."""
+        found = [self._fitting(v, row.place) for v in pair(row.record, row.place, self._data, row.format)]
+        if all(found):
+            return tuple(found), False
+        raise LeftOut("too_long")
+
+    def _fitting(self, variant: Variant, place: Place) -> tuple[Segment, ...]:
+        """Empty when it is longer than maxTokens."""
+        tokens, learnt = encode(variant, place, self._tokenizer)
+        if self._everything:
+            learnt[:] = True
+        learnt[:1] = False  # nothing comes before it that could predict it
+        if not learnt.any():
+            raise LeftOut("empty")
+        found = segments(tokens, learnt)
+        return found if sum(len(s.tokens) for s in found) <= self._data.max_tokens else ()
+
+
+def encode(variant: Variant, place: Place, tokenizer: OffsetTokenizer) -> Encoded:
+    """Raises ConfigurationError, which names the row."""
+    try:
+        return _texts(variant, tokenizer) if isinstance(variant, Texts) else _chat(variant, tokenizer)
+    except Unsound as unsound:
+        raise place.error(unsound.rule, unsound.fix) from unsound
+    except Exception as error:  # templates are programs, and raise what they like, as the tokenizers library does
+        rule = f"the model's tokenizer or chat template refuses the row: {type(error).__name__}: {error}"
+        raise place.error(rule, "correct the row (many templates know no system role and want turns)") from error
+
+
+def shorter(variant: Variant) -> Iterator[Variant]:
+    """A conversation without its last turns of the assistant, one after another."""
+    if isinstance(variant, Texts):
+        return
+    turns = [i for i, message in enumerate(variant.messages) if message["role"] == "assistant"]
+    only_last = variant.learn_from == turns[-1]
+    for turn in reversed(turns[:-1]):
+        yield replace(
+            variant, messages=variant.messages[: turn + 1], learn_from=turn if only_last else variant.learn_from
+        )
+
+
+def segments(tokens: Ints, learnt: Bools) -> tuple[Segment, ...]:
+    """Runs of tokens that are given or learnt; what comes behind the last learnt one is nobody's context."""
+    edges = [0, *(np.flatnonzero(np.diff(learnt)) + 1).tolist(), len(tokens)]
+    runs = list(pairwise(edges))
+    if not learnt[-1]:
+        runs.pop()
+    return tuple(
+        Segment(tokens[a:b], "demonstration" if learnt[a] else "environment" if a else "prompt") for a, b in runs
+    )
+
+
+def _texts(texts: Texts, tokenizer: OffsetTokenizer) -> Encoded:
+    """The prompt as rollouts get it, the response, and the end-of-sequence token."""
+    prompt = tokenizer.encode(texts.prompt, add_special_tokens=True)
+    response = tokenizer.encode(texts.response, add_special_tokens=False)
+    tokens = np.array([*prompt, *response, tokenizer.eos_token_id], np.int32)
+    return tokens, np.arange(len(tokens)) >= len(prompt)
+
+
+def _chat(chat: Chat, tokenizer: OffsetTokenizer) -> Encoded:
+    text = render(tokenizer, chat)
+    spans = assistant_spans(tokenizer, chat, text)
+    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    return np.array(found["input_ids"], np.int32), learnt_tokens(text, found["offset_mapping"], spans)
+
+
+def document(text: str, tokenizer: OffsetTokenizer) -> list[int]:
+    """A text of `pretrain`: with the tokenizer's own special tokens, and the end of sequence behind it. Empty when there is no text."""
+    if not text.strip():
+        return []
+    tokens = tokenizer.encode(text, add_special_tokens=True)
+    end = [tokenizer.eos_token_id]
+    return tokens if tokens[-1:] == end else tokens + end
+
+
+def require(tokenizer: OffsetTokenizer, chats: bool) -> None:
+    """Raises ConfigurationError for a tokenizer that cannot tell which tokens are the assistant's (`chats`), or has no end of sequence."""
+    rule, fix = "", "use a tokenizer that has one, or put it into tokenizer_config.json"
+    if chats and not tokenizer.chat_template:
+        rule = "the tokenizer has no chat template, which conversations need"
+        fix = "put one (chat_template.jinja) beside the tokenizer's files, or write the data as texts in a prompt and a response column"
+    elif chats and not tokenizer.is_fast:
+        rule = (
+            "the tokenizer does not say where in a text its tokens lie, so that nobody knows which are the assistant's"
+        )
+        fix = "add a tokenizer.json, which AutoTokenizer(use_fast=True).save_pretrained writes"
+    elif tokenizer.eos_token_id is None:
+        rule = "the tokenizer has no end-of-sequence token, so that the model would never learn to end"
+    if rule:
+        raise ConfigurationError("spec.model.path", getattr(tokenizer, "name_or_path", ""), rule, fix)

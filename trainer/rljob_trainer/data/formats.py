@@ -1,0 +1,196 @@
+"""A row of supervised data to what is learnt from it: one conversation, or the better and the worse answer to the same."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rljob_api.spec.model import DataSpec
+from rljob_trainer.data.conversations import Messages, messages_of, says_nothing, spoken, tools_of
+from rljob_trainer.data.files import Place, Record
+from rljob_trainer.data.rows import ABSENT, chat_in, find, short
+
+Reason = Literal["too_long", "no_assistant", "empty", "equal_pair"]
+
+
+class LeftOut(Exception):
+    """A row from which nothing can be learnt. It is counted."""
+
+    def __init__(self, reason: Reason):
+        super().__init__(reason)
+        self.reason: Reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation that ends with the assistant's turn, for the chat template."""
+
+    messages: Messages
+    tools: list[Any] | None
+    learn_from: int
+    """The assistant's turns from this message on are learnt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """A prompt and its response, as they stand."""
+
+    prompt: str
+    response: str
+
+
+Variant = Chat | Texts
+Prompt = Messages | str | None
+"""What an answer follows; None: the answer holds the whole conversation."""
+
+
+def conversation(record: Record, place: Place, data: DataSpec, form: str) -> Variant:
+    """What `task: sft` learns from a row. Raises LeftOut, and ConfigurationError for a row of another shape than the format's."""
+    prompt, key = PROMPTS[form](record, place, data), RESPONSES[form](data)
+    said = prompt if key is None else _answered(prompt, record, key, place, data)
+    if isinstance(said, Texts):
+        return said
+    assert isinstance(said, tuple), "formats without an answer of their own hold messages"
+    turns = [i for i, message in enumerate(said) if message["role"] == "assistant"]
+    if not turns:
+        raise LeftOut("no_assistant")
+    start = turns[-1] if data.loss_on == "lastAssistant" else 0
+    return _chat(said[: turns[-1] + 1], tools_of(record.get("tools"), place), start)
+
+
+def pair(record: Record, place: Place, data: DataSpec, form: str) -> tuple[Variant, Variant]:
+    """The chosen and the rejected answer to the same prompt. Raises as `conversation` does."""
+    prompt, keys = PROMPTS[form](record, place, data), (data.chosen_key, data.rejected_key)
+    chosen, rejected = (_answered(prompt, record, key, place, data) for key in keys)
+    if chosen == rejected:
+        raise LeftOut("equal_pair")
+    if isinstance(chosen, Texts) and isinstance(rejected, Texts):
+        return chosen, rejected
+    if isinstance(chosen, Texts) or isinstance(rejected, Texts):
+        rule = f"one of {keys[0]!r} and {keys[1]!r} is a text and the other holds messages"
+        raise place.error(rule, "write both in the same way")
+    shared = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), 0)
+    if not shared:
+        rule = f"{keys[0]!r} and {keys[1]!r} are not two answers to one prompt"
+        raise place.error(rule, "begin both with the same messages and let neither be the beginning of the other")
+    tools = tools_of(record.get("tools"), place)
+    return _chat(chosen, tools, shared), _chat(rejected, tools, shared)
+
+
+def detect(record: Record, place: Place, data: DataSpec, paired: bool) -> str:
+    """The format of a file whose first row this is. Raises ConfigurationError when its columns fit none."""
+    turns = find(_turns_key(record, data), record)
+    if turns is not ABSENT:
+        turns = chat_in(turns) or turns if isinstance(turns, str) else turns
+        first = turns[0] if isinstance(turns, list) and turns else {}
+        return "sharegpt" if isinstance(first, dict) and "from" in first else "messages"
+    if "instruction" in record:
+        return "alpaca"
+    if all(find(key, record) is not ABSENT for key in _needed(data, paired)):
+        return "columns"
+    wanted = (
+        f"{data.messages_key!r} or 'conversations'; 'instruction'; or {' and '.join(map(repr, _needed(data, paired)))}"
+    )
+    rule = f"its columns are {', '.join(record) or 'none'}, which is none of the known formats: {wanted}"
+    raise place.error(rule, "set spec.data.format, or the keys under spec.data to the names of its columns")
+
+
+def _needed(data: DataSpec, paired: bool) -> tuple[str, str]:
+    return (data.chosen_key, data.rejected_key) if paired else (data.prompt_key, data.response_key)
+
+
+def _turns_key(record: Record, data: DataSpec) -> str:
+    return data.messages_key if find(data.messages_key, record) is not ABSENT else "conversations"
+
+
+def _turns(record: Record, place: Place, data: DataSpec) -> Messages:
+    """With the column `system` in front, where there is one."""
+    key = _turns_key(record, data)
+    system = record.get("system")
+    said = messages_of(column(key, record, place), key, place)
+    return (spoken("system", system), *said) if system else said
+
+
+def _alpaca(record: Record, place: Place, data: DataSpec) -> Messages:
+    """Columns system, history (pairs of instruction and response), instruction and input."""
+    texts = {key: _text(key, record, place) for key in ("system", "instruction", "input")}
+    said = [spoken("system", texts["system"])] if texts["system"] else []
+    for turn in record.get("history") or ():
+        if not isinstance(turn, (list, tuple)) or len(turn) != 2 or not all(isinstance(text, str) for text in turn):
+            rule = f"column 'history' holds {short(turn)}, which is not a pair of texts"
+            raise place.error(rule, "write it as a list of [instruction, response]")
+        said += [spoken("user", turn[0]), spoken("assistant", turn[1])]
+    asked = "\n".join(text for text in (texts["instruction"], texts["input"]) if text)
+    if not asked.strip():
+        raise LeftOut("empty")
+    return (*said, spoken("user", asked))
+
+
+def _prompt(record: Record, place: Place, data: DataSpec) -> Prompt:
+    """A text or messages. Null or absent, where answers hold the whole conversation."""
+    value = find(data.prompt_key, record)
+    if value is ABSENT or value is None:
+        return None
+    if isinstance(value, str) and not chat_in(value):
+        if not value.strip():
+            raise LeftOut("empty")
+        return value
+    return messages_of(value, data.prompt_key, place)
+
+
+def _text(key: str, record: Record, place: Place) -> str:
+    """Empty when there is none."""
+    value = record.get(key)
+    if value is None or isinstance(value, str):
+        return value or ""
+    raise place.error(f"column {key!r} holds {short(value)}, which is not a text", "write it as a text")
+
+
+def _answered(prompt: Prompt, record: Record, key: str, place: Place, data: DataSpec) -> Messages | Texts:
+    """The prompt with the answer in column `key` behind it. An answer whose messages begin with another role than the assistant's is all of it."""
+    value = column(key, record, place)
+    if not value or (isinstance(value, str) and not value.strip()):
+        raise LeftOut("empty")
+    if isinstance(value, str) and not chat_in(value):
+        if isinstance(prompt, str) and not data.chat_template:
+            return Texts(prompt, value)
+        said: Messages = (spoken("assistant", value),)
+    else:
+        said = messages_of(value, key, place)
+    if said[0]["role"] != "assistant":
+        return said
+    if prompt is None:
+        fix = "set spec.data.promptKey, or let the answer begin with the messages that it answers"
+        raise place.error(f"has no column {data.prompt_key!r} that {key!r} would answer", fix)
+    return (*((spoken("user", prompt),) if isinstance(prompt, str) else prompt), *said)
+
+
+def _chat(messages: Messages, tools: list[Any] | None, start: int) -> Chat:
+    """Raises LeftOut when the assistant has no turn from `start` on, does not have the last one, or says nothing."""
+    if messages[-1]["role"] != "assistant":
+        raise LeftOut("no_assistant")
+    if any(m["role"] == "assistant" and says_nothing(m) for m in messages[start:]):
+        raise LeftOut("empty")
+    return Chat(messages, tools, start)
+
+
+def column(key: str, record: Record, place: Place) -> Any:
+    value = find(key, record)
+    if value is not ABSENT:
+        return value
+    rule = f"has no column {key!r}; its columns are {', '.join(record) or 'none'}"
+    raise place.error(rule, "name the column under spec.data, or set another spec.data.format")
+
+
+PROMPTS: dict[str, Callable[[Record, Place, DataSpec], Prompt]] = {
+    "messages": _turns,
+    "sharegpt": _turns,
+    "alpaca": _alpaca,
+    "columns": _prompt,
+}
+RESPONSES: dict[str, Callable[[DataSpec], str | None]] = {
+    "messages": lambda data: None,
+    "sharegpt": lambda data: None,
+    "alpaca": lambda data: "output",
+    "columns": lambda data: data.response_key,
+}
+"""Column of the answer; None: the conversation holds it."""

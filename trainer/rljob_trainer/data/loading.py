@@ -1,0 +1,35 @@
+"""The one entrance to the data of supervised tasks."""
+
+from pathlib import Path
+from typing import cast
+
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.data.examples import ExampleSet
+from rljob_trainer.data.files import Place
+from rljob_trainer.data.packed_documents import PackedDocuments, load_documents
+from rljob_trainer.data.row_examples import RowExamples, RowFile
+from rljob_trainer.data.tables import open_table
+from rljob_trainer.data.tokenizer import OffsetTokenizer, Tokenizer
+from rljob_trainer.data.workers import Workers
+
+
+def load_examples(
+    spec: RLJobSpec, split: str, tokenizer: Tokenizer, scratch: Path, workers: Workers | None
+) -> ExampleSet:
+    """The examples of spec.data.`split` (train or validation), for any task but rl.
+
+    Args:
+        tokenizer: that of spec.model.
+        scratch: a directory, which may be missing, for what files without random access are converted to. It has to live as long as the set.
+        workers: tokenise; None: this process does.
+
+    Raises:
+        ConfigurationError: a file cannot be read, the format of its rows cannot be told, or nothing can be learnt from the rows that were looked at.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    places = [Place(f"spec.data.{split}[{i}]", path) for i, path in enumerate(getattr(spec.data, split))]
+    offsets = cast(OffsetTokenizer, tokenizer)
+    if spec.task == "pretrain":
+        return PackedDocuments([load_documents(p, spec, offsets, scratch, workers) for p in places], spec, split)
+    files = [RowFile.of(place, open_table(place, scratch), spec) for place in places]
+    return RowExamples(spec, split, files, offsets, workers)

@@ -1,0 +1,170 @@
+"""Data files with random access to their rows, none of which is held in memory: row i of ten million costs one read.
+
+Arrow files are mapped; Parquet, which can only be read a row group at a time, is written as Arrow into a scratch directory first; of JSON lines the
+offsets are kept, 8 bytes each. Only a .json that is one list is read as a whole.
+"""
+
+import json
+import mmap
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rljob_trainer.data.files import ROWS_AT_ONCE, Place, Record, checked, readable
+
+Longs = npt.NDArray[np.int64]
+
+SCAN_BYTES = 1 << 26
+"""Of a file of JSON lines, between two looks for line ends."""
+
+
+class Table(Protocol):
+    """The rows of one file."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int) -> Record:
+        """From 0. Raises ValueError for a row that does not hold one object."""
+        ...
+
+    def number(self, row: int) -> int:
+        """What people count the row as: from 1; in a file with one object per line the number of the line."""
+        ...
+
+
+class Rows:
+    """Records in memory."""
+
+    def __init__(self, records: Sequence[Record]):
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, row: int) -> Record:
+        return _object(self._records[row])
+
+    def number(self, row: int) -> int:
+        return row + 1
+
+
+class ArrowTable:
+    """Record batches of a mapped file, each looked up when it is needed."""
+
+    def __init__(self, lengths: Sequence[int], batch: Callable[[int], pa.RecordBatch]):
+        self._starts = [0, *accumulate(lengths)]
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, row: int) -> Record:
+        number = bisect_right(self._starts, row) - 1
+        return self._batch(number).slice(row - self._starts[number], 1).to_pylist()[0]
+
+    def number(self, row: int) -> int:
+        return row + 1
+
+
+class LinesTable:
+    """A mapped file with one JSON object per line; empty lines are no rows."""
+
+    def __init__(self, path: Path):
+        with path.open("rb") as stream:
+            self._bytes = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        self._starts, self._ends = _lines(self._bytes)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, row: int) -> Record:
+        return _object(json.loads(self._bytes[self._starts[row] : self._ends[row]]))
+
+    def number(self, row: int) -> int:
+        return 1 + self._bytes[: self._starts[row]].count(b"\n")
+
+
+def open_table(file: Place, scratch: Path) -> Table:
+    """The file's rows. `scratch`: an existing directory, for files without random access.
+
+    Raises ConfigurationError for a file that is missing, of no known format, unreadable, or without a row; OSError when its volume is away.
+    """
+    path = checked(file, OPENERS)
+    format_name, opened = OPENERS[path.suffix]
+    with readable(file, format_name):
+        table = opened(path, scratch)
+    if not len(table):
+        raise file.error("holds no row", "leave the file out or fill it")
+    return table
+
+
+def _arrow(path: Path, _: Path) -> Table:
+    """The file format, whose batches are found by number; or the stream format, whose batches are views of the map once they were met."""
+    source = pa.memory_map(str(path))
+    if source.read(6) == b"ARROW1":
+        file = pa.ipc.open_file(source)
+        return ArrowTable([file.get_batch(i).num_rows for i in range(file.num_record_batches)], file.get_batch)
+    source.seek(0)
+    batches = list(pa.ipc.open_stream(source))
+    return ArrowTable([batch.num_rows for batch in batches], batches.__getitem__)
+
+
+def _parquet(path: Path, scratch: Path) -> Table:
+    target = scratch / f"{len(list(scratch.iterdir()))}.arrow"
+    with (
+        pq.ParquetFile(path, memory_map=True) as file,
+        pa.OSFile(str(target), "wb") as sink,
+        pa.ipc.new_file(sink, file.schema_arrow) as writer,
+    ):
+        for batch in file.iter_batches(ROWS_AT_ONCE):
+            writer.write_batch(batch)
+    return _arrow(target, scratch)
+
+
+def _json(path: Path, _: Path) -> Table:
+    with path.open(encoding="utf-8-sig") as stream:
+        first = next((c for c in iter(lambda: stream.read(1), "") if not c.isspace()), "")
+        if first != "[":
+            return LinesTable(path) if first else Rows([])
+        stream.seek(0)
+        return Rows(json.load(stream))
+
+
+def _jsonl(path: Path, _: Path) -> Table:
+    return LinesTable(path) if path.stat().st_size else Rows([])
+
+
+OPENERS: dict[str, tuple[str, Callable[[Path, Path], Table]]] = {
+    ".parquet": ("Parquet", _parquet),
+    ".arrow": ("Arrow", _arrow),
+    ".json": ("a JSON list of objects", _json),
+    ".jsonl": ("one JSON object per line", _jsonl),
+}
+
+
+def _lines(data: mmap.mmap) -> tuple[Longs, Longs]:
+    """Where lines that are not empty start and end."""
+    found = [
+        np.flatnonzero(np.frombuffer(data[at : at + SCAN_BYTES], np.uint8) == ord("\n")) + at
+        for at in range(0, len(data), SCAN_BYTES)
+    ]
+    ends = np.concatenate(found)
+    if not len(ends) or ends[-1] != len(data) - 1:
+        ends = np.append(ends, len(data))
+    starts = np.concatenate(([3 if data[:3] == b"\xef\xbb\xbf" else 0], ends[:-1] + 1))
+    first = np.frombuffer(data, np.uint8)[np.minimum(starts, len(data) - 1)]
+    blank = [i for i in np.flatnonzero(first <= ord(" ")) if not data[starts[i] : ends[i]].strip()]
+    return np.delete(starts, blank), np.delete(ends, blank)
+
+
+def _object(value: object) -> Record:
+    if isinstance(value, dict):
+        return value
+    raise ValueError(f"{str(value)[:80]!r} stands where an object of columns belongs")
