@@ -125,9 +125,9 @@ def roles(job: Job, width: int) -> list[str]:
         (names.ROLE_TRAINER, s.trainer.text, doing, about or "-"),
         (names.ROLE_ROLLOUT, s.rollout.text, serving, policy),
     ]
-    rows = [(role, ready, gpus[role], *more) for role, ready, *more in rows if role in gpus]
+    cells = [(role, ready, gpus[role], status, info) for role, ready, status, info in rows if role in gpus]
     placed = placement.line(s.placement.report, width) if s.placement else []
-    return [*table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), rows, width).split("\n"), *placed]
+    return [*table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), cells, width).split("\n"), *placed]
 
 
 def metrics(job: Job, now: datetime, width: int) -> list[str]:

@@ -29,7 +29,7 @@ def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
     counted = {names.ROLE_TRAINER: _role(s, names.ROLE_TRAINER, s.trainers, trainers)}
     unneeded = spec is not None and spec.supervised
     counted[names.ROLE_ROLLOUT] = RoleStatus() if unneeded else _role(s, names.ROLE_ROLLOUT, s.rollouts, rollouts)
-    return {"progress": progress} | counted
+    return {"progress": progress, **counted}
 
 
 def _role(s: Snapshot, role: str, pods: tuple[Pod, ...], desired: int) -> RoleStatus:
