@@ -19,10 +19,8 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.huggingface import write_hugging_face
 from rljob_trainer.memory import Plan
-from rljob_trainer.publication import Publication
-from rljob_trainer.scatter import Scatter
 from rljob_trainer.tasks import Outcome, Source
-from rljob_trainer.tasks.rl import RolloutSource
+from rljob_trainer.tasks.choice import source_of
 from rljob_trainer.weights.senders import Senders
 
 MEASURED_STEPS = 2
@@ -41,12 +39,11 @@ class First:
 class Attempt:
     """One attempt, as one rank lives it. `first` is None on all ranks but the first."""
 
-    def __init__(self, control: Control, ranks: Ranks, engine: Engine, senders: Senders, first: First | None):
+    def __init__(self, control: Control, ranks: Ranks, engine: Engine, senders: Senders | None, first: First | None):
+        """`senders`: to the rollouts, where the task has some."""
         self._spec, self._ranks, self._first, self.engine = control.spec, ranks, first, engine
         driver = first.driver if first else None
-        self._publication = Publication(control.spec, ranks, engine, senders, driver)
-        scatter = Scatter(ranks, driver, engine.data_rank, engine.parts)
-        self.source: Source = RolloutSource(ranks, driver, scatter, self._publication, self._settle)
+        self.source: Source = source_of(control.spec, ranks, driver, engine, senders, self._settle)
         self._root = Path(control.spec.checkpoint.path)
         self._saver = Saver(engine, ranks, first.store if first else None)
         self._held: list[int | bool] | None = None
@@ -62,7 +59,7 @@ class Attempt:
             self._restore(Path(directory))
         if self._first:
             if start:
-                self._publication.expect(step, start.manifest.digest)
+                self.source.restored(step, start.manifest.digest)
             data = dict(start.manifest.data) if start else None
             self._first.driver.start(step, data, self._first.store.checkpoints(), self.engine.backend)
         self._held = self._ranks.broadcast(self._own(step))
@@ -77,21 +74,18 @@ class Attempt:
         if self._first:
             self._first.store.check()
             memory = {f"memory/peak_{phase}_bytes": size for phase, size in peaks.items()}
-            self._first.driver.trained(
-                batch.step, {**metrics, **self._publication.metrics, **memory, "time/train": seconds}
-            )
+            self._first.driver.trained(batch.step, {**metrics, **self.source.metrics, **memory, "time/train": seconds})
             if batch.step == self._start + MEASURED_STEPS:
                 log.info("%s", self._first.plan.table(peaks))
         return batch.step
 
     def publish(self, step: int) -> None:
-        """Send the policy of `step` to the rollouts, once nothing is generated under the one before."""
-        self._publication.publish(step, self._publication.replicas())
+        """Whoever generates gets the policy of `step`."""
+        self.source.publish(step)
 
     def evaluate(self, step: int) -> None:
-        """Begin to evaluate the policy of `step`, when that is due; the rollouts generate behind it. Waits for neither."""
-        if self._first:
-            self._first.driver.evaluate(step)
+        """Evaluate the policy of `step`, or begin to, when that is due."""
+        self.source.evaluate(step)
 
     def save(self, step: int) -> None:
         """Make a periodic checkpoint of `step`, when that is due: before the next steps, or while they train."""
@@ -142,7 +136,7 @@ class Attempt:
         alongside = self._spec.checkpoint.asynchronous and not final and step < self._spec.train.total_steps
         if self._held == [step, True] or (self._held == [step, False] and alongside):
             return
-        digest = self._publication.digest(step)
+        digest = self.source.digest(step)
         self.engine.memory.enter("save")
         self._saver.begin(step, digest, data, reshardable=not alongside)
         self._held = [step, not alongside]

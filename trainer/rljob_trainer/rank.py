@@ -23,6 +23,7 @@ from rljob_trainer.checkpoint.files import write_json
 from rljob_trainer.checkpoint.lineage import Run
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.collective import Ranks
+from rljob_trainer.data.epochs import with_steps
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.driver.control import POLL_SECONDS, read_control
 from rljob_trainer.megatron import compat
@@ -90,19 +91,29 @@ def _attempt(directory: Path, control: Control) -> "loop.Attempt":
     from rljob_trainer.attempt import Attempt, First  # imports megatron, which has to be patched first
     from rljob_trainer.megatron.engine import Engine
     from rljob_trainer.memory import Plan, device_bytes
+    from rljob_trainer.tasks.choice import objective_of
 
-    spec = control.spec
-    ranks = Ranks(spec.lifecycle.stall_timeout_seconds)
+    ranks = Ranks(control.spec.lifecycle.stall_timeout_seconds)
     store = _open_store(control) if ranks.is_first else None
-    prove_shared(Path(spec.checkpoint.path), ranks)
+    prove_shared(Path(control.spec.checkpoint.path), ranks)
     driver = _connect(directory, control) if ranks.is_first else None
+    control = _with_steps(control, ranks, driver)
+    spec = control.spec
     plan = Plan.of(spec, device_bytes())
     if ranks.is_first:
         log.info("%s", plan.table({}))
     beat = driver.heartbeat if driver else _silence
-    senders = _senders(directory, control, ranks, driver, beat)
-    engine = Engine(spec, beat)
+    senders = None if spec.supervised else _senders(directory, control, ranks, driver, beat)
+    engine = Engine(spec, beat, objective_of(spec))
     return Attempt(control, ranks, engine, senders, First(driver, store, plan) if driver and store else None)
+
+
+def _with_steps(control: Control, ranks: Ranks, driver: DriverClient | None) -> Control:
+    """With steps in place of epochs, which the driver counts."""
+    if control.spec.train.steps is not None:
+        return control
+    steps = ranks.broadcast(driver.steps() if driver else None)
+    return control.model_copy(update={"spec": with_steps(control.spec, steps)})
 
 
 def _senders(

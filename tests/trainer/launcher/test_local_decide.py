@@ -145,19 +145,23 @@ def names_a_path(part: dict[str, Any], definitions: dict[str, Any]) -> bool:
 
 def test_a_status_line_says_where_the_job_is() -> None:
     assert isinstance(FIRST, LocalState)
-    assert line(LocalState(), seen(report("t0"), None), 10) == "starting; trainers 0/2, rollouts 0/1"
+    assert line(LocalState(), seen(report("t0"), None)) == "starting; trainers 0/2, rollouts 0/1"
     progress = Progress(
-        phase="training", started_from=0, step=3, history=[Point(step=3, reward=0.4375, loss=0.01, seconds=1.25)]
+        phase="training",
+        started_from=0,
+        step=3,
+        steps=10,
+        history=[Point(step=3, reward=0.4375, loss=0.01, seconds=1.25)],
     )
     first = report("t0", attempt=1, state="running", progress=progress)
     live = seen(first, running("t1"), rollout=report("r0", state="running"))
-    assert line(FIRST, live, 10) == "attempt 1: step 3/10, reward 0.438, loss 0.0100, 1.2 s; trainers 2/2, rollouts 1/1"
+    assert line(FIRST, live) == "attempt 1: step 3/10, reward 0.438, loss 0.0100, 1.2 s; trainers 2/2, rollouts 1/1"
     unrewarded = progress.model_copy(update={"history": [Point(step=3, loss=0.01, seconds=1.25)]})
     second = seen(report("t0", attempt=1, state="running", progress=unrewarded), running("t1"))
     alone = replace(second, rollouts={})
-    assert line(FIRST, alone, 10) == "attempt 1: step 3/10, loss 0.0100, 1.2 s; trainers 2/2"
+    assert line(FIRST, alone) == "attempt 1: step 3/10, loss 0.0100, 1.2 s; trainers 2/2"
     loading = seen(report("t0", attempt=1, state="running", progress=Progress()), running("t1"))
-    assert line(FIRST, loading, 10) == "attempt 1: loading; trainers 2/2, rollouts 0/1"
+    assert line(FIRST, loading) == "attempt 1: loading; trainers 2/2, rollouts 0/1"
 
 
 def test_a_summary_says_what_is_left() -> None:

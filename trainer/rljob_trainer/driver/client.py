@@ -44,6 +44,10 @@ class DriverClient:
         """The attempt continues after `step`, with the data cursor of its checkpoint (None: from the beginning)."""
         self._call("start", step=step, data=data, checkpoints=[c.dump() for c in checkpoints], backend=backend)
 
+    def steps(self) -> int:
+        """Of the whole job, once the driver has counted the data."""
+        return self._call("steps")
+
     def colocated(self, servers: list[dict[str, Any]]) -> None:
         """Servers in the trainer's pods, as endpoints; the operator knows of those in pods of their own."""
         self._call("colocated", servers=servers)
@@ -98,6 +102,14 @@ class DriverClient:
     def evaluate(self, step: int) -> None:
         """Evaluate the policy of `step` if that is due, then generate what follows it. Answered at once; `next` waits for both."""
         self._call("evaluate", step=step)
+
+    def held_out(self, step: int) -> dict[str, Any]:
+        """The held-out data, as `next` answers a batch; {"over": "done"}: no evaluation of `step` is due; {}: not read yet, ask again."""
+        return self._call("held_out", step=step)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """What was measured of the held-out data under the policy of `step`."""
+        self._call("evaluated", step=step, metrics=dict(metrics))
 
     def saving(self) -> dict[str, Any]:
         """The data cursor as of the last trained step, for the checkpoint that is being made."""

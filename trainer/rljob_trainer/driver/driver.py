@@ -12,9 +12,9 @@ from rljob_api.protocol import Checkpoint, Control, RolloutEndpoint
 from rljob_trainer import arrays
 from rljob_trainer.batch import Batch
 from rljob_trainer.buffer.buffer import Ready, RolloutBuffer
+from rljob_trainer.buffer.examples import ExampleBuffer, Examples
 from rljob_trainer.buffer.sources import Source
-from rljob_trainer.data.order import Cursor
-from rljob_trainer.data.prompts import PromptSet
+from rljob_trainer.data.order import Cursor, Drawn
 from rljob_trainer.driver.channel import Arrays
 from rljob_trainer.driver.progress import ProgressFile
 from rljob_trainer.parity import probe_sequences
@@ -44,15 +44,19 @@ class Driver:
     """One attempt. The methods without underscore that rank 0 calls are documented in driver/client.py."""
 
     def __init__(
-        self, control: Control, source: Source, prompts: PromptSet, rollouts: RolloutPool, progress: ProgressFile
+        self, control: Control, source: Source | Examples, data: Drawn, rollouts: RolloutPool, progress: ProgressFile
     ):
-        self._spec, self._source, self._prompts = control.spec, source, prompts
+        """`control`: with steps in place of epochs. `data`: what is trained on, in whose order the cursor counts."""
+        self._spec, self._source, self._data = control.spec, source, data
         self._rollouts, self._progress = rollouts, progress
         self._run = connect(control, os.environ)
         self._command = control.command
         self._changed = asyncio.Event()
         self._step, self._cursor = 0, Cursor()
         self._handed: Ready | None = None
+        self._announced: Batch | None = None
+        """The batch whose parts rank 0 asks for."""
+        self._held_out: asyncio.Task[Batch] | None = None
         self._ending = contextlib.AsyncExitStack()
         self._step_began = 0.0
         self._rank_phase = "loading"
@@ -87,11 +91,12 @@ class Driver:
 
     async def start(self, step: int, data: dict[str, Any] | None, checkpoints: list[dict], backend: str) -> None:
         self._step = step
-        self._cursor = Cursor.restore(data, self._prompts) if data else Cursor()
+        self._cursor = Cursor.restore(data, self._data) if data else Cursor()
         self._sinks = Sinks(Path(self._spec.checkpoint.path), step, self._spec.train.total_steps, self._run)
         self._step_began = time.monotonic()
         self._progress.update(
             step=step,
+            steps=self._spec.train.total_steps,
             started_from=step,
             policy_step=step,
             backend=backend,
@@ -100,7 +105,7 @@ class Driver:
             evaluation=self._sinks.evaluation(),
             checkpoints=[Checkpoint.model_validate(c) for c in checkpoints],
         )
-        self._buffer = RolloutBuffer(self._spec, self._source, self._evaluate, self._changed.set, step, self._cursor)
+        self._buffer = self._new_buffer(step)
         self._ending.callback(self._sinks.close)
         self._ending.push_async_callback(self._buffer.stop)
 
@@ -108,17 +113,35 @@ class Driver:
         self._colocated = [RolloutEndpoint.model_validate(s) for s in servers]
         await self._rollouts.follow([*self._listed, *self._colocated])
 
+    async def steps(self) -> int:
+        return self._spec.train.total_steps
+
     async def evaluate(self, step: int) -> None:
         assert step == self._step, f"the policy of step {step} at step {self._step}"
+        assert isinstance(self._buffer, RolloutBuffer), "somebody generates"
         self._buffer.begin(step)
+
+    async def held_out(self, step: int) -> Any:
+        assert isinstance(self._source, Examples), "the ranks evaluate what is given"
+        if self._command == "drain" or not self._evaluation_due(step):
+            return {"over": "done"}
+        self._enter("evaluating")
+        if self._held_out is None:
+            self._held_out = asyncio.create_task(self._source.held_out_batch())
+            self._held_out.add_done_callback(lambda _: self._changed.set())
+        return await self._once(self._held_out_answer)
+
+    async def evaluated(self, step: int, metrics: dict[str, float]) -> None:
+        self._record(step, metrics)
+        self._enter("")
 
     async def next(self) -> Any:
         self._enter("")
         return await self._once(self._next)
 
     async def part(self, rows: list[int]) -> Arrays:
-        assert self._handed is not None, "a batch comes before its parts"
-        return part_of(self._handed.batch, rows)
+        assert self._announced is not None, "a batch comes before its parts"
+        return part_of(self._announced, rows)
 
     async def trained(self, step: int, metrics: dict[str, float]) -> None:
         assert self._handed is not None and step == self._handed.batch.step == self._step + 1, (
@@ -155,7 +178,7 @@ class Driver:
 
     async def saving(self) -> dict[str, Any]:
         self._enter("saving")
-        return self._cursor.state(self._prompts)
+        return self._cursor.state(self._data)
 
     async def saved(self, step: int, checkpoints: list[dict], stall: float, background: float) -> None:
         self._sinks.record(step, {"time/save": stall, "time/save_background": background})
@@ -187,11 +210,26 @@ class Driver:
         if found := self._buffer.take():  # before what the next one may have failed at
             self._handed = found
             self._enter("training")
-            return announced(found.batch)
+            return self._announce(found.batch)
         if self._buffer.is_idle:
             return {"over": "succeeded"}
         self._targets = self._rollouts.to_publish()
         return {"newcomers": [r.dump() for r in self._targets]} if self._targets else None
+
+    def _announce(self, batch: Batch) -> Arrays:
+        self._announced = batch
+        return announced(batch)
+
+    def _held_out_answer(self) -> Any:
+        assert self._held_out is not None
+        return self._announce(self._held_out.result()) if self._held_out.done() else None
+
+    def _new_buffer(self, step: int) -> RolloutBuffer | ExampleBuffer:
+        """Of the batches after `step`."""
+        spec, changed = self._spec, self._changed.set
+        if isinstance(self._source, Examples):
+            return ExampleBuffer(spec, self._source.train, changed, step, self._cursor)
+        return RolloutBuffer(spec, self._source, self._evaluate, changed, step, self._cursor)
 
     def _is_still(self) -> bool:
         """Nothing more is generated under the policy before, or what is need not be waited for."""
@@ -199,6 +237,7 @@ class Driver:
 
     async def _evaluate(self, step: int) -> None:
         """The policy of `step`, when that is due."""
+        assert not isinstance(self._source, Examples), "rollouts answer held-out prompts"
         if self._evaluation_due(step) and (metrics := await self._source.evaluate()):
             self._record(step, metrics)
             self._progress.update(evaluation=self._sinks.evaluation())
@@ -206,7 +245,7 @@ class Driver:
     def _evaluation_due(self, step: int) -> bool:
         every = self._spec.evaluation.every_steps
         due = every > 0 and (step % every == 0 or step >= self._spec.train.total_steps)
-        return due and "evaluation/reward" not in self._sinks.of(step)
+        return due and not {"evaluation/reward", "evaluation/loss"} & self._sinks.of(step).keys()
 
     def _record(self, step: int, metrics: dict[str, float]) -> None:
         self._sinks.record(step, metrics)

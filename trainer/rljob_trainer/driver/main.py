@@ -4,7 +4,8 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +14,15 @@ from rljob_api.protocol import Control
 from rljob_api.sizing.layout import required_servers
 from rljob_api.sizing.serving import sequences
 from rljob_trainer import failure
+from rljob_trainer.buffer.examples import Examples
 from rljob_trainer.buffer.generation import Generator
 from rljob_trainer.buffer.sources import GeneratedBatches, RecordedBatches, Source
+from rljob_trainer.data.epochs import steps_of, with_steps
+from rljob_trainer.data.loading import load_examples
+from rljob_trainer.data.order import Drawn
 from rljob_trainer.data.prompts import PromptSet, load_prompts
 from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer
+from rljob_trainer.data.workers import Workers
 from rljob_trainer.driver.channel import listen
 from rljob_trainer.driver.control import follow_control, read_control
 from rljob_trainer.driver.driver import Driver
@@ -34,7 +40,7 @@ def main() -> None:
     directory = Path(os.environ[names.ENV_ATTEMPT_DIR])
     try:
         listener = listen(directory / "driver.sock")
-        asyncio.run(drive(directory, listener, os.environ[names.ENV_ROLLOUT_TOKEN]))
+        asyncio.run(drive(directory, listener, os.environ.get(names.ENV_ROLLOUT_TOKEN, "")))
     except BaseException as error:
         failure.write(directory, "driver", _first(error))
         raise
@@ -45,53 +51,92 @@ async def drive(directory: Path, listener: socket.socket, token: str) -> None:
     control = read_control(directory)
     progress = ProgressFile(directory / "progress.json")
     progress.flush()
-    rewards = RewardManager(control.spec.rewards)
+    tokenizer = load_tokenizer(control.spec.model)
+    work = _supervised if control.spec.supervised else _reinforcement
     try:
-        tokenizer = load_tokenizer(control.spec.model)
-        train, validation = _load(control, tokenizer, "train"), _load(control, tokenizer, "validation")
-        await rewards.start()
-        await _Life(directory, control, token, progress, tokenizer, rewards, train, validation).run(listener)
+        async with work(directory, control, token, progress, tokenizer) as life:
+            await life.run(listener)
     finally:
         listener.close()
+
+
+@asynccontextmanager
+async def _supervised(
+    directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer
+) -> AsyncIterator["_Life"]:
+    """No rollouts and no rewards: examples, tokenised by processes beside the steps."""
+    spec, workers = control.spec, Workers(control.spec)
+    try:
+        load = partial(load_examples, spec, tokenizer=tokenizer, workers=workers)
+        train = await asyncio.to_thread(load, "train", scratch=directory / "examples")
+        held_out = None
+        if spec.evaluation.every_steps:
+            held_out = await asyncio.to_thread(load, "validation", scratch=directory / "held-out")
+        life = _Life(
+            directory, _counted(control, train), RolloutPool(token, control.attempt, 0, 1, lambda: None), progress
+        )
+        life.begin(Examples(train, held_out), train)
+        yield life
+    finally:
+        workers.close()
+
+
+@asynccontextmanager
+async def _reinforcement(
+    directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer
+) -> AsyncIterator["_Life"]:
+    spec, rewards = control.spec, RewardManager(control.spec.rewards)
+    try:
+        train, validation = _load(control, tokenizer, "train"), _load(control, tokenizer, "validation")
+        await rewards.start()
+        control = _counted(control, train)
+        pool = RolloutPool(token, control.attempt, required_servers(spec), sequences(spec), lambda: life.wake())
+        life = _Life(directory, control, pool, progress)
+        generator = Generator(control.spec, control.job_uid, tokenizer, rewards, pool, progress.heartbeat)
+        source: Source = (
+            RecordedBatches(control.spec)
+            if spec.train.batches.replay
+            else GeneratedBatches(control.spec, train, validation, tokenizer, generator, pool, life.phase)
+        )
+        life.begin(source, train)
+        yield life
+    finally:
         await rewards.stop()
+
+
+def _counted(control: Control, data: Drawn) -> Control:
+    """With steps in place of epochs."""
+    spec = with_steps(control.spec, steps_of(control.spec, len(data)))
+    return control.model_copy(update={"spec": spec})
 
 
 class _Life:
     """The driver and what runs beside it."""
 
-    def __init__(
-        self,
-        directory: Path,
-        control: Control,
-        token: str,
-        progress: ProgressFile,
-        tokenizer: Tokenizer,
-        rewards: RewardManager,
-        train: PromptSet,
-        validation: PromptSet,
-    ):
-        self._directory, self._progress = directory, progress
-        spec = control.spec
-        self._rollouts = RolloutPool(
-            token, control.attempt, required_servers(spec), sequences(spec), lambda: self._driver.wake()
-        )
-        generator = Generator(spec, control.job_uid, tokenizer, rewards, self._rollouts, progress.heartbeat)
-        source: Source = (
-            RecordedBatches(spec)
-            if spec.train.batches.replay
-            else GeneratedBatches(
-                spec, train, validation, tokenizer, generator, self._rollouts, lambda phase: self._driver.phase(phase)
-            )
-        )
-        self._driver = Driver(control, source, train, self._rollouts, progress)
+    def __init__(self, directory: Path, control: Control, rollouts: RolloutPool, progress: ProgressFile):
+        self._directory, self._control, self._rollouts, self._progress = directory, control, rollouts, progress
+        self._driver: Driver
+
+    def begin(self, source: Source | Examples, data: Drawn) -> None:
+        """With these batches."""
+        self._driver = Driver(self._control, source, data, self._rollouts, self._progress)
+
+    def wake(self) -> None:
+        self._driver.wake()
+
+    def phase(self, name: str) -> None:
+        self._driver.phase(name)
 
     async def run(self, listener: socket.socket) -> None:
         """Until rank 0 has said goodbye; the first error of any part ends all."""
         d = self._driver
         calls: dict[str, Call] = {
+            "steps": d.steps,
             "start": d.start,
             "colocated": d.colocated,
             "evaluate": d.evaluate,
+            "held_out": d.held_out,
+            "evaluated": d.evaluated,
             "next": d.next,
             "part": d.part,
             "trained": d.trained,

@@ -10,6 +10,7 @@ from pathlib import Path
 from rljob_api import names
 from rljob_api.address import http_url
 from rljob_api.protocol import Command, Control, Resume, RolloutEndpoint
+from rljob_api.sizing.layout import rollout_pods
 from rljob_trainer.launcher.settings import DRIVER, RANK
 from rljob_trainer.local import status
 from rljob_trainer.local.decide import End, LocalState, Seen, advance
@@ -45,7 +46,7 @@ class Here:
         self._address = loopback()
         self._processes = Processes(work, job.name, self._address)
         self._trainers = [names.pod(job.name, names.ROLE_TRAINER, i) for i in range(self._spec.trainer.nodes)]
-        self._ports = {names.pod(job.name, names.ROLE_ROLLOUT, i): free_port() for i in range(self._spec.rollout.pods)}
+        self._ports = {names.pod(job.name, names.ROLE_ROLLOUT, i): free_port() for i in range(rollout_pods(self._spec))}
         self._gpus = assign_gpus(self._spec, self._trainers, list(self._ports), gpus())
         self._master_ports: dict[int, int] = {}
         self._state = LocalState()
@@ -117,7 +118,7 @@ class Here:
         return self._master_ports[attempt]
 
     def _show(self, seen: Seen) -> None:
-        line = status.line(self._state, seen, self._spec.train.total_steps)
+        line = status.line(self._state, seen)
         if line != self._line:
             self._line = line
             print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)

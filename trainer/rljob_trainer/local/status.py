@@ -7,7 +7,7 @@ STEADY = ("evaluating", "generating", "training", "syncing", "saving")
 """Phases that alternate within a step; a line for each would be noise."""
 
 
-def line(state: LocalState, seen: Seen, steps: int) -> str:
+def line(state: LocalState, seen: Seen) -> str:
     """For example `attempt 1: step 12/100, reward 0.438, loss 0.0012, 3.4 s; trainers 2/2, rollouts 2/2`."""
     trainers = sum(_runs(report, state) for report in seen.trainers.values())
     rollouts = sum(report is not None and report.state == "running" for report in seen.rollouts.values())
@@ -17,7 +17,7 @@ def line(state: LocalState, seen: Seen, steps: int) -> str:
         return f"starting; {counts}"
     order = "" if state.command == "run" else f" ({state.command})"
     progress = next((r.progress for r in seen.trainers.values() if r and _runs(r, state) and r.progress), None)
-    return f"attempt {state.attempt}{order}: {_progress(progress, steps)}; {counts}"
+    return f"attempt {state.attempt}{order}: {_progress(progress)}; {counts}"
 
 
 def summary(seen: Seen) -> str:
@@ -40,12 +40,12 @@ def _runs(report: Report | None, state: LocalState) -> bool:
     return report is not None and report.attempt == state.attempt and report.state == "running"
 
 
-def _progress(progress: Progress | None, steps: int) -> str:
+def _progress(progress: Progress | None) -> str:
     if progress is None:
         return "starting"
     if progress.started_from is None:
         return progress.phase
-    parts = [f"step {progress.step}/{steps}"]
+    parts = [f"step {progress.step}/{progress.steps}"]
     if progress.history:
         last = progress.history[-1]
         parts += [] if last.reward is None else [f"reward {last.reward:.3f}"]

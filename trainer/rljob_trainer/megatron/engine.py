@@ -46,6 +46,7 @@ class Engine:
         self._spec, self.layout, self.heartbeat = spec, str(layout), heartbeat
         self._parallel = parallel_state.initialize(layout, device, spec.lifecycle.stall_timeout_seconds)
         self.objective = objective or PolicyObjective(spec)
+        self._undivided = spec.model_copy(update={"train": spec.train.model_copy(update={"mini_batches": 1})})
         self._model = self._trained_model()
         self._reference = self._frozen_reference()
         self._policy = self._trained_policy()
@@ -61,15 +62,39 @@ class Engine:
 
     def parts(self, columns: Columns) -> list[list[int]]:
         """[data-parallel rank] -> rows of the step's trajectories that it needs, ascending."""
-        plan = plan_step(columns, self._spec, self._parallel.layout, self.objective.pairs, self.objective.scores)
+        return self._parts(columns, self._spec)
+
+    def _parts(self, columns: Columns, spec: RLJobSpec) -> list[list[int]]:
+        plan = plan_step(columns, spec, self._parallel.layout, self.objective.pairs, self.objective.scores)
         return [plan.rows(rank) for rank in range(self._parallel.layout.data)]
+
+    def held_out_parts(self, columns: Columns) -> list[list[int]]:
+        """As `parts`, of a batch that `evaluate` gets."""
+        return self._parts(columns, self._undivided)
+
+    def evaluate(self, batch: Batch) -> dict[str, float]:
+        """What the objective measures of a batch, under the names of training; nothing is learnt. The same on all ranks.
+
+        `batch`: this rank's part of it, by `held_out_parts`.
+        """
+        self.memory.enter("score")
+        step = self._measured(batch, self._undivided)
+        for name, values in self.objective.advantages(step).columns.items():
+            step.put(name, values)
+        step.weigh(self.objective)
+        found = update_metrics(self.objective, self._policy.evaluate_loss(step, self.objective))
+        self.memory.enter("generate")
+        return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def measure(self, batch: Batch) -> Step:
         """What stays as it is during the step, in the micro-batches that are trained: scores of reward models, and what the objective needs.
 
         `batch`: whole, or this rank's part of it.
         """
-        step = Step.of(batch, self._spec, self._parallel, self.objective)
+        return self._measured(batch, self._spec)
+
+    def _measured(self, batch: Batch, spec: RLJobSpec) -> Step:
+        step = Step.of(batch, spec, self._parallel, self.objective)
         self._reward_models.score(step)
         micro_batches, temperature = list(step.micro_batches()), self.objective.temperature
         with self._policy.offloader.using("parameters"):

@@ -43,7 +43,7 @@ class Sinks:
         self._by_step.setdefault(step, {}).update(metrics)
         if "train/tokens" in metrics:
             log.info("%s", step_line(step, self._steps, metrics))
-        elif "evaluation/reward" in metrics:
+        elif {"evaluation/reward", "evaluation/loss"} & metrics.keys():
             log.info("%s", evaluation_line(step, metrics))
 
     def of(self, step: int) -> dict[str, float]:
@@ -102,7 +102,12 @@ def step_line(step: int, steps: int, metrics: Mapping[str, float]) -> str:
 
 
 def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
-    return f"evaluation at step {step} | reward {metrics['evaluation/reward']:.3f}"
+    found = [
+        f"{name.removeprefix('evaluation/')} {value:.3f}"
+        for name, value in metrics.items()
+        if name != "evaluation/failed"
+    ]
+    return " | ".join([f"evaluation at step {step}", *found])
 
 
 _PARTS = (

@@ -1,6 +1,6 @@
 """Reinforcement learning: batches of what the policy itself generated, scored, from rank 0's driver."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rljob_trainer.batch import Batch
@@ -27,6 +27,10 @@ class RolloutSource:
         self._publication, self._between = publication, between
         self.outcome: Outcome = "succeeded"
 
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        return self._publication.metrics
+
     def next(self, step: int) -> Batch | None:
         """The batch after `step`, once it is there. Colocated rollouts sleep when this returns."""
         while True:
@@ -40,6 +44,21 @@ class RolloutSource:
                 case {"over": outcome}:
                     self.outcome = outcome
                     return None
+
+    def publish(self, step: int) -> None:
+        """Send the policy of `step` to the rollouts, once nothing is generated under the one before."""
+        self._publication.publish(step, self._publication.replicas())
+
+    def evaluate(self, step: int) -> None:
+        """Begin to evaluate the policy of `step`, when that is due; the rollouts generate behind it. Waits for neither."""
+        if self._driver:
+            self._driver.evaluate(step)
+
+    def restored(self, step: int, digest: str) -> None:
+        self._publication.expect(step, digest)
+
+    def digest(self, step: int) -> str:
+        return self._publication.digest(step)
 
     def _ask(self) -> dict[str, Any]:
         """The driver's answer, on every rank."""

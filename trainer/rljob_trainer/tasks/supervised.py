@@ -1,0 +1,74 @@
+"""Supervised tasks: batches of given examples, from rank 0's driver. Nobody generates, so that nothing is published."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rljob_trainer.batch import Batch
+from rljob_trainer.collective import Ranks
+from rljob_trainer.driver.client import DriverClient
+from rljob_trainer.megatron.engine import Engine
+from rljob_trainer.scatter import Scatter
+from rljob_trainer.tasks import Outcome
+
+EVALUATED = {
+    "train/loss": "evaluation/loss",
+    "train/perplexity": "evaluation/perplexity",
+    "train/accuracy": "evaluation/accuracy",
+}
+"""Metrics of an objective, and their names on held-out data."""
+
+
+class ExampleSource:
+    """While a batch is awaited, `between` is called about every second."""
+
+    def __init__(self, ranks: Ranks, driver: DriverClient | None, engine: Engine, between: Callable[[], None]):
+        """`driver`: on rank 0 only."""
+        self._ranks, self._driver, self._engine, self._between = ranks, driver, engine, between
+        self._training = Scatter(ranks, driver, engine.data_rank, engine.parts)
+        self._held_out = Scatter(ranks, driver, engine.data_rank, engine.held_out_parts)
+        self.outcome: Outcome = "succeeded"
+        self.metrics: Mapping[str, float] = {}
+
+    def next(self, step: int) -> Batch | None:
+        """The batch after `step`, once it is there."""
+        began = time.monotonic()
+        while True:
+            self._between()
+            match self._ranks.broadcast(self._driver.next() if self._driver else None):
+                case {"batch": described}:
+                    self._engine.memory.enter("score")
+                    batch = self._training.receive(described)
+                    self.metrics = {"time/data": time.monotonic() - began}
+                    return batch
+                case {"over": outcome}:
+                    self.outcome = outcome
+                    return None
+
+    def publish(self, step: int) -> None:
+        """To nobody."""
+
+    def evaluate(self, step: int) -> None:
+        """The loss on the held-out data, when that is due: forward passes on all ranks."""
+        described = self._due(step)
+        if not described:
+            return
+        measured = self._engine.evaluate(self._held_out.receive(described))
+        if self._driver:
+            found = {EVALUATED[name]: value for name, value in measured.items() if name in EVALUATED}
+            self._driver.evaluated(step, found)
+
+    def restored(self, step: int, digest: str) -> None:
+        """No rollout will have it."""
+
+    def digest(self, step: int) -> str:
+        return ""
+
+    def _due(self, step: int) -> dict[str, Any] | None:
+        """The driver's description of the held-out batch, on every rank; None: no evaluation of `step` is due."""
+        while True:
+            match self._ranks.broadcast(self._driver.held_out(step) if self._driver else None):
+                case {"batch": described}:
+                    return described
+                case {"over": _}:
+                    return None
