@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +18,7 @@ import pytest
 from api.specs import make_spec
 from rljob_trainer.data.examples import Example, ExampleSet
 from rljob_trainer.data.loading import load_examples
+from rljob_trainer.data.tokenizer import load_tokenizer
 from rljob_trainer.data.workers import Workers
 from rljob_trainer.failure import ConfigurationError
 from trainer.data.templates import QWEN, QWEN3, tokenizer
@@ -188,22 +190,19 @@ def texts(tmp_path: Path, count: int = 40):
 @pytest.mark.slow
 def test_workers_make_the_same_examples_in_the_same_order_and_name_rows_they_refuse(tmp_path):
     rows = texts(tmp_path)
-    here = load(tmp_path, rows)
-    workers = Workers(
-        make_spec(task="sft", model={"path": str(tmp_path / "model"), "dtype": "float32"}, data={"maxTokens": 64}), 2
-    )
-    there = load(tmp_path, rows, workers=workers)
+    spec = make_spec(task="sft", model={"path": str(tmp_path / "model"), "dtype": "float32"}, data={"maxTokens": 64})
+    tok, workers = cast(Any, load_tokenizer(spec.model)), Workers(spec, 2)
+    here, there = load(tmp_path, rows, tok=tok), load(tmp_path, rows, tok=tok, workers=workers)
     try:
         assert drawn(there, 60) == drawn(here, 60)
         assert there.counts == here.counts and there.counts.too_long
-        broken = [*rows * 10, {"messages": "x"}, *rows * 10]
+        broken = load(tmp_path, [*rows * 10, {"messages": "x"}, *rows * 10], tok=tok, workers=workers, shuffle=False)
         with pytest.raises(ConfigurationError, match="a.jsonl row 401: column"):
-            drawn(load(tmp_path, broken, workers=workers, shuffle=False), 1, start=400)
-        pretrain = {"task": "pretrain", "format": "text", "maxTokens": 16}
+            drawn(broken, 1, start=400)
         documents = [{"text": "xy" * i} for i in range(1, 99)]
-        assert list(load(tmp_path, documents, workers=workers, **pretrain)) == list(
-            load(tmp_path, documents, **pretrain)
-        )
+        pretrain = {"task": "pretrain", "tok": tok, "format": "text", "maxTokens": 16}
+        packed = list(load(tmp_path, documents, **pretrain))
+        assert list(load(tmp_path, documents, workers=workers, **pretrain)) == packed
     finally:
         there.close()
 

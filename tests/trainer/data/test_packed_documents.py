@@ -89,11 +89,11 @@ def test_megatrons_indexed_data_sets_are_read_as_megatron_reads_them(tmp_path):
     from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
     prefix = str(tmp_path / "corpus")
-    builder = IndexedDatasetBuilder(prefix + ".bin", dtype=DType.optimal_dtype(600))
+    builder = IndexedDatasetBuilder(prefix + ".bin", dtype=DType.optimal_dtype(500))
     rng = np.random.default_rng(0)
     for _ in range(30):  # documents, some of several sequences
         for length in rng.integers(1, 9, rng.integers(1, 3)):
-            builder.add_item(torch.from_numpy(rng.integers(0, 600, length)))
+            builder.add_item(torch.from_numpy(rng.integers(0, 500, length)))
         builder.end_document()
     builder.finalize(prefix + ".idx")
     theirs = IndexedDataset(prefix)

@@ -100,7 +100,7 @@ def _indexed(place: Place, target: Path) -> Documents:
         tied("rljob_trainer.megatron.indexed", place.path, str(starts)), capture_output=True, text=True
     )
     if done.returncode:
-        why = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        why = ((done.stdout + done.stderr).strip().splitlines() or ["no message"])[0]
         raise place.error(f"Megatron cannot read it: {why}", "write it again with Megatron's tools/preprocess_data.py")
     dtype = np.dtype(done.stdout.split()[-1])
     return _filled(place, np.memmap(place.path + ".bin", dtype, "r"), np.load(starts, mmap_mode="r"))

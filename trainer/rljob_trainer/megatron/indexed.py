@@ -1,7 +1,7 @@
 """`python -m rljob_trainer.megatron.indexed PREFIX TARGET`: where the documents of PREFIX.bin start, as Megatron's own reader finds it in PREFIX.idx.
 
-Writes the starts, in tokens and with the end of the last document behind them, to TARGET (.npy, int64) and prints the type of the tokens. A process
-of its own: the driver, which asks for it, has no torch.
+Writes the starts, in tokens and with the end of the last document behind them, to TARGET (.npy, int64) and prints the type of the tokens, or why it
+cannot be read. A process of its own: the driver, which asks for it, has no torch.
 """
 
 import sys
@@ -21,4 +21,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Exception as error:  # Megatron asserts, and its half-made data set complains once more on stderr
+        print(f"{type(error).__name__}: {error}")
+        sys.exit(1)
