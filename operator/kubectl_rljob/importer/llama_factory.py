@@ -253,8 +253,10 @@ def data(settings: Settings) -> Iterator[Said]:
     if settings["train_on_prompt"] or settings["mask_history"]:
         key = "train_on_prompt" if settings["train_on_prompt"] else "mask_history"
         yield settings.field("data.lossOn", "all" if settings["train_on_prompt"] else "lastAssistant", key)
-    if settings["stage"] != "pt":
+    if settings["stage"] == "sft":
         yield Field("data.overlong", "cut", "cutoff_len: longer ones are cut there")
+    elif "cutoff_len" in settings and settings["stage"] in ("dpo", "rm"):
+        yield settings.changed("cutoff_len", "longer pairs are left out, not cut")
     if "interleave_probs" in settings:
         yield settings.field(
             "data.weights", [float(p) for p in _names(settings["interleave_probs"])], "interleave_probs"
