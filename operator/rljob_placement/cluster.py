@@ -84,12 +84,17 @@ def requests(pod: Object) -> Resources:
         else:
             largest = most(largest, add(sidecars, _container(container)))
     whole = pod.get("resources", {}).get("requests", {})
-    counted = most(add(total, sidecars), largest) | {k: parse(v) for k, v in whole.items()}
-    overhead = {k: parse(v) for k, v in pod.get("overhead", {}).items()}
+    counted = most(add(total, sidecars), largest) | {k: _amount(v) for k, v in whole.items()}
+    overhead = {k: _amount(v) for k, v in pod.get("overhead", {}).items()}
     return add(add(counted, overhead), {"pods": 1000})
 
 
 def _container(container: Object) -> Resources:
     """A limit without a request is a request."""
     resources = container.get("resources", {})
-    return {k: parse(v) for k, v in {**resources.get("limits", {}), **resources.get("requests", {})}.items()}
+    return {k: _amount(v) for k, v in {**resources.get("limits", {}), **resources.get("requests", {})}.items()}
+
+
+def _amount(quantity: Any) -> int:
+    """Nobody makes room by asking for less than nothing."""
+    return max(0, parse(quantity))

@@ -176,7 +176,8 @@ def test_watch_prints_a_line_per_change_until_the_end(api: FakeApi, rljob: Rljob
     api.add(make_job(state="Starting", message="attempt 1 is starting"))
 
     def change() -> None:
-        time.sleep(0.3)
+        while len(api.requests) < 2:  # the first was answered
+            time.sleep(0.01)
         api.add(make_job(state="Failed", outcome="Failed", message="rank 3 ran out of memory"))
 
     threading.Thread(target=change, daemon=True).start()

@@ -193,7 +193,7 @@ async def test_a_cordoned_node_keeps_its_pods_and_gets_no_new_ones() -> None:
     await crowd.turns(4)
     cordoned = crowd.on_nodes("demo")["demo-trainer-1"]
     node = crowd.cluster.objects[("Node", None, cordoned)]
-    crowd.cluster._touch(node)
+    crowd.cluster.touch(node)
     node["spec"] = {"unschedulable": True}
     crowd.cluster.remove(crowd.cluster.objects[("Pod", NAMESPACE, "demo-trainer-1")])
     await crowd.turns(5)
