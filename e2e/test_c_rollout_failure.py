@@ -54,6 +54,7 @@ engine.send_signal(int(sys.argv[1]))
 """
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_rollout_whose_engine_is_killed_or_stopped_is_started_again_in_its_pod(
     lab: Lab, job: Job, number: signal.Signals

@@ -146,7 +146,7 @@ def oracle(paths: dict[str, Path], case: str, batch: Batch) -> tuple[float, dict
     return loss.item(), {name: p.grad for name, p in policy.named_parameters()}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.extra] * (case == "orpo")) for case in CASES])
 def test_gradients_are_those_of_single_sequences_in_any_cut(case: str, paths: dict[str, Path], batch: Batch) -> None:
     def step(engine: Any) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         return train_step(engine, batch), gradient(engine)
