@@ -27,7 +27,7 @@ def main() -> None:
         beat += 1
         replace(
             directory / "progress.json",
-            Progress(heartbeat=beat, phase="training", step=control.attempt, started_from=0).dump_json(),
+            Progress(heartbeat=beat, phase="training", step=control.attempt, steps=10, started_from=0).dump_json(),
         )
         if (root / "driver").exists():
             (root / "driver").unlink()
