@@ -1,4 +1,4 @@
-"""Several engines in one gang of ranks, one after the other."""
+"""Several engines, one after the other, each in a gang of ranks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,26 +23,24 @@ def run_engines[T](
     objective: Callable[[RLJobSpec], Any] | None = None,
 ) -> dict[str, T]:
     """What each case's function makes of an engine of its spec; all ranks must make the same of it. `objective` makes that of each engine."""
+    return {name: _run(world, name, spec, function, objective) for name, (spec, function) in cases.items()}
 
-    def on_a_rank() -> dict[str, T]:
-        return {name: _run(spec, function, objective) for name, (spec, function) in cases.items()}
+
+def _run[T](
+    world: int,
+    name: str,
+    spec: RLJobSpec,
+    function: Callable[[Any], T],
+    objective: Callable[[RLJobSpec], Any] | None,
+) -> T:
+    def on_a_rank() -> T:
+        from rljob_trainer.megatron.engine import Engine
+
+        return function(Engine(spec, lambda: None, objective(spec) if objective else None))
 
     first, *others = run_ranks(world, on_a_rank)
-    for other in others:
-        for name in cases:
-            assert equal(first[name], other[name]), f"the ranks differ in {name}"
+    assert all(equal(first, other) for other in others), f"the ranks differ in {name}"
     return first
-
-
-def _run[T](spec: RLJobSpec, function: Callable[[Any], T], objective: Callable[[RLJobSpec], Any] | None) -> T:
-    from megatron.core import parallel_state
-
-    from rljob_trainer.megatron.engine import Engine
-
-    try:
-        return function(Engine(spec, lambda: None, objective(spec) if objective else None))
-    finally:
-        parallel_state.destroy_model_parallel()
 
 
 def equal(a: Any, b: Any) -> bool:

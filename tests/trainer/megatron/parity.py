@@ -74,26 +74,22 @@ class Result:
 
 
 def run(cases: list[Case], models: dict[str, Path], batches: dict[str, list[Batch]]) -> dict[str, Result]:
-    """All cases, of one world size, in one gang, one after the other; all ranks have to report the same losses."""
+    """All cases, one after the other; all ranks have to report the same losses."""
+    return {case.name: _run(case, models, batches) for case in cases}
 
-    def on_a_rank() -> list[tuple[list[float], dict[str, Any] | None]]:
-        return [_train(case.spec(models), batches[case.setting.model]) for case in cases]
 
-    ranks = run_ranks(cases[0].world, on_a_rank)
-    for rank in ranks:
-        assert [losses for losses, _ in rank] == [losses for losses, _ in ranks[0]]
-    return {case.name: Result(*found) for case, found in zip(cases, ranks[0], strict=True)}
+def _run(case: Case, models: dict[str, Path], batches: dict[str, list[Batch]]) -> Result:
+    first, *others = run_ranks(case.world, lambda: _train(case.spec(models), batches[case.setting.model]))
+    assert all(losses == first[0] for losses, _ in others)
+    return Result(*first)
 
 
 def _train(spec: RLJobSpec, batches: list[Batch]) -> tuple[list[float], dict[str, Any] | None]:
-    from megatron.core import parallel_state
-
     from rljob_trainer.megatron.engine import Engine
 
     engine = Engine(spec, lambda: None)
     losses = [train_step(engine, batch)["train/loss"] for batch in batches]
     weights = {name: tensor.clone() for name, tensor in engine.export()}
-    parallel_state.destroy_model_parallel()
     return losses, weights if torch.distributed.get_rank() == 0 else None
 
 

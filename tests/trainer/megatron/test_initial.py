@@ -1,5 +1,6 @@
 """A torch_dist directory, from whatever layout, as the beginning of a job in another; and its optimizer as the continuation."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +50,20 @@ def test_weights_are_taken_bit_for_bit_and_optimizers_continue_in_any_layout(
     batches = [make_batch(model, step) for step in (1, 2)]
     pairs = list(zip(LAYOUTS[kind], LAYOUTS[kind][1:] + LAYOUTS[kind][:1], strict=True))
 
-    def on_a_rank() -> None:
-        for number, (old, new) in enumerate(pairs):
-            checkpoint = tmp_path / f"global_step_{number}"
-            weights, next_loss = _save(job_of(model, old), batches, checkpoint)
-            start = _engine(job_of(model, new, checkpoint))
-            taken = dict(start.export())
-            assert [n for n in weights if not torch.equal(weights[n], taken[n])] == [], (old, new)
-            start.load(checkpoint / "megatron")
-            assert train_step(start, batches[1])["train/loss"] == pytest.approx(next_loss, abs=1e-6), (old, new)
-            _close()
+    for number, (old, new) in enumerate(pairs):
+        checkpoint = tmp_path / f"global_step_{number}"
+        old_job, new_job = job_of(model, old), job_of(model, new, checkpoint)
+        run_ranks(4, partial(_start_from, checkpoint, old_job, new_job, batches))
 
-    run_ranks(4, on_a_rank)
+
+def _start_from(checkpoint: Path, old: RLJobSpec, new: RLJobSpec, batches: list[Batch]) -> None:
+    """A job that starts from what another one saves."""
+    weights, next_loss = _save(old, batches, checkpoint)
+    start = _engine(new)
+    taken = dict(start.export())
+    assert [n for n in weights if not torch.equal(weights[n], taken[n])] == []
+    start.load(checkpoint / "megatron")
+    assert train_step(start, batches[1])["train/loss"] == pytest.approx(next_loss, abs=1e-6)
 
 
 def test_weights_are_taken_from_a_periodic_checkpoint_as_well(megatron: None, tmp_path: Path) -> None:
