@@ -78,6 +78,8 @@ def test_fine_tuning_makes_the_steps_of_its_epochs_and_learns(undisturbed: Any) 
         held_out = of(found, name)
         assert list(held_out) == [0, 4, 8]
         assert held_out[8] < held_out[0]
+    held_out = of(found, "evaluation/loss")
+    assert progress.evaluation == {"first": held_out[0], "last": held_out[8]}
     assert of(found, "data/epoch")[STEPS] == 2
     assert min(of(found, "time/data").values()) >= 0
     assert not any(name.startswith(("rollout/", "reward/", "train_rollout/")) for m in found.metrics() for name in m)

@@ -132,7 +132,7 @@ class Driver:
         return await self._once(self._held_out_answer)
 
     async def evaluated(self, step: int, metrics: dict[str, float]) -> None:
-        self._record(step, metrics)
+        self._record_evaluation(step, metrics)
         self._enter("")
 
     async def next(self) -> Any:
@@ -239,13 +239,16 @@ class Driver:
         """The policy of `step`, when that is due."""
         assert not isinstance(self._source, Examples), "rollouts answer held-out prompts"
         if self._evaluation_due(step) and (metrics := await self._source.evaluate()):
-            self._record(step, metrics)
-            self._progress.update(evaluation=self._sinks.evaluation())
+            self._record_evaluation(step, metrics)
 
     def _evaluation_due(self, step: int) -> bool:
         every = self._spec.evaluation.every_steps
         due = every > 0 and (step % every == 0 or step >= self._spec.train.total_steps)
         return due and not {"evaluation/reward", "evaluation/loss"} & self._sinks.of(step).keys()
+
+    def _record_evaluation(self, step: int, metrics: dict[str, float]) -> None:
+        self._record(step, metrics)
+        self._progress.update(evaluation=self._sinks.evaluation())
 
     def _record(self, step: int, metrics: dict[str, float]) -> None:
         self._sinks.record(step, metrics)
