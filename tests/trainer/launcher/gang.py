@@ -17,7 +17,8 @@ from rljob_api.protocol import Control, Member, Report, Resume
 from rljob_trainer.control.channel import replace
 
 HERE = Path(__file__).parent
-TIMEOUT = 60.0
+TIMEOUT = 600.0
+"""Many times what anything takes: it ends a hang, and decides nothing else."""
 
 
 def wait_for(what: str, probe: Callable[[], Any], timeout: float = TIMEOUT) -> Any:

@@ -13,7 +13,7 @@ import yaml
 
 from api.specs import raw_spec
 from ipv6 import WITHOUT_IPV4, needs_namespaces
-from trainer.launcher.gang import HERE, alive, kill, wait_for
+from trainer.launcher.gang import HERE, TIMEOUT, alive, kill, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ class Run:
 
     def end(self) -> tuple[int, str]:
         """Exit code and the last line."""
-        code = self.process.wait(90)
+        code = self.process.wait(TIMEOUT)
         return code, self.output().splitlines()[-1]
 
     def output(self) -> str:

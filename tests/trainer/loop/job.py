@@ -15,7 +15,7 @@ from rljob_api import names
 from rljob_api.protocol import Control, Failure, Progress, Resume
 from rljob_trainer import rank
 
-WORLD, STEPS, SECONDS = 2, 5, 180
+WORLD, STEPS, SECONDS = 2, 5, 600
 MEASURES = ("train/loss", "train/grad_norm", "train/kl", "train/entropy", "critic/loss", "critic/grad_norm")
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {},

@@ -26,7 +26,7 @@ from trainer.megatron.models import make_model
 
 pytestmark = pytest.mark.slow
 
-STEPS, DRAINED, PROMPTS, SECONDS = 16, 5, 10, 400
+STEPS, DRAINED, PROMPTS, SECONDS = 16, 5, 10, 1200
 
 
 class Run:

@@ -7,7 +7,7 @@ import psutil
 import pytest
 import yaml
 
-from trainer.loop.test_ahead import Run, manifest
+from trainer.loop.test_ahead import SECONDS, Run, manifest
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ def test_a_job_trains_with_the_servers_of_all_its_pods_and_leaves_none_behind(tm
     job["spec"]["trainer"] |= {"nodes": 2, "parallelism": {"tensor": 2}}
     job["spec"]["train"] |= {"staleness": 0, "steps": 3, "batches": {}}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    assert run.start().wait(400) == 0
+    assert run.start().wait(SECONDS) == 0
     metrics = run.metrics()
     assert sorted(metrics) == [1, 2, 3]
     assert [m["rollout/replicas"] for m in metrics.values()] == [2.0, 2.0, 2.0]

@@ -33,7 +33,7 @@ def fork_server() -> Iterator[subprocess.Popen[str]]:
             assert process.poll() is None, "the fork server did not start"
         yield process
         process.stdin.close()
-        process.wait(180)
+        process.wait(600)
 
 
 @pytest.fixture(scope="module")

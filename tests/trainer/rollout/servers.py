@@ -14,7 +14,7 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
 
 TOKEN = "secret"
-READY_SECONDS = 400
+READY_SECONDS = 900
 """A machine that is busy with other tests takes minutes to import vLLM."""
 
 

@@ -78,14 +78,15 @@ def publish(server: Server, model: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_killed_engine_is_noticed_within_five_seconds(
+async def test_a_killed_engine_is_noticed_long_before_it_would_count_as_frozen(
     start: Callable[..., Server], checkpoints: dict[str, Path]
 ) -> None:
     server = start(checkpoints["old"])
     async with checked(server) as lost:
         killed = engine(server)
         killed.kill()
-        assert f"process {killed.pid} ended" in (await asyncio.wait_for(lost, 5)).reason
+        assert f"process {killed.pid} ended" in (await asyncio.wait_for(lost, health.FROZEN_SECONDS)).reason
+    assert health.POLL_SECONDS < 5, "how soon, on a machine that is not busy"
 
 
 @pytest.mark.slow
@@ -99,7 +100,7 @@ async def test_a_stopped_process_is_noticed_within_the_limit(
     async with checked(server) as lost:
         os.kill(engine(server).pid if whom == "engine" else server.pid, signal.SIGSTOP)
         began = time.monotonic()
-        reason = (await asyncio.wait_for(lost, 30)).reason
+        reason = (await asyncio.wait_for(lost, 120)).reason
         assert f"the {'engine' if whom == 'engine' else 'API server'} has not answered for" in reason
         assert time.monotonic() - began > 6.0, "a moment of silence is no end"
 
