@@ -24,7 +24,7 @@ NOT_BOUND = "NotBound"  # event: a pod was not bound to its node and is placed e
 # Rollouts
 ENOUGH_ROLLOUTS = "EnoughRollouts"  # at least minReplicas rollouts answer
 TOO_FEW_ROLLOUTS = "TooFewRollouts"  # fewer than minReplicas rollouts answer
-NOT_NEEDED = "NotNeeded"  # the task has no rollouts, so that who waits for them waits for nothing
+NOT_NEEDED = "NotNeeded"  # the task has no rollouts, so that nothing has to wait for them
 
 ROLLOUT_FAILED = (
     "RolloutFailed"  # event: a rollout server failed and is started again in its pod; the message has the cause

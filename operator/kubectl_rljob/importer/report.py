@@ -20,7 +20,7 @@ def report(notes: Iterable[Note], violations: Iterable[Violation]) -> str:
     ]
     broken = [f"  {violation}" for violation in violations]
     if broken:
-        parts.append("\n".join(["Broken rules, to be mended before the job is applied:", *broken]))
+        parts.append("\n".join(["Broken rules, to be fixed before the job is applied:", *broken]))
     return "\n\n".join(filter(None, parts))
 
 

@@ -16,7 +16,7 @@ from rljob_operator.times import stamp
 UNBOUND_SECONDS = 60.0
 """How long a released pod may stay without its node: somebody else was faster, or the scheduler knows better."""
 RETRY = 60.0
-"""Seconds between two looks for room. A watch that sees a pod go, or a node come, wakes who waits before that."""
+"""Seconds between two looks for room. A watch that sees a pod go, or a node come, wakes waiting jobs before that."""
 
 
 def assign_nodes(s: Snapshot, status: JobStatus) -> Change:

@@ -77,17 +77,20 @@ def _parquet(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, Record]]:
 
 
 def _arrow(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, Record]]:
-    """The IPC file format, or the stream format that Hugging Face datasets writes."""
     with pa.memory_map(str(path)) as source:
-        if source.read(6) == b"ARROW1":
-            file = pa.ipc.open_file(source)
-            batches: Iterable[pa.RecordBatch] = (file.get_batch(i) for i in range(file.num_record_batches))
-            names = file.schema.names
+        reader = open_arrow(source)
+        columns = _needed(reader.schema.names, keys)
+        if isinstance(reader, pa.RecordBatchFileReader):
+            yield from _rows(reader.get_batch(i).select(columns) for i in range(reader.num_record_batches))
         else:
-            source.seek(0)
-            batches = stream = pa.ipc.open_stream(source)
-            names = stream.schema.names
-        yield from _rows(batch.select(_needed(names, keys)) for batch in batches)
+            yield from _rows(batch.select(columns) for batch in reader)
+
+
+def open_arrow(source: pa.MemoryMappedFile) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
+    """The IPC file format, or the stream format that Hugging Face datasets writes."""
+    is_file = source.read(6) == b"ARROW1"
+    source.seek(0)
+    return pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
 
 
 def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Record]]:
@@ -107,12 +110,17 @@ def _needed(names: Sequence[str], keys: Sequence[str]) -> list[str]:
 def _json(path: Path, _: Sequence[str]) -> Iterator[tuple[int, Record]]:
     """A list of objects, which is read as a whole, or one object per line, which some tools also call .json."""
     with path.open(encoding="utf-8-sig") as stream:
-        first = next((c for c in iter(lambda: stream.read(1), "") if not c.isspace()), "")
-        stream.seek(0)
-        if first == "[":
-            yield from ((row, _object(record)) for row, record in enumerate(json.load(stream), 1))
+        if first_character(stream) == "[":
+            yield from ((row, checked_record(value)) for row, value in enumerate(json.load(stream), 1))
         else:
             yield from _json_lines(stream)
+
+
+def first_character(stream: IO[str]) -> str:
+    """The first one that is not white space; "" in an empty file. The stream is at its beginning afterwards."""
+    found = next((c for c in iter(lambda: stream.read(1), "") if not c.isspace()), "")
+    stream.seek(0)
+    return found
 
 
 def _jsonl(path: Path, _: Sequence[str]) -> Iterator[tuple[int, Record]]:
@@ -124,12 +132,13 @@ def _json_lines(stream: IO[str]) -> Iterator[tuple[int, Record]]:
     for number, line in enumerate(stream, 1):
         if line.strip():
             try:
-                yield number, _object(json.loads(line))
+                yield number, checked_record(json.loads(line))
             except ValueError as error:
                 raise ValueError(f"line {number} does not hold one object: {error}") from error
 
 
-def _object(value: object) -> Record:
+def checked_record(value: object) -> Record:
+    """Raises ValueError for anything but an object."""
     if isinstance(value, dict):
         return value
     raise ValueError(f"{str(value)[:80]!r} stands where an object of columns belongs")

@@ -24,7 +24,7 @@ def load_examples(
         workers: tokenise; None: this process does.
 
     Raises:
-        ConfigurationError: a file cannot be read, the format of its rows cannot be told, or nothing can be learnt from the rows that were looked at.
+        ConfigurationError: a file cannot be read, the format of its rows cannot be recognised, or no row that was looked at teaches anything.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     places = [Place(f"spec.data.{split}[{i}]", path) for i, path in enumerate(getattr(spec.data, split))]

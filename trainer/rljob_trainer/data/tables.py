@@ -17,7 +17,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rljob_trainer.data.files import ROWS_AT_ONCE, Place, Record, checked, readable
+from rljob_trainer.data.files import (
+    ROWS_AT_ONCE,
+    Place,
+    Record,
+    checked,
+    checked_record,
+    first_character,
+    open_arrow,
+    readable,
+)
 
 Longs = npt.NDArray[np.int64]
 
@@ -49,7 +58,7 @@ class Rows:
         return len(self._records)
 
     def __getitem__(self, row: int) -> Record:
-        return _object(self._records[row])
+        return checked_record(self._records[row])
 
     def number(self, row: int) -> int:
         return row + 1
@@ -85,7 +94,7 @@ class LinesTable:
         return len(self._starts)
 
     def __getitem__(self, row: int) -> Record:
-        return _object(json.loads(self._bytes[self._starts[row] : self._ends[row]]))
+        return checked_record(json.loads(self._bytes[self._starts[row] : self._ends[row]]))
 
     def number(self, row: int) -> int:
         return 1 + self._bytes[: self._starts[row]].count(b"\n")
@@ -106,13 +115,12 @@ def open_table(file: Place, scratch: Path) -> Table:
 
 
 def _arrow(path: Path, _: Path) -> Table:
-    """The file format, whose batches are found by number; or the stream format, whose batches are views of the map once they were met."""
-    source = pa.memory_map(str(path))
-    if source.read(6) == b"ARROW1":
-        file = pa.ipc.open_file(source)
-        return ArrowTable([file.get_batch(i).num_rows for i in range(file.num_record_batches)], file.get_batch)
-    source.seek(0)
-    batches = list(pa.ipc.open_stream(source))
+    """Batches of the file format are found by number; those of the stream format are views of the map once they were met."""
+    reader = open_arrow(pa.memory_map(str(path)))
+    if isinstance(reader, pa.RecordBatchFileReader):
+        lengths = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
+        return ArrowTable(lengths, reader.get_batch)
+    batches = list(reader)
     return ArrowTable([batch.num_rows for batch in batches], batches.__getitem__)
 
 
@@ -128,13 +136,11 @@ def _parquet(path: Path, scratch: Path) -> Table:
     return _arrow(target, scratch)
 
 
-def _json(path: Path, _: Path) -> Table:
+def _json(path: Path, scratch: Path) -> Table:
     with path.open(encoding="utf-8-sig") as stream:
-        first = next((c for c in iter(lambda: stream.read(1), "") if not c.isspace()), "")
-        if first != "[":
-            return LinesTable(path) if first else Rows([])
-        stream.seek(0)
-        return Rows(json.load(stream))
+        if first_character(stream) == "[":
+            return Rows(json.load(stream))
+    return _jsonl(path, scratch)
 
 
 def _jsonl(path: Path, _: Path) -> Table:
@@ -162,9 +168,3 @@ def _lines(data: mmap.mmap) -> tuple[Longs, Longs]:
     first = np.frombuffer(data, np.uint8)[np.minimum(starts, len(data) - 1)]
     blank = [i for i in np.flatnonzero(first <= ord(" ")) if not data[starts[i] : ends[i]].strip()]
     return np.delete(starts, blank), np.delete(ends, blank)
-
-
-def _object(value: object) -> Record:
-    if isinstance(value, dict):
-        return value
-    raise ValueError(f"{str(value)[:80]!r} stands where an object of columns belongs")
