@@ -123,7 +123,7 @@ def test_step_i_of_the_warm_up_uses_its_share_of_the_learning_rate(model: Path) 
 
 
 def test_learning_makes_rewarded_responses_likelier(model: Path) -> None:
-    batch = changed_samples(make_batch(model), lambda s: written_by(replace(s, reward=float(s.sample % 2)), -1))
+    batch = changed_samples(make_batch(model, step=2), lambda s: written_by(replace(s, reward=float(s.sample % 2)), 0))
 
     def on_a_rank() -> float:
         from rljob_trainer.megatron.engine import Engine
