@@ -11,6 +11,7 @@ from rljob_api import names
 from rljob_api.request import Request
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
+from rljob_api.type_errors import first_problem
 
 RESOURCE = f"rljob.{names.GROUP}"
 
@@ -52,10 +53,8 @@ class Job:
         try:
             return JobStatus.model_validate(self.raw.get("status") or {})
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, ("status", *first["loc"])))
             raise UserError(
-                f"{self.title}: {field}: {first['msg']}: install the plugin of the operator's release",
+                f"{self.title}: status.{first_problem(error)}: install the plugin of the operator's release",
                 f"kubectl get rljob {self.name} -n {self.namespace} -o yaml",
             ) from error
 

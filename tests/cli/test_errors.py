@@ -38,7 +38,7 @@ def test_a_status_of_a_later_release(api: FakeApi, rljob: Rljob) -> None:
     api.add(make_job(state="Hibernating"))
     screen = rljob("list")
     assert screen.code == 1
-    assert screen.err.startswith("error: rljob demo in namespace research: status.state: Input should be 'Pending', ")
+    assert screen.err.startswith("error: rljob demo in namespace research: status.state: must be one of Pending, ")
     assert screen.err.endswith(
         ": install the plugin of the operator's release\nnext:  kubectl get rljob demo -n research -o yaml\n"
     )

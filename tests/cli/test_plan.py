@@ -98,12 +98,12 @@ RLJob demo
 
 2 rules are broken:
 
-spec.train.steps = 'many'
-    Input should be a valid integer
-    fix: see `kubectl explain rljob.spec.train`
+spec.train.steps = "many"
+    must be a whole number
+    fix: write a whole number
 
 spec.rolout = {}
-    Extra inputs are not permitted
+    there is no such field
     fix: see `kubectl explain rljob.spec`
 """
 

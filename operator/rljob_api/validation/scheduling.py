@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from rljob_api.base import Wire
 from rljob_api.spec import RLJobSpec
+from rljob_api.type_errors import path_of, problems
 from rljob_api.validation.pods import templates
 from rljob_api.validation.result import Violation
 
@@ -74,13 +75,10 @@ def node_affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
         try:
             _Affinity.model_validate(template.affinity or {})
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            keys = [p for p in first["loc"] if p not in OPERATORS]
-            path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in keys)
-            field = f"spec.{role}.template.affinity{path}"
-            yield Violation(
-                field, str(first["input"]), first["msg"], "see `kubectl explain pod.spec.affinity.nodeAffinity`"
-            )
+            first = problems(error)[0]
+            path = path_of(p for p in first.location if p not in OPERATORS)
+            fix = first.fix or "see `kubectl explain pod.spec.affinity.nodeAffinity`"
+            yield Violation(f"spec.{role}.template.affinity.{path}", first.value, first.rule, fix)
 
 
 def affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:

@@ -12,6 +12,7 @@ from rljob_api.validation import algorithm, layout, passthrough, pod_fields, pod
 from rljob_api.validation.model import model_violations
 from rljob_api.validation.object_rules import OBJECT_RULES
 from rljob_api.validation.result import ValidationResult, Violation
+from rljob_api.validation.schema_errors import schema_violations
 
 JOB_NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 """Names of children begin with the job's."""
@@ -33,9 +34,9 @@ def validate(spec: dict[str, Any], name: str, model_config: dict[str, Any] | Non
     """A raw `spec` object of a job called `name` against all rules; with a Hugging Face `model_config` also against the model's."""
     found = list(name_violations(name))
     try:
-        parsed = RLJobSpec.model_validate(spec)
+        parsed = RLJobSpec.model_validate(spec, by_alias=True, by_name=False)
     except ValidationError as error:
-        return ValidationResult(None, (*found, *_schema_violations(error)))
+        return ValidationResult(None, (*found, *schema_violations(error)))
     for check in CHECKS:
         found += check(parsed)
     return ValidationResult(parsed, (*found, *model_violations(parsed, model_config or {})))
@@ -57,23 +58,3 @@ def name_violations(name: str) -> Iterator[Violation]:
             "names of children are made from it: lower-case letters, digits and '-', beginning with a letter and ending with a letter or digit",
             "rename the job",
         )
-
-
-def _schema_violations(error: ValidationError) -> list[Violation]:
-    return [
-        Violation(_path(e["loc"]), _short(e.get("input")), e["msg"], "see `kubectl explain " + _explain(e["loc"]) + "`")
-        for e in error.errors(include_url=False)
-    ]
-
-
-def _path(location: tuple[str | int, ...]) -> str:
-    return "spec" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
-
-
-def _explain(location: tuple[str | int, ...]) -> str:
-    return ".".join(["rljob.spec", *(p for p in location[:-1] if isinstance(p, str))])
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

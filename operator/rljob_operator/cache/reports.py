@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from rljob_api import names
 from rljob_api.protocol import Control, Progress, Report
 from rljob_api.text import one_line
+from rljob_api.type_errors import first_problem
 from rljob_operator.cache.cache import strip_managed_fields
 from rljob_operator.kube.api import Object
 
@@ -61,17 +62,10 @@ def _parse(name: str, text: str) -> tuple[Report | None, str, str]:
     try:
         report = Report.model_validate_json(text)
     except ValidationError as error:
-        return None, name, one_line(f"the report in ConfigMap {name} cannot be read: {_first(error)}")
+        return None, name, one_line(f"the report in ConfigMap {name} cannot be read: {first_problem(error)}")
     if report.protocol != names.PROTOCOL:
         return None, report.pod, _mismatch(report)
     return (report if name == names.report(report.pod) else None), report.pod, ""
-
-
-def _first(error: ValidationError) -> str:
-    """Field and rule; the value that breaks it is not repeated."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(map(str, first["loc"]))[:200]
-    return (f"{where}: " if where else "") + first["msg"]
 
 
 def _mismatch(report: Report) -> str:

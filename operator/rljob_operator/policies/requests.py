@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from rljob_api import names, reasons
 from rljob_api.request import Request
 from rljob_api.status import JobStatus, Override
+from rljob_api.type_errors import first_problem
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.attempt import give_command
@@ -72,4 +73,6 @@ def _refuse_unreadable(status: JobStatus, text: str, error: ValidationError) -> 
     nonce = "unreadable-" + hashlib.sha256(text.encode()).hexdigest()[:12]
     if status.request == nonce:
         return Change(status)
-    return _refuse(set_(status, request=nonce), f"annotation {names.ANNOTATION_REQUEST} cannot be read: {error}")
+    return _refuse(
+        set_(status, request=nonce), f"annotation {names.ANNOTATION_REQUEST} cannot be read: {first_problem(error)}"
+    )

@@ -1,0 +1,175 @@
+"""What pydantic finds wrong with a value, in words for users: what has to hold, and what to write."""
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+LONGEST, QUOTE = 80, "'"
+"""Letters of a value in a message; what pydantic puts around names."""
+
+
+class TypeProblem(NamedTuple):
+    """One wrong value."""
+
+    location: tuple[str | int, ...]
+    """Keys and indices from the outermost object to the value."""
+    kind: str
+    """pydantic's name of the problem, for example `missing`."""
+    value: str
+    """What is there, as it would stand in YAML; `unset`: nothing."""
+    rule: str
+    fix: str
+    """What to write; empty: the documentation of the field says more."""
+
+    @property
+    def path(self) -> str:
+        return path_of(self.location)
+
+
+def path_of(location: Iterable[str | int]) -> str:
+    """For example `train.steps` or `rewards[0].rule`."""
+    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
+
+
+def problems(error: ValidationError) -> list[TypeProblem]:
+    """All of them, in the order of the fields."""
+    return [_problem(found["type"], found) for found in error.errors(include_url=False)]
+
+
+def first_problem(error: ValidationError) -> str:
+    """Field and rule of the first one, without the value: for objects that we and not users write."""
+    first = problems(error)[0]
+    return f"{first.path[:200]}: {first.rule}" if first.path else first.rule
+
+
+def as_written(value: object) -> str:
+    """As it would stand in YAML, on one line, shortened."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
+def _problem(kind: str, found: Mapping[str, Any]) -> TypeProblem:
+    value = found["input"]
+    rule, fix = SENTENCES[kind](value, found.get("ctx", {}))
+    shown = "unset" if kind == "missing" else as_written(value)
+    return TypeProblem(found["loc"], kind, shown, rule, fix)
+
+
+Sentence = tuple[str, str]
+"""Rule and fix."""
+Say = Callable[[Any, Mapping[str, Any]], Sentence]
+"""Of a value, and of what pydantic says about the rule it breaks."""
+
+
+def _whole_number(value: Any, _: Mapping[str, Any]) -> Sentence:
+    written = _number(value)
+    whole = written is not None and float(written).is_integer()
+    return "must be a whole number", f"write {float(written):.0f}" if written and whole else "write a whole number"
+
+
+def _any_number(value: Any, _: Mapping[str, Any]) -> Sentence:
+    written = _number(value)
+    return "must be a number", f"write {written}" if written else "write a number, for example 0.5 or 1.0e-6"
+
+
+def _number(value: Any) -> str | None:
+    """A finite number, also inside quotes."""
+    text = str(value).strip()
+    return text if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,2})?", text) else None
+
+
+def _truth(value: Any, _: Mapping[str, Any]) -> Sentence:
+    meant = {"true": "true", "yes": "true", "on": "true", "1": "true", "false": "false", "no": "false", "off": "false"}
+    known = meant.get(str(value).strip().lower())
+    return "must be true or false", f"write {known}" if known else "write true or false, without quotes"
+
+
+def _text(value: Any, _: Mapping[str, Any]) -> Sentence:
+    simple = isinstance(value, bool | int | float)
+    return "must be a text", f'write "{as_written(value)}", in quotes' if simple else "write one text"
+
+
+def _list(value: Any, _: Mapping[str, Any]) -> Sentence:
+    simple = not isinstance(value, dict | None) and len(as_written(value)) < LONGEST
+    return "must be a list", f"write [{as_written(value)}]" if simple else "write a list"
+
+
+def _choice(value: Any, ctx: Mapping[str, Any]) -> Sentence:
+    expected = ctx.get("expected") or ctx["expected_tags"]
+    among = re.split(r", | or ", expected.replace(QUOTE, ""))
+    lower = {name.lower(): name for name in among}
+    near = difflib.get_close_matches(str(value).lower(), lower, n=1)
+    rule = f"must be {among[0]}" if len(among) == 1 else f"must be one of {', '.join(among)}"
+    return rule, f"did you mean {lower[near[0]]}?" if near else "choose one of them"
+
+
+def _bound(name: str, rule: str, fix: str) -> Say:
+    def say(_: Any, ctx: Mapping[str, Any]) -> Sentence:
+        bound = f"{ctx[name]:g}" if isinstance(ctx[name], float) else str(ctx[name])
+        return rule.format(bound), fix.format(bound)
+
+    return say
+
+
+def _size(name: str, what: str, rule: str, fix: str) -> Say:
+    return lambda value, ctx: (f"has {len(value)} {what}; {rule.format(ctx[name])}", fix)
+
+
+def _fixed(rule: str, fix: str = "") -> Say:
+    return lambda value, ctx: (rule, fix)
+
+
+PATTERNS = {
+    r"^/[^\s]*$": ("must be an absolute path without blanks", "begin it with /"),
+    r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$": (
+        "must be a DNS label",
+        "use lower-case letters, digits and, between them, `-`",
+    ),
+    r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$": (
+        "must be the key of a label",
+        "use letters, digits, `-`, `_` and `.`, after a DNS name and `/` if any",
+    ),
+    r"^https?://[^\s]+$": ("must be an http or https address without blanks", "begin it with http:// or https://"),
+    r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$": (
+        "must be a Kubernetes quantity",
+        "write digits and one of m, k, Ki, M, Mi, G, Gi, T, Ti, for example 500m or 16Gi",
+    ),
+    r"^[A-Za-z_][A-Za-z0-9_]*$": (
+        "must be a name of letters, digits and `_` that begins with no digit",
+        "choose such a name",
+    ),
+    r"^-?[0-9]+$": ("must be a whole number, in quotes", 'write for example "8"'),
+}
+"""Of texts, by pattern."""
+
+SENTENCES: dict[str, Say] = {
+    "missing": _fixed("is required"),
+    "extra_forbidden": _fixed("there is no such field"),
+    **dict.fromkeys(("int_type", "int_from_float", "int_parsing", "int_parsing_size"), _whole_number),
+    **dict.fromkeys(("float_type", "float_parsing"), _any_number),
+    "finite_number": _fixed("must be a finite number", "write one, for example 0.5 or 1.0e-6"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), _truth),
+    **dict.fromkeys(("string_type", "string_unicode"), _text),
+    "list_type": _list,
+    **dict.fromkeys(
+        ("dict_type", "model_type", "model_attributes_type"), _fixed("must be an object with fields of its own")
+    ),
+    **dict.fromkeys(("literal_error", "union_tag_invalid"), _choice),
+    "union_tag_not_found": lambda value, ctx: (f"lacks the field {ctx['discriminator'].strip(QUOTE)}", ""),
+    "greater_than": _bound("gt", "must be above {}", "set more than {}"),
+    "greater_than_equal": _bound("ge", "must be at least {}", "set {} or more"),
+    "less_than": _bound("lt", "must be below {}", "set less than {}"),
+    "less_than_equal": _bound("le", "must be at most {}", "set {} or less"),
+    "string_too_short": _size("min_length", "characters", "at least {} are needed", "write them"),
+    "string_too_long": _size("max_length", "characters", "at most {} are allowed", "shorten it"),
+    "too_short": _size("min_length", "entries", "at least {} are needed", "add them"),
+    "too_long": _size("max_length", "entries", "at most {} are allowed", "remove the others"),
+    "string_pattern_mismatch": lambda value, ctx: PATTERNS[ctx["pattern"]],
+    "invalid_key": _fixed("is a key and must be a text", "put it in quotes"),
+    **dict.fromkeys(("json_invalid", "json_type"), _fixed("is not JSON")),
+}
+"""Rule and fix, by pydantic's name of the problem: all that the types of the contract can have."""

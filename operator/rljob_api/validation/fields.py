@@ -1,0 +1,44 @@
+"""The fields of the spec by their paths, as users write them."""
+
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args
+
+from rljob_api.base import Model
+from rljob_api.spec import RLJobSpec
+
+Location = Iterable[str | int]
+"""Keys of objects and indices of lists, from the outermost one."""
+
+
+def section(location: Location) -> tuple[list[str], type[Model] | None]:
+    """The keys of a location that are fields of the spec, and the model that the last of them holds, if it holds one. Free keys, such as those of
+    labels, and what is below them are no fields."""
+    found: list[str] = []
+    model: type[Model] | None = RLJobSpec
+    for key in location:
+        if model is None or (isinstance(key, str) and key not in names_of(model)):
+            break
+        if isinstance(key, str):
+            found.append(key)
+            model = names_of(model)[key]
+    return found, model
+
+
+def names_of(model: type[Model]) -> dict[str, type[Model] | None]:
+    """Its fields, as they are written, with the models that they hold, or that the items of their lists are."""
+    return {str(field.alias): _held(field.annotation) for field in model.model_fields.values()}
+
+
+def paths(model: type[Model] = RLJobSpec, above: str = "") -> Iterator[str]:
+    """Of all fields, without indices: `rewards.rule`."""
+    for name, held in names_of(model).items():
+        yield above + name
+        if held:
+            yield from paths(held, f"{above}{name}.")
+
+
+def _held(annotation: Any) -> type[Model] | None:
+    if inspect.isclass(annotation) and issubclass(annotation, Model):
+        return annotation
+    return next(filter(None, map(_held, get_args(annotation))), None)

@@ -1,0 +1,113 @@
+"""A value of the wrong type is told in our words: what has to hold and what to write."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from api.specs import raw_spec
+from rljob_api.protocol import Control, Report
+from rljob_api.request import Request
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import JobStatus
+from rljob_api.type_errors import PATTERNS, SENTENCES
+from rljob_api.validation import scheduling, validate
+
+WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"image": None}, "spec.image = unset: is required; see `kubectl explain rljob.spec.image`"),
+    ({"model": {"path": None}}, "spec.model.path = unset: is required; see `kubectl explain rljob.spec.model.path`"),
+    ({"train": {"steps": "2"}}, 'spec.train.steps = "2": must be a whole number; write 2'),
+    ({"train": {"steps": 2.5}}, "spec.train.steps = 2.5: must be a whole number; write a whole number"),
+    ({"train": {"steps": 1e3}}, "spec.train.steps = 1000.0: must be a whole number; write 1000"),
+    ({"train": {"steps": True}}, "spec.train.steps = true: must be a whole number; write a whole number"),
+    ({"train": {"steps": 0}}, "spec.train.steps = 0: must be at least 1; set 1 or more"),
+    (
+        {"train": {"staleness": 2}},
+        "spec.train.staleness = 2: must be one of 0, 1; choose one of them",
+    ),
+    (
+        {"algorithm": {"gamma": "high"}},
+        'spec.algorithm.gamma = "high": must be a number; write a number, for example 0.5 or 1.0e-6',
+    ),
+    ({"algorithm": {"gamma": 2}}, "spec.algorithm.gamma = 2: must be at most 1; set 1 or less"),
+    ({"algorithm": {"clip": {"low": 0}}}, "spec.algorithm.clip.low = 0: must be above 0; set more than 0"),
+    ({"suspend": "yes"}, 'spec.suspend = "yes": must be true or false; write true'),
+    ({"image": 3}, 'spec.image = 3: must be a text; write "3", in quotes'),
+    ({"image": ""}, 'spec.image = "": has 0 characters; at least 1 are needed; write them'),
+    ({"image": "i" * 513}, f'spec.image = "{"i" * 76}...: has 513 characters; at most 512 are allowed; shorten it'),
+    ({"data": {"train": "/a"}}, 'spec.data.train = "/a": must be a list; write ["/a"]'),
+    ({"data": {"train": []}}, "spec.data.train = []: has 0 entries; at least 1 are needed; add them"),
+    (
+        {"trainer": {"parallelism": 4}},
+        "spec.trainer.parallelism = 4: must be an object with fields of its own; see `kubectl explain rljob.spec.trainer.parallelism`",
+    ),
+    ({"trainer": {"device": "GPU"}}, 'spec.trainer.device = "GPU": must be one of gpu, cpu; did you mean gpu?'),
+    ({"data": {"train": ["a"]}}, 'spec.data.train[0] = "a": must be an absolute path without blanks; begin it with /'),
+    (
+        {"trainer": {"template": {"labels": {"a/b": 1}}}},
+        'spec.trainer.template.labels.a/b = 1: must be a text; write "1", in quotes',
+    ),
+    (
+        {"rewards": [{"rule": "number"}, {"wait": 1}]},
+        "spec.rewards[1].wait = 1: there is no such field; see `kubectl explain rljob.spec.rewards`",
+    ),
+)
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG, ids=[message.split(":")[0][:40] for _, message in WRONG])
+def test_a_value_of_the_wrong_type_names_field_value_rule_and_fix(changes: dict[str, Any], message: str) -> None:
+    assert [str(v) for v in validate(raw_spec(**changes), "demo").violations] == [message]
+
+
+def test_fields_have_one_spelling_as_for_the_api_server() -> None:
+    found = validate(raw_spec(train={"optimizer": {"learning_rate": 1e-6}}), "demo").violations
+    assert [v.field for v in found] == ["spec.train.optimizer.learning_rate"]
+
+
+ERRORS = {
+    "model": {"model_type"},
+    "model-fields": {"extra_forbidden", "invalid_key", "missing", "model_attributes_type"},
+    "literal": {"literal_error"},
+    "tagged-union": {"union_tag_invalid", "union_tag_not_found"},
+    "str": {"string_type", "string_unicode"},
+    "int": {"int_type", "int_from_float", "int_parsing", "int_parsing_size"},
+    "float": {"float_type", "float_parsing", "finite_number"},
+    "bool": {"bool_type", "bool_parsing"},
+    "list": {"list_type"},
+    "dict": {"dict_type"},
+    **{key: set() for key in ("any", "nullable", "default", "definitions", "definition-ref")},
+    **{key: set() for key in ("function-before", "function-after", "no-info", "model-field")},
+}
+"""pydantic's problems by the types of its schemas (pydantic.dev, validation errors)."""
+CONSTRAINTS = {
+    ("int", "ge"): "greater_than_equal", ("int", "le"): "less_than_equal",
+    ("float", "gt"): "greater_than", ("float", "ge"): "greater_than_equal", ("float", "le"): "less_than_equal",
+    ("str", "min_length"): "string_too_short", ("str", "max_length"): "string_too_long",
+    ("str", "pattern"): "string_pattern_mismatch",
+    ("list", "min_length"): "too_short", ("list", "max_length"): "too_long",
+}  # fmt: skip
+
+
+def nodes(value: Any, seen: set[int]) -> Iterator[dict[str, Any]]:
+    """All schemas inside of one."""
+    if isinstance(value, dict) and id(value) not in seen:
+        seen.add(id(value))
+        if isinstance(value.get("type"), str):
+            yield value
+        for inner in value.values():
+            yield from nodes(inner, seen)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from nodes(inner, seen)
+
+
+@pytest.mark.parametrize("model", [RLJobSpec, JobStatus, Report, Control, Request, scheduling._Affinity])
+def test_every_problem_that_a_type_of_the_contract_can_have_has_words(model: type[BaseModel]) -> None:
+    found = list(nodes(model.__pydantic_core_schema__, set()))
+    kinds = {kind for node in found for kind in ERRORS[node["type"]]}
+    kinds |= {
+        kind for node in found for (type_, key), kind in CONSTRAINTS.items() if node["type"] == type_ and key in node
+    }
+    assert kinds - SENTENCES.keys() == set()
+    assert {node["pattern"] for node in found if node["type"] == "str" and "pattern" in node} - PATTERNS.keys() == set()
