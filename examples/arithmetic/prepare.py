@@ -18,7 +18,6 @@ import random
 import sys
 import time
 from functools import partial
-from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +36,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 from transformers.utils.logging import disable_progress_bar
+
+from rljob_trainer.conversion.arithmetic import split_problems
+from rljob_trainer.conversion.problems import Problem, write_problems
 
 LARGE = {
     "hidden_size": 1024,
@@ -58,8 +60,6 @@ ARCHITECTURES = {
         norm_topk_prob=True,
     ),
 }
-TERMS = range(10, 100)
-HELD_OUT_PAIRS = 256
 PAD, EOS = "<pad>", "<eos>"
 # Sixteen tokens with the two special ones: a vocabulary that every tensor-parallel size divides. This task leaves - and * unused.
 CHARACTERS = "0123456789+-*="
@@ -73,34 +73,11 @@ MEASURED_PROBLEMS = 512
 MAX_WARM_UP_STEPS = 3000
 
 
-class Problem(NamedTuple):
-    """One addition, as the texts that the model reads and should write."""
-
-    prompt: str
-    answer: str
-
-
 class Examples(NamedTuple):
     """Token ids of problems: prompts [problems, 6] and answers [problems, 4], which end in eos and are padded."""
 
     prompts: Tensor
     answers: Tensor
-
-
-def split_problems(seed: int) -> tuple[list[Problem], list[Problem]]:
-    """All 8100 problems as (train, held out), each in random order. a+b and b+a are on the same side: one gives the other away."""
-    order = random.Random(seed)
-    pairs = list(combinations_with_replacement(TERMS, 2))
-    order.shuffle(pairs)
-    held_out, train = pairs[:HELD_OUT_PAIRS], pairs[HELD_OUT_PAIRS:]
-    return both_orders(train, order), both_orders(held_out, order)
-
-
-def both_orders(pairs: list[tuple[int, int]], order: random.Random) -> list[Problem]:
-    """The problems a+b and b+a of every pair, shuffled."""
-    sums = sorted({(a, b) for pair in pairs for a, b in (pair, pair[::-1])})
-    order.shuffle(sums)
-    return [Problem(f"{a}+{b}=", str(a + b)) for a, b in sums]
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -200,13 +177,6 @@ def draw_mixture(right: Examples, careless: Examples, draw: torch.Generator) -> 
     rows = torch.randint(len(right.prompts), (BATCH,), generator=draw).to(right.prompts.device)
     slips = (torch.rand(BATCH, 1, generator=draw) < BACKWARDS).to(right.prompts.device)
     return Examples(right.prompts[rows], torch.where(slips, careless.answers[rows], right.answers[rows]))
-
-
-def write_problems(problems: list[Problem], path: Path) -> None:
-    """Write one parquet row per problem."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    columns = {"prompt": [p.prompt for p in problems], "answer": [p.answer for p in problems]}
-    pq.write_table(pa.table({**columns, "data_source": ["arithmetic"] * len(problems)}), path)
 
 
 def write_pairs(problems: list[Problem], path: Path, seed: int) -> None:

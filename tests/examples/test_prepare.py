@@ -10,6 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rljob_trainer.conversion.arithmetic import HELD_OUT_PAIRS
+from rljob_trainer.conversion.problems import Problem
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "arithmetic" / "prepare.py"
 
 
@@ -46,7 +49,7 @@ def test_train_and_held_out_cover_all_sums_and_share_none_in_either_order(prepar
     train, held_out = prepare.split_problems(seed=0)
     assert len({p.prompt for p in train + held_out}) == len(train) + len(held_out) == 90 * 90
     assert not pairs(train) & pairs(held_out)
-    assert len(pairs(held_out)) == prepare.HELD_OUT_PAIRS
+    assert len(pairs(held_out)) == HELD_OUT_PAIRS
 
 
 def test_every_answer_is_the_sum_and_every_prompt_has_six_characters(prepare: ModuleType) -> None:
@@ -77,7 +80,9 @@ def test_a_character_outside_the_alphabet_is_refused(prepare: ModuleType) -> Non
 
 def test_encoding_pads_answers_and_leaves_the_tokenizer_as_it_was(prepare: ModuleType) -> None:
     tokenizer = prepare.make_tokenizer()
-    examples = prepare.encode([prepare.Problem("37+48=", "85"), prepare.Problem("99+99=", "198")], tokenizer)
+    examples = prepare.encode(
+        [Problem("37+48=", "85", "arithmetic"), Problem("99+99=", "198", "arithmetic")], tokenizer
+    )
     assert examples.prompts.shape == (2, 6)
     assert tokenizer.batch_decode(examples.answers) == ["85<eos><pad>", "198<eos>"]
     assert tokenizer.backend_tokenizer.padding is None
@@ -92,7 +97,7 @@ def test_sampled_accuracy_is_the_chance_to_draw_the_answer_token_by_token(prepar
         probabilities = model(tokenizer(text, return_tensors="pt").input_ids).logits[0, -1].softmax(0)
         chance *= probabilities[tokenizer.convert_tokens_to_ids(token)].item()
         text += token
-    examples = prepare.encode([prepare.Problem("37+48=", "85")], tokenizer)
+    examples = prepare.encode([Problem("37+48=", "85", "arithmetic")], tokenizer)
     assert prepare.sampled_accuracy(model, examples) == pytest.approx(chance, rel=1e-4)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api import names
+from rljob_trainer.conversion.options import add_sets
 from rljob_trainer.launcher.settings import DRIVER, RANK, Settings
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--work", type=Path, metavar="DIR", help="for files that only the run itself needs (a new temporary one)"
     )
+    add_sets(_command(commands, "data", convert_data, "write a well-known data set in the columns that an RLJob reads"))
     _command(commands, "doctor", doctor, "say which versions and kernels this environment has")
     return root
 
@@ -89,6 +91,12 @@ def run_here(options: argparse.Namespace) -> int:
     from rljob_trainer.local.run import run
 
     return run(options.manifest, options.mount, options.work)
+
+
+def convert_data(options: argparse.Namespace) -> int:
+    from rljob_trainer.conversion.command import convert
+
+    return convert(options)
 
 
 def doctor(_: argparse.Namespace) -> int:

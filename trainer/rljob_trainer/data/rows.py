@@ -37,7 +37,7 @@ def read_rows(spec: DataSpec, split: str) -> Iterator[Row]:
         keys = (spec.prompt_key, spec.answer_key, spec.data_source_key)
         for place, record in read_records(Place(f"spec.data.{split}[{i}]", path), keys):
             yield Row(
-                _prompt(spec.prompt_key, record, place),
+                prompt_in(spec.prompt_key, record, place),
                 _scalar("answer", spec.answer_key, record, place),
                 _scalar("data_source", spec.data_source_key, record, place),
                 place,
@@ -71,7 +71,8 @@ def _scalar(field: str, key: str, record: Record, place: Place) -> str:
     return str(value)
 
 
-def _prompt(key: str, record: Record, place: Place) -> str | tuple[Message, ...]:
+def prompt_in(key: str, record: Record, place: Place) -> str | tuple[Message, ...]:
+    """The text or the messages of a column. Raises ConfigurationError for anything else."""
     value = find(key, record)
     if value is ABSENT:
         raise _missing("prompt_key", key, record, place)
