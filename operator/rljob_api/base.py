@@ -2,8 +2,21 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
+
+from rljob_api.unreadable import UNREADABLE
+
+LENIENT = "lenient"
+"""Context of a validation that never fails: fields that are missing or cannot be read are UNREADABLE, unknown ones are left out."""
 
 
 class _Contract(BaseModel):
@@ -28,12 +41,30 @@ class Model(_Contract):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
+    def _without_nulls(cls, given: Any, info: ValidationInfo) -> Any:
         """Of fields that there are: an unknown one is refused, whatever it holds."""
-        if not isinstance(given, dict) or None not in given.values():
+        if not isinstance(given, dict):
             return given
-        known = {*cls.model_fields, *(field.alias for field in cls.model_fields.values())}
-        return {k: v for k, v in given.items() if v is not None or k not in known}
+        if None in given.values():
+            known = {*cls.model_fields, *(field.alias for field in cls.model_fields.values())}
+            given = {k: v for k, v in given.items() if v is not None or k not in known}
+        return cls._completed(given) if info.context == LENIENT else given
+
+    @classmethod
+    def _completed(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """What is known of it, with UNREADABLE for the required fields that it lacks."""
+        required = {str(f.alias): UNREADABLE for f in cls.model_fields.values() if f.is_required()}
+        return required | {f.alias: given[f.alias] for f in cls.model_fields.values() if f.alias in given}
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _read(cls, given: Any, read: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        try:
+            return given if given is UNREADABLE else read(given)
+        except ValidationError:
+            if info.context == LENIENT:
+                return UNREADABLE
+            raise
 
 
 class Wire(_Contract):

@@ -49,7 +49,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
         'spec.trainer.template.labels.a/b = 1: must be a text; write "1", in quotes',
     ),
     (
-        {"rewards": [{"rule": "number"}, {"wait": 1}]},
+        {"rewards": [{"rule": "number"}, {"rule": "math", "wait": 1}]},
         "spec.rewards[1].wait = 1: there is no such field; see `kubectl explain rljob.spec.rewards`",
     ),
 )
@@ -77,7 +77,10 @@ ERRORS = {
     "list": {"list_type"},
     "dict": {"dict_type"},
     **{key: set() for key in ("any", "nullable", "default", "definitions", "definition-ref")},
-    **{key: set() for key in ("function-before", "function-after", "no-info", "model-field")},
+    **{
+        key: set()
+        for key in ("function-before", "function-after", "function-wrap", "no-info", "with-info", "model-field")
+    },
 }
 """pydantic's problems by the types of its schemas (pydantic.dev, validation errors)."""
 CONSTRAINTS = {

@@ -7,7 +7,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import Optimizer
 from rljob_api.spec.model import RewardSpec
 from rljob_api.spec.roles import ReferenceSpec
-from rljob_api.validation.result import Violation
+from rljob_api.validation.result import Violation, as_given
 
 ROUNDING = 1e-6
 """Of a fraction times a number of prompts."""
@@ -19,7 +19,7 @@ def advantage_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """An advantage has what it needs, and nothing is set that it does not read."""
     a = spec.algorithm
     if a.advantage != "grpo" and (a.group.leave_one_out or not a.group.divide_by_std):
-        yield Violation("spec.algorithm.group", a.group.dump_json(), f"{a.advantage} does not read it", "remove it")
+        yield Violation("spec.algorithm.group", as_given(a.group), f"{a.advantage} does not read it", "remove it")
     if a.advantage not in ("gae", "reinforce++") and a.gamma != 1:
         yield Violation("spec.algorithm.gamma", f"{a.gamma:g}", f"{a.advantage} does not discount", "remove it")
     if a.advantage != "gae" and a.gae_lambda != 1:
@@ -75,7 +75,7 @@ def kl_violations(spec: RLJobSpec) -> Iterator[Violation]:
     if spec.task == "rl" and spec.reference != ReferenceSpec() and not kl.coefficient:
         yield Violation(
             "spec.reference",
-            spec.reference.dump_json(),
+            as_given(spec.reference),
             "without a KL coefficient no reference is held",
             "set spec.algorithm.kl.coefficient, or remove it",
         )
@@ -109,7 +109,7 @@ def staleness_violations(spec: RLJobSpec) -> Iterator[Violation]:
     correction, train = spec.algorithm.rollout_correction, spec.train
     older = {
         "spec.train.staleness": str(train.staleness) if train.staleness else None,
-        "spec.train.partialRollouts": train.partial_rollouts and train.partial_rollouts.dump_json(),
+        "spec.train.partialRollouts": train.partial_rollouts and as_given(train.partial_rollouts),
     }
     for field, value in older.items():
         if value and correction.importance_sampling == "none" and not correction.bypass:
@@ -135,17 +135,17 @@ def over_sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
         )
     if more and train.batches.replay:
         yield Violation(field, value, "recorded batches are replayed as they are", "remove it")
-    yield from _partial_rollouts_violations(spec)
 
 
-def _partial_rollouts_violations(spec: RLJobSpec) -> Iterator[Violation]:
+def partial_rollouts_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """What may wait for the next step."""
     field, train = "spec.train.partialRollouts", spec.train
     if train.partial_rollouts is None:
         return
     if train.over_sampling == 1:
         yield Violation(
             field,
-            train.partial_rollouts.dump_json(),
+            as_given(train.partial_rollouts),
             "a step that begins no more prompts than it needs waits for all of them and leaves nothing over",
             "set spec.train.overSampling, for example to 1.5",
         )
@@ -231,6 +231,7 @@ RULES = (
     sampling_violations,
     staleness_violations,
     over_sampling_violations,
+    partial_rollouts_violations,
     reward_violations,
     optimizer_violations,
 )

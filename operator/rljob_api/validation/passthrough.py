@@ -178,18 +178,17 @@ NEEDS_GPU = {
 """Keys of transformerConfig that fail with `device: cpu`, and what they need."""
 
 
-def passthrough_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Unknown keys, keys with an owner, and keys that contradict the rest of the spec."""
-    yield from _check(TRANSFORMER, spec.trainer.transformer_config, TRANSFORMER_CONFIG, OWNED_TRANSFORMER_CONFIG)
-    yield from _check("spec.rollout.vllmArgs", spec.rollout.vllm_args, VLLM_ARGUMENTS, OWNED_VLLM_ARGUMENTS)
-    yield from _number_violations(spec)
-    yield from _device_violations(spec)
-    yield from _expert_violations(spec)
-    yield from _offload_violations(spec)
-    yield from _split_violations(spec)
+def transformer_key_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Unknown keys of Megatron, and keys with an owner."""
+    return _check(TRANSFORMER, spec.trainer.transformer_config, TRANSFORMER_CONFIG, OWNED_TRANSFORMER_CONFIG)
 
 
-def _number_violations(spec: RLJobSpec) -> Iterator[Violation]:
+def vllm_key_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Unknown keys of vLLM, and keys with an owner."""
+    return _check("spec.rollout.vllmArgs", spec.rollout.vllm_args, VLLM_ARGUMENTS, OWNED_VLLM_ARGUMENTS)
+
+
+def number_violations(spec: RLJobSpec) -> Iterator[Violation]:
     for key, value in spec.rollout.vllm_args.items():
         if key in COUNTED and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
             rule = "is counted with when memory is planned, and is no number above 0"
@@ -198,14 +197,14 @@ def _number_violations(spec: RLJobSpec) -> Iterator[Violation]:
             )
 
 
-def _device_violations(spec: RLJobSpec) -> Iterator[Violation]:
+def device_violations(spec: RLJobSpec) -> Iterator[Violation]:
     given = spec.trainer.transformer_config
     if spec.trainer.device == "cpu":
         for key in (key for key in NEEDS_GPU if given.get(key)):
             yield _refused(spec, key, f"device cpu has none of what it needs: {NEEDS_GPU[key]}")
 
 
-def _expert_violations(spec: RLJobSpec) -> Iterator[Violation]:
+def expert_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Of experts: core/transformer/transformer_config.py:1745 and :2978, and what the loss of a router needs."""
     given = spec.trainer.transformer_config
     dispatcher = given.get("moe_token_dispatcher_type", "alltoall")
@@ -225,7 +224,7 @@ def _expert_violations(spec: RLJobSpec) -> Iterator[Violation]:
         yield _refused(spec, "moe_enable_deepep", "DeepEP is a back end of the flex dispatcher", "set it to flex")
 
 
-def _offload_violations(spec: RLJobSpec) -> Iterator[Violation]:
+def offload_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Activations in host memory: core/transformer/transformer_config.py:1884-1897 and what follows there."""
     given, recompute = spec.trainer.transformer_config, spec.trainer.recompute
     if given.get("cpu_offloading") and spec.trainer.parallelism.pipeline > 1:
@@ -245,7 +244,7 @@ def _offload_violations(spec: RLJobSpec) -> Iterator[Violation]:
         yield _refused(spec, "distribute_saved_activations", "sequence parallelism has cut them already")
 
 
-def _split_violations(spec: RLJobSpec) -> Iterator[Violation]:
+def split_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Three ways to cut layers into unequal stages (core/transformer/transformer_config.py:1933-1960), one at a time."""
     ways = [{key for key in way if spec.trainer.transformer_config.get(key)} for way in SPLITS]
     used = [sorted(way) for way in ways if way]
@@ -269,4 +268,12 @@ def _check(field: str, given: dict, known: frozenset[str], owned: dict[str, str]
             yield Violation(f"{field}.{key}", str(value), "there is no such key in the pinned version", hint)
 
 
-RULES = (passthrough_violations,)
+RULES = (
+    transformer_key_violations,
+    vllm_key_violations,
+    number_violations,
+    device_violations,
+    expert_violations,
+    offload_violations,
+    split_violations,
+)

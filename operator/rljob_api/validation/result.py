@@ -1,9 +1,12 @@
 """What validation finds, in the form that plan, status and the trainer's errors show."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rljob_api.base import Model
 from rljob_api.spec import RLJobSpec
+from rljob_api.unreadable import undecidable
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,11 @@ class ValidationResult:
     def __str__(self) -> str:
         """All violations, one line each."""
         return lines(self.violations)
+
+
+def as_given(section: Model) -> str:
+    """A section of the spec, without what has its default. Raises Undecidable when it holds what cannot be read."""
+    return json.dumps(section.model_dump(mode="json", by_alias=True, exclude_defaults=True, fallback=undecidable))
 
 
 def lines(violations: Iterable[Violation]) -> str:

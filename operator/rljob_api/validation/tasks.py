@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+from rljob_api.base import Model
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import Task
 from rljob_api.spec.roles import ReferenceSpec
 from rljob_api.validation.expression import field
-from rljob_api.validation.result import Violation
+from rljob_api.validation.result import Violation, as_given
 
 SUPERVISED: tuple[Task, ...] = ("sft", "dpo", "rewardModel", "pretrain")
 CONVERSATIONS: tuple[Task, ...] = ("sft", "dpo", "rewardModel")
@@ -56,17 +58,16 @@ READERS: dict[str, tuple[Task, ...]] = {
 """Tasks that read a field. Fields that are not here are read by all; `rewards` and `rollout.replicas` have rules of their own."""
 
 
-def unread_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Fields of other tasks."""
-    for path, tasks in READERS.items():
-        value = field(path).of(spec)
-        if spec.task not in tasks and value != _default(spec, path):
-            yield Violation(
-                f"spec.{path}",
-                _text(value),
-                f"task {spec.task} does not read it, only {' and '.join(tasks)}",
-                "remove it, or set another spec.task",
-            )
+def unread_violations(path: str, spec: RLJobSpec) -> Iterator[Violation]:
+    """A field of other tasks."""
+    tasks, value = READERS[path], field(path).of(spec)
+    if spec.task not in tasks and value != _default(spec, path):
+        yield Violation(
+            f"spec.{path}",
+            _text(value),
+            f"task {spec.task} does not read it, only {' and '.join(tasks)}",
+            "remove it, or set another spec.task",
+        )
 
 
 def _default(spec: RLJobSpec, path: str) -> Any:
@@ -88,7 +89,7 @@ def dpo_violations(spec: RLJobSpec) -> Iterator[Violation]:
         yield Violation("spec.dpo.sftCoefficient", f"{d.sft_coefficient:g}", rule, "remove it")
     if spec.task == "dpo" and not d.has_reference and spec.reference != ReferenceSpec():
         rule = f"the loss {d.loss} compares with no reference, and none is held"
-        yield Violation("spec.reference", spec.reference.dump_json(), rule, "remove it, or set another spec.dpo.loss")
+        yield Violation("spec.reference", as_given(spec.reference), rule, "remove it, or set another spec.dpo.loss")
 
 
 def _of_another_loss(name: str, value: float, loss: str, reader: str) -> Violation:
@@ -98,9 +99,9 @@ def _of_another_loss(name: str, value: float, loss: str, reader: str) -> Violati
 
 def _text(value: Any) -> str:
     """As it would stand in YAML; of a section what was written."""
-    if hasattr(value, "model_dump"):
-        return json.dumps(value.model_dump(mode="json", by_alias=True, exclude_defaults=True))
+    if isinstance(value, Model):
+        return as_given(value)
     return value if isinstance(value, str) else json.dumps(value)
 
 
-RULES = (unread_violations, dpo_violations)
+RULES = (*(partial(unread_violations, path) for path in READERS), dpo_violations)

@@ -7,7 +7,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from rljob_api import names
+from rljob_api.base import LENIENT
 from rljob_api.spec import RLJobSpec
+from rljob_api.unreadable import Undecidable
 from rljob_api.validation import algorithm, layout, passthrough, pod_fields, pods, scheduling, tasks
 from rljob_api.validation.model import model_violations
 from rljob_api.validation.object_rules import OBJECT_RULES
@@ -31,15 +33,29 @@ CHECKS: tuple[Check, ...] = (
 
 
 def validate(spec: dict[str, Any], name: str, model_config: dict[str, Any] | None = None) -> ValidationResult:
-    """A raw `spec` object of a job called `name` against all rules; with a Hugging Face `model_config` also against the model's."""
-    found = list(name_violations(name))
+    """A raw `spec` object of a job called `name` against all rules; with a Hugging Face `model_config` also against the model's. Of a spec that
+    cannot be parsed, the rules that do not depend on what is wrong with its schema."""
+    parsed, schema = _parse(spec)
+    checks: list[Check] = [*CHECKS, lambda spec: model_violations(spec, model_config or {})]
+    broken = (violation for check in checks for violation in _decided(check, parsed))
+    return ValidationResult(None if schema else parsed, (*name_violations(name), *schema, *broken))
+
+
+def _parse(spec: dict[str, Any]) -> tuple[RLJobSpec, list[Violation]]:
+    """As much of it as can be read, and what cannot."""
     try:
-        parsed = RLJobSpec.model_validate(spec, by_alias=True, by_name=False)
+        return RLJobSpec.model_validate(spec, by_alias=True, by_name=False), []
     except ValidationError as error:
-        return ValidationResult(None, (*found, *schema_violations(error)))
-    for check in CHECKS:
-        found += check(parsed)
-    return ValidationResult(parsed, (*found, *model_violations(parsed, model_config or {})))
+        readable = RLJobSpec.model_validate(spec, context=LENIENT, by_alias=True, by_name=False)
+        return readable, list(schema_violations(error))
+
+
+def _decided(check: Check, spec: RLJobSpec) -> Iterator[Violation]:
+    """Until the check needs a field that cannot be read."""
+    try:
+        yield from check(spec)
+    except Undecidable:
+        return
 
 
 def name_violations(name: str) -> Iterator[Violation]:
