@@ -1,5 +1,6 @@
 """The table of metrics: the only list of their names. Sinks and documentation are made from it; a metric that is not here is refused."""
 
+import re
 from collections.abc import Iterable
 
 METRICS: dict[str, str] = {
@@ -90,8 +91,23 @@ METRICS: dict[str, str] = {
 }
 
 
+REWARD_METRICS = "reward_metrics/"
+"""Begins the metrics that a job's own reward functions name."""
+REWARD_METRICS_MEANING = (
+    "Mean, over the step's samples that have it, of a number that a Python reward returned beside its `score`."
+)
+MOST_REWARD_METRICS = 16
+"""At most so many of them in a step."""
+OWN_NAME = re.compile(r"[A-Za-z0-9_.@/-]{1,64}")
+"""What such a reward function may call a metric."""
+
+
+def is_reward_metric(name: str) -> bool:
+    return name.startswith(REWARD_METRICS) and OWN_NAME.fullmatch(name.removeprefix(REWARD_METRICS)) is not None
+
+
 def require_known(names: Iterable[str]) -> None:
-    """Raises KeyError for a metric that is not in the table."""
-    unknown = sorted(set(names) - METRICS.keys())
+    """Raises KeyError for a metric that is not in the table, and is not one of a reward function either."""
+    unknown = sorted(name for name in set(names) - METRICS.keys() if not is_reward_metric(name))
     if unknown:
         raise KeyError(f"not in the table of metrics: {', '.join(unknown)}")

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
 from rljob_api import names
 from rljob_api.base import Wire
-from rljob_api.metrics import METRICS
+from rljob_api.metrics import METRICS, MOST_REWARD_METRICS, is_reward_metric
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import MOST_CHECKPOINTS
 from rljob_api.text import one_line, plain
@@ -152,6 +152,14 @@ def _known(names_: Collection[str]) -> Callable[[Any], Any]:
     return kept
 
 
+def _metrics(given: Any) -> Any:
+    """Those of the table, and as many of reward functions as a step has."""
+    if not isinstance(given, Mapping):
+        return given
+    own = sorted(name for name in given if isinstance(name, str) and is_reward_metric(name) and _is_number(given[name]))
+    return _known((*METRICS, *own[:MOST_REWARD_METRICS]))(given)
+
+
 def _complete(given: Any) -> Any:
     """Only points that hold numbers: a loss may be NaN, which no JSON holds."""
     if not isinstance(given, list):
@@ -181,8 +189,8 @@ class Progress(Wire):
     """Step of the checkpoint this attempt started from; 0: from the model; None: not decided yet."""
     policy_step: Count = 0
     digest: Line = ""
-    metrics: Annotated[dict[str, float], BeforeValidator(_known(METRICS))] = {}
-    """The last step's, by the names of the metric table. Others, and values that are no finite numbers, are left out."""
+    metrics: Annotated[dict[str, float], BeforeValidator(_metrics)] = {}
+    """The last step's, by the names of the metric table and of reward functions. Others, and values that are no finite numbers, are left out."""
     history: Annotated[list[Point], Field(max_length=64), BeforeValidator(_complete)] = []
     """Points whose values are finite."""
     checkpoints: Annotated[list[Checkpoint], Field(max_length=MOST_CHECKPOINTS)] = []

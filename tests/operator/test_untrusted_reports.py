@@ -39,7 +39,7 @@ CHECKPOINT = objects(
     step=COUNT, attempt=COUNT, path=TEXTS, digest=TEXTS, layout=TEXTS, reshardable=st.booleans(), time=FLOATS
 )
 POINT = objects(step=st.integers(0, 20), reward=FLOATS, loss=FLOATS, seconds=FLOATS)
-METRIC = st.sampled_from([*list(METRICS)[:5], "unknown", "\x1b[2J"])
+METRIC = st.sampled_from([*list(METRICS)[:5], "unknown", "\x1b[2J", "reward_metrics/acc", "reward_metrics/\x1b[2J"])
 PROGRESS = objects(
     phase=st.sampled_from(["loading", "waiting", "training", "saving"]),
     heartbeat=COUNT,
@@ -98,7 +98,7 @@ def check(decision: Decision) -> None:
         if isinstance(value, int):
             assert -(2**63) <= value < 2**63
     assert JobStatus.model_validate_json(text) == decision.status
-    assert set(status["progress"].get("metrics", {})) <= METRICS.keys()
+    assert set(status["progress"].get("metrics", {})) <= METRICS.keys() | {"reward_metrics/acc"}
     for line in [decision.status.message, *(c.message for c in decision.status.conditions)]:
         assert "\n" not in line
     for event in decision.events:
@@ -168,6 +168,15 @@ def test_of_twelve_thousand_metrics_those_of_the_table_are_kept() -> None:
     decision = decide_on(IDENTITY | {"attempt": 1, "state": "running", "progress": progress})
     assert decision.status.progress.metrics == {"reward/mean": 0.5}
     assert len(decision.status.dump_json()) < 10_000
+
+
+def test_of_the_metrics_that_reward_functions_name_a_few_of_plain_names_are_kept() -> None:
+    names_ = [*(f"m{i:05}" for i in range(12_000)), "a" * 65, "a b", "\u202e", ""]
+    metrics = {f"reward_metrics/{name}": 1.0 for name in names_} | {"reward_metrics/a": math.inf, "reward/mean": 0.5}
+    progress = {"phase": "training", "startedFrom": 0, "step": 3, "metrics": metrics}
+    decision = decide_on(IDENTITY | {"attempt": 1, "state": "running", "progress": progress})
+    own = {f"reward_metrics/m{i:05}": 1.0 for i in range(16)}
+    assert decision.status.progress.metrics == {"reward/mean": 0.5} | own
 
 
 def test_a_path_with_a_line_end_forges_no_line() -> None:

@@ -81,7 +81,8 @@ class PythonReward(Model):
     path: AbsolutePath
     """A Python file that the pods can read, for example from a ConfigMap volume."""
     function: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)] = "reward"
-    """`def reward(prompt: str, response: str, answer: str) -> float` in that file."""
+    """A function in that file. It takes any of `prompt`, `response`, `answer`, `data_source`, `extra_info`, `row`, `tokens` and `truncated` by these
+    names, and returns a number, or a dict whose `score` is the reward and whose other numbers become metrics."""
 
 
 class HttpReward(Model):

@@ -111,6 +111,20 @@ async def test_a_greedy_response_that_cannot_be_judged_takes_its_group_with_it(b
     assert found.metrics["reward/failed"] == found.metrics["reward/failed_raised"] == 12 - len(found.samples) > 0
 
 
+async def test_what_a_reward_reports_of_the_row_and_the_tokens_becomes_metrics_of_the_step(bench, tmp_path):
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "def reward(response, answer, row, tokens, truncated):\n"
+        "    own = row['answer'] == answer and row['prompt'].endswith('=') and tokens == list(map(ord, response + '.'))\n"
+        "    return {'score': response == answer, 'own': own, 'truncated': truncated, 'pred': response}\n"
+    )
+    bench.spec["rewards"] = [{"python": {"path": str(reward)}}]
+    async with Server("demo-rollout-0") as a:
+        found = await first_batch(bench, a)
+    own = {name: value for name, value in found.metrics.items() if name.startswith("reward_metrics/")}
+    assert own == {"reward_metrics/own": 1.0, "reward_metrics/truncated": 0.0} and found.metrics["reward/mean"] == 1.0
+
+
 async def test_a_long_response_and_a_long_greedy_response_are_penalised_alike(bench):
     bench.spec["rollout"]["sampling"] = {"maxTokens": 4}
     bench.spec["algorithm"] = {"advantage": "remax", "overlong": {"bufferTokens": 3, "penalty": 0.75}}

@@ -35,7 +35,9 @@ def load(tmp_path: Path, prompts: list, template: str | None = TEMPLATE, rewards
     columns = {"prompt": prompts, "answer": [str(i) for i in range(len(prompts))]}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     judges = partial(validate_row, rewards or [RewardSpec(rule="exactMatch")], by_driver=True)
-    return load_prompts(DataSpec(train=[str(tmp_path / "a.parquet")], **fields), "train", tokenizer(template), judges)
+    return load_prompts(
+        DataSpec(train=[str(tmp_path / "a.parquet")], **fields), "train", tokenizer(template), judges, tmp_path / "rows"
+    )
 
 
 def test_texts_get_the_tokenizers_special_tokens(tmp_path):
@@ -74,7 +76,7 @@ def test_a_prompt_that_the_tokenizer_does_not_know_is_refused(tmp_path, model, c
     file.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
     with pytest.raises(ConfigurationError, match=f"row 2: the tokenizer in spec.model.path {complaint}"):
-        load_prompts(DataSpec(train=[str(file)]), "train", plain, lambda source, answer: None)
+        load_prompts(DataSpec(train=[str(file)]), "train", plain, lambda source, answer: None, tmp_path / "rows")
 
 
 def test_what_the_template_refuses_is_told_with_the_row(tmp_path):
@@ -102,7 +104,7 @@ def test_duplicates_are_kept_and_counted(tmp_path):
     columns = {"prompt": ["1+1="] * 3, "answer": ["2"] * 3}
     pq.write_table(pa.table(columns), tmp_path / "b.parquet")
     spec = DataSpec(train=[str(tmp_path / "b.parquet")])
-    kept = load_prompts(spec, "train", tokenizer(None), lambda source, answer: None)
+    kept = load_prompts(spec, "train", tokenizer(None), lambda source, answer: None, tmp_path / "rows")
     assert (len(kept), kept.counts.duplicates) == (3, 2)
 
 

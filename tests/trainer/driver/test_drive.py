@@ -198,7 +198,8 @@ async def test_a_step_whose_rewards_all_raise_ends_the_attempt_with_the_users_li
         with pytest.raises(DriverLost):
             await batch(rank)
         with pytest.raises(
-            ConfigurationError, match=r"ZeroDivisionError: division by zero \(reward.py line 2: return 1 / 0\)"
+            ConfigurationError,
+            match=r"reward\(\) in reward.py: ZeroDivisionError: division by zero \(line 2: return 1 / 0\)",
         ):
             await bench.driver
 

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.buffer.assembly import Outcome, assemble, failure_metrics, require_scored, shaped
+from rljob_trainer.buffer.assembly import Outcome, assemble, failure_metrics, require_scored, reward_metrics, shaped
 from rljob_trainer.buffer.batch_files import record, replay
 from rljob_trainer.buffer.seeds import continuation_seed, evaluation_seed, training_seed
 from rljob_trainer.failure import ConfigurationError
@@ -33,7 +35,7 @@ def trajectory(group: int, sample: int, length: int, reward: float, policy_step:
 
 def failed(group: int, sample: int, kind: Kind = "raised") -> Outcome:
     return Outcome(
-        group, sample, RewardFailed(kind, "spec.rewards[0].python.path", "/r.py", "ValueError: no (r.py line 2: x)")
+        group, sample, RewardFailed(kind, "spec.rewards[0].python.path", "/r.py", "ValueError: no (line 2: x)")
     )
 
 
@@ -78,6 +80,19 @@ def test_a_sample_whose_reward_failed_leaves_the_batch_and_is_counted():
     }
 
 
+def test_metrics_of_rewards_are_means_over_the_samples_that_have_them():
+    found = [{"acc": 1.0, "format": 0.5}, {"acc": 0.0}, {}, {"acc": 1.0}]
+    outcomes = [replace(outcome(0, i), metrics=metrics) for i, metrics in enumerate(found)]
+    expected = {"reward_metrics/acc": 2 / 3, "reward_metrics/format": 0.5}
+    assert reward_metrics(outcomes) == expected
+    assert reward_metrics([o.at(3) for o in outcomes]) == expected
+
+
+def test_of_too_many_metrics_of_rewards_those_of_most_samples_are_kept():
+    outcomes = [replace(outcome(0, i), metrics={f"row_{i:02}": 1.0, "acc": 1.0}) for i in range(40)]
+    assert list(reward_metrics(outcomes)) == ["reward_metrics/acc", *(f"reward_metrics/row_{i:02}" for i in range(15))]
+
+
 def test_a_penalty_for_length_grows_over_the_buffer_and_is_reported():
     def spec(**overlong: float) -> RLJobSpec:
         return job(algorithm={"overlong": overlong}, rollout={"sampling": {"maxTokens": 8}})
@@ -92,7 +107,7 @@ def test_a_penalty_for_length_grows_over_the_buffer_and_is_reported():
 
 def test_a_step_whose_rewards_all_failed_is_the_users_to_mend():
     with pytest.raises(
-        ConfigurationError, match=r"every reward of a step failed; the first said: ValueError: no \(r.py line 2: x\)"
+        ConfigurationError, match=r"every reward of a step failed; the first said: ValueError: no \(line 2: x\)"
     ) as caught:
         require_scored([failed(0, 0), failed(0, 1)])
     assert caught.value.field == "spec.rewards[0].python.path"

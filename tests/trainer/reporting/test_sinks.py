@@ -57,6 +57,14 @@ def test_what_a_machine_without_power_left_of_a_line_is_no_record(tmp_path):
 def test_a_metric_that_nobody_described_is_refused(tmp_path):
     with pytest.raises(KeyError, match="not in the table of metrics: train/los"):
         Sinks(tmp_path, 0, 10).record(1, {"train/los": 1.0})
+    with pytest.raises(KeyError, match="not in the table of metrics: reward_metrics/a b"):
+        Sinks(tmp_path, 0, 10).record(1, {"reward_metrics/a b": 1.0})
+
+
+def test_a_metric_that_a_reward_function_named_is_taken(tmp_path):
+    sinks = Sinks(tmp_path, 0, 10)
+    sinks.record(1, {"reward_metrics/format.ok": 0.5})
+    assert sinks.of(1) == {"reward_metrics/format.ok": 0.5}
 
 
 def test_a_resumed_run_drops_what_lies_beyond_its_step_and_keeps_the_rest(tmp_path):

@@ -12,7 +12,7 @@ from rljob_api.metrics import METRICS
 from rljob_api.spec.model import HttpReward, PythonReward, RewardSpec
 from rljob_api.validation import validate
 from rljob_trainer.rewards.manager import RewardManager
-from rljob_trainer.rewards.request import RewardRequest
+from rljob_trainer.rewards.request import Reward, RewardRequest
 from trainer.buffer.specs import job
 from trainer.rollout.servers import free_port
 
@@ -34,11 +34,23 @@ def test_every_metric_that_the_page_names_exists():
     assert named <= METRICS.keys() and len(named) > 10
 
 
+async def test_the_shown_function_that_reports_metrics_judges(tmp_path):
+    file = tmp_path / "reward.py"
+    file.write_text(PROGRAMS[1])
+    manager = RewardManager([RewardSpec(python=PythonReward(path=str(file)))])
+    await manager.start()
+    try:
+        case = RewardRequest("q", "it is 4", "4", "s", truncated=True, row=lambda: {"difficulty": 5})
+        assert await manager.score(case) == Reward(0.5, {"correct": 1.0, "hard": 1.0})
+    finally:
+        await manager.stop()
+
+
 async def scored(spec: RewardSpec, *responses: str) -> list[float]:
     manager = RewardManager([spec])
     try:
         await manager.start()
-        return [await manager.score(RewardRequest("q", response, "4", "s")) for response in responses]
+        return [(await manager.score(RewardRequest("q", response, "4", "s"))).score for response in responses]
     finally:
         await manager.stop()
 
@@ -52,7 +64,7 @@ async def test_the_shown_function_judges(tmp_path):
 
 async def test_the_shown_service_judges(tmp_path):
     file, port = tmp_path / "service.py", free_port()
-    file.write_text(PROGRAMS[1])
+    file.write_text(PROGRAMS[2])
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(file), str(port), stderr=asyncio.subprocess.DEVNULL
     )

@@ -37,9 +37,9 @@ async def judged(tmp_path):
 
 async def test_an_exact_match_strips_response_and_answer(judged):
     manager = await judged(RewardSpec(rule="exactMatch"))
-    assert await manager.score(replace(CASE, data_source="any")) == 1.0
-    assert await manager.score(RewardRequest("", "2", " 2\n", "any")) == 1.0
-    assert await manager.score(RewardRequest("", "2.", "2", "any")) == 0.0
+    assert (await manager.score(replace(CASE, data_source="any"))).score == 1.0
+    assert (await manager.score(RewardRequest("", "2", " 2\n", "any"))).score == 1.0
+    assert (await manager.score(RewardRequest("", "2.", "2", "any"))).score == 0.0
 
 
 async def test_entries_of_one_data_source_are_weighted_and_summed_and_the_star_takes_the_rest(judged):
@@ -48,27 +48,26 @@ async def test_entries_of_one_data_source_are_weighted_and_summed_and_the_star_t
         RewardSpec(rule="exactMatch", data_source="sum", weight=0.5),
         RewardSpec(rule="exactMatch", weight=3.0),
     )
-    assert await manager.score(replace(CASE, data_source="sum")) == 2.5
-    assert await manager.score(replace(CASE, data_source="product")) == 3.0
+    assert (await manager.score(replace(CASE, data_source="sum"))).score == 2.5
+    assert (await manager.score(replace(CASE, data_source="product"))).score == 3.0
 
 
 async def test_a_function_of_the_users_sees_prompt_response_and_answer_and_may_print(judged, tmp_path):
     code = "def reward(prompt, response, answer):\n    print('noise')\n    return len(prompt) + (response.strip() == answer)\n"
-    assert await (await judged(python(tmp_path, code))).score(CASE) == 5.0
+    assert (await (await judged(python(tmp_path, code))).score(CASE)).score == 5.0
 
 
 async def test_a_function_may_import_what_lies_beside_it(judged, tmp_path):
     (tmp_path / "rules.py").write_text("VALUE = 7\n")
-    assert (
-        await (await judged(python(tmp_path, "import rules\ndef reward(p, r, a): return rules.VALUE\n"))).score(CASE)
-        == 7
-    )
+    manager = await judged(python(tmp_path, "import rules\ndef reward(response): return rules.VALUE\n"))
+    assert (await manager.score(CASE)).score == 7
 
 
 async def test_what_a_reward_raises_is_told_with_its_line(judged, tmp_path):
-    manager = await judged(python(tmp_path, "def reward(p, r, a):\n    return int('x' + r)\n"))
+    manager = await judged(python(tmp_path, "def reward(prompt, response, answer):\n    return int('x' + response)\n"))
     with pytest.raises(
-        RewardFailed, match=r"ValueError: invalid literal.* \(reward.py line 2: return int\('x' \+ r\)\)"
+        RewardFailed,
+        match=r"reward\(\) in reward.py: ValueError: invalid literal.* \(line 2: return int\('x' \+ response\)\)",
     ):
         await manager.score(CASE)
 
@@ -77,21 +76,21 @@ async def test_what_a_reward_raises_is_told_with_its_line(judged, tmp_path):
     "value", ["float('nan')", "None", "'much'", "type('Tensor', (), {'__float__': lambda _: 1 / 0})()"]
 )
 async def test_what_is_not_a_finite_number_is_a_failure(judged, tmp_path, value):
-    manager = await judged(python(tmp_path, f"def reward(p, r, a): return {value}\n"))
+    manager = await judged(python(tmp_path, f"def reward(prompt, response, answer): return {value}\n"))
     with pytest.raises(RewardFailed, match="not a finite number") as caught:
         await manager.score(CASE)
     assert caught.value.kind == "value"
 
 
 async def test_a_sum_beyond_what_is_trained_on_is_a_failure(judged, tmp_path):
-    manager = await judged(python(tmp_path, "def reward(p, r, a): return 1e38\n", weight=10.0))
+    manager = await judged(python(tmp_path, "def reward(prompt, response, answer): return 1e38\n", weight=10.0))
     with pytest.raises(RewardFailed, match=r"the weighted sum is 1e\+39, beyond 3e\+38") as caught:
         await manager.score(CASE)
     assert caught.value.kind == "value"
 
 
 async def test_a_call_that_takes_too_long_ends_its_process_and_the_next_gets_another(judged, tmp_path):
-    code = "import time\ndef reward(p, r, a):\n    time.sleep(60 if r == 'slow' else 0)\n    return 1\n"
+    code = "import time\ndef reward(prompt, response, answer):\n    time.sleep(60 if response == 'slow' else 0)\n    return 1\n"
     manager = await judged(python(tmp_path, code, timeout_seconds=0.3))
     began = time.monotonic()
     with pytest.raises(RewardFailed, match=r"longer than 0.3 s") as caught:
@@ -99,16 +98,16 @@ async def test_a_call_that_takes_too_long_ends_its_process_and_the_next_gets_ano
     assert time.monotonic() - began < 5 and caught.value.kind == "timeout"
     for _ in range(4):
         again = await manager.score(RewardRequest("", "quick", "", "s"))
-        assert again == 1
+        assert again.score == 1
 
 
 async def test_a_function_that_ends_its_process_is_a_failure_and_the_next_call_works(judged, tmp_path):
-    code = "import os\ndef reward(p, r, a):\n    if r == 'die': os._exit(3)\n    return 1\n"
+    code = "import os\ndef reward(prompt, response, answer):\n    if response == 'die': os._exit(3)\n    return 1\n"
     manager = await judged(python(tmp_path, code))
     for _ in range(3):
         with pytest.raises(RewardFailed, match="ended during the call"):
             await manager.score(RewardRequest("", "die", "", "s"))
-    assert await manager.score(CASE) == 1
+    assert (await manager.score(CASE)).score == 1
 
 
 SLEEPER = "subprocess.run(['sh', '-c', 'echo $$ > {pid}; sleep 60'])"
@@ -121,7 +120,7 @@ async def test_what_a_function_has_started_ends_with_its_call(judged, tmp_path, 
     code = (
         "import multiprocessing, os, pathlib, subprocess, time\n"
         f"def sleep(): pathlib.Path('{pid}').write_text(str(os.getpid())), time.sleep(60)\n"
-        f"def reward(p, r, a):\n    if r == 'slow': {started.format(pid=pid)}\n    return 1\n"
+        f"def reward(prompt, response, answer):\n    if response == 'slow': {started.format(pid=pid)}\n    return 1\n"
     )
     manager = await judged(python(tmp_path, code, timeout_seconds=1.0))
     began = time.monotonic()
@@ -129,26 +128,27 @@ async def test_what_a_function_has_started_ends_with_its_call(judged, tmp_path, 
         await manager.score(RewardRequest("", "slow", "", "s"))
     assert time.monotonic() - began < 10
     wait_for("its end", lambda: not alive(int(pid.read_text())))
-    assert await manager.score(CASE) == 1
+    assert (await manager.score(CASE)).score == 1
 
 
 async def test_a_function_that_reads_its_standard_input_gets_nothing_and_the_next_call_is_answered(judged, tmp_path):
-    code = "import subprocess\ndef reward(p, r, a): return len(subprocess.run(['cat'], capture_output=True).stdout)\n"
+    code = "import subprocess\ndef reward(prompt, response, answer): return len(subprocess.run(['cat'], capture_output=True).stdout)\n"
     manager = await judged(python(tmp_path, code))
-    assert [await manager.score(CASE) for _ in range(2)] == [0.0, 0.0]
+    assert [(await manager.score(CASE)).score for _ in range(2)] == [0.0, 0.0]
 
 
 async def test_a_child_that_a_function_forked_cannot_answer_in_its_place(judged, tmp_path):
-    code = "import os\ndef reward(p, r, a):\n    os.fork()\n    return float(r)\n"
+    code = "import os\ndef reward(prompt, response, answer):\n    os.fork()\n    return float(response)\n"
     manager = await judged(python(tmp_path, code))
-    assert [await manager.score(RewardRequest("", str(i), "", "s")) for i in range(40)] == list(range(40))
+    found = [await manager.score(RewardRequest("", str(i), "", "s")) for i in range(40)]
+    assert [reward.score for reward in found] == list(range(40))
 
 
 @pytest.mark.parametrize(
     ("code", "text"),
     [
         ("import nothing_of_that_name\n", "No module named"),
-        ("def other(p, r, a): return 1\n", r"no function reward\(prompt, response, answer\)"),
+        ("def other(p, r, a): return 1\n", r"reward\(\) in reward.py: .* no such function"),
         ("def reward(:\n", "SyntaxError"),
     ],
 )
@@ -168,6 +168,6 @@ async def test_a_file_that_is_not_there_fails_at_the_start():
 async def test_entries_of_models_on_the_ranks_are_left_to_them(judged):
     model = RewardSpec(model=MegatronReward(path="/reward-model"), data_source="chat")
     manager = await judged(model, RewardSpec(rule="exactMatch"), RewardSpec(rule="exactMatch", data_source="chat"))
-    assert await manager.score(replace(CASE, data_source="chat")) == 1.0
+    assert (await manager.score(replace(CASE, data_source="chat"))).score == 1.0
     manager = await judged(model, RewardSpec(rule="exactMatch"))
-    assert await manager.score(replace(CASE, data_source="chat")) == 0.0
+    assert (await manager.score(replace(CASE, data_source="chat"))).score == 0.0

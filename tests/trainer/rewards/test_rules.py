@@ -65,7 +65,7 @@ async def mathematician(monkeypatch):
 async def test_mathematics_is_judged_in_processes_of_its_own_and_what_is_none_is_a_failure(mathematician):
     found = await mathematician(60.0)
     for (response, answer), expected in MATHEMATICS.items():
-        assert await found.score(RewardRequest("q", response, answer, "s")) == expected, (response, answer)
+        assert (await found.score(RewardRequest("q", response, answer, "s"))).score == expected, (response, answer)
     with pytest.raises(RewardFailed, match="'' is no mathematical expression") as caught:
         await found.score(RewardRequest("q", "5", "####", "s"))
     assert (caught.value.field, caught.value.kind) == ("spec.rewards[0].rule", "raised")

@@ -62,7 +62,7 @@ async def scored(spec: RewardSpec, case: RewardRequest = CASE) -> float:
     manager = RewardManager([spec])
     try:
         await manager.start()
-        return await manager.score(case)
+        return (await manager.score(case)).score
     finally:
         await manager.stop()
 
@@ -119,7 +119,8 @@ async def test_waiting_for_a_turn_is_not_part_of_a_calls_time():
         spec = RewardSpec(http=HttpReward(url=f"{service.url}/reward"), timeout_seconds=2.0)
         manager = RewardManager([spec])
         await manager.start()
-        assert sum(await asyncio.gather(*(manager.score(CASE) for _ in range(500)))) == 500
+        found = await asyncio.gather(*(manager.score(CASE) for _ in range(500)))
+        assert sum(reward.score for reward in found) == 500
         await manager.stop()
 
 

@@ -94,7 +94,7 @@ async def test_a_real_reward_model_scores_as_hugging_face_does_and_refuses_what_
     try:
         texts = ["1", "2", "42", "3-1", "0" * 40]
         asked = [RewardRequest("1+1=", text, "", "s", tokens_of("1+1=" + text)) for text in texts]
-        scores = await asyncio.gather(*map(manager.score, asked))
+        scores = [reward.score for reward in await asyncio.gather(*map(manager.score, asked))]
         expected = [score(model, request.tokens) for request in asked]
         assert scores == pytest.approx(expected, abs=1e-4) and len({round(s, 3) for s in scores}) == len(texts)
         with pytest.raises(RewardFailed, match="status 400") as caught:

@@ -1,9 +1,10 @@
 """Scored responses to the batch of a step. No sample may be lost, none may come twice."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from rljob_api.metrics import MOST_REWARD_METRICS, REWARD_METRICS
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
 from rljob_trainer.objectives.overlong import overlong_penalty
@@ -18,11 +19,14 @@ class Outcome:
     group: int
     sample: int
     result: Trajectory | RewardFailed
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What its reward functions reported besides the reward."""
 
     def at(self, group: int) -> "Outcome":
         """As a member of the group of that number."""
         result = self.result
-        return Outcome(group, self.sample, replace(result, group=group) if isinstance(result, Trajectory) else result)
+        found = replace(result, group=group) if isinstance(result, Trajectory) else result
+        return replace(self, group=group, result=found)
 
 
 def require_scored(outcomes: Iterable[Outcome]) -> None:
@@ -87,6 +91,16 @@ def batch_metrics(samples: Sequence[Trajectory]) -> dict[str, float]:
         "response_length/clipped": sum(s.finish_reason == "length" for s in samples) / len(samples),
         "sampling/continued": sum(len(s.sampled_segments) > 1 for s in samples) / len(samples),
     }
+
+
+def reward_metrics(outcomes: Iterable[Outcome]) -> dict[str, float]:
+    """Means of what reward functions reported, each over the samples that have it; of too many names those that most samples have."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for outcome in outcomes:
+        for name, value in outcome.metrics.items():
+            found[name].append(value)
+    kept = sorted(found, key=lambda name: (-len(found[name]), name))[:MOST_REWARD_METRICS]
+    return {REWARD_METRICS + name: sum(found[name]) / len(found[name]) for name in sorted(kept)}
 
 
 def failure_metrics(outcomes: Iterable[Outcome]) -> dict[str, float]:

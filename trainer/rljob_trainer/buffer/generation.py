@@ -134,7 +134,16 @@ class Generator:
         row = request.prompt
         tokens = [t for s in response for t in s.tokens.tolist()]
         text = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        asked = RewardRequest(row.text, text, row.answer, row.data_source, (*row.tokens, *tokens))
+        asked = RewardRequest(
+            row.text,
+            text,
+            row.answer,
+            row.data_source,
+            (*row.tokens, *tokens),
+            prompt_length=len(row.tokens),
+            truncated=finish_reason == "length",
+            row=row.row,
+        )
         try:
             reward = await self._rewards.score(asked)
         except RewardFailed as failure:
@@ -147,10 +156,10 @@ class Generator:
             group=request.group,
             sample=index,
             finish_reason=finish_reason,
-            reward=reward,
+            reward=reward.score,
             data_source=row.data_source,
         )
-        return Outcome(request.group, index, sample)
+        return Outcome(request.group, index, sample, reward.metrics)
 
 
 def _behind(response: tuple[Segment, ...], piece: Generation) -> tuple[Segment, ...]:

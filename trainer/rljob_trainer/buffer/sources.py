@@ -9,7 +9,7 @@ from typing import Protocol
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
-from rljob_trainer.buffer.assembly import assemble, failure_metrics, require_scored, shaped
+from rljob_trainer.buffer.assembly import assemble, failure_metrics, require_scored, reward_metrics, shaped
 from rljob_trainer.buffer.batch_files import record, replay
 from rljob_trainer.buffer.generation import Generator, warn_of_failures
 from rljob_trainer.buffer.groups import Groups
@@ -139,7 +139,7 @@ class GeneratedBatches:
         chosen, penalty = shaped(outcomes, spec)
         kept = train.partial_rollouts
         policies = range(step - 1 - kept.max_age if kept else policy, policy + 1)
-        metrics = metrics | failure_metrics(selection.failed) | selection.metrics() | penalty
+        metrics = metrics | failure_metrics(selection.failed) | selection.metrics() | reward_metrics(outcomes) | penalty
         batch = assemble(step, policies, train.prompts_per_step, train.samples_per_prompt, chosen, metrics)
         root = Path(spec.checkpoint.path)
         write_samples(root, batch, self._tokenizer)

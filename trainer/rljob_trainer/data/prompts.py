@@ -3,12 +3,16 @@
 import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from sys import intern
 from typing import overload
 
 from rljob_api.spec.model import DataSpec
 from rljob_trainer.data.chat import encode_prompt
+from rljob_trainer.data.file_rows import FileRows
+from rljob_trainer.data.files import Place, Record
 from rljob_trainer.data.rows import Row, read_rows
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.failure import ConfigurationError
@@ -28,6 +32,8 @@ class Prompt:
     """What the tokens stand for; of chat messages the conversation as the template writes it."""
     answer: str
     data_source: str
+    row: Callable[[], Record] = field(default=dict, compare=False, repr=False)
+    """Reads all columns of its row from the file; empty of a prompt that comes from none."""
 
 
 @dataclass(slots=True)
@@ -44,8 +50,9 @@ class Counts:
 class PromptSet(Sequence[Prompt]):
     """The prompts of one split that are short enough. Tokens lie in one array: four bytes each in place of an object."""
 
-    def __init__(self, prompts: Iterable[Prompt], counts: Counts | None = None):
-        self.counts = counts or Counts()
+    def __init__(self, prompts: Iterable[Prompt], counts: Counts | None = None, rows: FileRows | None = None):
+        """`rows`: where the prompts come from, by their index."""
+        self.counts, self._rows = counts or Counts(), rows
         self._tokens, self._ends, self._indices = array("i"), array("q", [0]), array("q")
         self._texts: list[tuple[str, str, str]] = []
         digest = hashlib.sha256()
@@ -70,13 +77,22 @@ class PromptSet(Sequence[Prompt]):
             return [self[i] for i in range(*place.indices(len(self)))]
         place = range(len(self))[place]
         tokens = tuple(self._tokens[self._ends[place] : self._ends[place + 1]])
-        return Prompt(self._indices[place], tokens, *self._texts[place])
+        index = self._indices[place]
+        row = partial(self._rows.__getitem__, index) if self._rows else dict
+        return Prompt(index, tokens, *self._texts[place], row)
 
 
-def load_prompts(spec: DataSpec, split: str, tokenizer: Tokenizer, validate_row: RowValidator) -> PromptSet:
-    """The prompts of spec.data.`split`. Raises ConfigurationError for rows that cannot be used or judged, and when none is short enough."""
+def load_prompts(
+    spec: DataSpec, split: str, tokenizer: Tokenizer, validate_row: RowValidator, scratch: Path
+) -> PromptSet:
+    """The prompts of spec.data.`split`. `scratch` is as for FileRows, and has to live as long as the prompts.
+
+    Raises ConfigurationError for rows that cannot be used or judged, and when none is short enough.
+    """
     counts = Counts()
-    prompts = PromptSet(_fitting(spec, read_rows(spec, split), tokenizer, validate_row, counts), counts)
+    files = [Place(f"spec.data.{split}[{i}]", path) for i, path in enumerate(getattr(spec, split))]
+    rows = FileRows(files, scratch)
+    prompts = PromptSet(_fitting(spec, read_rows(spec, split), tokenizer, validate_row, counts), counts, rows)
     if counts.rows and not prompts:
         rule = f"all {counts.rows} prompts of spec.data.{split} are longer"
         raise ConfigurationError(

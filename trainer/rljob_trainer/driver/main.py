@@ -87,7 +87,7 @@ async def _reinforcement(
 ) -> AsyncIterator["_Life"]:
     spec, rewards = control.spec, RewardManager(control.spec.rewards)
     try:
-        train, validation = _load(control, tokenizer, "train"), _load(control, tokenizer, "validation")
+        train, validation = (_load(directory, control, tokenizer, split) for split in ("train", "validation"))
         await rewards.start()
         control = _counted(control, train)
         pool = RolloutPool(token, control.attempt, required_servers(spec), sequences(spec), lambda: life.wake())
@@ -171,10 +171,11 @@ async def _first_to_end(*parts: Awaitable[None]) -> None:
         await asyncio.wait(tasks)
 
 
-def _load(control: Control, tokenizer: Tokenizer, split: str) -> PromptSet:
+def _load(directory: Path, control: Control, tokenizer: Tokenizer, split: str) -> PromptSet:
     spec = control.spec
     by_driver = split == "validation" and spec.evaluation.every_steps > 0
-    prompts = load_prompts(spec.data, split, tokenizer, partial(validate_row, spec.rewards, by_driver=by_driver))
+    validate = partial(validate_row, spec.rewards, by_driver=by_driver)
+    prompts = load_prompts(spec.data, split, tokenizer, validate, directory / "rows" / split)
     if prompts:
         c = prompts.counts
         log.info(

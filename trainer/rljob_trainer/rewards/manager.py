@@ -5,6 +5,7 @@ If an entry fails, the sample fails. A failure is never counted as a reward of 0
 
 import asyncio
 import os
+from collections import ChainMap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +14,7 @@ from rljob_api.spec.model import PythonReward, RewardSpec
 from rljob_trainer.rewards import builtin
 from rljob_trainer.rewards.entries import entries_of
 from rljob_trainer.rewards.python_file import PythonFile
-from rljob_trainer.rewards.request import RewardFailed, RewardRequest
+from rljob_trainer.rewards.request import Reward, RewardFailed, RewardRequest
 from rljob_trainer.rewards.rules import RULES
 from rljob_trainer.rewards.services import HttpService, VllmServer
 
@@ -27,7 +28,7 @@ MATHEMATICS = PythonReward(path=str(Path(builtin.__file__).with_name("mathematic
 class Scorer(Protocol):
     """One entry of spec.rewards."""
 
-    async def score(self, request: RewardRequest) -> float:
+    async def score(self, request: RewardRequest) -> Reward:
         """Raises RewardFailed."""
         ...
 
@@ -42,8 +43,8 @@ class Rule:
     def __init__(self, name: str):
         self._rule = RULES[name]
 
-    async def score(self, request: RewardRequest) -> float:
-        return self._rule(request.response, request.answer)
+    async def score(self, request: RewardRequest) -> Reward:
+        return Reward(self._rule(request.response, request.answer))
 
     async def start(self) -> None:
         pass
@@ -66,18 +67,19 @@ class RewardManager:
     async def stop(self) -> None:
         await asyncio.gather(*(scorer.stop() for scorer in self._scorers.values()))
 
-    async def score(self, request: RewardRequest) -> float:
-        """The weighted sum; 0 where only the ranks score. Raises RewardFailed when any part fails."""
-        entries = [(i, spec) for i, spec in entries_of(self._rewards, request.data_source) if i in self._scorers]
-        reward = sum(await asyncio.gather(*(self._weighted(i, spec, request) for i, spec in entries)), 0.0)
-        if abs(reward) > MAX_REWARD:
-            raise RewardFailed(
-                "value", "spec.rewards", request.data_source, f"the weighted sum is {reward:g}, beyond {MAX_REWARD:g}"
-            )
-        return reward
+    async def score(self, request: RewardRequest) -> Reward:
+        """The weighted sum; 0 where only the ranks score. Of a metric that two entries give, the later entry's value.
 
-    async def _weighted(self, index: int, spec: RewardSpec, request: RewardRequest) -> float:
-        return spec.weight * await self._scorers[index].score(request)
+        Raises RewardFailed when any part fails.
+        """
+        entries = [(i, spec) for i, spec in entries_of(self._rewards, request.data_source) if i in self._scorers]
+        parts = await asyncio.gather(*(self._scorers[i].score(request) for i, _ in entries))
+        total = sum((spec.weight * part.score for (_, spec), part in zip(entries, parts, strict=True)), 0.0)
+        if abs(total) > MAX_REWARD:
+            raise RewardFailed(
+                "value", "spec.rewards", request.data_source, f"the weighted sum is {total:g}, beyond {MAX_REWARD:g}"
+            )
+        return Reward(total, dict(ChainMap(*(dict(part.metrics) for part in reversed(parts)))))
 
 
 def _scorer(field: str, spec: RewardSpec) -> Scorer:

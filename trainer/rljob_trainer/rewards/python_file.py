@@ -1,11 +1,13 @@
-"""Runs a user's reward function in worker processes, with JSON lines over pipes, so that it cannot corrupt, block or end the driver."""
+"""Runs a user's reward function in worker processes, over pipes, so that it cannot corrupt, block or end the driver."""
 
 import asyncio
 import json
 import os
+import pickle
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from rljob_api import names
 from rljob_api.spec.model import PythonReward
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.processes import kill_group
-from rljob_trainer.rewards.request import Kind, RewardFailed, RewardRequest
+from rljob_trainer.rewards.arguments import READ_FROM_FILES, VALUES, arguments
+from rljob_trainer.rewards.request import Kind, Reward, RewardFailed, RewardRequest
 
 START_SECONDS = 60.0
 LINE_LIMIT = 2**20
@@ -39,7 +42,7 @@ class PythonFile:
         self._workers = [_Worker(spec) for _ in range(workers)]
 
     async def start(self) -> None:
-        """Raises ConfigurationError when the file is missing, cannot be imported, or lacks the function."""
+        """Raises ConfigurationError when the file is missing, cannot be imported, or lacks a function that can be called."""
         self._require_file()
         started = await asyncio.gather(*(worker.start() for worker in self._workers), return_exceptions=True)
         for error in filter(None, started):
@@ -48,23 +51,29 @@ class PythonFile:
         for worker in self._workers:
             self._idle.put_nowait(worker)
 
-    async def score(self, request: RewardRequest) -> float:
+    async def score(self, request: RewardRequest) -> Reward:
         """Raises RewardFailed."""
+        values = await self._values(request)
         worker = await self._idle.get()
         try:
-            reply = await worker.call(
-                {"prompt": request.prompt, "response": request.response, "answer": request.answer}, self._seconds
-            )
+            reply = await worker.call(values, self._seconds)
         except WorkerLost as error:
             raise RewardFailed(error.kind, self._field, self._target, str(error)) from error
         finally:
             self._idle.put_nowait(worker)
         if "error" in reply:
             raise RewardFailed(reply["kind"], self._field, self._target, reply["error"])
-        return reply["value"]
+        return Reward(reply["score"], reply["metrics"])
 
     async def stop(self) -> None:
         await asyncio.gather(*(worker.stop() for worker in self._workers))
+
+    async def _values(self, request: RewardRequest) -> dict[str, Any]:
+        """What the function takes. Reading a file may wait for its volume, and is not on the function's clock."""
+        takes = self._workers[0].takes
+        if READ_FROM_FILES.isdisjoint(takes):
+            return arguments(request, takes)
+        return await asyncio.to_thread(arguments, request, takes)
 
     def _require_file(self) -> None:
         if not Path(self._spec.path).is_file():
@@ -78,10 +87,13 @@ class _Worker:
     def __init__(self, spec: PythonReward):
         self._spec = spec
         self._process: Process | None = None
+        self.takes: Sequence[str] = ()
+        """Names of what the function is called with, once it was started."""
 
     async def start(self) -> None:
         """Raises WorkerLost with what the file's import said."""
-        command = (sys.executable, "-m", "rljob_trainer.rewards.worker", self._spec.path, self._spec.function)
+        module = "rljob_trainer.rewards.worker"
+        command = (sys.executable, "-m", module, self._spec.path, self._spec.function, ",".join(VALUES))
         self._process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, env=_environment(), limit=LINE_LIMIT, start_new_session=True
         )
@@ -89,14 +101,15 @@ class _Worker:
         if "error" in reply:
             await self.stop()
             raise WorkerLost(reply["error"])
+        self.takes = reply["takes"]
 
-    async def call(self, request: dict[str, str], seconds: float) -> dict[str, Any]:
+    async def call(self, values: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The process's answer. Raises WorkerLost, after which the next call starts a new process."""
         if self._process is None:
             await self.start()
         assert self._process is not None and self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.write(pickle.dumps(values))
         except (BrokenPipeError, ConnectionResetError) as error:
             raise await self._lost("its process is gone") from error
         return await self._answer(seconds)

@@ -1,7 +1,8 @@
-"""What a reward function is given, and the error it raises when it cannot score."""
+"""What a reward function is given, what it gives, and the error it raises when it cannot score."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from rljob_trainer.failure import ConfigurationError
 
@@ -12,7 +13,7 @@ KINDS: tuple[Kind, ...] = ("raised", "timeout", "value", "service")
 FIXES: dict[Kind, str] = {
     "raised": "mend the function (try it on a row of the data)",
     "timeout": "raise timeoutSeconds, or answer sooner",
-    "value": "return one finite number",
+    "value": "return a finite number, or a dict with one as its score",
     "service": "see that the service is up and answers the trainer pod at this address",
 }
 
@@ -27,6 +28,22 @@ class RewardRequest:
     data_source: str
     tokens: tuple[int, ...] = ()
     """Of prompt and response, as they were generated. Reward models score these and not a new tokenization of the texts."""
+    prompt_length: int = 0
+    """How many of `tokens`, from the first, are the prompt's."""
+    truncated: bool = False
+    """Cut off at maxTokens."""
+    row: Callable[[], Mapping[str, Any]] = dict
+    """Reads all columns of the prompt's row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """What one response is worth."""
+
+    score: float
+    """Trained on."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Finite numbers that are reported, by the names that the reward function gives them."""
 
 
 class ServiceDown(RuntimeError):

@@ -6,7 +6,7 @@ from typing import Any
 
 from rljob_api.spec.model import HttpReward, VllmReward
 from rljob_trainer.rewards.post import Post, fill_in
-from rljob_trainer.rewards.request import RewardRequest
+from rljob_trainer.rewards.request import Reward, RewardRequest
 
 VLLM_RETRIES = 2
 
@@ -24,7 +24,7 @@ class HttpService:
         self._post = Post(f"{self._field}.url", self._spec.url, headers, self._spec.retries, self._seconds)
         await self._post.open()
 
-    async def score(self, request: RewardRequest) -> float:
+    async def score(self, request: RewardRequest) -> Reward:
         """Raises RewardFailed."""
         assert self._post is not None, "start comes first"
         answer = await self._post.ask(
@@ -56,7 +56,7 @@ class VllmServer:
     async def start(self) -> None:
         await self._post.open()
 
-    async def score(self, request: RewardRequest) -> float:
+    async def score(self, request: RewardRequest) -> Reward:
         """Raises RewardFailed, also for a model of more than one label."""
         # With the activation, the default, a score would pass a sigmoid.
         answer = await self._post.ask({"input": list(request.tokens), "use_activation": False})
@@ -75,9 +75,9 @@ def _last_score(answer: Any) -> Any:
         return None
 
 
-def _finite(post: Post, value: Any, answer: Any) -> float:
+def _finite(post: Post, value: Any, answer: Any) -> Reward:
     if isinstance(value, int | float) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):  # an integer may be beyond every float
             if math.isfinite(number := float(value)):
-                return number
+                return Reward(number)
     raise post.failed("value", f"answered {str(answer)[:300]}, which does not hold one finite number as the reward")

@@ -1,46 +1,52 @@
-"""The process that runs a user's reward function: `python -m rljob_trainer.rewards.worker FILE FUNCTION`.
+"""The process that runs a user's reward function: `python -m rljob_trainer.rewards.worker FILE FUNCTION VALUES`.
 
-Speaks JSON lines. First it says {"ready": true} or {"error": text}; then it answers each {"prompt", "response", "answer"} on stdin with
-{"value": number}, or with {"error": text, "kind": text}, whose kinds are those of rewards/request.py. The user's own prints go to stderr; what the
-function runs or forks reads none of the questions and keeps no hold of the answers.
-Imports nothing of ours, so that it starts at once.
+First it says {"takes": names} or {"error": text}: of VALUES, names with commas between them, those that the function's signature asks for.
+Then it reads pickled dicts of these values, since a row may hold bytes and dates, and answers each with {"score": number,
+"metrics": {name: number}} or {"error": text, "kind": text}, whose kinds are those of rewards/request.py. Answers are lines of JSON, since the user's
+code may write them. The user's own prints go to stderr; what the function runs or forks reads none of the questions and keeps no hold of the answers.
+Imports nothing large, so that it starts at once.
 """
 
 import contextlib
 import ctypes
 import importlib.util
 import json
-import math
 import os
+import pickle
 import signal
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-Reward = Callable[[str, str, str], float]
+from rljob_trainer.rewards.returned import NotAReward, split
+from rljob_trainer.rewards.signature import taken
+
+Function = Callable[..., Any]
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
-    path, function = sys.argv[1:]
+    path, name, known = sys.argv[1:]
     _die_with_parent()
-    questions, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
+    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     os.register_at_fork(after_in_child=answers.close)  # the driver would wait for the end of a child that outlives us
     try:
-        reward = load(path, function)
+        function = load(path, name)
+        takes = taken(function, known.split(","))
     except BaseException as error:
-        _say(answers, error=explain(error, path))
+        _say(answers, error=explain(error, path, name))
         return
-    _say(answers, ready=True)
-    for line in questions:
-        _say(answers, **answer(reward, json.loads(line), path))
+    _say(answers, takes=takes)
+    with contextlib.suppress(EOFError):
+        while True:
+            _say(answers, **answer(function, pickle.load(questions), path, name))
 
 
-def load(path: str, function: str) -> Reward:
+def load(path: str, name: str) -> Function:
     """The function of that name in the file; the file's directory is importable, as for a script."""
     sys.path.insert(0, str(Path(path).parent))
     spec = importlib.util.spec_from_file_location("rljob_user_reward", path)
@@ -48,32 +54,30 @@ def load(path: str, function: str) -> Reward:
         raise ImportError("not a Python file: its name has to end in .py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    reward = getattr(module, function, None)
-    if not callable(reward):
-        raise AttributeError(f"the file has no function {function}(prompt, response, answer)")
-    return reward
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise AttributeError("the file has no such function")
+    return function
 
 
-def answer(reward: Reward, case: dict[str, str], path: str) -> dict[str, object]:
+def answer(function: Function, values: dict[str, Any], path: str, name: str) -> dict[str, object]:
     """One call, with whatever the user's code raises turned into text."""
     try:
-        value = reward(case["prompt"], case["response"], case["answer"])
+        returned = function(**values)
     except BaseException as error:
-        return {"error": explain(error, path), "kind": "raised"}
+        return {"error": explain(error, path, name), "kind": "raised"}
     try:
-        number = float(value)
-    except Exception:  # an array or a tensor of several elements raises what it likes
-        number = math.nan
-    if not math.isfinite(number):
-        return {"error": f"returned {str(value)[:200]!r}, which is not a finite number", "kind": "value"}
-    return {"value": number}
+        score, metrics = split(returned)
+    except NotAReward as error:
+        return {"error": f"{name}() in {Path(path).name} returned {error}", "kind": "value"}
+    return {"score": score, "metrics": metrics}
 
 
-def explain(error: BaseException, path: str) -> str:
-    """`ValueError: text (reward.py line 7: the line)`: with the innermost frame in the user's file, if there is one."""
+def explain(error: BaseException, path: str, name: str) -> str:
+    """`reward() in reward.py: ValueError: text (line 7: the line)`: with the innermost frame in the user's file, if there is one."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-    place = f" ({Path(path).name} line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
-    return f"{type(error).__name__}: {error}"[:3000] + place
+    place = f" (line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
+    return f"{name}() in {Path(path).name}: {type(error).__name__}: {error}"[:3000] + place
 
 
 def _say(stream: IO[str], **message: object) -> None:

@@ -1,0 +1,115 @@
+"""What a reward function of the user's may take and return, in real worker processes."""
+
+import pickle
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from rljob_api.spec.model import PythonReward, RewardSpec
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.rewards.manager import RewardManager
+from rljob_trainer.rewards.request import Reward, RewardFailed, RewardRequest
+
+ROW = {"prompt": "1+1=", "image": b"\x00\xff", "day": date(2026, 1, 2), "extra_info": {"index": 7, "tags": ["a"]}}
+CASE = RewardRequest("1+1=", "2", "2", "sum", (5, 6, 7, 1), prompt_length=2, truncated=True, row=lambda: ROW)
+
+
+async def ask(tmp_path: Path, code: str, case: RewardRequest = CASE, **fields: str) -> Reward:
+    file = tmp_path / "reward.py"
+    file.write_text(code)
+    manager = RewardManager([RewardSpec(python=PythonReward(path=str(file), **fields))])
+    try:
+        await manager.start()
+        return await manager.score(case)
+    finally:
+        await manager.stop()
+
+
+async def refused(tmp_path: Path, code: str, **fields: str) -> RewardFailed:
+    with pytest.raises(RewardFailed) as caught:
+        await ask(tmp_path, code, **fields)
+    return caught.value
+
+
+def noted(tmp_path: Path, parameters: str, names: str) -> str:
+    """A function that writes what it got."""
+    note = f"pathlib.Path({str(tmp_path / 'got')!r}).write_bytes(pickle.dumps(({names})))"
+    return f"import pathlib, pickle\ndef reward({parameters}):\n    {note}\n    return 1\n"
+
+
+async def test_a_function_gets_the_values_that_its_signature_names_in_any_order(tmp_path):
+    names = "truncated, tokens, row, extra_info, data_source, answer, response, prompt"
+    assert await ask(tmp_path, noted(tmp_path, names.replace("row", "*, row"), names)) == Reward(1.0)
+    got = pickle.loads((tmp_path / "got").read_bytes())
+    assert got == (True, [7, 1], ROW, ROW["extra_info"], "sum", "2", "2", "1+1=")
+
+
+async def test_a_function_with_keyword_arguments_of_any_name_gets_all_values(tmp_path):
+    await ask(tmp_path, noted(tmp_path, "response, **rest", "sorted(rest)"))
+    got = pickle.loads((tmp_path / "got").read_bytes())
+    assert got == ["answer", "data_source", "extra_info", "prompt", "row", "tokens", "truncated"]
+
+
+async def test_a_parameter_with_a_default_keeps_it_where_there_is_no_such_value(tmp_path):
+    assert (await ask(tmp_path, "def reward(response, scale=3.0): return scale * float(response)\n")).score == 6.0
+
+
+@pytest.mark.parametrize("extra_info", [{}, {"extra_info": None}])
+async def test_a_row_without_further_information_has_an_empty_one(tmp_path, extra_info):
+    case = RewardRequest("q", "2", "2", "sum", row=lambda: extra_info)
+    assert (await ask(tmp_path, "def reward(extra_info): return extra_info == {}\n", case)).score == 1.0
+
+
+async def test_a_row_is_read_only_for_a_function_that_asks_for_it(tmp_path):
+    def unread():
+        raise AssertionError("was read")
+
+    case = RewardRequest("q", "2", "2", "sum", row=unread)
+    assert (await ask(tmp_path, "def reward(response, data_source): return 1\n", case)).score == 1.0
+    with pytest.raises(AssertionError, match="was read"):
+        await ask(tmp_path, "def reward(row): return 1\n", case)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "name"),
+    [("response, ground_truth", "ground_truth"), ("response, *, gold", "gold"), ("response, /", "response")],
+)
+async def test_a_parameter_that_nothing_is_known_for_is_refused_at_the_start(tmp_path, parameters, name):
+    with pytest.raises(ConfigurationError) as caught:
+        await ask(tmp_path, f"def reward({parameters}): return 1\n")
+    message = str(caught.value)
+    assert f"spec.rewards[0].python.path = {tmp_path}/reward.py: cannot be loaded: reward() in reward.py" in message
+    assert f"nothing to give as {name!r}" in message and "by name, out of prompt, response, answer, data" in message
+
+
+async def test_the_score_of_a_dict_counts_and_its_other_numbers_are_metrics(tmp_path):
+    code = "def reward(response): return {'score': 0.5, 'acc': True, 'pred': '7', 'unknown': float('nan')}\n"
+    assert await ask(tmp_path, code) == Reward(0.5, {"acc": 1.0})
+
+
+async def test_what_is_no_reward_is_told_with_file_and_function(tmp_path):
+    failed = await refused(tmp_path, "def mine(response): return {'acc': 1.0, 'pred': 'x'}\n", function="mine")
+    assert failed.kind == "value"
+    assert failed.reason == "mine() in reward.py returned a dict without 'score': its keys are acc, pred"
+
+
+async def test_a_dict_of_any_size_is_answered_for(tmp_path):
+    """An answer is one line of bounded length."""
+    code = "def reward(response): return {f'metric_{i}' * 1000: i for i in range(1000)} | {'x' * 10**7: 'x'}\n"
+    assert "without 'score'" in (await refused(tmp_path, code)).reason
+    code = "def reward(response): return {'score': 'x' * 10**7}\n"
+    assert len((await refused(tmp_path, code)).reason) < 1000
+
+
+async def test_metrics_of_several_entries_are_put_together(tmp_path):
+    entries = []
+    for name, returned in {"a": "{'score': 1, 'x': 1, 'y': 1}", "b": "{'score': 3, 'y': 2, 'z': 2}"}.items():
+        (tmp_path / f"{name}.py").write_text(f"def reward(response): return {returned}\n")
+        entries.append(RewardSpec(python=PythonReward(path=str(tmp_path / f"{name}.py")), weight=0.5))
+    manager = RewardManager([*entries, RewardSpec(rule="exactMatch", data_source="else")])
+    await manager.start()
+    try:
+        assert await manager.score(CASE) == Reward(2.0, {"x": 1.0, "y": 2.0, "z": 2.0})
+    finally:
+        await manager.stop()
