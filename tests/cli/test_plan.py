@@ -104,7 +104,7 @@ spec.train.steps = "many"
 
 spec.rolout = {}
     there is no such field
-    fix: see `kubectl explain rljob.spec`
+    fix: did you mean rollout?
 """
 
 

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from rljob_api.type_errors import TypeProblem, problems
 from rljob_api.validation.fields import Location, section
 from rljob_api.validation.result import Violation
+from rljob_api.validation.unknown_fields import meant
 
 
 def schema_violations(error: ValidationError) -> Iterator[Violation]:
@@ -16,7 +17,8 @@ def schema_violations(error: ValidationError) -> Iterator[Violation]:
 
 
 def _fix(found: TypeProblem) -> str:
-    return found.fix or f"see `kubectl explain {explain(found.location)}`"
+    known = meant(found.location) if found.kind == "extra_forbidden" else found.fix
+    return known or f"see `kubectl explain {explain(found.location)}`"
 
 
 def explain(location: Location) -> str:

@@ -1,0 +1,67 @@
+"""What somebody meant by a field that there is not: a slip of the keyboard, a field of another section, or another system's word."""
+
+import difflib
+from collections.abc import Iterable
+from itertools import takewhile
+
+from rljob_api.validation.fields import Location, names_of, paths, section
+from rljob_api.validation.other_words import ADVICE, WORDS
+
+NEAR, NEARER = 0.75, 0.85
+"""Similarity of a name of the same section, and of any other name, that is likely to be meant."""
+MOST = 3
+"""Fields that are offered; of more, none is likely."""
+
+
+def _same(name: str) -> str:
+    """Equal for names that differ in case, `_` and `-` only."""
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def _index(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for word, path in pairs:
+        found.setdefault(_same(word), []).append(path)
+    return found
+
+
+OURS = _index((path.rpartition(".")[2], path) for path in paths())
+THEIRS = _index((word, path) for path, words in WORDS.items() for word in words.split())
+HINTS = {_same(word): fix for word, fix in ADVICE.items()}
+
+
+def meant(location: Location) -> str:
+    """What to write in place of an unknown field; empty: nobody knows."""
+    *keys, name = location
+    fields, model = section(keys)
+    word, own = _same(str(name)), {_same(known): known for known in names_of(model)} if model else {}
+    if word in own:
+        return f"write {own[word]}"
+    ours, theirs = _nearest(OURS.get(word, []), fields), _nearest(THEIRS.get(word, []), fields)
+    if ours and (not theirs or _shared(ours[0], fields) >= _shared(theirs[0], fields)):
+        return f"it belongs to {_list(ours)}"
+    if theirs:
+        return f"it is called {_list(theirs)} here"
+    if word in HINTS:
+        return HINTS[word]
+    if near := difflib.get_close_matches(word, own, n=1, cutoff=NEAR):
+        return f"did you mean {own[near[0]]}?"
+    near = difflib.get_close_matches(word, OURS.keys() | THEIRS.keys(), n=1, cutoff=NEARER)
+    known = _nearest(OURS.get(near[0]) or THEIRS[near[0]], fields) if near else []
+    return f"did you mean {_list(known)}?" if known else ""
+
+
+def _nearest(among: list[str], section: list[str]) -> list[str]:
+    """Those that share most of their path with the section in which the unknown field stands; none, if these are too many to choose from."""
+    most = max((_shared(path, section) for path in among), default=0)
+    best = [path for path in among if _shared(path, section) == most]
+    return best if len(best) <= MOST else []
+
+
+def _shared(path: str, section: list[str]) -> int:
+    """Sections that both are in."""
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(path.split("."), section, strict=False))))
+
+
+def _list(paths: list[str]) -> str:
+    return " or ".join(f"spec.{path}" for path in paths)

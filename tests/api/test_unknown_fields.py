@@ -1,0 +1,55 @@
+"""A field that there is not: what was meant."""
+
+import pytest
+
+from api.specs import raw_spec
+from rljob_api.validation import validate
+from rljob_api.validation.fields import paths
+from rljob_api.validation.other_words import ADVICE, WORDS
+from rljob_api.validation.unknown_fields import HINTS, THEIRS, meant
+
+
+@pytest.mark.parametrize(
+    ("path", "fix"),
+    [
+        ("rolout", "did you mean rollout?"),
+        ("train.step", "did you mean steps?"),
+        ("rollout.sampling.max_tokens", "write maxTokens"),
+        ("rewards.0.datasource", "write dataSource"),
+        ("epochs", "it belongs to spec.train.epochs"),
+        ("rollout.temperature", "it belongs to spec.rollout.sampling.temperature"),
+        ("evaluation.temperature", "it belongs to spec.evaluation.sampling.temperature"),
+        ("trainer.nodeSelector", "it belongs to spec.trainer.template.nodeSelector"),
+        ("nodeSelector", "it belongs to spec.trainer.template.nodeSelector or spec.rollout.template.nodeSelector"),
+        ("learning_rate", "it belongs to spec.train.optimizer.learningRate or spec.critic.optimizer.learningRate"),
+        ("train.lr", "it is called spec.train.optimizer.learningRate here"),
+        ("rollout.n", "it is called spec.train.samplesPerPrompt here"),
+        ("algorithm.kl_coef", "it is called spec.algorithm.kl.coefficient here"),
+        ("algorithm.adv_estimator", "it is called spec.algorithm.advantage here"),
+        ("algorithm.clipRatioHigh", "it is called spec.algorithm.clip.high here"),
+        ("trainer.tensor_model_parallel_size", "it is called spec.trainer.parallelism.tensor here"),
+        ("trainer.tensorParallel", "it is called spec.trainer.parallelism.tensor here"),
+        ("rollout.tensor_model_parallel_size", "it is called spec.rollout.tensorParallel here"),
+        ("train.train_batch_size", "it is called spec.train.promptsPerStep or spec.train.samplesPerStep here"),
+        ("train.learnin_rate", "did you mean spec.train.optimizer.learningRate?"),
+        ("train.mini_batch_size", "set the number of mini-batches of a step, spec.train.miniBatches, in place of their size"),
+        ("rollout.gpu_memory_utilization", "set gpu-memory-utilization in spec.rollout.vllmArgs"),
+        ("trainer.flavour", ""),
+        ("trainer.path", ""),
+    ],
+)  # fmt: skip
+def test_what_was_meant_by_an_unknown_field(path: str, fix: str) -> None:
+    assert meant([int(key) if key.isdigit() else key for key in path.split(".")]) == fix
+
+
+@pytest.mark.parametrize("word", ["topP", "top_p", "top-p", "topK", "min_p"])
+def test_sampling_that_changes_the_distribution_says_why_it_is_not_there(word: str) -> None:
+    (found,) = validate(raw_spec(rollout={"sampling": {"maxTokens": 8, word: 0.9}}), "demo").violations
+    assert (found.field, found.rule) == (f"spec.rollout.sampling.{word}", "there is no such field")
+    assert found.fix.startswith("remove it: training compares probabilities of the whole distribution")
+
+
+def test_the_words_of_others_lead_to_fields_that_there_are() -> None:
+    assert WORDS.keys() - set(paths()) == set()
+    assert (THEIRS.keys() & HINTS.keys()) == set()
+    assert len(HINTS) == len(ADVICE)
