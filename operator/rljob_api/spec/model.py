@@ -80,9 +80,16 @@ class PythonReward(Model):
 
     path: AbsolutePath
     """A Python file that the pods can read, for example from a ConfigMap volume."""
-    function: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)] = "reward"
-    """A function in that file. It takes any of `prompt`, `response`, `answer`, `data_source`, `extra_info`, `row`, `tokens` and `truncated` by these
-    names, and returns a number, or a dict whose `score` is the reward and whose other numbers become metrics."""
+    interface: Literal["rljob", "verl"] = "rljob"
+    """What the function takes, by these names. `rljob`: any of `prompt`, `response`, `answer`, `data_source`, `extra_info`, `row`, `tokens` and
+    `truncated`; `verl`: `data_source`, `solution_str`, `ground_truth` and `extra_info`, so that a file written for verl's custom_reward_function runs
+    as it is. Either returns a number, or a dict whose `score` is the reward and whose other numbers become metrics."""
+    function: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)] | None = None
+    """Name of the function. Unset: `reward`, or `compute_score` with `interface: verl`."""
+
+    @property
+    def function_name(self) -> str:
+        return self.function or {"rljob": "reward", "verl": "compute_score"}[self.interface]
 
 
 class HttpReward(Model):

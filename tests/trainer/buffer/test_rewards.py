@@ -2,6 +2,8 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rljob_api import names
@@ -123,6 +125,23 @@ async def test_what_a_reward_reports_of_the_row_and_the_tokens_becomes_metrics_o
         found = await first_batch(bench, a)
     own = {name: value for name, value in found.metrics.items() if name.startswith("reward_metrics/")}
     assert own == {"reward_metrics/own": 1.0, "reward_metrics/truncated": 0.0} and found.metrics["reward/mean"] == 1.0
+
+
+async def test_a_file_of_verls_reads_the_columns_of_verls_data(bench, tmp_path):
+    rows = [
+        {"prompt": f"{a}+2=", "data_source": "sum", "reward_model": {"ground_truth": a + 2}, "extra_info": {"index": a}}
+        for a in range(1, 5)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "verl.parquet")
+    (tmp_path / "verl.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return {'score': ground_truth == int(solution_str) == extra_info['index'] + 2, 'index': extra_info['index']}\n"
+    )
+    bench.spec["data"] = {"train": [str(tmp_path / "verl.parquet")], "answerKey": "reward_model.ground_truth"}
+    bench.spec["rewards"] = [{"python": {"path": str(tmp_path / "verl.py"), "interface": "verl"}}]
+    async with Server("demo-rollout-0") as a:
+        metrics = (await first_batch(bench, a)).metrics
+    assert (metrics["reward/mean"], metrics["reward_metrics/index"]) == (1.0, 2.5)
 
 
 async def test_a_long_response_and_a_long_greedy_response_are_penalised_alike(bench):

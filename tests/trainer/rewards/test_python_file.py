@@ -102,6 +102,58 @@ async def test_a_dict_of_any_size_is_answered_for(tmp_path):
     assert len((await refused(tmp_path, code)).reason) < 1000
 
 
+VERL = """
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Verdict:
+    score: float
+    acc: bool
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    assert data_source == "openai/gsm8k", data_source
+    if extra_info and extra_info.get("split") == "test":
+        return 0.25
+    verdict = Verdict(1.0 if float(solution_str) == ground_truth else -1.0, float(solution_str) == ground_truth)
+    return {"score": verdict.score, "acc": verdict.acc, "pred": solution_str}
+"""
+
+
+def of_verl(ground_truth: object, **extra_info: object) -> RewardRequest:
+    row = {"reward_model": {"ground_truth": ground_truth}, "extra_info": extra_info}
+    return RewardRequest(
+        "q", "72", str(ground_truth), "openai/gsm8k", row=lambda: row, answer_value=lambda: ground_truth
+    )
+
+
+async def test_a_file_that_was_written_for_verl_runs_as_it_is(tmp_path):
+    """As verl calls it: by name, with the ground truth of the type that its column holds."""
+    assert await ask(tmp_path, VERL, of_verl(72), interface="verl") == Reward(1.0, {"acc": 1.0})
+    assert await ask(tmp_path, VERL, of_verl(73, index=1), interface="verl") == Reward(-1.0, {"acc": 0.0})
+    assert await ask(tmp_path, VERL, of_verl(72, split="test"), interface="verl") == Reward(0.25)
+
+
+async def test_a_function_of_another_name_and_with_fewer_parameters_is_called_as_verls_too(tmp_path):
+    code = "def mine(solution_str, ground_truth, **rest): return len(solution_str) + len(rest)\n"
+    assert (await ask(tmp_path, code, of_verl("x"), interface="verl", function="mine")).score == 4.0
+
+
+async def test_a_function_for_verl_without_its_interface_is_told_of_it(tmp_path):
+    with pytest.raises(ConfigurationError, match="'solution_str'.*needs interface: verl beside its path"):
+        await ask(tmp_path, VERL, function="compute_score")
+
+
+async def test_a_function_of_ours_with_verls_interface_is_refused_at_the_start(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"compute_score\(\) in reward.py: .* no such function"):
+        await ask(tmp_path, "def reward(response): return 1\n", interface="verl")
+    with pytest.raises(ConfigurationError, match="'response'.* out of data_source, solution_str, ground_truth, extra"):
+        await ask(tmp_path, "def compute_score(response): return 1\n", interface="verl")
+
+
 async def test_metrics_of_several_entries_are_put_together(tmp_path):
     entries = []
     for name, returned in {"a": "{'score': 1, 'x': 1, 'y': 1}", "b": "{'score': 3, 'y': 2, 'z': 2}"}.items():

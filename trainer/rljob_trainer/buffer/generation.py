@@ -14,6 +14,7 @@ from rljob_api.spec.common import Sampling
 from rljob_trainer.buffer.assembly import Outcome, penalised
 from rljob_trainer.buffer.seeds import continuation_seed, evaluation_seed, training_seed
 from rljob_trainer.data.prompts import Prompt
+from rljob_trainer.data.rows import answer_in
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest
@@ -143,6 +144,7 @@ class Generator:
             prompt_length=len(row.tokens),
             truncated=finish_reason == "length",
             row=row.row,
+            answer_value=lambda: answer_in(row.row(), self._spec.data),
         )
         try:
             reward = await self._rewards.score(asked)

@@ -44,6 +44,12 @@ def read_rows(spec: DataSpec, split: str) -> Iterator[Row]:
             )
 
 
+def answer_in(record: Record, spec: DataSpec) -> Any:
+    """The answer as its column holds it; empty where there is none."""
+    value = find(spec.answer_key, record)
+    return "" if value is None or value is ABSENT else value
+
+
 def find(key: str, record: Record) -> Any:
     """The column of that name, else the value that the dotted path leads to; null when it leads into one."""
     if key in record:

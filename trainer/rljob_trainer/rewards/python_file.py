@@ -15,7 +15,7 @@ from rljob_api import names
 from rljob_api.spec.model import PythonReward
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.processes import kill_group
-from rljob_trainer.rewards.arguments import READ_FROM_FILES, VALUES, arguments
+from rljob_trainer.rewards.arguments import INTERFACES, READ_FROM_FILES, arguments
 from rljob_trainer.rewards.request import Kind, Reward, RewardFailed, RewardRequest
 
 START_SECONDS = 60.0
@@ -38,6 +38,7 @@ class PythonFile:
 
     def __init__(self, field: str, target: str, spec: PythonReward, seconds: float, workers: int):
         self._field, self._target, self._spec, self._seconds = field, target, spec, seconds
+        self._known = INTERFACES[spec.interface]
         self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
         self._workers = [_Worker(spec) for _ in range(workers)]
 
@@ -46,8 +47,9 @@ class PythonFile:
         self._require_file()
         started = await asyncio.gather(*(worker.start() for worker in self._workers), return_exceptions=True)
         for error in filter(None, started):
-            fix = "mend the file; it is imported by itself, with the image's packages"
-            raise ConfigurationError(self._field, self._target, f"cannot be loaded: {error}", fix) from error
+            raise ConfigurationError(
+                self._field, self._target, f"cannot be loaded: {error}", self._fix(error)
+            ) from error
         for worker in self._workers:
             self._idle.put_nowait(worker)
 
@@ -72,8 +74,13 @@ class PythonFile:
         """What the function takes. Reading a file may wait for its volume, and is not on the function's clock."""
         takes = self._workers[0].takes
         if READ_FROM_FILES.isdisjoint(takes):
-            return arguments(request, takes)
-        return await asyncio.to_thread(arguments, request, takes)
+            return arguments(request, self._known, takes)
+        return await asyncio.to_thread(arguments, request, self._known, takes)
+
+    def _fix(self, error: BaseException) -> str:
+        if self._spec.interface != "verl" and "'solution_str'" in str(error):
+            return "a function that was written for verl needs interface: verl beside its path"
+        return "fix the file; it is imported by itself, with the image's packages"
 
     def _require_file(self) -> None:
         if not Path(self._spec.path).is_file():
@@ -93,7 +100,8 @@ class _Worker:
     async def start(self) -> None:
         """Raises WorkerLost with what the file's import said."""
         module = "rljob_trainer.rewards.worker"
-        command = (sys.executable, "-m", module, self._spec.path, self._spec.function, ",".join(VALUES))
+        known = ",".join(INTERFACES[self._spec.interface])
+        command = (sys.executable, "-m", module, self._spec.path, self._spec.function_name, known)
         self._process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, env=_environment(), limit=LINE_LIMIT, start_new_session=True
         )

@@ -34,6 +34,8 @@ class RewardRequest:
     """Cut off at maxTokens."""
     row: Callable[[], Mapping[str, Any]] = dict
     """Reads all columns of the prompt's row."""
+    answer_value: Callable[[], Any] = str
+    """Reads the answer as its column holds it, which may be a number; empty where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def load(path: str, name: str) -> Function:
     spec = importlib.util.spec_from_file_location("rljob_user_reward", path)
     if spec is None or spec.loader is None:
         raise ImportError("not a Python file: its name has to end in .py")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses and pickle look it up
     spec.loader.exec_module(module)
     function = getattr(module, name, None)
     if not callable(function):

@@ -8,7 +8,6 @@ from kubectl_rljob.importer.table import Field, Note, Outcome, Said
 from kubectl_rljob.importer.values import items, place
 
 FUNCTION, MODEL = "reward.custom_reward_function", "reward.reward_model"
-OWN = "it is called as (prompt, response, answer): wrap compute_score(data_source, solution_str, ground_truth) in such a function"
 BY_SOURCE = (
     "number for openai/gsm8k, math for all others; verl has rules of its own for code, geometry and search, gives -1 and 1 for"
     " math_dapo, and a little for the format of some"
@@ -22,8 +21,8 @@ def rewards(settings: Settings) -> Iterator[Said]:
     found: list[dict[str, Any]] = []
     if f"{FUNCTION}.path" in settings:
         path, name = place(settings[f"{FUNCTION}.path"], settings.options.root), settings[f"{FUNCTION}.name"]
-        found.append({"python": {"path": path, "function": name}})
-        yield settings.changed(f"{FUNCTION}.path", f"{path}: {OWN}")
+        named = {} if name == "compute_score" else {"function": name}
+        found.append({"python": {"path": path, "interface": "verl", **named}})
     if settings[f"{MODEL}.enable"]:
         found.append({"vllm": {"url": "http://reward-model:8000"}})
         yield settings.changed(f"{MODEL}.enable", SERVER)

@@ -450,7 +450,12 @@ CRITIC = (
 
 OVERLONG = "overlong_buffer_cfg"
 REWARD = (
-    read("reward.custom_reward_function.path", "rewards[].python.path", also=("custom_reward_function.path",)),
+    read(
+        "reward.custom_reward_function.path",
+        "rewards[].python.path",
+        also=("custom_reward_function.path",),
+        text="with interface: verl",
+    ),
     read(
         "reward.custom_reward_function.name",
         "rewards[].python.function",
