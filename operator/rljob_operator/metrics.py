@@ -19,6 +19,14 @@ PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]
     "rljob_job_step": ("Steps done", lambda job, s: s.progress.step),
     "rljob_job_steps": ("Steps wanted", lambda job, s: s.progress.steps),
     "rljob_job_attempt": ("Number of the newest attempt", lambda job, s: s.attempt.number if s.attempt else 0),
+    "rljob_job_attempt_timestamp_seconds": (
+        "When the newest attempt was opened",
+        lambda job, s: seconds(s.attempt.started_at) if s.attempt else None,
+    ),
+    "rljob_job_checkpoint_timestamp_seconds": (
+        "When the newest complete checkpoint was written",
+        lambda job, s: (s.checkpoint.latest.time or None) if s.checkpoint.latest else None,
+    ),
     "rljob_job_restarts": ("Restarts of the gang, for whatever reason", lambda job, s: s.restarts.total),
     "rljob_job_lost_steps": ("Steps that were done and had to be done again", lambda job, s: s.lost_steps),
     "rljob_job_goodput_ratio": ("Steps kept, of all steps done", lambda job, s: _goodput(s)),
@@ -69,6 +77,7 @@ class _Observed(Collector):
         )
         jobs = [(job, status) for job in self._cache.jobs.values() if (status := _status(job)) is not None]
         yield _by_state(status for _, status in jobs)
+        yield _states(jobs)
         for name, (sentence, value) in PER_JOB.items():
             yield _gauge(name, sentence, ((job, value(job, status)) for job, status in jobs))
         yield _step_metrics(jobs)
@@ -88,6 +97,14 @@ def _by_state(statuses: Iterator[JobStatus]) -> Metric:
     found = GaugeMetricFamily("rljob_jobs", "Jobs by state", labels=["state"])
     for state, count in counts.items():
         found.add_metric([state], count)
+    return found
+
+
+def _states(jobs: list[tuple[CachedJob, JobStatus]]) -> Metric:
+    """One series for each job, whose label changes with its state."""
+    found = GaugeMetricFamily("rljob_job_state", "1 for the job's state", labels=["namespace", "rljob", "state"])
+    for job, status in jobs:
+        found.add_metric([job.meta.namespace, job.meta.name, status.state], 1)
     return found
 
 

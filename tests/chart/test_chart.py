@@ -13,6 +13,7 @@ pytestmark = pytest.mark.skipif(HELM is None, reason=NO_HELM)
 EVERYTHING = (
     "networkPolicy.enabled=true",
     "metrics.serviceMonitor.enabled=true",
+    "metrics.prometheusRule.enabled=true",
     "dashboards.enabled=true",
     "podDisruptionBudget.enabled=true",
 )
@@ -50,6 +51,7 @@ def test_on_request_it_installs_these_too() -> None:
         ("ConfigMap", "rljob-dashboard-operator"),
         ("NetworkPolicy", "rljob"),
         ("PodDisruptionBudget", "rljob"),
+        ("PrometheusRule", "rljob"),
         ("ServiceMonitor", "rljob"),
     ]
 

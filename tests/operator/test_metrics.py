@@ -4,6 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rljob_operator.metrics import Metrics
 from rljob_operator.reconcile.queue import Key
+from rljob_operator.times import seconds
 from simulator.world import NAMESPACE, World
 
 
@@ -28,8 +29,25 @@ async def test_jobs_are_told_by_their_status() -> None:
     assert lost >= 1, "step 6 was the last that was saved"
     assert told["rljob_job_goodput_ratio", "demo"] == 12 / (12 + lost)
     assert ("rljob_job_first_step_seconds", "demo") in told
+    assert told["rljob_job_state", "Succeeded"] == 1
     assert told["rljob_api_requests_total", "GET"] == 3
     assert told["rljob_queue_lag_seconds", ""] == 0.5
+
+
+async def test_alerts_get_the_state_and_how_old_the_newest_checkpoint_is() -> None:
+    world = World(steps=12, save_every=6)
+    world.apply()
+    await world.until(state="Running", step=2)
+    world.feed.deliver()
+    metrics = Metrics(world.feed.cache, {}, lambda: 0.0)
+    before = read(metrics)
+    assert before["rljob_job_state", "Running"] == 1
+    assert before["rljob_job_attempt_timestamp_seconds", "demo"] == seconds(world.status.attempt.started_at) > 0
+    assert ("rljob_job_checkpoint_timestamp_seconds", "demo") not in before
+    await world.until(state="Running", step=7)
+    world.feed.deliver()
+    saved = read(metrics)["rljob_job_checkpoint_timestamp_seconds", "demo"]
+    assert saved == world.status.checkpoint.latest.time > 0
 
 
 async def test_passes_are_timed() -> None:

@@ -216,7 +216,8 @@ class World(Site):
 
     def _save(self, step: int, control: Control) -> None:
         if step > (self.checkpoints[-1].step if self.checkpoints else 0):
-            new = Checkpoint(step=step, attempt=control.attempt, path=f"/data/run/global_step_{step}")
+            path = f"/data/run/global_step_{step}"
+            new = Checkpoint(step=step, attempt=control.attempt, path=path, time=self.now)
             self.checkpoints = [*self.checkpoints, new][-control.spec.checkpoint.keep_last :]
 
     def _report(self) -> None:
