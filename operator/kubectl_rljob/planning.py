@@ -8,12 +8,13 @@ from pydantic.alias_generators import to_camel
 
 from kubectl_rljob.errors import UserError
 from rljob_api import names
+from rljob_api.manifest import Manifest
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.memory import rollout_memory, trainer_memory
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import PlacementReport
-from rljob_api.validation import Violation, validate
+from rljob_api.validation import Violation
 from rljob_placement.cluster import Cluster
 from rljob_placement.gang import Gang
 from rljob_placement.plan import plan
@@ -53,9 +54,9 @@ class Plan:
     violations: tuple[Violation, ...]
 
     @staticmethod
-    def of(name: str, spec: dict[str, Any], model: dict[str, Any] | None) -> "Plan":
-        result = validate(spec, name, model)
-        return Plan(name, result.spec, model, result.violations)
+    def of(manifest: Manifest, model: dict[str, Any] | None) -> "Plan":
+        result = manifest.validate(model)
+        return Plan(manifest.name, result.spec, model, result.violations)
 
     def breaks(self, field: str) -> bool:
         """Whether a rule about a field, or one below it, is broken."""

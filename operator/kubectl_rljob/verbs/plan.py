@@ -36,7 +36,7 @@ def plan(session: Session, filename: str, model: str | None, offline: bool, outp
     once. Exit code 1 when a rule is broken.
     """
     config = manifest.model_config(model) if model else None
-    plans = [Plan.of(m.name, m.spec, config) for m in manifest.read(filename)]
+    plans = [Plan.of(m, config) for m in manifest.read(filename)]
     found = [(p, preview(p, lambda: _read(session), offline)) for p in plans]
     if output:
         session.terminal.data(data.render([p.dump() | {"placement": where.dump()} for p, where in found], output))

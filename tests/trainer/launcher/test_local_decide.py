@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 from api.specs import raw_spec
+from rljob_api.manifest import ManifestError
 from rljob_api.protocol import Checkpoint, Failure, Point, Progress, Report
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.local.decide import End, LocalState, Seen, advance
-from rljob_trainer.local.manifest import MOUNTED, ManifestError, load, mounted
+from rljob_trainer.local.manifest import MOUNTED, load, mounted
 from rljob_trainer.local.status import line, summary
 
 CAUSE = Failure(kind="application", rank=1, exception="ValueError", message="the loss is a banana", time=2)
@@ -116,7 +117,7 @@ def test_mounts_replace_whole_beginnings_of_paths_on_volumes_only() -> None:
     ("manifest", "config", "complaint"),
     [
         (b"kind: \xe9", "{}", "m.yaml: 'utf-8' codec"),
-        (yaml.safe_dump(HEAD | {"spec": [1]}).encode(), "{}", "m.yaml: metadata and spec must be objects"),
+        (yaml.safe_dump(HEAD | {"spec": [1]}).encode(), "{}", "m.yaml: spec is missing or not an object"),
         (yaml.safe_dump(HEAD | {"spec": raw_spec()}).encode(), "{half", "config.json: not the JSON of a model"),
     ],
 )

@@ -6,19 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from rljob_api import names
+from rljob_api.manifest import ManifestError, read
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation import validate
 from rljob_trainer.machine import VISIBLE
 
 MOUNTED = ("model", "critic", "reference", "data", "rewards", "train", "checkpoint")
 """Sections of the spec whose paths lie on volumes."""
-
-
-class ManifestError(ValueError):
-    """One message for the user."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +26,17 @@ class Job:
 def load(file: Path, mounts: list[str]) -> Job:
     """`mounts`: `/path=directory`. The object itself is held to all rules, then its paths are those of this machine. Raises ManifestError."""
     try:
-        raw = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        jobs = read(file.read_text())
+    except (OSError, UnicodeDecodeError, ManifestError) as error:
         raise ManifestError(f"{file}: {error}") from error
-    if not isinstance(raw, dict) or (raw.get("apiVersion"), raw.get("kind")) != (names.API_VERSION, names.KIND):
-        raise ManifestError(f"{file}: not an object of apiVersion {names.API_VERSION} and kind {names.KIND}")
-    meta, spec = raw.get("metadata") or {}, raw.get("spec") or {}
-    if not (isinstance(meta, dict) and isinstance(spec, dict)):
-        raise ManifestError(f"{file}: metadata and spec must be objects")
-    name, here = str(meta.get("name", "")), mounted(spec, parse_mounts(mounts))
-    result = validate(spec, name, _model_config(here))
+    if len(jobs) > 1:
+        raise ManifestError(f"{file}: holds {len(jobs)} jobs ({', '.join(j.name for j in jobs)}): keep one in a file")
+    (job,) = jobs
+    here = mounted(job.spec, parse_mounts(mounts))
+    result = job.validate(_model_config(here))
     if not result.valid:
         raise ManifestError(str(result))
-    return Job(name, str(meta.get("namespace", "default")), RLJobSpec.model_validate(here))
+    return Job(job.name, job.namespace or "default", RLJobSpec.model_validate(here))
 
 
 def parse_mounts(mounts: list[str]) -> dict[str, str]:

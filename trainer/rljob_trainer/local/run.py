@@ -9,12 +9,13 @@ from pathlib import Path
 
 from rljob_api import names
 from rljob_api.address import http_url
+from rljob_api.manifest import ManifestError
 from rljob_api.protocol import Command, Control, Resume, RolloutEndpoint
 from rljob_api.sizing.layout import rollout_pods
 from rljob_trainer.launcher.settings import DRIVER, RANK
 from rljob_trainer.local import status
 from rljob_trainer.local.decide import End, LocalState, Seen, advance
-from rljob_trainer.local.manifest import Job, ManifestError, assign_gpus, load
+from rljob_trainer.local.manifest import Job, assign_gpus, load
 from rljob_trainer.local.processes import Processes
 from rljob_trainer.machine import free_port, gpus, loopback
 

@@ -1,0 +1,103 @@
+"""YAML as kubectl reads it: keys and dates are texts, and 1e-6 is a number. Keys that stand twice are found, of which any other reader keeps one."""
+
+import re
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+FLOAT, DATE, MERGE = (f"tag:yaml.org,2002:{name}" for name in ("float", "timestamp", "merge"))
+NUMBER = re.compile(r"^([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$")
+"""Of YAML 1.2's core schema (yaml.org/spec/1.2.2, section 10.3.2)."""
+
+
+class Loader(yaml.SafeLoader):
+    """Of JSON's types only, but for what is tagged otherwise."""
+
+    yaml_implicit_resolvers = {
+        first: [found for found in tags if found[0] not in (FLOAT, DATE)]
+        for first, tags in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        self.flatten_mapping(node)
+        return {_key(key): self.construct_object(value, deep=deep) for key, value in node.value}
+
+
+Loader.add_implicit_resolver(FLOAT, NUMBER, list("-+.0123456789"))
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """A key that stands twice in one object."""
+
+    location: tuple[str | int, ...]
+    values: tuple[str, str]
+    lines: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One of a stream."""
+
+    value: Any
+    duplicates: list[Duplicate]
+
+
+def documents(text: str) -> Iterator[Document]:
+    """All of a stream, also of JSON. Raises yaml.YAMLError."""
+    loader = Loader(text)
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            found = list(_duplicates(node, (), {}))
+            yield Document(loader.construct_document(node), found)
+    finally:
+        loader.dispose()
+
+
+def value_of(text: str) -> Any:
+    """One value, as on the right of a colon. Raises yaml.YAMLError."""
+    return next((document.value for document in documents(text)), None)
+
+
+def _key(node: yaml.Node) -> str:
+    if isinstance(node, yaml.ScalarNode):
+        return str(node.value)
+    raise yaml.constructor.ConstructorError(None, None, "a key must be a text", node.start_mark)
+
+
+def _duplicates(node: yaml.Node, location: tuple[str | int, ...], open_: dict[int, bool]) -> Iterator[Duplicate]:
+    """In a node and what is below it. `open_`: nodes that were looked into before, since aliases lead to them again, and whether this is inside."""
+    if open_.get(id(node)):
+        raise yaml.constructor.ConstructorError(None, None, "an alias leads into itself", node.start_mark)
+    if id(node) in open_:
+        return
+    open_[id(node)] = True
+    if isinstance(node, yaml.MappingNode):
+        yield from _of_mapping(node, location)
+    for key, value in _children(node):
+        yield from _duplicates(value, (*location, key), open_)
+    open_[id(node)] = False
+
+
+def _children(node: yaml.Node) -> list[tuple[str | int, yaml.Node]]:
+    if isinstance(node, yaml.MappingNode):
+        return [(_key(key), value) for key, value in node.value]
+    return list(enumerate(node.value)) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _of_mapping(node: yaml.MappingNode, location: tuple[str | int, ...]) -> Iterator[Duplicate]:
+    first: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+    for key, value in node.value:
+        before = first.setdefault(_key(key), (key, value))
+        if before[0] is not key and key.tag != MERGE:
+            lines = before[0].start_mark.line + 1, key.start_mark.line + 1
+            yield Duplicate((*location, _key(key)), (_text(before[1]), _text(value)), lines)
+
+
+def _text(node: yaml.Node) -> str:
+    if isinstance(node, yaml.ScalarNode):
+        return str(node.value)
+    return "an object" if isinstance(node, yaml.MappingNode) else "a list"

@@ -1,0 +1,74 @@
+"""RLJobs as users write them: one or more in a YAML or JSON text, among other objects."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
+
+from rljob_api import names
+from rljob_api.kubernetes_yaml import Document, documents
+from rljob_api.type_errors import path_of
+from rljob_api.validation import ValidationResult, Violation, validate
+
+
+class ManifestError(ValueError):
+    """A text without an RLJob that could be checked; one message for the user."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One RLJob, not checked yet beyond being one."""
+
+    name: str
+    namespace: str
+    """Empty: not given."""
+    spec: dict[str, Any]
+    ambiguous: tuple[Violation, ...] = ()
+    """What the text says twice."""
+
+    def validate(self, model_config: dict[str, Any] | None = None) -> ValidationResult:
+        """As `validation.validate`, and what the text says twice."""
+        result = validate(self.spec, self.name, model_config)
+        return replace(result, violations=(*self.ambiguous, *result.violations))
+
+
+def read(text: str) -> list[Manifest]:
+    """All RLJobs of a text. Other kinds in it are passed over. Raises ManifestError."""
+    try:
+        objects = [d for d in documents(text) if isinstance(d.value, dict)]
+    except yaml.YAMLError as error:
+        raise ManifestError(f"is not YAML: {error}") from error
+    found = [_manifest(d) for d in objects if d.value.get("kind") == names.KIND]
+    if not found:
+        kinds = ", ".join(sorted({str(d.value.get("kind")) for d in objects})) or "nothing"
+        raise ManifestError(f"holds no {names.KIND} (found: {kinds})")
+    return list(_with_namesakes(found))
+
+
+def _manifest(document: Document) -> Manifest:
+    given = document.value
+    if given.get("apiVersion") != names.API_VERSION:
+        raise ManifestError(f"apiVersion = {given.get('apiVersion')}: must be {names.API_VERSION}")
+    metadata, spec = given.get("metadata"), given.get("spec")
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
+        raise ManifestError("metadata.name is missing: a job needs a name")
+    if not isinstance(spec, dict):
+        raise ManifestError("spec is missing or not an object; see `kubectl explain rljob.spec`")
+    return Manifest(metadata["name"], str(metadata.get("namespace") or ""), spec, tuple(_ambiguous(document)))
+
+
+def _ambiguous(document: Document) -> Iterator[Violation]:
+    for found in document.duplicates:
+        first, second = found.lines
+        rule = f"stands twice, in lines {first} and {second}"
+        yield Violation(path_of(found.location), " and ".join(found.values), rule, "keep one of them")
+
+
+def _with_namesakes(manifests: list[Manifest]) -> Iterator[Manifest]:
+    """`kubectl apply` would make one job of two with the same name."""
+    seen = set()
+    for m in manifests:
+        told = Violation("metadata.name", m.name, "another job of the file has this name", "rename one of them")
+        yield replace(m, ambiguous=(*m.ambiguous, told)) if (m.namespace, m.name) in seen else m
+        seen.add((m.namespace, m.name))

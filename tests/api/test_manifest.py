@@ -1,0 +1,70 @@
+"""RLJobs in a text: what it says twice is told with the other broken rules."""
+
+import pytest
+import yaml
+
+from api.specs import raw_spec
+from rljob_api import names
+from rljob_api.kubernetes_yaml import documents
+from rljob_api.manifest import ManifestError, read
+
+
+def job(name: str = "demo", **metadata: str) -> str:
+    head = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": name} | metadata}
+    return yaml.safe_dump(head | {"spec": raw_spec()}, sort_keys=False)
+
+
+def test_a_key_that_stands_twice_is_a_broken_rule_with_both_lines() -> None:
+    text = "apiVersion: rljob.dev/v1alpha1\nkind: RLJob\nmetadata: {name: a}\nspec:\n  image: i\n  train: {steps: 1}\n  image: j\n  train: []\n"
+    (found,) = read(text)
+    assert [str(v) for v in found.ambiguous] == [
+        "spec.image = i and j: stands twice, in lines 5 and 7; keep one of them",
+        "spec.train = an object and a list: stands twice, in lines 6 and 8; keep one of them",
+    ]
+    assert [v.field for v in found.validate().violations][:2] == ["spec.image", "spec.train"]
+
+
+def test_a_key_that_stands_twice_inside_of_a_list_has_its_path() -> None:
+    (found,) = documents("a:\n- b: {c: 1}\n- {b: 1, b: {d: 1, d: 2}}")
+    assert [d.location for d in found.duplicates] == [("a", 1, "b"), ("a", 1, "b", "d")]
+
+
+def test_merged_and_repeated_parts_of_yaml_are_no_duplicates() -> None:
+    (found,) = documents("a: &x {b: 1, c: 2}\nd: {<<: *x, b: 3}\ne: [*x, *x]")
+    assert (found.duplicates, found.value["d"]) == ([], {"b": 3, "c": 2})
+
+
+def test_two_jobs_of_one_name_are_refused_unless_their_namespaces_differ() -> None:
+    first, second = read(f"{job()}---\n{job()}")
+    assert (first.ambiguous, [v.field for v in second.ambiguous]) == ((), ["metadata.name"])
+    assert [m.ambiguous for m in read(f"{job()}---\n{job('other')}---\n{job(namespace='b')}")] == [(), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-6", 1e-6), ("1.5E+3", 1500.0), (".5", 0.5), ("2.", 2.0), ("-3", -3), ("+1e2", 100.0),
+        ("1.2.3", "1.2.3"), ("e5", "e5"), ("-", [None]), ("2026-11-22", "2026-11-22"), ("'1e-6'", "1e-6"), ("12Gi", "12Gi"),
+        (".inf", float("inf")), ("true", True), ("null", None), ("{1: a, on: b}", {"1": "a", "on": "b"}),
+    ],
+)  # fmt: skip
+def test_values_are_those_that_kubectl_reads(text: str, value: object) -> None:
+    (found,) = documents(f"a: {text}" if text != "-" else "a:\n-")
+    assert found.value == {"a": value}
+
+
+def test_json_is_yaml() -> None:
+    (found,) = documents('{"a": [1, {"b": null}], "c": "1e-6"}')
+    assert found.value == {"a": [1, {"b": None}], "c": "1e-6"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [", "is not YAML: "), ("{[1]: 2}", "a key must be a text"), ("a: &x [*x]", "leads into itself"),
+        ("kind: Pod", r"holds no RLJob \(found: Pod\)"), ("", "found: nothing"),
+    ],
+)  # fmt: skip
+def test_a_text_without_a_job_says_why(text: str, said: str) -> None:
+    with pytest.raises(ManifestError, match=said):
+        read(text)
