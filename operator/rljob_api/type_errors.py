@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -48,6 +49,8 @@ def first_problem(error: ValidationError) -> str:
 
 def as_written(value: object) -> str:
     """As it would stand in YAML, on one line, shortened."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else f"{'-' if value < 0 else ''}.inf"
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 

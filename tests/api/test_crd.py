@@ -31,11 +31,15 @@ def test_a_null_is_a_field_that_is_not_written_as_for_the_api_server() -> None:
     assert (missing.field, missing.rule) == ("spec.image", "is required")
 
 
-def test_types_are_those_of_the_api_server_but_for_numbers_as_python_reads_them() -> None:
+def test_types_are_those_of_the_api_server() -> None:
     given = raw_spec(
         suspend="yes", trainer={"device": "cpu", "nodes": "2"}, train={"optimizer": {"learningRate": "1e-6"}}
     )
-    assert sorted(v.field for v in validate(given, "demo").violations) == ["spec.suspend", "spec.trainer.nodes"]
+    assert sorted(v.field for v in validate(given, "demo").violations) == [
+        "spec.suspend",
+        "spec.train.optimizer.learningRate",
+        "spec.trainer.nodes",
+    ]
 
 
 def test_it_fits_the_annotation_of_a_client_side_apply() -> None:

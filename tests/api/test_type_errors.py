@@ -30,6 +30,22 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
         {"algorithm": {"gamma": "high"}},
         'spec.algorithm.gamma = "high": must be a number; write a number, for example 0.5 or 1.0e-6',
     ),
+    (
+        {"train": {"optimizer": {"learningRate": "1e-6"}}},
+        'spec.train.optimizer.learningRate = "1e-6": must be a number; write 1e-6',
+    ),
+    (
+        {"train": {"optimizer": {"learningRate": float("inf")}}},
+        "spec.train.optimizer.learningRate = .inf: must be a finite number; write one, for example 0.5 or 1.0e-6",
+    ),
+    (
+        {"trainer": {"transformerConfig": {"qk_clip_alpha": float("nan")}}},
+        "spec.trainer.transformerConfig.qk_clip_alpha = .nan: must be a finite number; write one, for example 0.5 or 1.0e-6",
+    ),
+    (
+        {"env": [{"name": "A", "valueFrom": {"a": [1, float("-inf")]}}]},
+        "spec.env[0].valueFrom.a[1] = -.inf: must be a finite number; write one, for example 0.5 or 1.0e-6",
+    ),
     ({"algorithm": {"gamma": 2}}, "spec.algorithm.gamma = 2: must be at most 1; set 1 or less"),
     ({"algorithm": {"clip": {"low": 0}}}, "spec.algorithm.clip.low = 0: must be above 0; set more than 0"),
     ({"suspend": "yes"}, 'spec.suspend = "yes": must be true or false; write true'),

@@ -9,8 +9,8 @@ from rljob_api.base import Model
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\s]*$", max_length=1024)]
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Number = Annotated[float, Field(strict=False)]
-"""Python's YAML takes 1e-6, without a point, for a text; kubectl's does not."""
+Number = Annotated[float, Field(allow_inf_nan=False)]
+"""JSON has no others, and the API server takes none."""
 PositiveFloat = Annotated[Number, Field(gt=0)]
 NonNegativeFloat = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]

@@ -14,7 +14,7 @@ from rljob_api.validation import algorithm, layout, passthrough, pod_fields, pod
 from rljob_api.validation.model import model_violations
 from rljob_api.validation.object_rules import OBJECT_RULES
 from rljob_api.validation.result import ValidationResult, Violation
-from rljob_api.validation.schema_errors import schema_violations
+from rljob_api.validation.schema_errors import schema_violations, verbatim_violations
 
 JOB_NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 """Names of children begin with the job's."""
@@ -36,6 +36,7 @@ def validate(spec: dict[str, Any], name: str, model_config: dict[str, Any] | Non
     """A raw `spec` object of a job called `name` against all rules; with a Hugging Face `model_config` also against the model's. Of a spec that
     cannot be parsed, the rules that do not depend on what is wrong with its schema."""
     parsed, schema = _parse(spec)
+    schema += verbatim_violations(spec, {v.field for v in schema})
     checks: list[Check] = [*CHECKS, lambda spec: model_violations(spec, model_config or {})]
     broken = (violation for check in checks for violation in _decided(check, parsed))
     return ValidationResult(None if schema else parsed, (*name_violations(name), *schema, *broken))
