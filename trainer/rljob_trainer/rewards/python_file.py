@@ -1,68 +1,55 @@
 """Runs a user's reward function in worker processes, over pipes, so that it cannot corrupt, block or end the driver."""
 
 import asyncio
-import json
-import os
-import pickle
-import signal
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rljob_api import names
 from rljob_api.spec.model import PythonReward
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.processes import kill_group
 from rljob_trainer.rewards.arguments import INTERFACES, READ_FROM_FILES, arguments
-from rljob_trainer.rewards.request import Kind, Reward, RewardFailed, RewardRequest
+from rljob_trainer.rewards.request import Reward, RewardFailed, RewardRequest
+from rljob_trainer.rewards.worker_process import WorkerLost, WorkerProcess
 
-START_SECONDS = 60.0
-LINE_LIMIT = 2**20
-
-
-class WorkerLost(Exception):
-    """The process ended, or did not answer in time."""
-
-    def __init__(self, reason: str, kind: Kind = "raised"):
-        super().__init__(reason)
-        self.kind: Kind = kind
+AT_ONCE = 64
+"""Concurrent calls of an async function, over all processes."""
 
 
 class PythonFile:
     """A file that `field` of the spec means by `target`, in `workers` processes that share the calls.
 
-    A call that takes longer than `seconds` ends its process; the next call starts another.
+    A call that takes longer than `seconds` ends its process, unless the function is async; the next call starts another.
     """
 
     def __init__(self, field: str, target: str, spec: PythonReward, seconds: float, workers: int):
-        self._field, self._target, self._spec, self._seconds = field, target, spec, seconds
+        self._field, self._target, self._spec = field, target, spec
         self._known = INTERFACES[spec.interface]
-        self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
-        self._workers = [_Worker(spec) for _ in range(workers)]
+        self._workers = [_Worker(spec, seconds) for _ in range(workers)]
+        self._free: asyncio.Queue[_Worker] = asyncio.Queue()
+        """Each process as often as it can take a call."""
 
     async def start(self) -> None:
         """Raises ConfigurationError when the file is missing, cannot be imported, or lacks a function that can be called."""
         self._require_file()
-        started = await asyncio.gather(*(worker.start() for worker in self._workers), return_exceptions=True)
-        for error in filter(None, started):
-            raise ConfigurationError(
-                self._field, self._target, f"cannot be loaded: {error}", self._fix(error)
-            ) from error
-        for worker in self._workers:
-            self._idle.put_nowait(worker)
+        started = await asyncio.gather(*(worker.running() for worker in self._workers), return_exceptions=True)
+        for found in started:
+            if isinstance(found, BaseException):
+                rule = f"cannot be loaded: {found}"
+                raise ConfigurationError(self._field, self._target, rule, self._fix(found)) from found
+        concurrent = isinstance(started[0], WorkerProcess) and started[0].concurrent
+        for _ in range(max(1, AT_ONCE // len(self._workers)) if concurrent else 1):
+            for worker in self._workers:
+                self._free.put_nowait(worker)
 
     async def score(self, request: RewardRequest) -> Reward:
         """Raises RewardFailed."""
         values = await self._values(request)
-        worker = await self._idle.get()
+        worker = await self._free.get()
         try:
-            reply = await worker.call(values, self._seconds)
+            reply = await worker.call(values)
         except WorkerLost as error:
             raise RewardFailed(error.kind, self._field, self._target, str(error)) from error
         finally:
-            self._idle.put_nowait(worker)
+            self._free.put_nowait(worker)
         if "error" in reply:
             raise RewardFailed(reply["kind"], self._field, self._target, reply["error"])
         return Reward(reply["score"], reply["metrics"])
@@ -89,65 +76,47 @@ class PythonFile:
 
 
 class _Worker:
-    """One process. Not for concurrent use."""
+    """One process after another."""
 
-    def __init__(self, spec: PythonReward):
-        self._spec = spec
-        self._process: Process | None = None
-        self.takes: Sequence[str] = ()
-        """Names of what the function is called with, once it was started."""
+    def __init__(self, spec: PythonReward, seconds: float):
+        self._start = (spec.path, spec.function_name, list(INTERFACES[spec.interface]), seconds)
+        self._process: WorkerProcess | None = None
+        self._changing = asyncio.Lock()
+        self.takes: list[str] = []
+        """Names of what the function is called with, once a process has run."""
 
-    async def start(self) -> None:
-        """Raises WorkerLost with what the file's import said."""
-        module = "rljob_trainer.rewards.worker"
-        known = ",".join(INTERFACES[self._spec.interface])
-        command = (sys.executable, "-m", module, self._spec.path, self._spec.function_name, known)
-        self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, env=_environment(), limit=LINE_LIMIT, start_new_session=True
-        )
-        reply = await self._answer(START_SECONDS)
-        if "error" in reply:
-            await self.stop()
-            raise WorkerLost(reply["error"])
-        self.takes = reply["takes"]
+    async def running(self) -> WorkerProcess:
+        """The process, a new one where there is none. Raises WorkerLost."""
+        async with self._changing:
+            if self._process is None or self._process.ended:
+                await self._stopped()
+                self._process = await WorkerProcess.start(*self._start)
+                self.takes = list(self._process.takes)
+            return self._process
 
-    async def call(self, values: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The process's answer. Raises WorkerLost, after which the next call starts a new process."""
-        if self._process is None:
-            await self.start()
-        assert self._process is not None and self._process.stdin is not None
+    async def call(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The function's answer. Raises WorkerLost, after which the next call gets a new process."""
+        process = await self.running()
         try:
-            self._process.stdin.write(pickle.dumps(values))
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise await self._lost("its process is gone") from error
-        return await self._answer(seconds)
+            return await process.call(values)
+        except WorkerLost:
+            await self._end(process)
+            raise
+        except asyncio.CancelledError:
+            if not process.concurrent:
+                await self._end(process)  # the next call would wait for this one
+            raise
 
     async def stop(self) -> None:
-        """Also what the function has started: a program that it runs would keep running."""
+        async with self._changing:
+            await self._stopped()
+
+    async def _end(self, process: WorkerProcess) -> None:
+        async with self._changing:
+            if self._process is process:
+                await self._stopped()
+
+    async def _stopped(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        kill_group(process.pid, signal.SIGKILL)
-        await process.wait()
-
-    async def _answer(self, seconds: float) -> dict[str, Any]:
-        assert self._process is not None and self._process.stdout is not None
-        try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), seconds)
-        except TimeoutError as error:
-            raise await self._lost(f"took longer than {seconds:g} s", "timeout") from error
-        except asyncio.CancelledError:
-            await self.stop()  # its answer would be taken for the next call's
-            raise
-        if not line:
-            raise await self._lost("its process ended during the call")
-        return json.loads(line)
-
-    async def _lost(self, reason: str, kind: Kind = "raised") -> WorkerLost:
-        await self.stop()
-        return WorkerLost(reason, kind)
-
-
-def _environment() -> dict[str, str]:
-    """Our own, without the token of the rollout servers."""
-    return {k: v for k, v in os.environ.items() if k != names.ENV_ROLLOUT_TOKEN}
+        if process is not None:
+            await process.stop()

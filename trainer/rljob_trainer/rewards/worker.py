@@ -1,15 +1,19 @@
-"""The process that runs a user's reward function: `python -m rljob_trainer.rewards.worker FILE FUNCTION VALUES`.
+"""The process that runs a user's reward function: `python -m rljob_trainer.rewards.worker FILE FUNCTION VALUES SECONDS`.
 
-First it says {"takes": names} or {"error": text}: of VALUES, names with commas between them, those that the function's signature asks for.
-Then it reads pickled dicts of these values, since a row may hold bytes and dates, and answers each with {"score": number,
-"metrics": {name: number}} or {"error": text, "kind": text}, whose kinds are those of rewards/request.py. Answers are lines of JSON, since the user's
-code may write them. The user's own prints go to stderr; what the function runs or forks reads none of the questions and keeps no hold of the answers.
+First it says {"takes": names, "concurrent": whether the function is async} or {"error": text}: of VALUES, names with commas between them, those that
+the function's signature asks for. Then it reads pickled pairs of a number and a dict of these values, since a row may hold bytes and dates, and
+answers each with {"number", "score": number, "metrics": {name: number}} or {"number", "error": text, "kind": text}, whose kinds are those of
+rewards/request.py. Answers are lines of JSON, since the user's code may write them. Calls of an async function run at the same time, each for at most
+SECONDS.
+The user's own prints go to stderr; what the function runs or forks reads none of the questions and keeps no hold of the answers.
 Imports nothing large, so that it starts at once.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import importlib.util
+import inspect
 import json
 import os
 import pickle
@@ -18,7 +22,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from rljob_trainer.rewards.returned import NotAReward, split
 from rljob_trainer.rewards.signature import taken
@@ -28,7 +32,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
-    path, name, known = sys.argv[1:]
+    path, name, known, seconds = sys.argv[1:]
     _die_with_parent()
     questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -40,10 +44,29 @@ def main() -> None:
     except BaseException as error:
         _say(answers, error=explain(error, path, name))
         return
-    _say(answers, takes=takes)
+    concurrent = inspect.iscoroutinefunction(function)
+    _say(answers, takes=takes, concurrent=concurrent)
     with contextlib.suppress(EOFError):
+        if concurrent:
+            asyncio.run(serve(function, questions, answers, path, name, float(seconds)))
         while True:
-            _say(answers, **answer(function, pickle.load(questions), path, name))
+            number, values = pickle.load(questions)
+            _say(answers, number=number, **answer(function, values, path, name))
+
+
+async def serve(
+    function: Function, questions: BinaryIO, answers: IO[str], path: str, name: str, seconds: float
+) -> None:
+    """An async function, whose calls do not wait for each other. Raises EOFError when there are no more questions."""
+
+    async def one(number: int, values: dict[str, Any]) -> None:
+        _say(answers, number=number, **await async_answer(function, values, path, name, seconds))
+
+    calls = set()
+    while True:
+        call = asyncio.create_task(one(*await asyncio.to_thread(pickle.load, questions)))
+        calls.add(call)
+        call.add_done_callback(calls.discard)
 
 
 def load(path: str, name: str) -> Function:
@@ -66,6 +89,25 @@ def answer(function: Function, values: dict[str, Any], path: str, name: str) -> 
         returned = function(**values)
     except BaseException as error:
         return {"error": explain(error, path, name), "kind": "raised"}
+    return _judged(returned, path, name)
+
+
+async def async_answer(
+    function: Function, values: dict[str, Any], path: str, name: str, seconds: float
+) -> dict[str, object]:
+    """As `answer`, within so many seconds."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            returned = await function(**values)
+    except BaseException as error:
+        if limit.expired():
+            return {"error": f"took longer than {seconds:g} s", "kind": "timeout"}
+        return {"error": explain(error, path, name), "kind": "raised"}
+    return _judged(returned, path, name)
+
+
+def _judged(returned: Any, path: str, name: str) -> dict[str, object]:
     try:
         score, metrics = split(returned)
     except NotAReward as error:

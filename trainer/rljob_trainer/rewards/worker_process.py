@@ -1,0 +1,116 @@
+"""The driver's end of a process that runs a user's reward function (rewards/worker.py)."""
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+from rljob_api import names
+from rljob_trainer.processes import kill_group
+from rljob_trainer.rewards.request import Kind
+
+START_SECONDS = 60.0
+GRACE_SECONDS = 2.0
+"""An async function's process ends its late calls itself, without the others. It is ended as a whole if it does not."""
+LINE_LIMIT = 2**20
+MODULE = "rljob_trainer.rewards.worker"
+
+
+class WorkerLost(Exception):
+    """The process ended, or did not answer in time."""
+
+    def __init__(self, reason: str, kind: Kind = "raised"):
+        super().__init__(reason)
+        self.kind: Kind = kind
+
+
+class WorkerProcess:
+    """One life of it, from `start` to `stop`."""
+
+    def __init__(self, process: Process, seconds: float):
+        self._process, self._seconds = process, seconds
+        self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._numbers = count()
+        self._reader: asyncio.Task[None] | None = None
+        self.takes: Sequence[str] = ()
+        """Names of what the function is called with."""
+        self.concurrent = False
+        """It may be asked again before it has answered: the function is async."""
+
+    @staticmethod
+    async def start(path: str, function: str, known: Sequence[str], seconds: float) -> "WorkerProcess":
+        """`known`: names of the values that there are. `seconds` limits one call. Raises WorkerLost with what the file's import said."""
+        command = (sys.executable, "-m", MODULE, path, function, ",".join(known), str(seconds))
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, env=_environment(), limit=LINE_LIMIT, start_new_session=True
+        )
+        worker = WorkerProcess(process, seconds)
+        try:
+            await worker._greet()
+        except BaseException:
+            await worker.stop()
+            raise
+        return worker
+
+    @property
+    def ended(self) -> bool:
+        """No call will be answered any more."""
+        return self._reader is None or self._reader.done()
+
+    async def call(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The function's answer. Raises WorkerLost, after which it has to be stopped."""
+        assert self._process.stdin is not None
+        number = next(self._numbers)
+        answer = self._calls[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._process.stdin.write(pickle.dumps((number, values)))
+            return await asyncio.wait_for(answer, self._seconds + (GRACE_SECONDS if self.concurrent else 0.0))
+        except TimeoutError as error:
+            raise WorkerLost(f"took longer than {self._seconds:g} s", "timeout") from error
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise WorkerLost("its process is gone") from error
+        finally:
+            self._calls.pop(number, None)
+
+    async def stop(self) -> None:
+        """Also what the function has started: a program that it runs would keep running. Calls under way raise WorkerLost."""
+        kill_group(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        if self._reader:
+            await asyncio.wait([self._reader])
+
+    async def _greet(self) -> None:
+        assert self._process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), START_SECONDS)
+        except TimeoutError as error:
+            raise WorkerLost(f"took longer than {START_SECONDS:g} s to be imported", "timeout") from error
+        hello: dict[str, Any] = json.loads(line) if line else {"error": "its process ended while it was imported"}
+        if "error" in hello:
+            raise WorkerLost(hello["error"])
+        self.takes, self.concurrent = hello["takes"], hello["concurrent"]
+        self._reader = asyncio.create_task(self._read(self._process.stdout))
+
+    async def _read(self, answers: asyncio.StreamReader) -> None:
+        """Hand out answers until the process ends. Nobody waits any more for one that comes late."""
+        try:
+            while line := await answers.readline():
+                reply = json.loads(line)
+                call = self._calls.get(reply.pop("number"))
+                if call and not call.done():
+                    call.set_result(reply)
+        finally:
+            for call in self._calls.values():
+                if not call.done():
+                    call.set_exception(WorkerLost("its process ended during the call"))
+
+
+def _environment() -> dict[str, str]:
+    """Our own, without the token of the rollout servers."""
+    return {k: v for k, v in os.environ.items() if k != names.ENV_ROLLOUT_TOKEN}
