@@ -127,6 +127,10 @@ def _fixed(rule: str, fix: str = "") -> Say:
 
 
 PATTERNS = {
+    r"^[^\s]+$": (
+        "must be a reference to an image, without blanks",
+        "write one, for example registry/rljob-trainer:1.0",
+    ),
     r"^/[^\s]*$": ("must be an absolute path without blanks", "begin it with /"),
     r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$": (
         "must be a DNS label",

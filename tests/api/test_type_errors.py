@@ -50,7 +50,14 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"algorithm": {"clip": {"low": 0}}}, "spec.algorithm.clip.low = 0: must be above 0; set more than 0"),
     ({"suspend": "yes"}, 'spec.suspend = "yes": must be true or false; write true'),
     ({"image": 3}, 'spec.image = 3: must be a text; write "3", in quotes'),
-    ({"image": ""}, 'spec.image = "": has 0 characters; at least 1 are needed; write them'),
+    (
+        {"image": " rljob:1"},
+        'spec.image = " rljob:1": must be a reference to an image, without blanks; write one, for example registry/rljob-trainer:1.0',
+    ),
+    (
+        {"trainer": {"template": {"image": ""}}},
+        'spec.trainer.template.image = "": must be a reference to an image, without blanks; write one, for example registry/rljob-trainer:1.0',
+    ),
     ({"image": "i" * 513}, f'spec.image = "{"i" * 76}...: has 513 characters; at most 512 are allowed; shorten it'),
     ({"data": {"train": "/a"}}, 'spec.data.train = "/a": must be a list; write ["/a"]'),
     ({"data": {"train": []}}, "spec.data.train = []: has 0 entries; at least 1 are needed; add them"),

@@ -15,6 +15,7 @@ PositiveFloat = Annotated[Number, Field(gt=0)]
 NonNegativeFloat = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$", max_length=32)]
+Image = Annotated[str, StringConstraints(pattern=r"^[^\s]+$", max_length=512)]
 Verbatim = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 """A Kubernetes, Megatron or vLLM object that passes through as it is."""
 
@@ -55,7 +56,7 @@ class Resources(Model):
 class Template(Model):
     """The small set of pod settings that a role may choose; everything else is the operator's."""
 
-    image: str | None = None
+    image: Image | None = None
     """Image of this role; the job's `image` when unset."""
     resources: Resources = Resources()
     """Requests and limits. GPUs are added by the operator from `resourceName` and the process counts."""

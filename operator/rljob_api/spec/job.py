@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints
 from rljob_api import names
 from rljob_api.base import Model
 from rljob_api.spec.algorithm import AlgorithmSpec, EvaluationSpec, TrainSpec
-from rljob_api.spec.common import AbsolutePath, EnvVar, NonNegativeInt, PositiveInt, Template, Verbatim, Volume
+from rljob_api.spec.common import AbsolutePath, EnvVar, Image, NonNegativeInt, PositiveInt, Template, Verbatim, Volume
 from rljob_api.spec.model import DataSpec, ModelSpec, RewardSpec
 from rljob_api.spec.roles import CriticSpec, ReferenceSpec, RolloutSpec, TrainerSpec
 from rljob_api.spec.supervised import DpoSpec, SftSpec
@@ -131,7 +131,7 @@ class RLJobSpec(Model):
     """Failures and time limits."""
     suspend: bool = False
     """Finish the step, save and delete the pods. `kubectl rljob resume` overrides it without editing the spec."""
-    image: Annotated[str, Field(min_length=1, max_length=512)]
+    image: Image
     """Image of trainer and rollout pods."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When to pull it."""
