@@ -2,23 +2,27 @@
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from kubectl_rljob.errors import UserError
 from rljob_api import manifest
 from rljob_api.manifest import Manifest, ManifestError
+from rljob_api.overrides import OverrideError
 
 
-def read(file: str) -> list[Manifest]:
-    """All RLJobs of a YAML or JSON file (`-`: standard input). Raises UserError."""
+def read(file: str, settings: Iterable[str] = ()) -> list[Manifest]:
+    """All RLJobs of a YAML or JSON file (`-`: standard input), with `settings` put in. Raises UserError."""
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text()
-        return manifest.read(text)
+        return manifest.read(text, settings)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
     except ManifestError as error:
         raise UserError(f"{file}: {error}") from error
+    except OverrideError as error:
+        raise UserError(str(error)) from error
 
 
 def model_config(directory: str) -> dict[str, Any]:

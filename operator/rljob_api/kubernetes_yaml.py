@@ -49,8 +49,7 @@ def documents(text: str) -> Iterator[Document]:
     """All of a stream, also of JSON. Raises yaml.YAMLError."""
     loader = Loader(text)
     try:
-        while loader.check_node():
-            node = loader.get_node()
+        while loader.check_node() and (node := loader.get_node()):
             found = list(_duplicates(node, (), {}))
             yield Document(loader.construct_document(node), found)
     finally:

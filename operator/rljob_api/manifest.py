@@ -1,6 +1,6 @@
 """RLJobs as users write them: one or more in a YAML or JSON text, among other objects."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import yaml
 
 from rljob_api import names
 from rljob_api.kubernetes_yaml import Document, documents
+from rljob_api.overrides import Override, applied
 from rljob_api.type_errors import path_of
 from rljob_api.validation import ValidationResult, Violation, validate
 
@@ -33,8 +34,10 @@ class Manifest:
         return replace(result, violations=(*self.ambiguous, *result.violations))
 
 
-def read(text: str) -> list[Manifest]:
-    """All RLJobs of a text. Other kinds in it are passed over. Raises ManifestError."""
+def read(text: str, settings: Iterable[str] = ()) -> list[Manifest]:
+    """All RLJobs of a text, each with the `settings` (`train.steps=500`) put into its spec. Other kinds in the text are passed over. Raises
+    ManifestError, and OverrideError for a setting that cannot be put."""
+    overrides = [Override.of(setting) for setting in settings]
     try:
         objects = [d for d in documents(text) if isinstance(d.value, dict)]
     except yaml.YAMLError as error:
@@ -43,7 +46,7 @@ def read(text: str) -> list[Manifest]:
     if not found:
         kinds = ", ".join(sorted({str(d.value.get("kind")) for d in objects})) or "nothing"
         raise ManifestError(f"holds no {names.KIND} (found: {kinds})")
-    return list(_with_namesakes(found))
+    return list(_with_namesakes([replace(m, spec=applied(m.spec, overrides)) for m in found]))
 
 
 def _manifest(document: Document) -> Manifest:

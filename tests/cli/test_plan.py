@@ -173,6 +173,20 @@ def test_a_manifest_that_is_no_spec_names_the_fields(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out == UNREADABLE
 
 
+def test_values_of_the_command_line_are_checked_as_those_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path, make_spec())
+    assert main(["plan", "-f", file, "--offline", "--set", "train.steps=7", "--set", "train.miniBatches=4"]) == 0
+    assert "7 steps, 28 optimizer steps" in capsys.readouterr().out
+    assert main(["plan", "-f", file, "--offline", "--set", "train.lr=1e-6"]) == 1
+    assert capsys.readouterr().out.endswith(
+        "spec.train.lr = 1e-06\n    there is no such field\n    fix: it is called spec.train.optimizer.learningRate here\n"
+    )
+    assert main(["plan", "-f", file, "--set", "image.tag=1"]) == 1
+    assert capsys.readouterr().err.startswith("error: --set image.tag=1: spec.image = ")
+
+
 def test_every_job_of_a_file_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path, make_spec(), broken())
     assert main(["plan", "-f", file, "-o", "json"]) == 1

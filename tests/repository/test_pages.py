@@ -16,6 +16,7 @@ from rljob_api import reasons
 from rljob_api.metrics import METRICS
 from rljob_api.status import ConditionType, State
 from rljob_api.validation import validate
+from rljob_api.validation.fields import paths
 
 CODE = "".join(path.read_text() for file in TRACKED if file.endswith(".py") and (path := ROOT / file).is_file())
 PROGRAM = r"(?:python -m ((?:benchmarks|rljob_trainer|kubectl_rljob)[\w.]*)|([\w/]*\w\.py)(?= --))([^`\n]*)"
@@ -73,9 +74,11 @@ def test_targets_of_make_exist(page: Path) -> None:
 
 
 @every_written_page
-def test_values_of_the_chart_exist(page: Path) -> None:
+def test_values_of_the_chart_and_of_jobs_exist(page: Path) -> None:
+    """`--set` is a flag of Helm, of `kubectl rljob plan` and of the local run."""
     text = page.read_text()
-    named = re.findall(r"--set '?([\w.]+)=", text) + re.findall(r"chart value `([\w.]+)`", text)
+    fields = {field.replace("[0]", "") for field in re.findall(r"--set '?([\w.\[\]]+)=", text)} - set(paths())
+    named = [*fields, *re.findall(r"chart value `([\w.]+)`", text)]
     if page.name == "operations.md":
         named += [t.split("=")[0] for t in ticked(page) if t.split(".")[0].split("=")[0] in VALUES]
     for value in named:

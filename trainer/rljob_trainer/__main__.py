@@ -47,6 +47,13 @@ def parser() -> argparse.ArgumentParser:
         "--mount", action="append", default=[], metavar="/PATH=DIR", help="where a path of the spec is here"
     )
     run.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="put a YAML value into the spec, for example train.steps=500",
+    )
+    run.add_argument(
         "--work", type=Path, metavar="DIR", help="for files that only the run itself needs (a new temporary one)"
     )
     add_sets(_command(commands, "data", convert_data, "write a well-known data set in the columns that an RLJob reads"))
@@ -90,7 +97,7 @@ def rollout_pod(options: argparse.Namespace) -> int:
 def run_here(options: argparse.Namespace) -> int:
     from rljob_trainer.local.run import run
 
-    return run(options.manifest, options.mount, options.work)
+    return run(options.manifest, options.mount, options.work, settings=options.set)
 
 
 def convert_data(options: argparse.Namespace) -> int:

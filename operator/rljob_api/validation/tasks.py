@@ -1,7 +1,7 @@
 """Which task reads which field. What a task does not read is refused unless it has its default: it was meant, and would have no effect."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -104,4 +104,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-RULES = (*(partial(unread_violations, path) for path in READERS), dpo_violations)
+RULES: tuple[Callable[[RLJobSpec], Iterator[Violation]], ...] = (
+    *(partial(unread_violations, path) for path in READERS),
+    dpo_violations,
+)

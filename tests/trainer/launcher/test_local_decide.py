@@ -131,6 +131,22 @@ def test_a_file_that_is_none_of_ours_is_told_in_one_message(
         load(tmp_path / "m.yaml", [f"/data={tmp_path}"])
 
 
+def test_values_of_the_command_line_replace_those_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(yaml.safe_dump(HEAD | {"spec": raw_spec()}))
+    assert load(tmp_path / "m.yaml", [], ["train.steps=3"]).spec.train.steps == 3
+    with pytest.raises(ManifestError, match=r"^spec.train.stepps = 3: there is no such field; did you mean steps\?$"):
+        load(tmp_path / "m.yaml", [], ["train.stepps=3"])
+    with pytest.raises(ManifestError, match="^--set 3: is no path and value"):
+        load(tmp_path / "m.yaml", [], ["3"])
+
+
+def test_a_file_of_two_jobs_is_not_run(tmp_path: Path) -> None:
+    jobs = [HEAD | {"metadata": {"name": name}, "spec": raw_spec()} for name in ("a", "b")]
+    (tmp_path / "m.yaml").write_text(yaml.safe_dump_all(jobs))
+    with pytest.raises(ManifestError, match=r"m.yaml: holds 2 jobs \(a, b\): keep one in a file"):
+        load(tmp_path / "m.yaml", [])
+
+
 def test_every_section_of_the_spec_that_names_paths_is_mounted() -> None:
     schema = RLJobSpec.model_json_schema()
     sections = {name for name, part in schema["properties"].items() if names_a_path(part, schema["$defs"])}

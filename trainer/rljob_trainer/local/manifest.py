@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.manifest import ManifestError, read
+from rljob_api.overrides import OverrideError
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.machine import VISIBLE
 
@@ -23,12 +24,15 @@ class Job:
     spec: RLJobSpec
 
 
-def load(file: Path, mounts: list[str]) -> Job:
-    """`mounts`: `/path=directory`. The object itself is held to all rules, then its paths are those of this machine. Raises ManifestError."""
+def load(file: Path, mounts: list[str], settings: Sequence[str] = ()) -> Job:
+    """`mounts`: `/path=directory`; `settings`: `train.steps=500`. The object with these settings is held to all rules, then its paths are those of
+    this machine. Raises ManifestError."""
     try:
-        jobs = read(file.read_text())
+        jobs = read(file.read_text(), settings)
     except (OSError, UnicodeDecodeError, ManifestError) as error:
         raise ManifestError(f"{file}: {error}") from error
+    except OverrideError as error:
+        raise ManifestError(str(error)) from error
     if len(jobs) > 1:
         raise ManifestError(f"{file}: holds {len(jobs)} jobs ({', '.join(j.name for j in jobs)}): keep one in a file")
     (job,) = jobs

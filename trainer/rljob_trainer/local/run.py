@@ -5,6 +5,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from rljob_api import names
@@ -22,10 +23,17 @@ from rljob_trainer.machine import free_port, gpus, loopback
 POLL_SECONDS = 0.2
 
 
-def run(manifest: Path, mounts: list[str], work: Path | None, rank: str = RANK, driver: str = DRIVER) -> int:
-    """The exit code: 0 succeeded, 1 failed, with the cause in one message, 130 interrupted, after a drain."""
+def run(
+    manifest: Path,
+    mounts: list[str],
+    work: Path | None,
+    rank: str = RANK,
+    driver: str = DRIVER,
+    settings: Sequence[str] = (),
+) -> int:
+    """With `settings` put into the spec. The exit code: 0 succeeded, 1 failed, with the cause in one message, 130 interrupted, after a drain."""
     try:
-        job = load(manifest, mounts)
+        job = load(manifest, mounts, settings)
         work = work or Path(tempfile.mkdtemp(prefix=f"rljob-{job.name}-"))
         here = Here(job, work.resolve())
     except ManifestError as error:

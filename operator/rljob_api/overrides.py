@@ -1,0 +1,80 @@
+"""Values from a command line in place of those of a file: `--set train.steps=500`, as Helm reads it."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import yaml
+
+from rljob_api.kubernetes_yaml import value_of
+from rljob_api.type_errors import as_written, path_of
+
+KEY = re.compile(r"((?:\\.|[^.\[\]\\])+)((?:\[[0-9]+\])*)(?:\.(?=.)|$)")
+"""One name of a path, with the indices behind it. `\\.` is a dot of a name, as in those of labels."""
+FIX = "write PATH=VALUE, for example train.steps=500 or rewards[0].rule=math"
+
+
+class OverrideError(ValueError):
+    """One message for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One value. None: the field is as if it were not written."""
+
+    text: str
+    """As the user wrote it."""
+    location: tuple[str | int, ...]
+    """Below the spec."""
+    value: Any
+
+    @staticmethod
+    def of(text: str) -> "Override":
+        """`PATH=VALUE`, where the value is YAML and the path may begin with `spec.`, as in messages. Raises OverrideError."""
+        path, equals, value = text.partition("=")
+        location = _location(path.strip().removeprefix("spec."))
+        if not equals or not location:
+            raise OverrideError(f"--set {text}: is no path and value; {FIX}")
+        try:
+            return Override(text, location, value_of(value))
+        except yaml.YAMLError as error:
+            raise OverrideError(f"--set {text}: the value is not YAML: {error}") from error
+
+    def applied(self, given: Any, depth: int = 0) -> Any:
+        """A copy of what is at the first `depth` keys of the path, the whole spec at 0, with the value in it. Raises OverrideError."""
+        if depth == len(self.location):
+            return self.value
+        key = self.location[depth]
+        if isinstance(key, str):
+            fields = self._as(dict[str, Any](), "an object", given, depth)
+            return fields | {key: self.applied(fields.get(key), depth + 1)}
+        items = self._as(list[Any](), "a list", given, depth)
+        if key > len(items):
+            raise self._refused(depth, given, f"has {len(items)} entries; the next one is [{len(items)}]")
+        return [*items[:key], self.applied(items[key] if key < len(items) else None, depth + 1), *items[key + 1 :]]
+
+    def _as[T](self, empty: T, kind: str, given: Any, depth: int) -> T:
+        if given is None:
+            return empty
+        if isinstance(given, type(empty)):
+            return given
+        raise self._refused(depth, given, f"is not {kind}; write the whole value of it")
+
+    def _refused(self, depth: int, given: Any, why: str) -> OverrideError:
+        where = path_of(("spec", *self.location[:depth]))
+        return OverrideError(f"--set {self.text}: {where} = {as_written(given)}: {why}")
+
+
+def applied(spec: dict[str, Any], overrides: Iterable[Override]) -> dict[str, Any]:
+    """A copy with all of them, in their order. Raises OverrideError."""
+    return reduce(lambda found, override: override.applied(found), overrides, spec)
+
+
+def _location(path: str) -> tuple[str | int, ...]:
+    """Empty: it is no path."""
+    parts = list(KEY.finditer(path))
+    if "".join(part[0] for part in parts) != path:
+        return ()
+    return tuple(key for part in parts for key in (part[1].replace("\\.", "."), *map(int, re.findall(r"\d+", part[2]))))
