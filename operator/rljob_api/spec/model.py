@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from rljob_api.base import Model
-from rljob_api.spec.common import AbsolutePath, NonNegativeInt, Number, PositiveFloat, PositiveInt
+from rljob_api.spec.common import AbsolutePath, NonNegativeInt, Number, PositiveFloat, PositiveInt, Verbatim
 
 
 class ModelSpec(Model):
@@ -86,6 +86,8 @@ class PythonReward(Model):
     as it is. Either returns a number, or a dict whose `score` is the reward and whose other numbers become metrics."""
     function: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)] | None = None
     """Name of the function. Unset: `reward`, or `compute_score` with `interface: verl`."""
+    arguments: Verbatim = {}
+    """Further arguments of the function, by name, the same in every call."""
 
     @property
     def function_name(self) -> str:

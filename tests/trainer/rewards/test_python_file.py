@@ -15,7 +15,7 @@ ROW = {"prompt": "1+1=", "image": b"\x00\xff", "day": date(2026, 1, 2), "extra_i
 CASE = RewardRequest("1+1=", "2", "2", "sum", (5, 6, 7, 1), prompt_length=2, truncated=True, row=lambda: ROW)
 
 
-async def ask(tmp_path: Path, code: str, case: RewardRequest = CASE, **fields: str) -> Reward:
+async def ask(tmp_path: Path, code: str, case: RewardRequest = CASE, **fields: object) -> Reward:
     file = tmp_path / "reward.py"
     file.write_text(code)
     manager = RewardManager([RewardSpec(python=PythonReward(path=str(file), **fields))])
@@ -140,6 +140,25 @@ async def test_a_file_that_was_written_for_verl_runs_as_it_is(tmp_path):
 async def test_a_function_of_another_name_and_with_fewer_parameters_is_called_as_verls_too(tmp_path):
     code = "def mine(solution_str, ground_truth, **rest): return len(solution_str) + len(rest)\n"
     assert (await ask(tmp_path, code, of_verl("x"), interface="verl", function="mine")).score == 4.0
+
+
+async def test_arguments_of_the_spec_go_with_every_call(tmp_path):
+    code = "def reward(response, *, scale, names, unused=1): return scale * float(response) + len(names)\n"
+    arguments = {"scale": 0.5, "names": ["a", {"b": 1}]}
+    assert (await ask(tmp_path, code, arguments=arguments)).score == 3.0
+    code = "def compute_score(solution_str, scale=1, **rest): return scale * len(rest)\n"
+    assert (await ask(tmp_path, code, of_verl("x"), arguments={"scale": 2, "more": 0}, interface="verl")).score == 8.0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("scael", "reward() in {} takes no argument of"), ("answer", "every call has a value of its own")],
+)
+async def test_an_argument_that_the_function_does_not_take_is_refused_at_the_start(tmp_path, name, said):
+    with pytest.raises(ConfigurationError) as caught:
+        await ask(tmp_path, "def reward(response, answer, scale=1): return 1\n", arguments={name: 2})
+    expected = f"spec.rewards[0].python.arguments.{name} = 2: {said.format(tmp_path / 'reward.py')}"
+    assert str(caught.value).startswith(expected)
 
 
 async def test_a_function_for_verl_without_its_interface_is_told_of_it(tmp_path):

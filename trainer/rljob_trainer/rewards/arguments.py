@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from rljob_api.spec.model import PythonReward
+from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.request import RewardRequest
 
 Value = Callable[[RewardRequest], Any]
@@ -32,6 +34,28 @@ INTERFACES: Mapping[Literal["rljob", "verl"], Mapping[str, Value]] = {
 }
 """verl: what its reward managers give a custom function (verl/workers/reward_manager/naive.py)."""
 READ_FROM_FILES = {"extra_info", "ground_truth", "row"}
+
+
+def known_values(spec: PythonReward) -> dict[str, Value]:
+    """Those of the interface, and the spec's own."""
+    return {name: _constant(value) for name, value in spec.arguments.items()} | dict(INTERFACES[spec.interface])
+
+
+def require_arguments(field: str, spec: PythonReward, takes: Sequence[str]) -> None:
+    """Raises ConfigurationError for an argument at `field` of the spec that the function does not take, or that would hide a value of the call."""
+    for name, value in spec.arguments.items():
+        if name in INTERFACES[spec.interface]:
+            rule, fix = "every call has a value of its own of that name", "choose another name"
+        elif name not in takes:
+            rule = f"{spec.function_name}() in {spec.path} takes no argument of that name"
+            fix = "remove it, or add the parameter to the function"
+        else:
+            continue
+        raise ConfigurationError(f"{field}.{name}", str(value)[:200], rule, fix)
+
+
+def _constant(value: Any) -> Value:
+    return lambda request: value
 
 
 def arguments(request: RewardRequest, known: Mapping[str, Value], names: Sequence[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rljob_api.spec.model import PythonReward
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.rewards.arguments import INTERFACES, READ_FROM_FILES, arguments
+from rljob_trainer.rewards.arguments import READ_FROM_FILES, arguments, known_values, require_arguments
 from rljob_trainer.rewards.request import Reward, RewardFailed, RewardRequest
 from rljob_trainer.rewards.worker_process import WorkerLost, WorkerProcess
 
@@ -22,7 +22,7 @@ class PythonFile:
 
     def __init__(self, field: str, target: str, spec: PythonReward, seconds: float, workers: int):
         self._field, self._target, self._spec = field, target, spec
-        self._known = INTERFACES[spec.interface]
+        self._known = known_values(spec)
         self._workers = [_Worker(spec, seconds) for _ in range(workers)]
         self._free: asyncio.Queue[_Worker] = asyncio.Queue()
         """Each process as often as it can take a call."""
@@ -35,6 +35,7 @@ class PythonFile:
             if isinstance(found, BaseException):
                 rule = f"cannot be loaded: {found}"
                 raise ConfigurationError(self._field, self._target, rule, self._fix(found)) from found
+        require_arguments(f"{self._field.removesuffix('.path')}.arguments", self._spec, self._workers[0].takes)
         concurrent = isinstance(started[0], WorkerProcess) and started[0].concurrent
         for _ in range(max(1, AT_ONCE // len(self._workers)) if concurrent else 1):
             for worker in self._workers:
@@ -79,7 +80,7 @@ class _Worker:
     """One process after another."""
 
     def __init__(self, spec: PythonReward, seconds: float):
-        self._start = (spec.path, spec.function_name, list(INTERFACES[spec.interface]), seconds)
+        self._start = (spec.path, spec.function_name, list(known_values(spec)), seconds)
         self._process: WorkerProcess | None = None
         self._changing = asyncio.Lock()
         self.takes: list[str] = []

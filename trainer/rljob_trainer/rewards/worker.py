@@ -1,6 +1,6 @@
 """The process that runs a user's reward function: `python -m rljob_trainer.rewards.worker FILE FUNCTION VALUES SECONDS`.
 
-First it says {"takes": names, "concurrent": whether the function is async} or {"error": text}: of VALUES, names with commas between them, those that
+First it says {"takes": names, "concurrent": whether the function is async} or {"error": text}: of VALUES, a JSON list of names, those that
 the function's signature asks for. Then it reads pickled pairs of a number and a dict of these values, since a row may hold bytes and dates, and
 answers each with {"number", "score": number, "metrics": {name: number}} or {"number", "error": text, "kind": text}, whose kinds are those of
 rewards/request.py. Answers are lines of JSON, since the user's code may write them. Calls of an async function run at the same time, each for at most
@@ -40,7 +40,7 @@ def main() -> None:
     os.register_at_fork(after_in_child=answers.close)  # the driver would wait for the end of a child that outlives us
     try:
         function = load(path, name)
-        takes = taken(function, known.split(","))
+        takes = taken(function, json.loads(known))
     except BaseException as error:
         _say(answers, error=explain(error, path, name))
         return

@@ -46,7 +46,7 @@ class WorkerProcess:
     @staticmethod
     async def start(path: str, function: str, known: Sequence[str], seconds: float) -> "WorkerProcess":
         """`known`: names of the values that there are. `seconds` limits one call. Raises WorkerLost with what the file's import said."""
-        command = (sys.executable, "-m", MODULE, path, function, ",".join(known), str(seconds))
+        command = (sys.executable, "-m", MODULE, path, function, json.dumps(known), str(seconds))
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, env=_environment(), limit=LINE_LIMIT, start_new_session=True
         )

@@ -8,6 +8,7 @@ from kubectl_rljob.importer.table import Field, Note, Outcome, Said
 from kubectl_rljob.importer.values import items, place
 
 FUNCTION, MODEL = "reward.custom_reward_function", "reward.reward_model"
+KWARGS = ("reward.custom_reward_function.reward_kwargs", "custom_reward_function.reward_kwargs")
 BY_SOURCE = (
     "number for openai/gsm8k, math for all others; verl has rules of its own for code, geometry and search, gives -1 and 1 for"
     " math_dapo, and a little for the format of some"
@@ -19,15 +20,16 @@ SERVER = "serve it (vllm serve MODEL --runner pooling) and put the server's addr
 
 def rewards(settings: Settings) -> Iterator[Said]:
     found: list[dict[str, Any]] = []
+    keys: list[str] = []
     if f"{FUNCTION}.path" in settings:
-        path, name = place(settings[f"{FUNCTION}.path"], settings.options.root), settings[f"{FUNCTION}.name"]
-        named = {} if name == "compute_score" else {"function": name}
-        found.append({"python": {"path": path, "interface": "verl", **named}})
+        entry, keys = _function(settings)
+        found.append(entry)
     if settings[f"{MODEL}.enable"]:
         found.append({"vllm": {"url": "http://reward-model:8000"}})
+        keys.append(f"{MODEL}.enable")
         yield settings.changed(f"{MODEL}.enable", SERVER)
     if found:
-        yield settings.field("rewards", found, *(k for k in (f"{FUNCTION}.path", f"{MODEL}.enable") if k in settings))
+        yield settings.field("rewards", found, *keys)
         return
     yield Field(
         "rewards",
@@ -35,6 +37,26 @@ def rewards(settings: Settings) -> Iterator[Said]:
         "verl's rules, chosen by data_source",
     )
     yield Note(Outcome.CHANGED, "rewards by data_source", BY_SOURCE)
+
+
+def _function(settings: Settings) -> tuple[dict[str, Any], list[str]]:
+    """The entry of a function of the user's, and the keys that it comes from."""
+    name = f"{FUNCTION}.name"
+    python: dict[str, Any] = {
+        "path": place(settings[f"{FUNCTION}.path"], settings.options.root),
+        "interface": "verl",
+    }
+    if settings[name] != "compute_score":
+        python["function"] = settings[name]
+    given = {
+        f"{prefix}.{key}": (key, found.value)
+        for prefix in KWARGS
+        for key, found in settings.below(prefix).items()
+        if found.value is not None
+    }
+    if given:
+        python["arguments"] = dict(given.values())
+    return {"python": python}, [f"{FUNCTION}.path", *([name] if name in settings else []), *given]
 
 
 def environment(settings: Settings) -> Iterator[Said]:

@@ -462,11 +462,7 @@ REWARD = (
         "compute_score",
         also=("custom_reward_function.name",),
     ),
-    lacks(
-        "reward.custom_reward_function.*",
-        "a reward function gets no further arguments",
-        also=("custom_reward_function.reward_kwargs",),
-    ),
+    *(read(f"{key}custom_reward_function.reward_kwargs.*", "rewards[].python.arguments") for key in ("reward.", "")),
     read("reward.reward_manager.name", "algorithm.overlong", "naive", also=("reward_model.reward_manager",)),
     *(
         read(
