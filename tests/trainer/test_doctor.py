@@ -16,6 +16,7 @@ def test_it_names_every_package_and_misses_nothing_on_cpu() -> None:
     assert set(PACKAGES) <= set(found)
     assert found["transformer-engine"] == "absent" and found["layers"].startswith("torch")
     assert found["missing"] == "nothing"
+    assert {"memlock", "IPC_LOCK", "InfiniBand", "/dev/shm", "GPU peer access"} <= set(found)
 
 
 def test_it_says_why_transformer_engine_does_not_load_and_computes_without_it(

@@ -57,7 +57,12 @@ def parser() -> argparse.ArgumentParser:
         "--work", type=Path, metavar="DIR", help="for files that only the run itself needs (a new temporary one)"
     )
     add_sets(_command(commands, "data", convert_data, "write a well-known data set in the columns that an RLJob reads"))
-    _command(commands, "doctor", doctor, "say which versions and kernels this environment has")
+    _command(
+        commands,
+        "doctor",
+        doctor,
+        "say which versions and kernels this environment has, and whether its limits suffice for NCCL",
+    )
     return root
 
 

