@@ -45,7 +45,7 @@ class Model(_Contract):
         """Of fields that there are: an unknown one is refused, whatever it holds."""
         if not isinstance(given, dict):
             return given
-        if None in given.values():
+        if any(value is None for value in given.values()):
             known = {*cls.model_fields, *(field.alias for field in cls.model_fields.values())}
             given = {k: v for k, v in given.items() if v is not None or k not in known}
         return cls._completed(given) if info.context == LENIENT else given

@@ -87,14 +87,14 @@ def test_a_section_that_is_missing_brings_its_own_message_only(missing: str) -> 
 def test_a_type_error_hides_none_of_the_rules_that_other_fields_break() -> None:
     changes = {
         "image": 3,
-        "trainer": {"nodes": 3, "parallelism": {"pipeline": 2}, "gpus": 8, "transformerConfig": {"hiden_size": 3}},
+        "trainer": {"nodes": 3, "parallelism": {"pipeline": 2}, "flavour": 8, "transformerConfig": {"hiden_size": 3}},
         "train": {"steps": "many", "miniBatches": 3, "samplesPerPrompt": 1, "staleness": 1},
         "env": [{"name": "MASTER_ADDR", "value": "x"}],
         "rewards": [{"rule": "number"}, {}],
     }
     found = [v.field for v in validate(raw_spec(**changes), "Bad_Name").violations]
     assert sorted(found) == sorted([
-        "metadata.name", "spec.image", "spec.trainer.gpus", "spec.train.steps",
+        "metadata.name", "spec.image", "spec.trainer.flavour", "spec.train.steps",
         "spec.trainer.parallelism", "spec.trainer.transformerConfig.hiden_size", "spec.train.miniBatches",
         "spec.train.samplesPerPrompt", "spec.train.staleness", "spec.env[0].name", "spec.rewards[1]",
     ])  # fmt: skip

@@ -1,5 +1,7 @@
 """A field that there is not: what was meant."""
 
+from typing import Any
+
 import pytest
 
 from api.specs import raw_spec
@@ -39,7 +41,7 @@ from rljob_api.validation.unknown_fields import HINTS, THEIRS, meant
     ],
 )  # fmt: skip
 def test_what_was_meant_by_an_unknown_field(path: str, fix: str) -> None:
-    assert meant([int(key) if key.isdigit() else key for key in path.split(".")]) == fix
+    assert meant([int(key) if key.isdigit() else key for key in path.split(".")]).fix == fix
 
 
 @pytest.mark.parametrize("word", ["topP", "top_p", "top-p", "topK", "min_p"])
@@ -53,3 +55,26 @@ def test_the_words_of_others_lead_to_fields_that_there_are() -> None:
     assert WORDS.keys() - set(paths()) == set()
     assert (THEIRS.keys() & HINTS.keys()) == set()
     assert len(HINTS) == len(ADVICE)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train": {"steps": None, "step": 5}},
+        {"train": {"steps": None}, "epochs": 2},
+        {"model": None, "modle": {"path": "/m"}},
+        {"train": {"promptsPerStep": None, "miniBatches": 3, "train_batch_size": 30}},
+        {"algorithm": {"advantage": "gae", "kl": {}}, "critc": {}},
+        {"rollout": {"minReplicas": 2, "num_engines": 2}},
+        {"train": {"steps": 10, "staleness": 1}, "algorithm": {"tis": "token"}},
+    ],
+    ids=str,
+)
+def test_what_is_there_under_another_name_is_not_told_again_as_missing(changes: dict[str, Any]) -> None:
+    found = validate(raw_spec(**changes), "demo").violations
+    assert [v.rule for v in found] == ["there is no such field"]
+
+
+def test_a_field_that_is_there_under_both_names_is_still_judged() -> None:
+    found = validate(raw_spec(train={"miniBatches": 3, "num_minibatches": 2}), "demo").violations
+    assert [v.field for v in found] == ["spec.train.num_minibatches", "spec.train.miniBatches"]

@@ -1,21 +1,46 @@
 """Values of the wrong type, and fields that there are not: rules that the schema itself holds."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic import ValidationError
 
 from rljob_api.type_errors import SENTENCES, TypeProblem, as_written, path_of, problems
+from rljob_api.unreadable import UNREADABLE
 from rljob_api.validation.fields import Location, section
 from rljob_api.validation.result import Violation
 from rljob_api.validation.unknown_fields import meant
 
 
 def schema_violations(error: ValidationError) -> Iterator[Violation]:
-    """Of a spec that could not be parsed, in the order of its fields."""
+    """Of a spec that could not be parsed, in the order of its fields. What seems to be there under another name is not called missing."""
+    renamed = misnamed(error)
     for found in problems(error):
-        yield Violation(f"spec.{found.path}" if found.path else "spec", found.value, found.rule, _fix(found))
+        if found.kind != "missing" or found.path not in renamed:
+            yield Violation(f"spec.{found.path}", found.value, found.rule, _fix(found))
+
+
+def misnamed(error: ValidationError) -> set[str]:
+    """Fields that unknown ones probably stand for."""
+    unknown = [found.location for found in problems(error) if found.kind == "extra_forbidden"]
+    return {field for location in unknown for field in meant(location).fields}
+
+
+def without(spec: dict[str, Any], fields: Iterable[str]) -> dict[str, Any]:
+    """A copy in which fields that are not written are unreadable, in place of having their defaults."""
+    for field in fields:
+        spec = _unreadable(spec, field.split("."))
+    return spec
+
+
+def _unreadable(given: Any, keys: list[str]) -> Any:
+    """Lists stay as they are: nobody knows which entry is meant."""
+    if not keys:
+        return UNREADABLE if given is None else given
+    if given is not None and not isinstance(given, dict):
+        return given
+    return (given or {}) | {keys[0]: _unreadable((given or {}).get(keys[0]), keys[1:])}
 
 
 def verbatim_violations(spec: dict[str, Any], told: set[str]) -> Iterator[Violation]:
@@ -35,7 +60,7 @@ def _leaves(value: Any, location: tuple[str | int, ...]) -> Iterator[tuple[tuple
 
 
 def _fix(found: TypeProblem) -> str:
-    known = meant(found.location) if found.kind == "extra_forbidden" else found.fix
+    known = meant(found.location).fix if found.kind == "extra_forbidden" else found.fix
     return known or f"see `kubectl explain {explain(found.location)}`"
 
 

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterable
 from itertools import takewhile
+from typing import NamedTuple
 
 from rljob_api.validation.fields import Location, names_of, paths, section
 from rljob_api.validation.other_words import ADVICE, WORDS
@@ -30,25 +31,38 @@ THEIRS = _index((word, path) for path, words in WORDS.items() for word in words.
 HINTS = {_same(word): fix for word, fix in ADVICE.items()}
 
 
-def meant(location: Location) -> str:
-    """What to write in place of an unknown field; empty: nobody knows."""
+class Meant(NamedTuple):
+    """What to write in place of an unknown field."""
+
+    fix: str = ""
+    """Empty: nobody knows."""
+    fields: list[str] = []
+    """Those of ours, one of which it probably is."""
+
+
+def meant(location: Location) -> Meant:
     *keys, name = location
     fields, model = section(keys)
     word, own = _same(str(name)), {_same(known): known for known in names_of(model)} if model else {}
     if word in own:
-        return f"write {own[word]}"
-    ours, theirs = _nearest(OURS.get(word, []), fields), _nearest(THEIRS.get(word, []), fields)
-    if ours and (not theirs or _shared(ours[0], fields) >= _shared(theirs[0], fields)):
-        return f"it belongs to {_list(ours)}"
-    if theirs:
-        return f"it is called {_list(theirs)} here"
-    if word in HINTS:
-        return HINTS[word]
+        return Meant(f"write {own[word]}", [".".join([*fields, own[word]])])
+    if found := _elsewhere(word, fields):
+        return found
     if near := difflib.get_close_matches(word, own, n=1, cutoff=NEAR):
-        return f"did you mean {own[near[0]]}?"
+        return Meant(f"did you mean {own[near[0]]}?", [".".join([*fields, own[near[0]]])])
     near = difflib.get_close_matches(word, OURS.keys() | THEIRS.keys(), n=1, cutoff=NEARER)
     known = _nearest(OURS.get(near[0]) or THEIRS[near[0]], fields) if near else []
-    return f"did you mean {_list(known)}?" if known else ""
+    return Meant(f"did you mean {_list(known)}?", known) if known else Meant()
+
+
+def _elsewhere(word: str, fields: list[str]) -> Meant | None:
+    """In another section, in another system, or nowhere with our advice."""
+    ours, theirs = _nearest(OURS.get(word, []), fields), _nearest(THEIRS.get(word, []), fields)
+    if ours and (not theirs or _shared(ours[0], fields) >= _shared(theirs[0], fields)):
+        return Meant(f"it belongs to {_list(ours)}", ours)
+    if theirs:
+        return Meant(f"it is called {_list(theirs)} here", theirs)
+    return Meant(HINTS[word]) if word in HINTS else None
 
 
 def _nearest(among: list[str], section: list[str]) -> list[str]:

@@ -14,7 +14,7 @@ from rljob_api.validation import algorithm, layout, passthrough, pod_fields, pod
 from rljob_api.validation.model import model_violations
 from rljob_api.validation.object_rules import OBJECT_RULES
 from rljob_api.validation.result import ValidationResult, Violation
-from rljob_api.validation.schema_errors import schema_violations, verbatim_violations
+from rljob_api.validation.schema_errors import misnamed, schema_violations, verbatim_violations, without
 
 JOB_NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 """Names of children begin with the job's."""
@@ -47,7 +47,8 @@ def _parse(spec: dict[str, Any]) -> tuple[RLJobSpec, list[Violation]]:
     try:
         return RLJobSpec.model_validate(spec, by_alias=True, by_name=False), []
     except ValidationError as error:
-        readable = RLJobSpec.model_validate(spec, context=LENIENT, by_alias=True, by_name=False)
+        known = without(spec, misnamed(error))
+        readable = RLJobSpec.model_validate(known, context=LENIENT, by_alias=True, by_name=False)
         return readable, list(schema_violations(error))
 
 
