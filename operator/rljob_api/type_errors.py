@@ -70,8 +70,10 @@ Say = Callable[[Any, Mapping[str, Any]], Sentence]
 
 def _whole_number(value: Any, _: Mapping[str, Any]) -> Sentence:
     written = _number(value)
-    whole = written is not None and float(written).is_integer()
-    return "must be a whole number", f"write {float(written):.0f}" if written and whole else "write a whole number"
+    if written is None:
+        return "must be a whole number", "write a whole number"
+    near = {f"{rounded(float(written)):.0f}": None for rounded in (math.floor, math.ceil)}
+    return "must be a whole number", f"write {' or '.join(near)}"
 
 
 def _any_number(value: Any, _: Mapping[str, Any]) -> Sentence:
