@@ -78,7 +78,8 @@ def test_the_operator_is_one_restricted_pod_that_takes_a_lease() -> None:
         "capabilities": {"drop": ["ALL"]},
     }
     assert found["image"] == "example/operator:1.2"
-    assert found["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "health"}
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert found[probe]["httpGet"] == {"path": "/healthz", "port": "health"}
     assert found["args"] == [
         "--identity=$(POD_NAME)",
         "--lease-namespace=$(POD_NAMESPACE)",
@@ -88,6 +89,16 @@ def test_the_operator_is_one_restricted_pod_that_takes_a_lease() -> None:
         "--burst=600",
         "--network-policies",
     ]
+
+
+def test_the_operator_is_not_ready_before_it_is_restarted_and_its_metrics_stay_in_reach() -> None:
+    objects = render()
+    (found,) = objects[("Deployment", "rljob")]["spec"]["template"]["spec"]["containers"]
+    ready, alive = (
+        p["periodSeconds"] * p["failureThreshold"] for p in (found["readinessProbe"], found["livenessProbe"])
+    )
+    assert ready < alive
+    assert objects[("Service", "rljob")]["spec"]["publishNotReadyAddresses"] is True
 
 
 def test_large_numbers_reach_the_operator_as_it_reads_them() -> None:
