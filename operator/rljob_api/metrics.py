@@ -91,19 +91,21 @@ METRICS: dict[str, str] = {
 }
 
 
-REWARD_METRICS = "reward_metrics/"
-"""Begins the metrics that a job's own reward functions name."""
-REWARD_METRICS_MEANING = (
-    "Mean, over the step's samples that have it, of a number that a Python reward returned beside its `score`."
-)
+REWARD_METRICS, EVALUATION_METRICS = "reward_metrics/", "evaluation_metrics/"
+"""Begin the metrics that a job's own reward functions name."""
+OWN_METRICS = {
+    REWARD_METRICS: "Mean, over the step's samples that have it, of a number that a Python reward returned beside its `score`.",
+    EVALUATION_METRICS: "The same, over the held-out samples.",
+}
+"""What they mean, by how they begin."""
 MOST_REWARD_METRICS = 16
-"""At most so many of them in a step."""
+"""At most so many of a step's samples, and of an evaluation's."""
 OWN_NAME = re.compile(r"[A-Za-z0-9_.@/-]{1,64}")
 """What such a reward function may call a metric."""
 
 
 def is_reward_metric(name: str) -> bool:
-    return name.startswith(REWARD_METRICS) and OWN_NAME.fullmatch(name.removeprefix(REWARD_METRICS)) is not None
+    return any(name.startswith(prefix) and OWN_NAME.fullmatch(name.removeprefix(prefix)) for prefix in OWN_METRICS)
 
 
 def require_known(names: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
 from rljob_api import names
 from rljob_api.base import Wire
-from rljob_api.metrics import METRICS, MOST_REWARD_METRICS, is_reward_metric
+from rljob_api.metrics import METRICS, MOST_REWARD_METRICS, OWN_METRICS, is_reward_metric
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import MOST_CHECKPOINTS
 from rljob_api.text import one_line, plain
@@ -157,7 +157,8 @@ def _metrics(given: Any) -> Any:
     if not isinstance(given, Mapping):
         return given
     own = sorted(name for name in given if isinstance(name, str) and is_reward_metric(name) and _is_number(given[name]))
-    return _known((*METRICS, *own[:MOST_REWARD_METRICS]))(given)
+    kept = [name for prefix in OWN_METRICS for name in [n for n in own if n.startswith(prefix)][:MOST_REWARD_METRICS]]
+    return _known((*METRICS, *kept))(given)
 
 
 def _complete(given: Any) -> Any:

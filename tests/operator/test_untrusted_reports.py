@@ -172,10 +172,12 @@ def test_of_twelve_thousand_metrics_those_of_the_table_are_kept() -> None:
 
 def test_of_the_metrics_that_reward_functions_name_a_few_of_plain_names_are_kept() -> None:
     names_ = [*(f"m{i:05}" for i in range(12_000)), "a" * 65, "a b", "\u202e", ""]
-    metrics = {f"reward_metrics/{name}": 1.0 for name in names_} | {"reward_metrics/a": math.inf, "reward/mean": 0.5}
+    prefixes = ("reward_metrics/", "evaluation_metrics/")
+    metrics = {prefix + name: 1.0 for prefix in prefixes for name in names_}
+    metrics |= {"reward_metrics/a": math.inf, "reward/mean": 0.5}
     progress = {"phase": "training", "startedFrom": 0, "step": 3, "metrics": metrics}
     decision = decide_on(IDENTITY | {"attempt": 1, "state": "running", "progress": progress})
-    own = {f"reward_metrics/m{i:05}": 1.0 for i in range(16)}
+    own = {f"{prefix}m{i:05}": 1.0 for prefix in prefixes for i in range(16)}
     assert decision.status.progress.metrics == {"reward/mean": 0.5} | own
 
 

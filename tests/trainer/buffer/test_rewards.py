@@ -120,9 +120,10 @@ async def test_what_a_reward_reports_of_the_row_and_the_tokens_becomes_metrics_o
         "    own = row['answer'] == answer and row['prompt'].endswith('=') and tokens == list(map(ord, response + '.'))\n"
         "    return {'score': response == answer, 'own': own, 'truncated': truncated, 'pred': response}\n"
     )
-    bench.spec["rewards"] = [{"python": {"path": str(reward)}}]
+    bench.spec |= {"rewards": [{"python": {"path": str(reward)}}], "evaluation": {"everySteps": 1}}
     async with Server("demo-rollout-0") as a:
         found = await first_batch(bench, a)
+    assert [m.get("evaluation_metrics/own") for m in bench.metrics() if "evaluation/reward" in m] == [1.0]
     own = {name: value for name, value in found.metrics.items() if name.startswith("reward_metrics/")}
     assert own == {"reward_metrics/own": 1.0, "reward_metrics/truncated": 0.0} and found.metrics["reward/mean"] == 1.0
 

@@ -84,13 +84,16 @@ def test_metrics_of_rewards_are_means_over_the_samples_that_have_them():
     found = [{"acc": 1.0, "format": 0.5}, {"acc": 0.0}, {}, {"acc": 1.0}]
     outcomes = [replace(outcome(0, i), metrics=metrics) for i, metrics in enumerate(found)]
     expected = {"reward_metrics/acc": 2 / 3, "reward_metrics/format": 0.5}
-    assert reward_metrics(outcomes) == expected
-    assert reward_metrics([o.at(3) for o in outcomes]) == expected
+    assert reward_metrics("reward_metrics/", outcomes) == expected
+    assert reward_metrics("reward_metrics/", [o.at(3) for o in outcomes]) == expected
 
 
 def test_of_too_many_metrics_of_rewards_those_of_most_samples_are_kept():
     outcomes = [replace(outcome(0, i), metrics={f"row_{i:02}": 1.0, "acc": 1.0}) for i in range(40)]
-    assert list(reward_metrics(outcomes)) == ["reward_metrics/acc", *(f"reward_metrics/row_{i:02}" for i in range(15))]
+    assert list(reward_metrics("reward_metrics/", outcomes)) == [
+        "reward_metrics/acc",
+        *(f"reward_metrics/row_{i:02}" for i in range(15)),
+    ]
 
 
 def test_a_penalty_for_length_grows_over_the_buffer_and_is_reported():

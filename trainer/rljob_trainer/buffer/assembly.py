@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rljob_api.metrics import MOST_REWARD_METRICS, REWARD_METRICS
+from rljob_api.metrics import MOST_REWARD_METRICS
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
 from rljob_trainer.objectives.overlong import overlong_penalty
@@ -93,14 +93,14 @@ def batch_metrics(samples: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
-def reward_metrics(outcomes: Iterable[Outcome]) -> dict[str, float]:
+def reward_metrics(prefix: str, outcomes: Iterable[Outcome]) -> dict[str, float]:
     """Means of what reward functions reported, each over the samples that have it; of too many names those that most samples have."""
     found: dict[str, list[float]] = defaultdict(list)
     for outcome in outcomes:
         for name, value in outcome.metrics.items():
             found[name].append(value)
     kept = sorted(found, key=lambda name: (-len(found[name]), name))[:MOST_REWARD_METRICS]
-    return {REWARD_METRICS + name: sum(found[name]) / len(found[name]) for name in sorted(kept)}
+    return {prefix + name: sum(found[name]) / len(found[name]) for name in sorted(kept)}
 
 
 def failure_metrics(outcomes: Iterable[Outcome]) -> dict[str, float]:

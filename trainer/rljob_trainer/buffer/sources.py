@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rljob_api.metrics import EVALUATION_METRICS, REWARD_METRICS
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
 from rljob_trainer.buffer.assembly import assemble, failure_metrics, require_scored, reward_metrics, shaped
@@ -85,7 +86,7 @@ class GeneratedBatches:
         return {
             "evaluation/reward": sum(rewards) / len(rewards),
             "evaluation/failed": float(len(outcomes) - len(rewards)),
-        }
+        } | reward_metrics(EVALUATION_METRICS, outcomes)
 
     async def batch(self, step: int, policy: int, cursor: Cursor) -> Ready:
         self._phase("generating")
@@ -139,7 +140,13 @@ class GeneratedBatches:
         chosen, penalty = shaped(outcomes, spec)
         kept = train.partial_rollouts
         policies = range(step - 1 - kept.max_age if kept else policy, policy + 1)
-        metrics = metrics | failure_metrics(selection.failed) | selection.metrics() | reward_metrics(outcomes) | penalty
+        metrics = (
+            metrics
+            | failure_metrics(selection.failed)
+            | selection.metrics()
+            | reward_metrics(REWARD_METRICS, outcomes)
+            | penalty
+        )
         batch = assemble(step, policies, train.prompts_per_step, train.samples_per_prompt, chosen, metrics)
         root = Path(spec.checkpoint.path)
         write_samples(root, batch, self._tokenizer)

@@ -102,11 +102,7 @@ def step_line(step: int, steps: int, metrics: Mapping[str, float]) -> str:
 
 
 def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
-    found = [
-        f"{name.removeprefix('evaluation/')} {value:.3f}"
-        for name, value in metrics.items()
-        if name != "evaluation/failed"
-    ]
+    found = [f"{name.partition('/')[2]} {value:.3f}" for name, value in metrics.items() if name != "evaluation/failed"]
     return " | ".join([f"evaluation at step {step}", *found])
 
 
