@@ -17,7 +17,7 @@ def taken(function: Callable[..., Any], known: Sequence[str]) -> list[str]:
         variadic = p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         if not variadic and p.default is p.empty and (p.name not in known or p.kind not in BY_NAME):
             raise TypeError(
-                f"nothing to give as {p.name!r}: parameters get their values by name, out of {', '.join(known)}"
+                f"nothing to give as {p.name!r}: parameters get their values by name, out of {', '.join(known)}; others from arguments in the spec"
             )
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return list(known)

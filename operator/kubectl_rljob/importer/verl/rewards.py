@@ -8,6 +8,7 @@ from kubectl_rljob.importer.table import Field, Note, Outcome, Said
 from kubectl_rljob.importer.values import items, place
 
 FUNCTION, MODEL = "reward.custom_reward_function", "reward.reward_model"
+MANAGER = "reward.reward_manager.name"
 KWARGS = ("reward.custom_reward_function.reward_kwargs", "custom_reward_function.reward_kwargs")
 BY_SOURCE = (
     "number for openai/gsm8k, math for all others; verl has rules of its own for code, geometry and search, gives -1 and 1 for"
@@ -24,6 +25,8 @@ def rewards(settings: Settings) -> Iterator[Said]:
     if f"{FUNCTION}.path" in settings:
         entry, keys = _function(settings)
         found.append(entry)
+        if settings[MANAGER] == "batch":
+            yield settings.lacking(MANAGER, "a reward function gets one response at a time, not lists of them")
     if settings[f"{MODEL}.enable"]:
         found.append({"vllm": {"url": "http://reward-model:8000"}})
         keys.append(f"{MODEL}.enable")
