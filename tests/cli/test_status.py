@@ -66,13 +66,30 @@ Model:      /data/model (bfloat16)    Checkpoint:  step 500, 5m ago
 Message:    done
 
 ROLE      READY   GPUS   STATUS   INFO
-trainer   0/0     16     -        tp4-pp2-dp2
-rollout   0/0     8      -        -
+trainer   -       -      -        tp4-pp2-dp2
+rollout   -       -      -        -
 
 REWARD 0.40 ▁█▄ 0.60, steps 1-3   HELD-OUT 0.31 → 0.77
 
 CHECKPOINTS   500 in /data/run
 EXPORT        /data/run/global_step_500/huggingface
+"""
+
+SUSPENDED = """\
+Name:       demo                      State:       Suspended, step 120/500 (24 %)
+Namespace:  research                  Attempt:     2, 33m ago
+Algorithm:  grpo, ppo loss            Restarts:    2 (1 of 3 counted)
+Model:      /data/model (bfloat16)    Checkpoint:  step 100, 12m ago
+Message:    suspended by a request
+
+ROLE      READY   GPUS   STATUS   INFO
+trainer   1/0     16     -        tp4-pp2-dp2, transformer engine, nccl
+rollout   -       -      -        -
+
+REWARD 0.60 ▲0.05   LOSS 0.0123   KL 0.0040   ENTROPY 0.71   LENGTH 812   LOG-PROB DIFF 2.0e-03   (reported 9s ago)
+REWARD 0.48 ▁▁▂▂▂▃▃▃▃▄▄▄▅▅▅▆▆▆▆▇▇▇██ 0.60, steps 97-120
+
+CHECKPOINTS   60, 80, 100 in /data/run
 """
 
 WRONG = """\
@@ -83,9 +100,9 @@ Namespace:  research    Attempt:     none yet
 Message:    spec.task = 'dance': must be rl; set it
             spec.trainer.nodes = 0: must be at least 1; raise it
 
-ROLE      READY    GPUS     STATUS   INFO
-trainer   <none>   <none>   -        -
-rollout   <none>   <none>   -        -
+ROLE      READY   GPUS   STATUS   INFO
+trainer   -       -      -        -
+rollout   -       -      -        -
 
 LAST FAILURE   attempt 1: ConfigurationError, rank 0 of demo-trainer-0
   ConfigurationError: spec.trainer.transformerConfig.moe: 4: unknown key: take it out
@@ -169,6 +186,22 @@ def test_a_spec_that_cannot_be_read_still_has_a_page_with_the_operators_words(ap
     failure = {"attempt": 1, "reason": reasons.CONFIGURATION_ERROR, "pod": "demo-trainer-0", "failure": cause}
     api.add(make_job(spec=make_spec(task="dance"), state="Failed", message=words, lastFailure=failure))
     assert rljob("status", "demo").out == WRONG
+
+
+def test_a_suspended_job_shows_only_the_pods_that_still_end(api: FakeApi, rljob: Rljob) -> None:
+    ending = {"trainer": {"ready": 1, "text": "1/0"}, "rollout": {"text": "0/0"}, "lastFailure": None}
+    words = {"state": "Suspended", "suspended": True, "message": "suspended by a request"}
+    api.add(make_job(**running() | ending | words))
+    assert rljob("status", "demo").out == SUSPENDED
+
+
+def test_the_time_left_is_that_of_the_median_of_the_last_ten_steps(api: FakeApi, rljob: Rljob) -> None:
+    """A step before the last ten, and one among them that waited for a server, do not count."""
+    history = [{"step": s, "loss": 0.1, "seconds": 9000.0 if s in (1, 7) else 10.0 + s} for s in range(1, 12)]
+    job = running()
+    api.add(make_job(**job | {"progress": job["progress"] | {"history": history}}))
+    # 12, 13, 14, 15, 16, 18, 19, 20, 21 and 9000 s: 380 times 17 s
+    assert "step 120/500 (24 %), about 107m left\n" in rljob("status", "demo").out
 
 
 def test_a_checkpoint_without_a_time_has_no_age(api: FakeApi, rljob: Rljob) -> None:

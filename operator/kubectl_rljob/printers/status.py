@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 from datetime import datetime
+from statistics import median
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -18,6 +19,7 @@ from rljob_api import names
 from rljob_api.protocol import Failure
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
+from rljob_api.status import RoleStatus
 
 LINES = 25
 EVENTS = 6
@@ -27,6 +29,7 @@ MESSAGE_LINES = 4
 TRACEBACK_LINES = 2
 CHECKPOINTS = 8
 PACE_STEPS = 10
+WITHOUT_PODS = ("Suspended", "Succeeded", "Failed")
 MANY = 10**12
 """Steps that nobody will live to see."""
 
@@ -80,7 +83,7 @@ def since(when: str | float, now: datetime) -> str:
 
 
 def state(job: Job) -> str:
-    """The word, how far, and how long it still takes at the pace of the last steps."""
+    """The word, how far, and how long it still takes at the pace of the last steps: their median, which a step that saved does not shift."""
     s, p = job.status, job.status.progress
     if not p.steps:
         return s.state
@@ -88,7 +91,7 @@ def state(job: Job) -> str:
     recent = [point.seconds for point in p.history[-PACE_STEPS:]]
     if s.state != "Running" or not recent or p.step >= p.steps:
         return text
-    return f"{text}, about {duration(min(p.steps - p.step, MANY) * (sum(recent) / len(recent)))} left"
+    return f"{text}, about {duration(min(p.steps - p.step, MANY) * median(recent))} left"
 
 
 def restarts(job: Job) -> str:
@@ -112,7 +115,7 @@ def message(job: Job, width: int) -> list[str]:
 
 
 def roles(job: Job, width: int) -> list[str]:
-    """READY and GPUS of each kind of pod; INFO only while the job runs, when it is true."""
+    """READY and GPUS of each kind of pod, `-` once its pods are released; STATUS and pace only while the job runs, when they are true."""
     s, p = job.status, job.status.progress
     running = s.state == "Running"
     gpus = {r.name: r.gpus or "-" for r in planning.roles(job.spec)} if job.spec else dict.fromkeys(names.ROLES, "")
@@ -122,12 +125,21 @@ def roles(job: Job, width: int) -> list[str]:
     policy = f"policy of step {p.policy_step}" if running else "-"
     doing, serving = (p.phase or "-", "serving" if s.rollout.ready else "-") if running else ("-", "-")
     rows = [
-        (names.ROLE_TRAINER, s.trainer.text, doing, about or "-"),
-        (names.ROLE_ROLLOUT, s.rollout.text, serving, policy),
+        (names.ROLE_TRAINER, s.trainer, doing, about or "-"),
+        (names.ROLE_ROLLOUT, s.rollout, serving, policy),
     ]
-    cells = [(role, ready, gpus[role], status, info) for role, ready, status, info in rows if role in gpus]
+    cells = [
+        (role, *(("-", "-") if released(job, pods) else (pods.text, gpus[role])), status, info)
+        for role, pods, status, info in rows
+        if role in gpus
+    ]
     placed = placement.line(s.placement.report, width) if s.placement else []
     return [*table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), cells, width).split("\n"), *placed]
+
+
+def released(job: Job, pods: RoleStatus) -> bool:
+    """Whether the job has ended or is suspended, and none of these pods is ready any more."""
+    return job.status.state in WITHOUT_PODS and not pods.ready
 
 
 def metrics(job: Job, now: datetime, width: int) -> list[str]:
