@@ -65,16 +65,21 @@ def monitor(request: ForkRequest) -> None:
 
 
 def _wait(child: int) -> tuple[int, bool]:
-    """How the rank ended (negative: of that signal), and whether it had been terminated."""
+    """How the rank ended (negative: of that signal), and whether it had been terminated.
+
+    The launcher terminates the whole group, rank included; torchrun terminates this process alone. The rank gets one SIGTERM: a second one would
+    end it while it writes where it stands.
+    """
     terminated = False
     while True:
-        number = signal.sigwait(WATCHED)
+        found = signal.sigwaitinfo(WATCHED)
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status), terminated
-        if number == signal.SIGTERM:
+        if found.si_signo == signal.SIGTERM and not terminated:
             terminated = True
-            os.kill(child, signal.SIGTERM)
+            if found.si_pid == os.getppid():
+                os.kill(child, signal.SIGTERM)
 
 
 def _config(request: ForkRequest) -> LaunchConfig:
