@@ -91,9 +91,12 @@ class RealWorld(World):
         await self.edit_child("RLJob", "demo", {"metadata": annotations})
 
     async def edit_child(self, kind: str, name: str, change: Object) -> Object:
-        live = await self._api.get(kind, self.namespace, name)
+        """Again, when the operator wrote in between: our writes are guarded by a version, and a user's are not."""
         meta = {"name": name, "namespace": self.namespace} | change.get("metadata", {})
-        return await self._api.merge(change | {"kind": kind, "metadata": meta}, live)
+        while True:
+            live = await self._api.get(kind, self.namespace, name)
+            with suppress(Conflict):
+                return await self._api.merge(change | {"kind": kind, "metadata": meta}, live)
 
     async def bears_no_marks(self) -> None:
         """No object has a finalizer, or an annotation or a copy of its spec of kopf's."""
