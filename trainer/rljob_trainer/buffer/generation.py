@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,7 @@ class Generator:
         row = request.prompt
         tokens = [t for s in response for t in s.tokens.tolist()]
         text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        read = cache(row.row)  # once for all values that come from it
         asked = RewardRequest(
             row.text,
             text,
@@ -143,8 +145,8 @@ class Generator:
             (*row.tokens, *tokens),
             prompt_length=len(row.tokens),
             truncated=finish_reason == "length",
-            row=row.row,
-            answer_value=lambda: answer_in(row.row(), self._spec.data),
+            row=read,
+            answer_value=lambda: answer_in(read(), self._spec.data),
         )
         try:
             reward = await self._rewards.score(asked)
