@@ -14,6 +14,8 @@ from rljob_api.status import JobStatus
 from rljob_api.type_errors import first_problem
 
 RESOURCE = f"rljob.{names.GROUP}"
+ENDED = ("Succeeded", "Failed")
+"""States in which nothing more happens, unless a user resumes the job."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 
 from kubectl_rljob import planning
-from kubectl_rljob.job import Job
+from kubectl_rljob.job import ENDED, Job
 from kubectl_rljob.printers import placement
 from kubectl_rljob.printers.failure import where
 from kubectl_rljob.printers.metrics import FORMATS, course, curve, line
@@ -29,7 +29,7 @@ MESSAGE_LINES = 4
 TRACEBACK_LINES = 2
 CHECKPOINTS = 8
 PACE_STEPS = 10
-WITHOUT_PODS = ("Suspended", "Succeeded", "Failed")
+WITHOUT_PODS = ("Suspended", *ENDED)
 MANY = 10**12
 """Steps that nobody will live to see."""
 

@@ -10,7 +10,7 @@ import click
 from kubectl_rljob import errors
 from kubectl_rljob.cluster import Cluster
 from kubectl_rljob.errors import UserError
-from kubectl_rljob.job import Job
+from kubectl_rljob.job import ENDED, Job
 from kubectl_rljob.options import job_name, verb
 from kubectl_rljob.printers import status
 from kubectl_rljob.printers.text import clip
@@ -20,7 +20,6 @@ from kubectl_rljob.terminal import Terminal
 LONGEST = 3600
 PATIENCE_SECONDS = 300.0
 """An API server may be away for so long before the watch ends with its error."""
-ENDED = ("Succeeded", "Failed")
 
 
 def _finite(_: click.Context, parameter: click.Parameter, value: float) -> float:

@@ -51,8 +51,7 @@ def read_copy(known: WellKnownSet, copies: Iterable[Path]) -> Converted:
     """
     files: dict[str, list[Place]] = {"heldout": [], "train": []}
     for place, inside in data_files(copies):
-        split = {"train": "train", "held out": "heldout"}.get(known.splits) or split_of(place, inside)
-        files[split].append(place)
+        files[split_of(place, inside) if known.splits == "by name" else known.splits].append(place)
     converted, seen = Converted(), set[Hashable]()
     for split, places in files.items():
         for problem in _problems(known, places):

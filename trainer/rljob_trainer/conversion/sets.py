@@ -12,7 +12,7 @@ from rljob_trainer.rewards.rules import number
 
 FINAL = "Reason step by step and write the final answer after ####."
 BOXED = "Reason step by step and put the final answer within \\boxed{}."
-"""What is asked of the model beside the question, where the set itself does not say where the answer has to stand."""
+"""What is asked of the model in addition to the question, where the set itself does not say where the answer has to stand."""
 BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 """Braces; an escaped one is taken with its backslash and counts for nothing."""
@@ -27,7 +27,7 @@ class WellKnownSet:
     """Raises ConfigurationError for a row that is not one of the set."""
     keys: tuple[str, ...]
     """The columns that `convert` may read, so that nothing else is read of a columnar file."""
-    splits: Literal["by name", "train", "held out"]
+    splits: Literal["by name", "train", "heldout"]
     """The files' names say train or test; or all rows are for training, some of which are then held out; or none is."""
 
 
@@ -71,7 +71,7 @@ SETS: Mapping[str, WellKnownSet] = {
     "gsm8k": WellKnownSet(gsm8k, ("question", "answer"), "by name"),
     "math": WellKnownSet(math, ("problem", "solution"), "by name"),
     "dapo-math-17k": WellKnownSet(dapo_math, VERL, "train"),
-    "aime": WellKnownSet(aime, ("problem", "Problem", "question", "Question", "answer", "Answer", *VERL), "held out"),
+    "aime": WellKnownSet(aime, ("problem", "Problem", "question", "Question", "answer", "Answer", *VERL), "heldout"),
 }
 _AS_PUBLISHED = "take the file as the set's repository holds it, or leave the row out"
 
