@@ -72,6 +72,6 @@ def _with_namesakes(manifests: list[Manifest]) -> Iterator[Manifest]:
     """`kubectl apply` would make one job of two with the same name."""
     seen = set()
     for m in manifests:
-        told = Violation("metadata.name", m.name, "another job of the file has this name", "rename one of them")
-        yield replace(m, ambiguous=(*m.ambiguous, told)) if (m.namespace, m.name) in seen else m
+        namesake = Violation("metadata.name", m.name, "another job of the file has this name", "rename one of them")
+        yield replace(m, ambiguous=(*m.ambiguous, namesake)) if (m.namespace, m.name) in seen else m
         seen.add((m.namespace, m.name))

@@ -94,7 +94,7 @@ METRICS: dict[str, str] = {
 REWARD_METRICS, EVALUATION_METRICS = "reward_metrics/", "evaluation_metrics/"
 """Begin the metrics that a job's own reward functions name."""
 OWN_METRICS = {
-    REWARD_METRICS: "Mean, over the step's samples that have it, of a number that a Python reward returned beside its `score`.",
+    REWARD_METRICS: "Mean, over the step's samples that have it, of a number that a Python reward returned in addition to its `score`.",
     EVALUATION_METRICS: "The same, over the held-out samples.",
 }
 """What they mean, by how they begin."""

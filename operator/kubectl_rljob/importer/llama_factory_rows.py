@@ -1,4 +1,4 @@
-"""LLaMA-Factory's keys, and what each becomes by itself. What several of them make together is in llama_factory.py."""
+"""LLaMA-Factory's keys, and what each of them becomes. What several of them make together is in llama_factory.py."""
 
 from kubectl_rljob.importer.megatron import (
     layout_rows,

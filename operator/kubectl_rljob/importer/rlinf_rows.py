@@ -1,4 +1,4 @@
-"""RLinf's keys, and what each becomes by itself. What several of them make together is in rlinf.py."""
+"""RLinf's keys, and what each of them becomes. What several of them make together is in rlinf.py."""
 
 from kubectl_rljob.importer.megatron import (
     layout_rows,

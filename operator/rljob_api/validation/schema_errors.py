@@ -43,11 +43,11 @@ def _unreadable(given: Any, keys: list[str]) -> Any:
     return (given or {}) | {keys[0]: _unreadable((given or {}).get(keys[0]), keys[1:])}
 
 
-def verbatim_violations(spec: dict[str, Any], told: set[str]) -> Iterator[Violation]:
-    """What JSON cannot hold, in the parts of a spec that pass through as they are. `told`: fields that are wrong already."""
+def verbatim_violations(spec: dict[str, Any], broken: set[str]) -> Iterator[Violation]:
+    """What JSON cannot hold, in the parts of a spec that pass through as they are. `broken`: fields that are wrong already."""
     for location, value in _leaves(spec, ()):
         field = f"spec.{path_of(location)}"
-        if isinstance(value, float) and not math.isfinite(value) and field not in told:
+        if isinstance(value, float) and not math.isfinite(value) and field not in broken:
             yield Violation(field, as_written(value), *SENTENCES["finite_number"](value, {}))
 
 

@@ -11,7 +11,7 @@ from rljob_trainer.failure import ConfigurationError
 FIELD = "--from"
 SPLITS: dict[str, Literal["train", "heldout"]] = {"train": "train", "test": "heldout"}
 DESCRIPTIONS = re.compile(r"dataset_infos?\.json|dataset_dict\.json|state\.json")
-"""What the library `datasets` writes beside the rows."""
+"""What the library `datasets` writes in addition to the rows."""
 
 
 def data_files(copies: Iterable[Path]) -> Iterator[tuple[Place, Path]]:

@@ -77,13 +77,13 @@ class RowExamples(ExampleSet):
         self._probe(split)
 
     def _example(self, index: int) -> Example:
-        return self._counted(self._encoder(self._row(index)))
+        return self._logged(self._encoder(self._row(index)))
 
     async def _examples(self, indices: Sequence[int]) -> list[Example]:
         if self._workers is None:
             return [self[i] for i in indices]
         rows = await asyncio.to_thread(lambda: [self._row(i) for i in indices])
-        return [self._counted(example) for example in await self._workers.encode(rows)]
+        return [self._logged(example) for example in await self._workers.encode(rows)]
 
     def close(self) -> None:
         if self._workers:
@@ -104,7 +104,7 @@ class RowExamples(ExampleSet):
             fix = "see docs/data-formats.md for what a row has to hold; for too_long raise spec.data.maxTokens"
             raise ConfigurationError(f"spec.data.{split}", f"{len(self)} rows", rule, fix)
 
-    def _counted(self, example: Example) -> Example:
+    def _logged(self, example: Example) -> Example:
         """The first row of every kind that is left out is named in the log."""
         if example.left_out and example.left_out not in self._named:
             self._named.add(example.left_out)
