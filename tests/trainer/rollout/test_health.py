@@ -83,9 +83,10 @@ async def test_a_killed_engine_is_noticed_long_before_it_would_count_as_frozen(
 ) -> None:
     server = start(checkpoints["old"])
     async with checked(server) as lost:
-        killed = engine(server)
-        killed.kill()
-        assert f"process {killed.pid} ended" in (await asyncio.wait_for(lost, health.FROZEN_SECONDS)).reason
+        engine(server).kill()
+        assert (await asyncio.wait_for(lost, health.FROZEN_SECONDS)).dead, (
+            "whoever saw it first: the processes, or vLLM's API server"
+        )
     assert health.POLL_SECONDS < 5, "how soon, on a machine that is not busy"
 
 
