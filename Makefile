@@ -48,7 +48,7 @@ lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/mypy
-	$(MAKE) --no-print-directory generate-check
+	$(MAKE) --no-print-directory generate-check docs
 
 .PHONY: fast
 fast: setup
@@ -87,6 +87,12 @@ format: setup ## Format and mend what the linter can
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
+.PHONY: docs
+docs: setup ## Build the documentation in dist/site, and fail at links and anchors that lead nowhere
+	@rm -rf dist/pages && mkdir -p dist/pages
+	@ln -s $(foreach page,README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE docs examples gitops,$(CURDIR)/$(page)) dist/pages/
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build
+
 ##@ Generated files
 .PHONY: generate
 generate: setup ## Write the CRD, known keys and reference pages again
@@ -118,7 +124,7 @@ lock: ## Resolve the requirements again, with hashes
 	$(LOCK) pyproject.toml images/megatron/requirements.in -o images/megatron/requirements.txt
 	$(LOCK) images/megatron/torch.in -c images/megatron/requirements.txt -o images/megatron/torch.txt
 	$(LOCK) --no-deps images/megatron/transformer-engine.in -o images/megatron/transformer-engine.txt
-	$(LOCK) pyproject.toml tests/requirements.in --extra operator --extra cli -o tests/requirements.txt
+	$(LOCK) pyproject.toml tests/requirements.in --extra operator --extra cli --extra docs -o tests/requirements.txt
 
 ##@ Other
 .PHONY: help

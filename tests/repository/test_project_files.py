@@ -23,7 +23,7 @@ TOP = {
         "gitops",
         ".ci",
     ),
-    *("Dockerfile.megatron", "Makefile", "pyproject.toml", ".gitignore", ".dockerignore"),
+    *("Dockerfile.megatron", "Makefile", "mkdocs.yml", "pyproject.toml", ".gitignore", ".dockerignore"),
     *("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
 }
 APACHE = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
