@@ -26,7 +26,8 @@ QWEN2_7B = QWEN2_1_5B | {
     "num_key_value_heads": 4,
     "tie_word_embeddings": False,
 }
-MODELS = {"1.5b": QWEN2_1_5B, "7b": QWEN2_7B}
+MODELS = {"1.5b": QWEN2_1_5B, "7b": QWEN2_7B, "7b-14-layers": QWEN2_7B | {"num_hidden_layers": 14}}
+"""The last: 4.3 B parameters, which one GPU trains."""
 MODEL = Path(tempfile.gettempdir()) / "rljob-bench-1.5b"
 PEAK_FLOPS = 989e12
 """Dense bfloat16 of an H200 or H100 SXM, by its data sheet."""
@@ -57,6 +58,11 @@ def shapes() -> dict[str, Shape]:
         "4x4096": Shape("4x4096", (4096,) * 4, 16384),
         "packed": Shape("packed", tuple(lengths.randint(200, 2000) for _ in range(64)), 16384),
     }
+
+
+def model_of(size: str) -> Path:
+    """The model of that name in MODELS, written once."""
+    return write_model(MODEL.with_name(f"rljob-bench-{size}"), MODELS[size])
 
 
 def write_model(directory: Path = MODEL, shape: dict = QWEN2_1_5B) -> Path:

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.shapes import MODEL, MODELS, write_model
+from benchmarks.shapes import MODELS, model_of
 
 PROMPTS, SAMPLES = 64, 8
 SPLIT = ("time/step", "time/generate", "time/train", "time/sync", "time/save", "perf/tokens_per_s")
@@ -44,14 +44,15 @@ def main() -> int:
     parser.add_argument("--placement", choices=["separate", "colocated"], default="separate")
     parser.add_argument("--lengths", choices=["fixed", "mixed"], default="fixed")
     parser.add_argument("--size", choices=list(MODELS), default="1.5b")
-    parser.add_argument("--tensor", type=int, default=1)
+    parser.add_argument("--gpus", type=int, default=1, help="of the trainer")
+    parser.add_argument("--tensor", type=int, default=1, help="tensor parallelism of trainer and servers")
     parser.add_argument("--staleness", type=int, choices=[0, 1], default=0)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path("step.json"))
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-step")
     options = parser.parse_args()
     data = options.work / "data"
-    model = write_model(options.work.parent / MODEL.with_name(f"rljob-bench-{options.size}").name, MODELS[options.size])
+    model = model_of(options.size)
     tokenizer(model, MODELS[options.size]["vocab_size"])
     prompts(data / "train.parquet", options.lengths)
     (data / "reward.py").write_text(REWARD)
@@ -65,6 +66,7 @@ def main() -> int:
     result = {
         "placement": options.placement,
         "size": options.size,
+        "gpus": options.gpus,
         "tensor": options.tensor,
         "lengths": options.lengths,
         "staleness": options.staleness,
@@ -140,7 +142,7 @@ def job(options: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
         },
         "trainer": {
             "device": "gpu",
-            "processesPerNode": options.tensor,
+            "processesPerNode": options.gpus,
             "parallelism": {"tensor": options.tensor},
         },
         "rollout": {

@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -64,14 +65,12 @@ def runs(options: argparse.Namespace) -> list[tuple[list[str], dict[str, str]]]:
             continue  # the product takes all of Transformer Engine where it is
         for layout in ONE_GPU if options.gpus == 1 else TWO_GPUS:
             worker = ["-m", "benchmarks.training", "--model", str(options.model), "--worker", configuration, layout]
-            torchrun = [
-                "-m",
-                "torch.distributed.run",
-                f"--nproc-per-node={options.gpus}",
-                f"--master-port={free_port()}",
-            ]
-            found.append((torchrun + worker, environment))
+            found.append((torchrun(options.gpus) + worker, environment))
     return found
+
+
+def torchrun(gpus: int) -> list[str]:
+    return ["-m", "torch.distributed.run", f"--nproc-per-node={gpus}", f"--master-port={free_port()}"]
 
 
 def hidden_engine() -> dict[str, str]:
@@ -111,30 +110,37 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
-    return "\n".join(lines + ["| " + " | ".join(str(r.get(c, "")) for c in COLUMNS) + " |" for r in rows])
+def table(rows: list[dict[str, Any]], columns: Sequence[str] = COLUMNS) -> str:
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    return "\n".join(lines + ["| " + " | ".join(str(r.get(c, "")) for c in columns) + " |" for r in rows])
 
 
 def product(model: Path, configuration: str, layout: str) -> None:
     """One rank: measure the engine on every shape; rank 0 prints."""
+    import torch.distributed as dist
+
+    engine = start_engine(spec(model, layout))
+    for shape in shapes().values():
+        row = measure(engine, shape, sampled)
+        if dist.get_rank() == 0:
+            print(json.dumps({"what": "product", "configuration": configuration, "layout": layout} | row), flush=True)
+    dist.destroy_process_group()
+
+
+def start_engine(spec: Any) -> Any:
+    """In a process that torchrun started, as a rank of a job."""
     import torch
     import torch.distributed as dist
 
     from rljob_trainer.megatron import compat
 
     compat.install()
-    torch.set_num_threads(1)  # as a rank of a job
+    torch.set_num_threads(1)
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl", timeout=timedelta(seconds=120))
     from rljob_trainer.megatron.engine import Engine
 
-    engine = Engine(spec(model, layout), lambda: None)
-    for shape in shapes().values():
-        row = measure(engine, shape)
-        if dist.get_rank() == 0:
-            print(json.dumps({"what": "product", "configuration": configuration, "layout": layout} | row), flush=True)
-    dist.destroy_process_group()
+    return Engine(spec, lambda: None)
 
 
 def spec(model: Path, layout: str) -> Any:
@@ -167,7 +173,7 @@ def timed_step(engine: Any, made: Any) -> tuple[float, dict[str, float]]:
     return time.perf_counter() - began, metrics
 
 
-def measure(engine: Any, shape: Shape) -> dict[str, Any]:
+def measure(engine: Any, shape: Shape, batch: Callable[[Shape, int], Any]) -> dict[str, Any]:
     """The best of STEPS steps after the first two, from the batch to the new parameters."""
     import torch
 
@@ -186,13 +192,11 @@ def measure(engine: Any, shape: Shape) -> dict[str, Any]:
         "seconds": [round(t, 4) for t in times],
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
         "backend": engine.backend,
-        "loss": metrics["train/loss"],
-        "grad_norm": metrics["train/grad_norm"],
-        "entropy": metrics["train/entropy"],
+        **{name: metrics[f"train/{name}"] for name in ("loss", "grad_norm", "entropy") if f"train/{name}" in metrics},
     }
 
 
-def batch(shape: Shape, step: int) -> Any:
+def sampled(shape: Shape, step: int) -> Any:
     """Groups of two, with rewards that differ; drawn by an older policy, so that nothing is compared."""
     import random
 

@@ -1,6 +1,6 @@
 """Weights from the trainer to a vLLM server: our whole update beside a plain broadcast of the same bytes.
 
-    python -m benchmarks.weights [--model DIR] [--device gpu|cpu] [--repeats N]
+    python -m benchmarks.weights [--size NAME] [--device gpu|cpu] [--repeats N]
 
 On GPUs: two of one host. The update is what `python -m rljob_trainer run` does after each step: export from megatron-core in one process, to a
 server in another, verified on both ends and applied. Prints one JSON line per measurement.
@@ -21,7 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shapes import MODEL, write_model
+from benchmarks.shapes import MODELS, model_of
 from rljob_api import names
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
@@ -36,7 +36,7 @@ GPU_ARGUMENTS = {"enforce-eager": True, "gpu-memory-utilization": 0.3}
 
 def main() -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.weights")
-    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--size", choices=list(MODELS), default="1.5b")
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--plain", type=int, help=argparse.SUPPRESS)
@@ -44,8 +44,7 @@ def main() -> int:
     if options.plain:
         broadcast(options.plain, options.device)
         return 0
-    write_model(options.model)
-    job = spec(options.model, options.device)
+    job = spec(model_of(options.size), options.device)
     with server(job, gpus()[1] if options.device == "gpu" else ""):
         size = update(job, options.repeats)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
