@@ -95,7 +95,7 @@ docs: setup ## Build the documentation in dist/site, and fail at links and ancho
 
 ##@ Generated files
 .PHONY: generate
-generate: setup ## Write the CRD, known keys and reference pages again
+generate: setup ## Write the CRD, known keys, reference pages and pictures again
 	$(PY) -m rljob_api.schema.crd crds/rljob.yaml
 	cp crds/rljob.yaml charts/rljob/files/rljob.yaml
 	$(PY) charts/values_reference.py charts/rljob/values.schema.json docs/reference/values.md
@@ -104,6 +104,7 @@ generate: setup ## Write the CRD, known keys and reference pages again
 	$(PY) -m rljob_api.schema.docs docs/reference
 	$(PY) -m kubectl_rljob.reference docs/reference/cli.md
 	$(PY) -m kubectl_rljob.importer.reference docs/reference/import.md
+	$(PY) -m docs.pictures docs/images
 
 .PHONY: generate-check
 generate-check: setup ## Fail when a generated file has drifted
@@ -113,6 +114,7 @@ generate-check: setup ## Fail when a generated file has drifted
 	$(PY) -m kubectl_rljob.importer.reference $$tmp/reference/import.md && \
 	$(PY) charts/values_reference.py $$tmp/schema $$tmp/reference/values.md && diff -u charts/rljob/values.schema.json $$tmp/schema && \
 	diff -ru docs/reference $$tmp/reference && \
+	$(PY) -m docs.pictures $$tmp/images && diff -ru docs/images $$tmp/images && \
 	$(PY) gitops/argocd/config_map.py $$tmp/argocd && diff -u gitops/argocd/argocd-cm.yaml $$tmp/argocd && \
 	$(PY) -W ignore -m rljob_trainer.known_keys --check
 

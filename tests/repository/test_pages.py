@@ -40,6 +40,12 @@ def test_links_lead_to_pages_and_headings_that_exist(page: Path) -> None:
             assert not anchor or anchor in anchors(target), link
 
 
+@every_page
+def test_pictures_exist(page: Path) -> None:
+    for source in re.findall(r'(?:src|srcset)="([^"]+)"', prose(page)):
+        assert (page.parent / source).is_file(), source
+
+
 @every_written_page
 def test_files_that_are_named_exist(page: Path) -> None:
     for path in re.findall(r"(?<![\w/.-])((?:[\w.-]+/)+[\w.-]*\w|\w+\.py)\b", "\n".join(ticked(page) | commands(page))):
