@@ -1,0 +1,89 @@
+"""The recipes of real models: they break no rule, fit into the GPUs that their pages name, and their rewards score as said."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rljob_api.sizing.memory import GIB, phases
+from rljob_api.sizing.shape import Shape
+from rljob_api.sizing.traffic import links
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.model import PythonReward, RewardSpec
+from rljob_api.validation import validate
+from rljob_trainer.rewards.manager import RewardManager
+from rljob_trainer.rewards.request import Reward, RewardRequest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PUBLISHED = {
+    "qwen2.5-1.5b-gsm8k": 1_543_714_304,
+    "qwen2.5-7b-gsm8k": 7_615_616_512,
+    "qwen3-30b-a3b-dapo": 30_532_122_624,
+}
+"""Parameters, as the model cards' safetensors count them."""
+GPUS = (79.1, 139.8)
+"""GiB of an H100 with 80 GB and of an H200 with 141 GB, as their drivers report it."""
+MANIFESTS = sorted(
+    path for recipe in PUBLISHED for path in (EXAMPLES / recipe).glob("*.yaml") if path.name != "prepare.yaml"
+)
+every_manifest = pytest.mark.parametrize("path", MANIFESTS, ids=lambda p: f"{p.parent.name}/{p.name}")
+
+
+def job(path: Path) -> dict:
+    return yaml.safe_load(path.read_text())
+
+
+def config(path: Path) -> dict:
+    return json.loads((path.parent / "config.json").read_text())
+
+
+@every_manifest
+def test_a_recipe_breaks_no_rule_of_its_model(path: Path) -> None:
+    found = job(path)
+    assert validate(found["spec"], found["metadata"]["name"], config(path)).violations == ()
+
+
+@every_manifest
+def test_a_recipe_fits_into_the_gpus_of_its_page_with_the_memory_that_the_page_says(path: Path) -> None:
+    spec, shape = RLJobSpec.model_validate(job(path)["spec"]), Shape.of(config(path))
+    assert shape
+    fullest = [max(phases(spec, shape, gpu * GIB), key=lambda p: p.total) for gpu in GPUS]
+    assert all(phase.total < gpu * GIB for phase, gpu in zip(fullest, GPUS, strict=True))
+    row = " | ".join([*(f"{phase.total / GIB:.1f}" for phase in fullest), fullest[0].name])
+    assert row in (path.parent / "README.md").read_text(), row
+
+
+@pytest.mark.parametrize("recipe", PUBLISHED)
+def test_the_config_of_a_recipe_has_as_many_parameters_as_the_published_model(recipe: str) -> None:
+    """`Shape` leaves norms and biases out."""
+    shape = Shape.of(json.loads((EXAMPLES / recipe / "config.json").read_text()))
+    assert shape and shape.parameters == pytest.approx(PUBLISHED[recipe], rel=1e-3)
+
+
+def test_experts_of_the_large_recipe_exchange_nothing_between_nodes() -> None:
+    path = EXAMPLES / "qwen3-30b-a3b-dapo/rljob.yaml"
+    shape = Shape.of(config(path))
+    assert shape
+    kinds = {link.kind for link in links(RLJobSpec.model_validate(job(path)["spec"]), shape, 0)}
+    assert "expert" not in kinds and "data" in kinds
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ("3 + 4 = 7\n#### 7", Reward(1.0, {"formatted": 1.0})),
+        ("#### $1,234.00", Reward(0.1, {"formatted": 1.0})),
+        ("the answer is 7", Reward(0.0, {"formatted": 0.0})),
+    ],
+)
+async def test_the_reward_of_gsm8k_counts_the_right_number_and_reports_the_format(
+    response: str, reward: Reward
+) -> None:
+    file = PythonReward(path=str(EXAMPLES / "qwen2.5-1.5b-gsm8k/reward.py"))
+    manager = RewardManager([RewardSpec(python=file)])
+    try:
+        await manager.start()
+        assert await manager.score(RewardRequest("3+4?", response, "7", "openai/gsm8k")) == reward
+    finally:
+        await manager.stop()
