@@ -39,7 +39,7 @@ $(VENV)/.installed: tests/requirements.txt pyproject.toml
 	touch $@
 
 .PHONY: check
-check: setup ## Format, lint, layers, types, generated files, fast tests (under 3 minutes)
+check: setup ## Format, lint, layers, types, generated files, fast tests (6 minutes on two cores)
 	$(BOTH) lint fast
 
 .PHONY: lint
