@@ -173,7 +173,7 @@ def trained(model: Path, shape: Shape, rows: int) -> dict[str, Any]:
         learning_rate=1e-6,
         bf16=True,
         optim="adamw_torch_fused",
-        logging_steps=1,
+        logging_strategy="no",
         report_to=[],
         save_strategy="no",
     )

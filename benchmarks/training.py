@@ -90,7 +90,7 @@ def run(command: list[str], environment: dict[str, str]) -> list[dict[str, Any]]
         text=True,
         timeout=LIMIT_SECONDS,
     )
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
     print(f"{' '.join(command)}: {time.monotonic() - began:.0f} s", flush=True)
     if done.returncode:
         print(done.stdout[-6000:], flush=True)
@@ -139,8 +139,9 @@ def start_engine(spec: Any) -> Any:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl", timeout=timedelta(seconds=120))
     from rljob_trainer.megatron.engine import Engine
+    from rljob_trainer.tasks.choice import objective_of
 
-    return Engine(spec, lambda: None)
+    return Engine(spec, lambda: None, objective_of(spec))
 
 
 def spec(model: Path, layout: str) -> Any:

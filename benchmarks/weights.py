@@ -154,7 +154,7 @@ async def generated(endpoint: RolloutEndpoint) -> list[float]:
 
     async with RolloutClient(endpoint, TOKEN, 1) as client:
         (answer,) = await client.generate(tuple(range(100, 120)), 1, Sampling(max_tokens=4), seed=1)
-    return [round(p, 3) for p in answer.log_probs]
+    return [round(float(p), 3) for p in answer.log_probs]
 
 
 def broadcast(size: int, device: str) -> None:

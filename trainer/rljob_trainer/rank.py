@@ -121,7 +121,8 @@ def _senders(
 ) -> Senders:
     """Colocated servers sleep when this returns, and the driver knows all of them."""
     spec, token = control.spec, os.environ[names.ENV_ROLLOUT_TOKEN]
-    publisher = Publisher(control.attempt, token, os.environ[names.ENV_POD_IP], backend(spec))
+    workers = spec.rollout.tensor_parallel
+    publisher = Publisher(control.attempt, token, os.environ[names.ENV_POD_IP], backend(spec), workers)
     if spec.rollout.placement != "colocated":
         return Senders(ranks, publisher if ranks.is_first else None, beat)
     leads = os.environ["LOCAL_RANK"] == "0"

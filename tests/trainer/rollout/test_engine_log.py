@@ -1,6 +1,7 @@
 """Which line of a server's log names the cause of its end."""
 
 from rljob_trainer.rollout.engine_log import engine_error, server_error
+from rljob_trainer.weights.protocol import APPLYING_FAILED
 
 
 def said(process: str, text: str, prefix: str = "ERROR 11-22 06:56:15 [core.py:1330] ") -> str:
@@ -62,6 +63,17 @@ def test_lines_of_several_processes_may_alternate() -> None:
     )
     error = engine_error("\n".join(line for pair in zip(engine, worker, strict=True) for line in pair))
     assert error and error.exception == "OutOfMemoryError"
+
+
+def test_a_server_that_ends_itself_after_a_failed_update_names_the_worker_s_error() -> None:
+    """As an H200's wrote them on 2026-11-22."""
+    cause = "RuntimeError: CUDA Error: out of memory at cumem_allocator.cpp:163"
+    called = "Exception: Call to wake_up method failed: Worker failed with error 'CUDA Error: out of memory'"
+    failed = said(WORKER_0, "WorkerProc hit an exception.\n" + traceback(cause))
+    failed += said(ENGINE, "Invocation of wake_up method failed\n" + traceback(called))
+    assert engine_error(failed) is None, "the server may have handled it"
+    error = engine_error(failed + said(SERVER, f"{APPLYING_FAILED}\n" + traceback(called), ""))
+    assert error and error.message == "CUDA Error: out of memory at cumem_allocator.cpp:163"
 
 
 def test_a_killed_engine_says_nothing_and_an_error_that_it_handled_is_not_its_end() -> None:

@@ -9,10 +9,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rljob_trainer.failure import is_lost_peer
+from rljob_trainer.weights.protocol import APPLYING_FAILED
 
 LINE = re.compile(r"(?:\((?P<process>\S+ pid=\d+)\) ?)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] ?)?(?P<text>.*)")
-FATAL = re.compile(r"failed to start|fatal error|WorkerProc (failed|hit an exception)|^Process \S+:$")
-"""Before the traceback of what ends an engine process, and not before one of an error that it handles."""
+FATAL = re.compile(
+    rf"failed to start|fatal error|WorkerProc (failed|hit an exception)|^Process \S+:$|{re.escape(APPLYING_FAILED)}"
+)
+"""Before the traceback of what ends a process, and not before one of an error that it handles."""
 CHAIN = re.compile(r"(During handling of|The above exception was)")
 """Between the tracebacks of an exception and of the one that it led to."""
 EXCEPTION = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: ?(?P<message>.*))?")
@@ -35,10 +38,10 @@ class LoggedError:
 
 
 def engine_error(log: str) -> LoggedError | None:
-    """What ended the engine; None when it did not say, because it was killed."""
+    """What ended the engine, or had the API server end it; None when neither said so, because the engine was killed."""
     processes = _read(log)
-    engine = _fatal(p for p in processes if p.name.startswith("EngineCore"))
-    return engine and (_fatal(p for p in processes if p.name.startswith("Worker")) or engine)
+    ended = _fatal(p for p in processes if not p.name.startswith("Worker"))
+    return ended and (_fatal(p for p in processes if p.name.startswith("Worker")) or ended)
 
 
 def server_error(log: str) -> LoggedError | None:

@@ -42,6 +42,9 @@ NCCL = "rljob-nccl"
 IPC = "rljob-ipc"
 """Between processes of one host whose GPUs are the same, which NCCL cannot connect."""
 
+APPLYING_FAILED = "applying an update failed; the server ends, because its model cannot be trusted"
+"""What a server writes to its log before the traceback of what ended it."""
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyVersion:

@@ -39,10 +39,10 @@ class Published:
 class Publisher:
     """The trainer's end of all weight updates of one attempt."""
 
-    def __init__(self, attempt: int, token: str, address: str, backend: str) -> None:
-        """`address`: IP of this pod, which the replicas connect to; `backend`: see backends.py."""
+    def __init__(self, attempt: int, token: str, address: str, backend: str, workers: int = 1) -> None:
+        """`address`: IP of this pod, which the replicas connect to; `backend`: protocol.backend; `workers`: processes of a replica, one a GPU."""
         self._attempt, self._token, self._backend = attempt, token, backend
-        self._connect = partial(ENDS[backend], address)
+        self._connect = partial(ENDS[backend], address, *([workers] if backend == IPC else []))
         self._step = 0
         self._ends: dict[str, End] = {}
         """By pod uid: connections of the last update, which the next one uses again."""

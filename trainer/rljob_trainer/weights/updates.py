@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from rljob_trainer.weights.gate import Gate
-from rljob_trainer.weights.protocol import AttemptSuperseded, PolicyVersion
+from rljob_trainer.weights.protocol import APPLYING_FAILED, AttemptSuperseded, PolicyVersion
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class WeightUpdates:
                 raise UpdateError("the prefix cache could not be emptied: it holds values of the old weights")
             await engine.resume_generation()
         except BaseException:
-            log.exception("applying an update failed; the server ends, because its model cannot be trusted")
+            log.exception(APPLYING_FAILED)
             os.kill(os.getpid(), signal.SIGTERM)
             raise
 

@@ -1,0 +1,43 @@
+"""Buckets through CUDA IPC, with workers in processes of their own."""
+
+import multiprocessing
+from multiprocessing.connection import Connection
+
+import pytest
+import torch
+
+from rljob_trainer.weights.ipc import TrainerEnd, WorkerEnd
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: run on such a machine")
+SIZE = 64 * 2**20
+
+
+def work(worker: int, workers: int, connection: Connection) -> None:
+    """A server's worker: copies what it is told of, and says what it got."""
+    end = WorkerEnd("", 0, worker, workers)
+    payload = torch.empty(SIZE, dtype=torch.uint8, device="cuda:0")
+    while message := connection.recv():
+        end.receive(payload, message)
+        connection.send(int(payload.sum()))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_every_worker_gets_the_payload_and_the_trainer_gets_its_memory_back(workers: int) -> None:
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(workers)]
+    processes = [context.Process(target=work, args=(i, workers, far)) for i, (_, far) in enumerate(pipes)]
+    for process in processes:
+        process.start()
+    trainer, before = TrainerEnd("", workers), torch.cuda.memory_allocated()
+    for step in range(1, 4):
+        message = trainer.send(torch.full((SIZE,), step, dtype=torch.uint8, device="cuda:0"))
+        for near, _ in pipes:
+            near.send(message)
+        assert [near.recv() for near, _ in pipes] == [step * SIZE] * workers
+        trainer.settle()
+        assert torch.cuda.memory_allocated() == before
+    for near, _ in pipes:
+        near.send(None)
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
