@@ -91,8 +91,12 @@ async def next_batch(spec: RLJobSpec, data: ExampleSet, step: int, cursor: Curso
         positions, cursor = cursor.draw(spec.train.samples_per_step)
         examples = [example for example in await data.drawn(positions) if example.variants]
         cursor = cursor.use(positions)
-    metrics = data.counts.metrics() | {"data/epoch": cursor.epoch(data), "time/tokenise": time.monotonic() - began}
-    return Ready(Batch.of(step, trajectories(examples), metrics), cursor)
+    of_step = {
+        "data/epoch": cursor.epoch(data),
+        "data/samples": float(len(examples)),
+        "time/tokenise": time.monotonic() - began,
+    }
+    return Ready(Batch.of(step, trajectories(examples), data.counts.metrics() | of_step), cursor)
 
 
 def trajectories(examples: Iterable[Example]) -> Sequence[Trajectory]:
