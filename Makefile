@@ -8,8 +8,9 @@ PY := $(VENV)/bin/python
 LOCK := $(VENV)/bin/uv pip compile -q --python-version 3.12 --generate-hashes --custom-compile-command 'make lock'
 # Two targets at once; what each says comes in one piece, when it has ended
 BOTH := $(MAKE) --no-print-directory -j2 --output-sync=target
-# Directories whose slow tests take about as long as all others'
-HALF := tests/trainer/megatron tests/apiserver
+# Directories whose tests take about as long as all others', of the fast ones and of the slow ones
+FAST_HALF := $(addprefix tests/trainer/,checkpoint launcher rewards rollout)
+SLOW_HALF := tests/trainer/megatron tests/apiserver
 export OMP_NUM_THREADS ?= 1
 
 ##@ For users
@@ -40,7 +41,7 @@ $(VENV)/.installed: tests/requirements.txt pyproject.toml
 
 .PHONY: check
 check: setup ## Format, lint, layers, types, generated files, fast tests (6 minutes on two cores)
-	$(BOTH) lint fast
+	$(BOTH) lint fast-half fast-rest
 
 .PHONY: lint
 lint: setup
@@ -52,7 +53,15 @@ lint: setup
 
 .PHONY: fast
 fast: setup
-	$(PY) -m pytest -q -m "not slow" tests
+	$(BOTH) fast-half fast-rest
+
+.PHONY: fast-half
+fast-half: setup
+	$(PY) -m pytest -q -m "not slow" $(FAST_HALF)
+
+.PHONY: fast-rest
+fast-rest: setup
+	$(PY) -m pytest -q -m "not slow" tests $(FAST_HALF:%=--ignore=%)
 
 .PHONY: test
 test: check ## Everything: check, the trainer on real megatron-core and vLLM, end to end on the cluster
@@ -67,11 +76,11 @@ test-all: test ## Everything, with the tests that take longest
 
 .PHONY: slow-half
 slow-half: setup
-	$(PY) -m pytest -q -m "slow and not extra" $(HALF) --durations=10
+	$(PY) -m pytest -q -m "slow and not extra" $(SLOW_HALF) --durations=10
 
 .PHONY: slow-rest
 slow-rest: setup
-	$(PY) -m pytest -q -m "slow and not extra" tests $(HALF:%=--ignore=%) --durations=10
+	$(PY) -m pytest -q -m "slow and not extra" tests $(SLOW_HALF:%=--ignore=%) --durations=10
 
 .PHONY: e2e
 e2e: setup ## The end-to-end tests alone
