@@ -1,11 +1,12 @@
 """A whole GRPO step with real vLLM: the product's own command on a job of the Qwen2.5-1.5B shape with random weights.
 
-    python -m benchmarks.step [--placement separate|colocated] [--lengths fixed|mixed] [--staleness 0|1] [--size 1.5b|7b] [--tensor N]
-        [--steps N] [--out FILE]
+    python -m benchmarks.step [--placement separate|colocated] [--lengths fixed|mixed] [--staleness 0|1] [--size NAME] [--gpus N]
+        [--tensor N] [--quantization NAME] [--steps N] [--out FILE]
 
 64 prompts x 8 samples, 256 tokens of prompt and 1,024 of response (`mixed`: prompts of 128 to 256, responses of up to 2,048), GRPO without KL,
-one mini-batch. `--tensor N`: tensor parallelism of trainer and servers. Random weights hardly ever end a response, so its length is maxTokens, and
-rewards are as good as random: gradients must not be zero, on which a GPU multiplies faster. Prints the split of the steps and writes it as JSON.
+one mini-batch. `--gpus N`: of the trainer; `--tensor N`: tensor parallelism of trainer and servers. Random weights hardly ever end a response, so
+its length is maxTokens, and rewards are as good as random: gradients must not be zero, on which a GPU multiplies faster. Prints the split of the
+steps and writes it as JSON.
 """
 
 import argparse
@@ -46,6 +47,7 @@ def main() -> int:
     parser.add_argument("--size", choices=list(MODELS), default="1.5b")
     parser.add_argument("--gpus", type=int, default=1, help="of the trainer")
     parser.add_argument("--tensor", type=int, default=1, help="tensor parallelism of trainer and servers")
+    parser.add_argument("--quantization", default="", help="of vLLM: fp8, for example")
     parser.add_argument("--staleness", type=int, choices=[0, 1], default=0)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path("step.json"))
@@ -68,6 +70,7 @@ def main() -> int:
         "size": options.size,
         "gpus": options.gpus,
         "tensor": options.tensor,
+        "quantization": options.quantization,
         "lengths": options.lengths,
         "staleness": options.staleness,
         "exit": code,
@@ -126,6 +129,7 @@ def job(options: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
     colocated = {"placement": "colocated"}
     correction = {"rolloutCorrection": {"importanceSampling": "token"}} if options.staleness else {}
     placement = colocated if options.placement == "colocated" else {"replicas": 1}
+    extra = {"quantization": options.quantization} if options.quantization else {}
     share = 0.9 if options.placement == "separate" else 0.45 if options.size == "1.5b" else 0.3
     spec = {
         "image": "none",
@@ -148,7 +152,7 @@ def job(options: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
         "rollout": {
             "sampling": {"maxTokens": 1024 if options.lengths == "fixed" else 2048},
             "tensorParallel": options.tensor,
-            "vllmArgs": {"gpu-memory-utilization": share} | (WITHOUT_MULTICAST if options.tensor > 1 else {}),
+            "vllmArgs": {"gpu-memory-utilization": share} | (WITHOUT_MULTICAST if options.tensor > 1 else {}) | extra,
         }
         | placement,
         "checkpoint": {"path": str(data / "run"), "everySteps": 0, "exportHuggingFace": False},
