@@ -34,9 +34,13 @@ class Member(Wire):
     """One trainer pod of an attempt."""
 
     pod: str
+    """Name of the pod."""
     pod_uid: str
+    """UID of the pod."""
     boot_id: str
+    """Identifier of this life of the pod's launcher process."""
     node_rank: int
+    """Node rank of the pod in the attempt."""
     address: str
     """Pod IP."""
 
@@ -86,9 +90,11 @@ class Failure(Wire):
     kind: Literal["application", "configuration", "collective", "killed"]
     """configuration: the user has to fix it, a restart cannot help; collective: a peer was lost, the cause is elsewhere; killed: by a signal."""
     rank: Count | None = None
+    """Global rank of the process that failed."""
     exception: Text = ""
     """Class name, or `Signal 9 (SIGKILL)`."""
     message: Text = ""
+    """Message of the exception."""
     lines: Annotated[list[Text], Field(max_length=20)] = []
     """Last lines of the traceback."""
     time: Time = 0.0
@@ -105,8 +111,11 @@ class Checkpoint(Wire):
     """One complete checkpoint."""
 
     step: Count
+    """Step that it was saved after."""
     attempt: Count
+    """Number of the attempt that saved it."""
     path: Line
+    """Its directory."""
     digest: Line = ""
     """Digest of the policy's weights."""
     layout: Line = ""
@@ -114,6 +123,7 @@ class Checkpoint(Wire):
     reshardable: bool = True
     """Can be loaded into another layout with its optimizer."""
     time: Time = 0.0
+    """When it was saved, in seconds since the epoch."""
 
 
 class RolloutState(Wire):
@@ -130,10 +140,13 @@ class Point(Wire):
     """Main metrics of one step."""
 
     step: Count
+    """Number of the step."""
     reward: float | None = None
-    """None: a task without rewards."""
+    """Mean reward of the step; absent for tasks without rewards."""
     loss: float
+    """Loss of the step."""
     seconds: float
+    """Duration of the step."""
 
 
 def _is_number(value: object) -> bool:

@@ -25,40 +25,51 @@ class Condition(Wire):
     """A Kubernetes condition."""
 
     type: ConditionType
+    """Name of the condition."""
     status: Literal["True", "False", "Unknown"]
+    """Whether it holds; Unknown: not known yet."""
     reason: str
+    """Why, in one word for programs."""
     message: str = ""
+    """Why, in one sentence for people."""
     last_transition_time: str
+    """When `status` last changed."""
     observed_generation: int
+    """Generation of the spec that it was computed from."""
 
 
 class Attempt(Wire):
     """The current or last life of the gang. Written before anything acts on it."""
 
     number: int
+    """Counts from 1, over the whole life of the job."""
     command: Command = "run"
     """Command in the control message: run, drain or stop."""
     reason: str = ""
     """Why `command` is drain or stop."""
     members: list[Member] = []
+    """The trainer pods that run it, by node rank."""
     resume_step: int | None = None
     """The checkpoint that was asked for; None: the newest."""
     generation: int = 0
-    """Of the spec it runs."""
+    """Generation of the spec that it runs."""
     started_at: str = ""
+    """When it was opened."""
     commanded_at: str = ""
     """When `command` became drain or stop."""
     ended_at: str = ""
     """When its last member had stopped; empty: it may still be alive."""
     failure: Failure | None = None
-    """Its root cause, if it failed."""
+    """Root cause of its failure, if it failed."""
     failed_pod: str = ""
+    """The trainer pod whose failure ended it."""
 
 
 class Restarts(Wire):
     """Restarts of the gang."""
 
     total: int = 0
+    """How often another attempt followed one that did not finish, for whatever reason."""
     counted: int = 0
     """Application failures in a row, held against maxRestarts; a stable run resets them."""
     not_before: str = ""
@@ -69,17 +80,20 @@ class Override(Wire):
     """A request to suspend or resume. It applies until spec.suspend changes or a newer request comes."""
 
     suspend: bool
+    """What was requested: true to suspend, false to resume."""
     spec_suspend: bool
     """spec.suspend when the request was consumed."""
 
 
 class RoleStatus(Wire):
     ready: int = 0
+    """Pods that are ready."""
     desired: int = 0
+    """Pods that there should be now; 0 while the job is suspended and when it has ended."""
     text: str = ""
-    """`ready/desired`, for the printer column."""
+    """`ready/desired`, for a column of `kubectl get`."""
     selector: str = ""
-    """Of its pods, for the scale subresource."""
+    """Label selector of its pods, for the scale subresource."""
 
 
 class ProgressStatus(Wire):
@@ -88,40 +102,60 @@ class ProgressStatus(Wire):
     attempt: int = 0
     """Whose steps these are: the last that has chosen its checkpoint."""
     step: int = 0
+    """Steps that are done."""
     steps: int = 0
+    """Steps of the whole job; 0: not known yet."""
     text: str = ""
-    """`120/500`, for the printer column."""
+    """`120/500`, for a column of `kubectl get`."""
     phase: str = ""
+    """What the trainer is doing: loading, waiting, generating, training, syncing, saving, evaluating or finishing."""
     policy_step: int = 0
+    """Step of the policy that the rollout servers got last."""
     metric: str = ""
-    """Of the last step, for the printer column: `reward 0.612` (the mean), or `loss 1.234` for tasks without rewards."""
+    """Main metric of the last step, for a column of `kubectl get`: `reward 0.612` (the mean), or `loss 1.234` for tasks without rewards."""
     metrics: dict[str, float] = {}
+    """Metrics of the last step, by name."""
     history: list[Point] = []
+    """Main metrics of earlier steps, thinned out over the run."""
     evaluation: dict[str, float] = {}
+    """`first` and `last` mean reward on the held-out prompts; without rewards, mean loss on the held-out examples."""
     export: str = ""
+    """Directory of the exported Hugging Face model, once it is written."""
     started_from: int | None = None
+    """Step of the checkpoint that the attempt started from; 0: the model itself."""
     backend: str = ""
+    """Layers and kernels that the trainer uses."""
     updated_at: str = ""
+    """When the trainer last reported progress."""
 
 
 class CheckpointStatus(Wire):
     latest: Checkpoint | None = None
+    """The newest complete checkpoint."""
     kept: list[Checkpoint] = []
+    """All complete checkpoints that the job can go back to, oldest first."""
 
 
 class LastFailure(Wire):
     attempt: int
+    """Number of the attempt that failed."""
     reason: str
+    """Kind of the failure, in one word."""
     pod: str = ""
+    """The trainer pod where it began."""
     failure: Failure | None = None
+    """What that pod reported."""
     time: str = ""
+    """When the operator recorded it."""
 
 
 class PodAssignment(Wire):
     """A pod's node, chosen by the `builtin` backend."""
 
     pod: str
+    """Name of the pod."""
     node: str
+    """Node that the pod is pinned to."""
     rank: int | None = None
     """Node rank of a trainer in the next attempt."""
 
@@ -130,7 +164,9 @@ class Exclusion(Wire):
     """A node that did not take its pod and is not used for a while."""
 
     node: str
+    """Name of the node."""
     until: str
+    """When the node may be used again."""
 
 
 class Crossing(Wire):
@@ -139,7 +175,7 @@ class Crossing(Wire):
     level: str
     """Label key, or `node`."""
     pairs: int
-    """Of pods that exchange bytes."""
+    """Pairs of pods that exchange bytes across this level."""
     bytes_per_step: int
     """Estimated for a model of 8 billion parameters, since the operator cannot read config.json; `kubectl rljob plan --model` can."""
 
@@ -150,25 +186,29 @@ class PlacementReport(Wire):
     stages: list[str] = []
     """The narrowest domain that holds each pipeline stage; empty: only the whole cluster does."""
     rollouts: list[str] = []
-    """Domain of each rollout; empty: not placed."""
+    """Domain of each rollout pod; empty: not placed."""
     levels: list[Crossing] = []
-    """Widest first."""
+    """What crosses each level of the topology, widest level first."""
 
 
 class RolloutFailure(Wire):
     """The last time that a rollout server failed. It was started again in its pod; no attempt ends by that."""
 
     pod: str
+    """The rollout pod whose server failed."""
     failure: Failure
+    """What that pod reported."""
 
 
 class PlacementStatus(Wire):
     """Which pod goes to which node. Written before a pod's gate is removed."""
 
     assignments: list[PodAssignment] = []
+    """Node of each pod."""
     requests: dict[str, dict[str, int]] = {}
     """What a pod requests, by role, in thousandths: room for assigned pods that are not on their nodes yet is reserved."""
     excluded: list[Exclusion] = []
+    """Nodes that are avoided for ten minutes, since a pod could not be bound to them."""
     problem: str = ""
     """Why pods have no assignment."""
     report: PlacementReport = PlacementReport()
@@ -178,15 +218,19 @@ class JobStatus(Wire):
     """The whole status."""
 
     observed_generation: int = 0
+    """Generation of the spec that this status was computed from; -1: the operator has not seen the job yet."""
     state: State = "Pending"
     """For display; computed from the rest and never read by the operator."""
     message: str = ""
     """One sentence: what is happening, or what to do."""
     attempt: Attempt | None = None
+    """The current or last attempt: one life of the whole gang."""
     restarts: Restarts = Restarts()
+    """How often the gang was restarted."""
     outcome: Literal["", "Succeeded", "Failed"] = ""
-    """Terminal. Only a resume request with a step opens the job again."""
+    """How the job ended; empty: it has not. Only a resume request with a step opens the job again."""
     outcome_reason: str = ""
+    """Why the job ended, in one word."""
     outcome_message: str = ""
     """Why, if no failure of an attempt says it."""
     finished_at: str = ""
@@ -200,6 +244,7 @@ class JobStatus(Wire):
     suspended: bool = False
     """The pods are released because of spec.suspend or a request."""
     override: Override | None = None
+    """A request to suspend or resume that overrides `spec.suspend`."""
     token: int = 1
     """Number of the Secret with the token of the rollout servers: the next one after it was deleted or changed."""
     request: str = ""
@@ -207,19 +252,25 @@ class JobStatus(Wire):
     resume_step: int | None = None
     """A checkpoint that was asked for and that no attempt has started from yet."""
     last_failure: LastFailure | None = None
+    """The last failed attempt, with its root cause."""
     last_rollout_failure: RolloutFailure | None = None
+    """The last failed rollout server."""
     lost_steps: int = 0
     """Steps that were not saved and had to be repeated by a later attempt."""
     first_step_at: str = ""
     """When the first step was done."""
     trainer: RoleStatus = RoleStatus()
+    """Trainer pods."""
     rollout: RoleStatus = RoleStatus()
-    """Empty for tasks without rollouts."""
+    """Rollout pods; empty for tasks without rollouts."""
     progress: ProgressStatus = ProgressStatus()
+    """Progress of the training, as rank 0 reports it."""
     checkpoint: CheckpointStatus = CheckpointStatus()
+    """Complete checkpoints of the job."""
     placement: PlacementStatus | None = None
-    """Of `scheduling.backend: builtin`, while pods are wanted."""
+    """Nodes of the pods, with `scheduling.backend: builtin`, while the job wants pods."""
     conditions: list[Condition] = []
+    """Conditions, for people and for `kubectl wait`."""
 
     def wants_suspend(self, in_spec: bool) -> bool:
         """Whether the job should be suspended: a request overrides spec.suspend until that changes."""

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from api.specs import make_spec, raw_spec
 from rljob_api.schema import crd
 from rljob_api.validation import validate
@@ -52,8 +54,9 @@ def test_every_node_has_a_type_and_no_reference() -> None:
         assert not {"$ref", "anyOf", "const", "title"} & node.keys()
 
 
-def test_every_field_of_the_spec_is_described() -> None:
-    for node in nodes(SCHEMA["properties"]["spec"]):
+@pytest.mark.parametrize("part", ["spec", "status"])
+def test_every_field_is_described(part: str) -> None:
+    for node in nodes(SCHEMA["properties"][part]):
         for name, field in node.get("properties", {}).items():
             assert field.get("description"), name
 

@@ -42,8 +42,8 @@ class KL(Model):
     coefficient: NonNegativeFloat = 0.0
     """Weight of the penalty; 0 needs no reference model and holds none."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Of d = log policy - log reference, per token. `k1`: d; `k2`: d^2 / 2; `k3`: exp(-d) - 1 + d, never negative, low variance
-    (joschu.net/blog/kl-approx). `k1` belongs into the reward: as a loss its expected gradient is zero."""
+    """Estimator of the divergence of a token, from d = log policy - log reference. `k1`: d; `k2`: d^2 / 2; `k3`: exp(-d) - 1 + d, never negative, low
+    variance (joschu.net/blog/kl-approx). Use `k1` with `where: reward`: as a loss its expected gradient is zero."""
     where: Literal["loss", "reward"] = "loss"
     """`loss`: added to the loss; `reward`: taken from every token's reward before advantages are estimated (arXiv 2203.02155)."""
     adaptive: AdaptiveKL | None = None
@@ -121,11 +121,11 @@ class AlgorithmSpec(Model):
     clip: Clip = Clip()
     """Bounds of the probability ratio."""
     kl: KL = KL()
-    """Penalty towards the reference policy."""
+    """Penalty for leaving the reference policy."""
     entropy_coefficient: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
     aggregation: Literal["tokenMean", "sequenceMeanTokenMean", "sequenceMeanTokenSumNorm"] = "tokenMean"
-    """From tokens to the loss of a mini-batch, with its global counts. `tokenMean`: sum over all response tokens / their number;
+    """How the losses of tokens are averaged over a mini-batch, over all ranks. `tokenMean`: sum over all response tokens / their number;
     `sequenceMeanTokenMean`: mean over responses of each one's mean; `sequenceMeanTokenSumNorm`: mean over responses of each one's sum / maxTokens."""
     rollout_correction: RolloutCorrection = RolloutCorrection()
     """Correction for the difference between rollout and trainer probabilities. The difference itself is always measured."""
@@ -145,7 +145,7 @@ class Optimizer(Model):
     decay: Literal["constant", "linear", "cosine"] = "constant"
     """How the rate falls from the warm-up to the last optimizer step."""
     min_learning_rate: NonNegativeFloat = 0.0
-    """Where `linear` and `cosine` end."""
+    """The rate at which `decay: linear` and `cosine` end."""
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay of matrices; norms and biases have none."""
     beta1: Fraction = 0.9
@@ -211,7 +211,7 @@ class TrainSpec(Model):
     on_non_finite: Literal["stop", "skip"] = "stop"
     """When a loss or a gradient is not a finite number. `stop`: the attempt fails; `skip`: leave this optimizer step out and count it."""
     batches: BatchRecording = BatchRecording()
-    """Record or replay batches."""
+    """Record the batches of this run, or train on recorded ones."""
 
     @property
     def total_steps(self) -> int:
@@ -236,6 +236,6 @@ class EvaluationSpec(Model):
     """Measurements on `data.validation`: rewards of responses (`task: rl`), or loss, perplexity and preference accuracy (the other tasks)."""
 
     every_steps: NonNegativeInt = 0
-    """Evaluate before the first step, after every so many and after the last; 0: never."""
+    """Steps between evaluations; another one comes before the first step and after the last. 0: never."""
     sampling: EvaluationSampling = EvaluationSampling()
     """One response per held-out prompt; greedy by default. For `task: rl`."""

@@ -48,9 +48,9 @@ class Resources(Model):
     """Requests and limits of a container, as in Kubernetes."""
 
     requests: dict[str, Quantity] = {}
-    """What the scheduler sets aside."""
+    """Resources that the scheduler reserves, by name."""
     limits: dict[str, Quantity] = {}
-    """What the container may not exceed."""
+    """Resources that the container may not exceed, by name."""
 
 
 class Template(Model):
@@ -67,11 +67,11 @@ class Template(Model):
     affinity: Verbatim | None = None
     """A Kubernetes affinity."""
     env: list[EnvVar] = []
-    """Variables of this role, after those of the job."""
+    """Environment variables of this role; they win over the job's."""
     labels: dict[str, str] = {}
-    """Further pod labels. Ours cannot be replaced."""
+    """Further labels of this role's pods. Labels that rljob sets cannot be replaced."""
     annotations: dict[str, str] = {}
-    """Further pod annotations."""
+    """Further annotations of this role's pods."""
     priority_class_name: str | None = None
     """A Kubernetes PriorityClass."""
     termination_grace_period_seconds: PositiveInt = 60

@@ -37,7 +37,7 @@ class CheckpointSpec(Model):
     keep_last: Annotated[int, Field(ge=1, le=MOST_CHECKPOINTS)] = 3
     """How many complete checkpoints are kept. Older ones are deleted after a newer one is complete."""
     resume: Literal["auto", "required", "never"] = "auto"
-    """`auto`: from the newest complete checkpoint in `path`, else from the model; `required`: fail without one;
+    """Where an attempt starts. `auto`: from the newest complete checkpoint in `path`, else from the model; `required`: fail without one;
     `never`: refuse a directory that holds one at the job's first start."""
     resume_from: AbsolutePath | None = None
     """A `global_step_N` directory, of this job or another of the same model, at which the job's first attempt starts, with optimizer and data order.
@@ -53,13 +53,13 @@ class SchedulingSpec(Model):
     """Placement of the pods on nodes."""
 
     backend: Literal["builtin", "none", "kueue", "volcano"] = "builtin"
-    """`builtin`: rljob places the whole gang at once, near each other by `topologyLevels`; `none`: the cluster's own scheduler, pod by pod; `kueue`
-    and `volcano`: those schedulers, where they are installed, with the whole gang as one group."""
+    """Who chooses nodes. `builtin`: rljob places the whole gang at once, near each other by `topologyLevels`; `none`: the
+    cluster's own scheduler, pod by pod; `kueue` and `volcano`: those schedulers, where they are installed, with the whole gang as one group."""
     topology_levels: Annotated[list[LabelKey], Field(max_length=8)] = []
     """Labels of nodes, from the widest domain to the narrowest, for example block, rack and NVLink domain; the node itself is always the last. For
     `builtin` and `kueue`."""
     queue: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = None
-    """Queue of `kueue` (a LocalQueue) or `volcano`; neither may go without."""
+    """Queue of `backend: kueue` (a LocalQueue) or `volcano`; both need one."""
     priority: Annotated[int, Field(ge=-(10**9), le=10**9)] = 0
     """Priority among jobs of the `builtin` backend: higher ones are placed first, then older ones. Nothing that runs is evicted."""
 
@@ -83,7 +83,7 @@ class LifecycleSpec(Model):
     node_loss_seconds: PositiveInt = 120
     """How long an unreachable node may stay away before its pod counts as lost."""
     pending_deadline_seconds: PositiveInt | None = None
-    """A job whose trainer pods did not all start within this time, since it was made or resumed, fails; unset: it waits."""
+    """The job fails when not all trainer pods have started within this time after it was created or resumed; unset: it waits."""
     active_deadline_seconds: PositiveInt | None = None
     """Total time that attempts may run. After it the job drains to a checkpoint and fails; unset: no limit."""
     ttl_seconds_after_finished: NonNegativeInt | None = None
@@ -134,11 +134,11 @@ class RLJobSpec(Model):
     image: Image
     """Image of trainer and rollout pods."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
-    """When to pull it."""
+    """When the image is pulled, as in a Kubernetes container."""
     image_pull_secrets: list[Verbatim] = []
-    """Kubernetes references to pull secrets."""
+    """Secrets with which the image is pulled, as Kubernetes references: `{name: NAME}`."""
     env: list[EnvVar] = []
-    """Variables of all containers."""
+    """Environment variables of all containers."""
     env_from: list[Verbatim] = []
     """Kubernetes `envFrom` sources of all containers."""
     volumes: Annotated[list[Volume], Field(max_length=32)] = []

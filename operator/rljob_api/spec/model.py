@@ -31,7 +31,7 @@ class DataSpec(Model):
     validation: Annotated[list[AbsolutePath], Field(max_length=1024)] = []
     """Files of held-out data, for `evaluation`."""
     format: Literal["auto", "messages", "alpaca", "sharegpt", "columns", "text", "indexed"] = "auto"
-    """How rows are read, by all tasks but `rl`. `auto`: from the columns of the first row; `messages`: lists of OpenAI's {role, content}; `alpaca`:
+    """How rows are read, for all tasks but `rl`. `auto`: from the columns of the first row; `messages`: lists of OpenAI's {role, content}; `alpaca`:
     instruction, input and output; `sharegpt`: conversations of {from, value}; `columns`: a prompt and a response, or chosen and rejected;
     `text`: documents; `indexed`: Megatron's .bin and .idx, named without their suffix. The last two are for `pretrain`."""
     prompt_key: str = "prompt"
@@ -72,7 +72,7 @@ class DataSpec(Model):
     shuffle: bool = True
     """Shuffle the data in every epoch, in an order that depends on `seed` and the epoch only."""
     seed: NonNegativeInt = 0
-    """Seed of the order and, with step, prompt and sample, of generation."""
+    """Seed of the order of the data and, together with step, prompt and sample, of generation."""
 
 
 class PythonReward(Model):
@@ -139,6 +139,6 @@ class RewardSpec(Model):
     model: MegatronReward | None = None
     """A reward model on the trainer's ranks."""
     weight: Number = 1.0
-    """Factor of this reward; several entries for one data source are summed."""
+    """Factor of this reward. Several entries for one data source are weighted and summed."""
     timeout_seconds: PositiveFloat = 10.0
     """A call that takes longer has failed. A failed reward is counted and reported, and its sample leaves the batch; it is never a silent 0."""

@@ -24,7 +24,7 @@ class Parallelism(Model):
     """How the model is cut. Data parallel size is what remains: nodes x processesPerNode / (tensor x pipeline x context)."""
 
     tensor: PositiveInt = 1
-    """Ranks that share every matrix. Must fit into one pod or, on CPU, may cross pods."""
+    """Ranks that share every matrix. On GPUs all of them are in one pod."""
     pipeline: PositiveInt = 1
     """Stages of consecutive layers."""
     virtual_pipeline: PositiveInt = 1
@@ -71,7 +71,7 @@ class Offload(Model):
     gradients: bool = False
     """Gradient buffers: their memory is given back outside training."""
     optimizer: bool = False
-    """Optimizer states, outside the optimizer step."""
+    """Optimizer states, while no optimizer step runs."""
 
 
 class TrainerSpec(Model):
@@ -80,19 +80,19 @@ class TrainerSpec(Model):
     nodes: PositiveInt = 1
     """Trainer pods."""
     processes_per_node: PositiveInt = 1
-    """Ranks in each pod; on GPU each has one of its own."""
+    """Ranks in each trainer pod; each has a GPU of its own."""
     device: Device = "gpu"
     """`cpu` runs the same code on gloo: laptops, tests, the demo."""
     resource_name: str = "nvidia.com/gpu"
     """The extended resource that a GPU is requested by."""
     parallelism: Parallelism = Parallelism()
-    """The layout."""
+    """How the model is cut over the ranks."""
     overlap: Overlap = Overlap()
-    """Communication during computation."""
+    """What the distributed optimizer communicates while the ranks compute."""
     recompute: Recompute = Recompute()
-    """Activations: memory for time."""
+    """Which activations are computed again in the backward pass: less memory for more time."""
     offload: Offload = Offload()
-    """What of the policy moves to host memory."""
+    """What of the policy is kept in host memory while it is not used."""
     transformer_config: Verbatim = {}
     """Fields of megatron-core's TransformerConfig, verbatim. Those that this spec names elsewhere are refused here."""
     shm_size: Quantity = "1Gi"
@@ -121,7 +121,7 @@ class CriticSpec(Model):
     warmup_steps: NonNegativeInt = 0
     """Steps in which only the critic learns."""
     offload: Offload = Offload()
-    """What of the critic moves to host memory."""
+    """What of the critic is kept in host memory while it is not used."""
 
 
 class ReferenceSpec(Model):
@@ -130,7 +130,7 @@ class ReferenceSpec(Model):
     path: AbsolutePath | None = None
     """Hugging Face directory of the policy's architecture; unset: the policy's starting point."""
     offload: bool = True
-    """Keep it in host memory and exchange it with the policy when it is needed. False: a second copy stays on the device."""
+    """Keep the reference in host memory and exchange it with the policy when it is needed. False: a second copy stays on the GPU."""
 
 
 class RolloutSpec(Model):
@@ -144,7 +144,7 @@ class RolloutSpec(Model):
     """Servers in pods of their own. 0 only when batches are replayed; not read when servers are colocated. A change takes effect at once, also by
     `kubectl scale`, but not below the `minReplicas` that a running attempt started with."""
     min_replicas: NonNegativeInt = 1
-    """Generation waits while fewer have the current policy."""
+    """Fewest servers that must have the current policy; generation waits while there are fewer."""
     tensor_parallel: PositiveInt = 1
     """GPUs of one server."""
     sampling: Sampling = Sampling()

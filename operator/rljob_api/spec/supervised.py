@@ -15,8 +15,8 @@ class SftSpec(Model):
     """Share e of the target that is spread over the vocabulary evenly: (1 - e) x cross entropy + e x the mean over all tokens of -log probability
     (arXiv 1512.00567, section 7)."""
     aggregation: Literal["tokenMean", "sequenceMean"] = "tokenMean"
-    """From tokens to the loss of a mini-batch, with its global counts. `tokenMean`: sum over all learnt tokens / their number; `sequenceMean`: mean
-    over sequences of each one's mean."""
+    """How the losses of tokens are averaged over a mini-batch, over all ranks. `tokenMean`: sum over all learnt tokens / their number;
+    `sequenceMean`: mean over sequences of each one's mean."""
 
 
 class DpoSpec(Model):
