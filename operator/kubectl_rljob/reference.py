@@ -56,6 +56,8 @@ def _flag(param: click.Parameter) -> str:
     if isinstance(param, click.Option) and param.is_flag:
         return f"`{', '.join(param.opts)}`"
     names = ", ".join(param.opts) + " " if isinstance(param, click.Option) else ""
+    if isinstance(param.type, click.Choice) and not param.metavar:  # a bar would end the cell of the table
+        return " or ".join(f"`{names}{choice}`" for choice in param.type.choices)
     return f"`{names}{_value(param)}`"
 
 
@@ -64,7 +66,7 @@ def _value(param: click.Parameter) -> str:
     if param.metavar:
         return param.metavar
     if isinstance(param.type, click.Choice):
-        return "\\|".join(param.type.choices)
+        return "|".join(param.type.choices)
     return str(param.name).upper()
 
 
