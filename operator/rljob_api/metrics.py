@@ -23,7 +23,7 @@ METRICS: dict[str, str] = {
     "sampling/surplus": "Dynamic sampling: prompts that were fit for training and did not fit into the step.",
     "sampling/continued": "Fraction of samples that more than one policy generated (`partialRollouts`).",
     "sampling/reward": "Dynamic sampling: mean reward of all generated samples, including those that are not trained on.",
-    "evaluation/reward": "Mean reward on the held-out prompts, under the policy of this step.",
+    "evaluation/reward": "Mean, over the held-out prompts of all sets, of the mean reward of a prompt's responses.",
     "evaluation/loss": "Loss on the held-out data, for tasks without rewards.",
     "evaluation/perplexity": "exp of the mean cross entropy per learnt token of the held-out data.",
     "evaluation/accuracy": "Fraction of held-out pairs whose chosen answer is ahead.",
@@ -93,24 +93,37 @@ METRICS: dict[str, str] = {
 
 
 REWARD_METRICS, EVALUATION_METRICS = "reward_metrics/", "evaluation_metrics/"
-"""Begin the metrics that a job's own reward functions name."""
+DATA_SOURCES, EVALUATION_DATA_SOURCES = "data_source_reward/", "evaluation_data_source_reward/"
+EVALUATION_SETS = "evaluation_sets/"
+"""Begin the metrics that a job's own reward functions, data and evaluation sets name."""
 OWN_METRICS = {
     REWARD_METRICS: "Mean, over the step's samples that have it, of a number that a Python reward returned in addition to its `score`.",
     EVALUATION_METRICS: "The same, over the held-out samples.",
+    DATA_SOURCES: "Mean reward of the step's samples of a data source.",
+    EVALUATION_DATA_SOURCES: "The same, of held-out samples.",
+    EVALUATION_SETS: "Of the set before the last `/`, with k responses to each prompt. `avg@k`: mean reward; `pass@k`: probability that one of k "
+    "responses is correct; `maj@k`: fraction of prompts whose most frequent answer is correct.",
 }
 """What they mean, by how they begin."""
 MOST_REWARD_METRICS = 16
-"""At most so many of a step's samples, and of an evaluation's."""
+"""At most so many of a reward function, and so many data sources."""
+MOST_OWN = dict.fromkeys(OWN_METRICS, MOST_REWARD_METRICS) | {EVALUATION_SETS: 64}
+"""That a status holds, by how they begin."""
 OWN_NAME = re.compile(r"[A-Za-z0-9_.@/-]{1,64}")
-"""What such a reward function may call a metric."""
+"""What such a metric may be called."""
 
 
-def is_reward_metric(name: str) -> bool:
+def own_name(text: str) -> str:
+    """A name of that form: other characters are replaced by `_`, and what is too long is cut."""
+    return re.sub(r"[^A-Za-z0-9_.@/-]", "_", text)[:64] or "_"
+
+
+def is_own_metric(name: str) -> bool:
     return any(name.startswith(prefix) and OWN_NAME.fullmatch(name.removeprefix(prefix)) for prefix in OWN_METRICS)
 
 
 def require_known(names: Iterable[str]) -> None:
-    """Raises KeyError for a metric that is not in the table, and is not one of a reward function either."""
-    unknown = sorted(name for name in set(names) - METRICS.keys() if not is_reward_metric(name))
+    """Raises KeyError for a metric that is not in the table, and is not one that the job names either."""
+    unknown = sorted(name for name in set(names) - METRICS.keys() if not is_own_metric(name))
     if unknown:
         raise KeyError(f"not in the table of metrics: {', '.join(unknown)}")

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
 from rljob_api import names
 from rljob_api.base import Wire
-from rljob_api.metrics import METRICS, MOST_REWARD_METRICS, OWN_METRICS, is_reward_metric
+from rljob_api.metrics import METRICS, MOST_OWN, is_own_metric
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import MOST_CHECKPOINTS
 from rljob_api.text import one_line, plain
@@ -166,11 +166,11 @@ def _known(names_: Collection[str]) -> Callable[[Any], Any]:
 
 
 def _metrics(given: Any) -> Any:
-    """Those of the table, and as many of reward functions as a step has."""
+    """Those of the table, and a bounded number of those that the job names."""
     if not isinstance(given, Mapping):
         return given
-    own = sorted(name for name in given if isinstance(name, str) and is_reward_metric(name) and _is_number(given[name]))
-    kept = [name for prefix in OWN_METRICS for name in [n for n in own if n.startswith(prefix)][:MOST_REWARD_METRICS]]
+    own = sorted(name for name in given if isinstance(name, str) and is_own_metric(name) and _is_number(given[name]))
+    kept = [name for prefix, most in MOST_OWN.items() for name in [n for n in own if n.startswith(prefix)][:most]]
     return _known((*METRICS, *kept))(given)
 
 

@@ -88,7 +88,7 @@ class Trajectory:
     sample: int
     """Position in the group, from 0: of `samplesPerPrompt` responses, or of an example's variants (0: chosen, 1: rejected)."""
     finish_reason: Literal["stop", "length"]
-    """`stop`: the policy ended it, and the end-of-sequence token is its last; `length`: cut off at maxTokens."""
+    """`stop`: the policy ended it, with the end-of-sequence token or a text of `sampling.stop`; `length`: cut off at maxTokens."""
     reward: float
     """Weighted sum of the driver's entries of spec.rewards, less the overlong penalty. Entries with `model` are added by the ranks."""
     data_source: str

@@ -22,8 +22,9 @@ def server_defaults(spec: RLJobSpec) -> dict[str, Any]:
 
 def longest_context(spec: RLJobSpec) -> int:
     """Tokens of the longest prompt and response, in training and, if there is any, evaluation: a server's max-model-len."""
-    evaluation = spec.evaluation.sampling.max_tokens if spec.evaluation.every_steps else 0
-    return spec.data.max_prompt_tokens + max(spec.rollout.sampling.max_tokens, evaluation)
+    sets = spec.evaluation_sets if spec.evaluation.every_steps else []
+    evaluation = [s.sampling.max_tokens for s in sets if s.sampling]
+    return spec.data.max_prompt_tokens + max(spec.rollout.sampling.max_tokens, *evaluation, 0)
 
 
 def sequences(spec: RLJobSpec) -> int:

@@ -1,4 +1,4 @@
-"""spec.algorithm, spec.train, spec.evaluation: the mathematics and the amounts. Prompts and samples are counted globally per step."""
+"""spec.algorithm, spec.train: the mathematics and the amounts. Prompts and samples are counted globally per step."""
 
 from typing import Annotated, Literal
 
@@ -12,7 +12,6 @@ from rljob_api.spec.common import (
     Number,
     PositiveFloat,
     PositiveInt,
-    Sampling,
 )
 
 
@@ -223,19 +222,3 @@ class TrainSpec(Model):
     def prompts_begun(self) -> int:
         """Prompts that are started in a step."""
         return round(self.over_sampling * self.prompts_per_step)
-
-
-class EvaluationSampling(Sampling):
-    """How held-out prompts are answered (`task: rl`)."""
-
-    temperature: NonNegativeFloat = 0.0
-    """Temperature of generation; 0 is greedy."""
-
-
-class EvaluationSpec(Model):
-    """Measurements on `data.validation`: rewards of responses (`task: rl`), or loss, perplexity and preference accuracy (the other tasks)."""
-
-    every_steps: NonNegativeInt = 0
-    """Steps between evaluations; another one comes before the first step and after the last. 0: never."""
-    sampling: EvaluationSampling = EvaluationSampling()
-    """One response per held-out prompt; greedy by default. For `task: rl`."""

@@ -79,12 +79,15 @@ class Template(Model):
 
 
 class Sampling(Model):
-    """How responses are sampled. Only the temperature may change the distribution, because the trainer computes its log-probabilities from it."""
+    """How responses are sampled. In training only the temperature may change the distribution, because the trainer computes its log-probabilities
+    from it."""
 
     temperature: NonNegativeFloat = 1.0
     """Temperature of generation and of training's log-probabilities; 0 is greedy and only for evaluation."""
     max_tokens: PositiveInt = 1024
     """Longest response, in tokens."""
+    stop: Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=16)] = []
+    """Texts that end a response in addition to the end-of-sequence token. The response keeps the text: its tokens were generated, and count."""
 
 
 Device = Literal["gpu", "cpu"]

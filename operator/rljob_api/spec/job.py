@@ -6,8 +6,9 @@ from pydantic import Field, StringConstraints
 
 from rljob_api import names
 from rljob_api.base import Model
-from rljob_api.spec.algorithm import AlgorithmSpec, EvaluationSpec, TrainSpec
+from rljob_api.spec.algorithm import AlgorithmSpec, TrainSpec
 from rljob_api.spec.common import AbsolutePath, EnvVar, Image, NonNegativeInt, PositiveInt, Template, Verbatim, Volume
+from rljob_api.spec.evaluation import VALIDATION, EvaluationSet, EvaluationSpec
 from rljob_api.spec.model import DataSpec, ModelSpec, RewardSpec
 from rljob_api.spec.roles import CriticSpec, ReferenceSpec, RolloutSpec, TrainerSpec
 from rljob_api.spec.supervised import DpoSpec, SftSpec
@@ -158,6 +159,21 @@ class RLJobSpec(Model):
     def has_reference(self) -> bool:
         """A frozen policy is held."""
         return self.dpo.has_reference if self.task == "dpo" else self.algorithm.kl.coefficient > 0
+
+    @property
+    def evaluation_sets(self) -> list[EvaluationSet]:
+        """Of `task: rl`: that of data.validation first, if there is one; each with what it leaves to spec.evaluation."""
+        e, files = self.evaluation, self.data.validation
+        own = [EvaluationSet(name=VALIDATION, files=files)] if files else []
+        return [
+            s.model_copy(
+                update={
+                    "samples_per_prompt": s.samples_per_prompt or e.samples_per_prompt,
+                    "sampling": s.sampling or e.sampling,
+                }
+            )
+            for s in (*own, *e.sets)
+        ]
 
     def template(self, role: str) -> Template:
         """Pod settings of a role."""

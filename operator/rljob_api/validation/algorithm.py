@@ -156,6 +156,13 @@ def partial_rollouts_violations(spec: RLJobSpec) -> Iterator[Violation]:
             f"with spec.train.staleness = {train.staleness} every token is as old, so that nothing could wait for the next step",
             f"set at least {train.staleness + 1}",
         )
+    if spec.rollout.sampling.stop:
+        yield Violation(
+            field,
+            as_given(train.partial_rollouts),
+            "a text of spec.rollout.sampling.stop that begins in one part of a response and ends in the next would not be seen",
+            "remove one of both",
+        )
     if spec.algorithm.advantage == "remax":
         yield Violation(
             field,

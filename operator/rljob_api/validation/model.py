@@ -164,7 +164,7 @@ def _context_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
         "spec.rollout.sampling.maxTokens",
         str(spec.rollout.sampling.max_tokens),
         f"the longest prompt and response, also in evaluation, have {longest} tokens, and the model has {positions:g} positions",
-        f"lower it, spec.data.maxPromptTokens or spec.evaluation.sampling.maxTokens, or set {LONGER} in spec.env",
+        f"lower it, spec.data.maxPromptTokens or maxTokens in spec.evaluation, or set {LONGER} in spec.env",
     )
 
 

@@ -124,9 +124,9 @@ BATCH_RULES = (
     ),
     Rule(
         "evaluation.everySteps",
-        field("evaluation.everySteps").equals(0) | (size("data.validation") > 0),
+        field("evaluation.everySteps").equals(0) | (size("data.validation") > 0) | (size("evaluation.sets") > 0),
         "there is no held-out data",
-        "name files in spec.data.validation, or set 0",
+        "name files in spec.data.validation, for task rl also in spec.evaluation.sets, or set 0",
     ),
 )
 

@@ -57,6 +57,9 @@ WORDS: dict[str, str] = {
     "train.optimizer.beta2": "adam_beta2",
     "train.optimizer.epsilon": "eps adam_eps adam_epsilon",
     "train.optimizer.clipGrad": "max_grad_norm grad_clip gradient_clipping max_norm grad_norm_clip",
+    "evaluation.samplesPerPrompt": "n_samples_per_eval_prompt eval_n val_n",
+    "evaluation.sets": "eval_tasksets eval_sets eval_datasets",
+    "rollout.sampling.stop": "stop_strings stop_sequences stop_words",
     "evaluation.everySteps": "test_freq eval_interval eval_steps eval_freq eval_every val_check_interval",
     "trainer.nodes": "nnodes num_nodes n_nodes actor_num_nodes",
     "trainer.processesPerNode": "gpus num_gpus gpus_per_node n_gpus_per_node num_gpus_per_node nproc_per_node",
@@ -92,11 +95,13 @@ WORDS: dict[str, str] = {
 _WHOLE = (
     "remove it: training compares probabilities of the whole distribution, so that its samples are drawn from all of it"
 )
+_EVALUATED = f"{_WHOLE}; spec.evaluation.sampling may have it"
 _PACKED = "remove it, and set spec.train.tokensPerMicroBatch: micro-batches are packed up to so many tokens"
 _VLLM = "set {} in spec.rollout.vllmArgs"
 
 ADVICE: dict[str, str] = {
-    **dict.fromkeys(("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"), _WHOLE),
+    **dict.fromkeys(("top_p", "top_k", "min_p"), _EVALUATED),
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), _WHOLE),
     **dict.fromkeys(
         ("micro_batch_size", "ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu", "per_device_train_batch_size"), _PACKED
     ),

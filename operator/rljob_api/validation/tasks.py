@@ -44,7 +44,10 @@ READERS: dict[str, tuple[Task, ...]] = {
     "train.overSampling": ("rl",),
     "train.partialRollouts": ("rl",),
     "train.batches": ("rl",),
+    "evaluation.samplesPerPrompt": ("rl",),
     "evaluation.sampling": ("rl",),
+    "evaluation.sets": ("rl",),
+    "evaluation.correctAbove": ("rl",),
     "critic": ("rl",),
     "reference": ("rl", "dpo"),
     "rollout.placement": ("rl",),
@@ -101,6 +104,8 @@ def _text(value: Any) -> str:
     """As it would stand in YAML; of a section what was written."""
     if isinstance(value, Model):
         return as_given(value)
+    if isinstance(value, list) and value and isinstance(value[0], Model):
+        return f"[{', '.join(map(as_given, value))}]"
     return value if isinstance(value, str) else json.dumps(value)
 
 

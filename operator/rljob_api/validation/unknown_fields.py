@@ -58,17 +58,20 @@ def meant(location: Location) -> Meant:
 def _elsewhere(word: str, fields: list[str]) -> Meant | None:
     """In another section, in another system, or nowhere with our advice."""
     ours, theirs = _nearest(OURS.get(word, []), fields), _nearest(THEIRS.get(word, []), fields)
+    if word in HINTS and not (ours and _shared(ours[0], fields)):
+        return Meant(HINTS[word])
     if ours and (not theirs or _shared(ours[0], fields) >= _shared(theirs[0], fields)):
         return Meant(f"it belongs to {_list(ours)}", ours)
     if theirs:
         return Meant(f"it is called {_list(theirs)} here", theirs)
-    return Meant(HINTS[word]) if word in HINTS else None
+    return None
 
 
 def _nearest(among: list[str], section: list[str]) -> list[str]:
-    """Those that share most of their path with the section in which the unknown field stands; none, if these are too many to choose from."""
-    most = max((_shared(path, section) for path in among), default=0)
-    best = [path for path in among if _shared(path, section) == most]
+    """Those that share most of their path with the section in which the unknown field stands, and of these the least deep; none, if these are too
+    many to choose from."""
+    places = {path: (-_shared(path, section), path.count(".")) for path in among}
+    best = [path for path in among if places[path] == min(places.values())]
     return best if len(best) <= MOST else []
 
 

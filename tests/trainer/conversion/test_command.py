@@ -10,6 +10,7 @@ import pytest
 
 from rljob_api.spec.model import DataSpec
 from rljob_trainer.__main__ import main
+from rljob_trainer.data.files import places
 from rljob_trainer.data.rows import read_rows
 
 Convert = Callable[..., tuple[int, str]]
@@ -57,7 +58,7 @@ def verl(*numbers: int) -> list[dict]:
 def written(tmp_path: Path, split: str) -> list[tuple[str, str, str]]:
     """Question (first line of the last message), answer and data source, as the trainer reads them."""
     file = str(tmp_path / "out" / f"{split}.parquet")
-    rows = list(read_rows(DataSpec(train=[file]), "train"))
+    rows = list(read_rows(DataSpec(train=[file]), places("spec.data.train", [file])))
     assert all(isinstance(row.prompt, tuple) for row in rows)
     return [(row.prompt[-1]["content"].splitlines()[0], row.answer, row.data_source) for row in rows]
 
@@ -135,7 +136,7 @@ def test_arithmetic_is_made_and_is_the_same_to_the_byte_each_time(tmp_path, conv
         contents.append([file.read_bytes() for file in files])
     assert said[0] == (0, "out/train.parquet: 7592 rows\nout/heldout.parquet: 508 rows\n")
     assert contents[0] == contents[1] != contents[2]
-    row = next(read_rows(DataSpec(train=[str(files[0])]), "train"))
+    row = next(read_rows(DataSpec(train=[str(files[0])]), places("spec.data.train", [str(files[0])])))
     assert (eval(row.prompt.rstrip("=")), row.data_source) == (int(row.answer), "arithmetic")
 
 

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rljob_api.spec.model import DataSpec
+from rljob_trainer.data.files import places
 from rljob_trainer.data.prompts import PromptSet, load_prompts
 from rljob_trainer.failure import ConfigurationError
 
@@ -32,7 +33,13 @@ def prompts(tmp_path) -> PromptSet:
     pq.write_table(table, tmp_path / "e.parquet")
     files = [str(tmp_path / name) for name in ("a.parquet", "b.arrow", "c.json", "d.jsonl", "e.parquet")]
     spec = DataSpec(train=files, max_prompt_tokens=3)
-    return load_prompts(spec, "train", Characters(), lambda source, answer: None, tmp_path / "scratch" / "rows")
+    return load_prompts(
+        spec,
+        places("spec.data.train", spec.train),
+        Characters(),
+        lambda source, answer: None,
+        tmp_path / "scratch" / "rows",
+    )
 
 
 def test_a_prompt_has_the_columns_of_its_row_whatever_the_format_and_whatever_was_left_out(prompts):

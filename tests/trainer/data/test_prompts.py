@@ -10,6 +10,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from rljob_api.spec.model import DataSpec, RewardSpec
+from rljob_trainer.data.files import places
 from rljob_trainer.data.prompts import load_prompts
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.entries import validate_row
@@ -35,9 +36,9 @@ def load(tmp_path: Path, prompts: list, template: str | None = TEMPLATE, rewards
     columns = {"prompt": prompts, "answer": [str(i) for i in range(len(prompts))]}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     judges = partial(validate_row, rewards or [RewardSpec(rule="exactMatch")], by_driver=True)
-    return load_prompts(
-        DataSpec(train=[str(tmp_path / "a.parquet")], **fields), "train", tokenizer(template), judges, tmp_path / "rows"
-    )
+    path = str(tmp_path / "a.parquet")
+    files = places("spec.data.train", [path])
+    return load_prompts(DataSpec(train=[path], **fields), files, tokenizer(template), judges, tmp_path / "rows")
 
 
 def test_texts_get_the_tokenizers_special_tokens(tmp_path):
@@ -76,7 +77,13 @@ def test_a_prompt_that_the_tokenizer_does_not_know_is_refused(tmp_path, model, c
     file.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
     with pytest.raises(ConfigurationError, match=f"row 2: the tokenizer in spec.model.path {complaint}"):
-        load_prompts(DataSpec(train=[str(file)]), "train", plain, lambda source, answer: None, tmp_path / "rows")
+        load_prompts(
+            DataSpec(train=[str(file)]),
+            places("spec.data.train", [str(file)]),
+            plain,
+            lambda source, answer: None,
+            tmp_path / "rows",
+        )
 
 
 def test_what_the_template_refuses_is_told_with_the_row(tmp_path):
@@ -104,7 +111,9 @@ def test_duplicates_are_kept_and_counted(tmp_path):
     columns = {"prompt": ["1+1="] * 3, "answer": ["2"] * 3}
     pq.write_table(pa.table(columns), tmp_path / "b.parquet")
     spec = DataSpec(train=[str(tmp_path / "b.parquet")])
-    kept = load_prompts(spec, "train", tokenizer(None), lambda source, answer: None, tmp_path / "rows")
+    kept = load_prompts(
+        spec, places("spec.data.train", spec.train), tokenizer(None), lambda source, answer: None, tmp_path / "rows"
+    )
     assert (len(kept), kept.counts.duplicates) == (3, 2)
 
 

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rljob_api.spec.model import DataSpec
+from rljob_trainer.data.files import places
 from rljob_trainer.data.rows import read_rows
 from rljob_trainer.failure import ConfigurationError
 
@@ -17,7 +18,8 @@ def write(file: Path, **columns: list) -> str:
 
 
 def rows(spec: DataSpec, split: str = "train") -> list[tuple]:
-    return [(row.prompt, row.answer, row.data_source) for row in read_rows(spec, split)]
+    files = places(f"spec.data.{split}", getattr(spec, split))
+    return [(row.prompt, row.answer, row.data_source) for row in read_rows(spec, files)]
 
 
 @pytest.fixture

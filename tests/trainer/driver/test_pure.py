@@ -2,9 +2,18 @@ from dataclasses import replace
 
 import pytest
 
+from rljob_api.metrics import require_known
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.buffer.assembly import Outcome, assemble, failure_metrics, require_scored, reward_metrics, shaped
+from rljob_trainer.buffer.assembly import (
+    Outcome,
+    assemble,
+    data_source_metrics,
+    failure_metrics,
+    require_scored,
+    reward_metrics,
+    shaped,
+)
 from rljob_trainer.buffer.batch_files import record, replay
 from rljob_trainer.buffer.seeds import continuation_seed, evaluation_seed, training_seed
 from rljob_trainer.failure import ConfigurationError
@@ -96,6 +105,19 @@ def test_of_too_many_metrics_of_rewards_those_of_most_samples_are_kept():
     ]
 
 
+def test_rewards_are_reported_for_every_data_source_under_a_name_that_a_status_takes():
+    rewards = [("openai/gsm8k", 1.0), ("openai/gsm8k", 0.0), ("in house", 0.5), ("", 1.0)]
+    outcomes = [
+        Outcome(0, i, replace(trajectory(0, i, 1, reward, 2), data_source=source))
+        for i, (source, reward) in enumerate(rewards)
+    ]
+    found = data_source_metrics("data_source_reward/", [*outcomes, failed(0, 4)])
+    assert found == {"data_source_reward/in_house": 0.5, "data_source_reward/openai/gsm8k": 0.5}
+    require_known(found)
+    many = [Outcome(0, i, replace(trajectory(0, i, 1, 1.0, 2), data_source=f"s{i:02}")) for i in range(40)]
+    assert list(data_source_metrics("", many)) == [f"s{i:02}" for i in range(16)]
+
+
 def test_a_penalty_for_length_grows_over_the_buffer_and_is_reported():
     def spec(**overlong: float) -> RLJobSpec:
         return job(algorithm={"overlong": overlong}, rollout={"sampling": {"maxTokens": 8}})
@@ -127,8 +149,9 @@ def test_a_recorded_batch_comes_back_bit_equal(tmp_path):
 def test_seeds_are_the_same_for_the_same_place_and_differ_elsewhere():
     assert training_seed("u", 0, 1, 5) == training_seed("u", 0, 1, 5)
     found = {training_seed(u, s, n, p) for u in "uv" for s in (0, 1) for n in (1, 2) for p in (5, 6)}
-    found |= {evaluation_seed("u", 0, 5)} | {continuation_seed(1, i, drawn) for i in (0, 1) for drawn in (0, 3)}
-    assert len(found) == 21
+    found |= {evaluation_seed("u", 0, name, 5) for name in "ab"}
+    found |= {continuation_seed(1, i, drawn) for i in (0, 1) for drawn in (0, 3)}
+    assert len(found) == 22
     assert training_seed("u", 0, 1, 5) < 2**48
 
 

@@ -6,7 +6,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rljob_api import names
 from rljob_api.protocol import Point
 from rljob_trainer.reporting.metrics_log import MetricsLog
-from rljob_trainer.reporting.sinks import HISTORY, Sinks, step_line
+from rljob_trainer.reporting.sinks import HISTORY, Sinks, evaluation_line, step_line
 
 THIRD = 1 / 3
 
@@ -65,6 +65,16 @@ def test_a_metric_that_a_reward_function_named_is_taken(tmp_path):
     sinks = Sinks(tmp_path, 0, 10)
     sinks.record(1, {"reward_metrics/format.ok": 0.5})
     assert sinks.of(1) == {"reward_metrics/format.ok": 0.5}
+
+
+def test_a_line_about_an_evaluation_leaves_out_what_says_no_more_than_the_reward():
+    metrics = {"evaluation/reward": 0.5, "evaluation/failed": 0.0, "evaluation_data_source_reward/sum": 0.5}
+    metrics |= {
+        "evaluation_sets/validation/avg@1": 0.5,
+        "evaluation_sets/aime/avg@4": 0.25,
+        "evaluation_sets/aime/pass@4": 1.0,
+    }
+    assert evaluation_line(3, metrics) == "evaluation at step 3 | reward 0.500 | aime/avg@4 0.250 | aime/pass@4 1.000"
 
 
 def test_a_resumed_run_drops_what_lies_beyond_its_step_and_keeps_the_rest(tmp_path):

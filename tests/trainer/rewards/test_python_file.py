@@ -85,7 +85,7 @@ async def test_a_parameter_that_nothing_is_known_for_is_refused_at_the_start(tmp
 
 async def test_the_score_of_a_dict_counts_and_its_other_numbers_are_metrics(tmp_path):
     code = "def reward(response): return {'score': 0.5, 'acc': True, 'pred': '7', 'unknown': float('nan')}\n"
-    assert await ask(tmp_path, code) == Reward(0.5, {"acc": 1.0})
+    assert await ask(tmp_path, code) == Reward(0.5, {"acc": 1.0}, "7")
 
 
 async def test_what_is_no_reward_is_told_with_file_and_function(tmp_path):
@@ -132,8 +132,8 @@ def of_verl(ground_truth: object, **extra_info: object) -> RewardRequest:
 
 async def test_a_file_that_was_written_for_verl_runs_as_it_is(tmp_path):
     """As verl calls it: by name, with the ground truth of the type that its column holds."""
-    assert await ask(tmp_path, VERL, of_verl(72), interface="verl") == Reward(1.0, {"acc": 1.0})
-    assert await ask(tmp_path, VERL, of_verl(73, index=1), interface="verl") == Reward(-1.0, {"acc": 0.0})
+    assert await ask(tmp_path, VERL, of_verl(72), interface="verl") == Reward(1.0, {"acc": 1.0}, "72")
+    assert await ask(tmp_path, VERL, of_verl(73, index=1), interface="verl") == Reward(-1.0, {"acc": 0.0}, "72")
     assert await ask(tmp_path, VERL, of_verl(72, split="test"), interface="verl") == Reward(0.25)
 
 

@@ -14,15 +14,23 @@ from rljob_trainer.rewards.returned import NotAReward, split
     "returned", [0.5, Decimal("0.5"), np.float32(0.5), np.array([0.5]), "0.5", {"score": Fraction(1, 2)}]
 )
 def test_whatever_is_one_number_is_a_score(returned):
-    assert split(returned) == (0.5, {})
+    assert split(returned) == (0.5, {}, None)
 
 
 def test_the_other_finite_numbers_of_a_dict_are_metrics_and_the_rest_is_left_out():
     numbers = {"acc": True, "format.ok": np.bool_(False), "length/mean": Decimal("1.5"), "scalar": np.array(4.0)}
-    others = {"pred": "7", "why": None, "parts": [1], "array": np.zeros(2)}
+    others = {"why": None, "parts": [1], "array": np.zeros(2)}
     without_a_mean = {"unknown": math.nan, "endless": math.inf, "large": 10**400, "far": 1e39}
     metrics = {"acc": 1.0, "format.ok": 0.0, "length/mean": 1.5, "scalar": 4.0}
-    assert split({"score": 1} | others | numbers | without_a_mean) == (1.0, metrics)
+    assert split({"score": 1} | others | numbers | without_a_mean) == (1.0, metrics, None)
+
+
+@pytest.mark.parametrize(
+    ("pred", "prediction"),
+    [(" 7 ", "7"), (7, "7"), (None, None), ("", None), ([1, 2], "[1, 2]"), ("x" * 9999, "x" * 1000)],
+)
+def test_a_dicts_pred_is_the_answer_that_the_response_gives_and_no_metric(pred, prediction):
+    assert split({"score": 1, "pred": pred}) == (1.0, {}, prediction)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from rljob_api.spec.model import MegatronReward, PythonReward, RewardSpec
 from rljob_trainer.rewards import manager as manager_module
 from rljob_trainer.rewards.entries import entries_of, validate_row
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest
-from rljob_trainer.rewards.rules import RULES
+from rljob_trainer.rewards.rules import PREDICTIONS, RULES
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,21 @@ from rljob_trainer.rewards.rules import RULES
 )
 def test_the_last_number_counts(response, answer, expected):
     assert RULES["number"](response, answer) == expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "response", "prediction"),
+    [
+        ("number", "so 72.0", "72"),
+        ("number", "1,200", "1.2E+3"),
+        ("number", "9.9e999999", "9.9E+999999"),
+        ("number", "none", None),
+        ("exactMatch", " a b ", "a b"),
+        ("exactMatch", " ", None),
+    ],
+)
+def test_a_rule_says_what_a_response_answers_in_one_form(rule, response, prediction):
+    assert PREDICTIONS[rule](response) == prediction
 
 
 MATHEMATICS = {
@@ -66,6 +81,11 @@ async def test_mathematics_is_judged_in_processes_of_its_own_and_what_is_none_is
     found = await mathematician(60.0)
     for (response, answer), expected in MATHEMATICS.items():
         assert (await found.score(RewardRequest("q", response, answer, "s"))).score == expected, (response, answer)
+    halves = [
+        await found.score(RewardRequest("q", text, "1/2", "s"))
+        for text in ("\\boxed{\\frac{1}{2}}", "\\boxed{3/6}", "?")
+    ]
+    assert [half.prediction for half in halves] == ["1/2", "1/2", None]
     with pytest.raises(RewardFailed, match="'' is no mathematical expression") as caught:
         await found.score(RewardRequest("q", "5", "####", "s"))
     assert (caught.value.field, caught.value.kind) == ("spec.rewards[0].rule", "raised")

@@ -33,9 +33,12 @@ def test_what_we_own_is_always_said() -> None:
 
 
 def test_evaluation_may_have_the_longest_response() -> None:
-    longer = spec(Path("/model")).model_copy(
-        update={"evaluation": spec(Path("/model")).evaluation.model_copy(update={"every_steps": 5})}
+    given = spec(Path("/model"))
+    data, evaluation = (
+        given.data.model_copy(update={"validation": ["/held.parquet"]}),
+        given.evaluation.model_copy(update={"every_steps": 5}),
     )
+    longer = given.model_copy(update={"data": data, "evaluation": evaluation})
     assert option(server_arguments(longer, 1), "max-model-len") == str(200 + 1024)
 
 

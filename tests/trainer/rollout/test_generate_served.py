@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rljob_api.spec.common import Sampling
+from rljob_api.spec.evaluation import EvaluationSampling
 from rljob_trainer.rollout.answer import Drawn, decode, encode
 from rljob_trainer.rollout.client import Generation, RequestRefusedError, RolloutClient
 from rljob_trainer.rollout.generate import NEUTRAL
@@ -74,6 +75,25 @@ async def test_it_answers_what_vllm_s_route_answers(server: Server, n: int, temp
     ours = await generate(server, n, sampling)
     assert [*map(plain, ours)] == [*map(plain, await asyncio.to_thread(complete, server, n, sampling))]
     assert len({plain(g)[0] for g in ours}) == n and {g.policy_step for g in ours} == {3}
+
+
+async def test_a_response_ends_with_the_text_that_stops_it_and_is_the_same_up_to_there(server: Server) -> None:
+    """Its tokens are there and have the log-probabilities that they have without the text."""
+    sampling = Sampling(temperature=1.0, max_tokens=60)
+    (whole,) = await generate(server, 1, sampling)
+    text = f"w{whole.tokens[9]}"
+    end = next(i for i, token in enumerate(whole.tokens) if text in f"w{token}") + 1
+    (stopped,) = await generate(server, 1, sampling.model_copy(update={"stop": [text, "never said"]}))
+    assert stopped.finish_reason == "stop" and 1 <= end <= 10
+    assert stopped.tokens.tolist() == whole.tokens[:end].tolist()
+    assert stopped.log_probs.tobytes() == whole.log_probs[:end].tobytes()
+
+
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}])
+async def test_an_evaluation_may_sample_from_the_most_probable_tokens_only(server: Server, narrow: dict) -> None:
+    (greedy,) = await generate(server, 1, Sampling(temperature=0.0, max_tokens=20))
+    sampling = EvaluationSampling(temperature=1.0, max_tokens=20, **narrow)
+    assert {tuple(g.tokens.tolist()) for g in await generate(server, 4, sampling)} == {tuple(greedy.tokens.tolist())}
 
 
 async def test_tokens_leave_the_engine_in_pieces(server: Server) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rljob_trainer.rollout.compat.pieces import PIECE, InPieces, Pieces
 
-A, B = [name for name in map(str, range(1000)) if hash(name) % PIECE == 0][:2]
+A, B, STOPPED, GONE = [name for name in map(str, range(1000)) if hash(name) % PIECE == 0][:4]
 """Requests whose first PIECE-th output is that of the PIECE-th step."""
 SPECIAL = [
     "finish_reason",
@@ -107,6 +107,12 @@ def test_steps_beside_requests_that_ask_for_more_are_wider_and_still_join() -> N
 class Scheduler:
     """Returns what it is given, as vLLM's; nothing when there is nothing."""
 
+    def __init__(self) -> None:
+        stops = {A: None, B: [], STOPPED: ["</answer>"]}
+        self.requests = {
+            name: SimpleNamespace(sampling_params=SimpleNamespace(stop=stop)) for name, stop in stops.items()
+        }
+
     def update_from_output(self, outputs: list[Any], _: None) -> dict[int, Any]:
         said = SimpleNamespace(outputs=outputs, finished_requests={"x"}, scheduler_stats="statistics")
         return {0: said} if outputs else {}
@@ -127,6 +133,14 @@ class UnderTest(InPieces, Scheduler):
 def test_the_scheduler_holds_back_outputs_and_nothing_else() -> None:
     found = UnderTest().update_from_output([output(A, 1)], None)[0]
     assert (found.outputs, found.finished_requests, found.scheduler_stats) == ([], {"x"}, "statistics")
+
+
+def test_nothing_is_held_back_of_a_request_that_a_text_may_end() -> None:
+    """vLLM's API server looks for the text in an output as a whole: tokens behind it would come with a piece."""
+    scheduler = UnderTest()
+    for token in (1, 2):
+        found = scheduler.update_from_output([output(r, token) for r in (A, STOPPED, GONE)], None)[0]
+        assert said(found.outputs) == [(STOPPED, [token])]
 
 
 @pytest.mark.parametrize("busy", [True, False])

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rljob_api.metrics import MOST_REWARD_METRICS
+from rljob_api.metrics import MOST_REWARD_METRICS, own_name
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
 from rljob_trainer.objectives.overlong import overlong_penalty
@@ -21,6 +21,8 @@ class Outcome:
     result: Trajectory | RewardFailed
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What its reward functions reported besides the reward."""
+    prediction: str | None = None
+    """The answer that it gives, for `maj@k`."""
 
     def at(self, group: int) -> "Outcome":
         """As a member of the group of that number."""
@@ -99,6 +101,19 @@ def reward_metrics(prefix: str, outcomes: Iterable[Outcome]) -> dict[str, float]
     for outcome in outcomes:
         for name, value in outcome.metrics.items():
             found[name].append(value)
+    return _means(prefix, found)
+
+
+def data_source_metrics(prefix: str, outcomes: Iterable[Outcome]) -> dict[str, float]:
+    """Mean reward of the scored samples of every data source that has a name; of too many sources those with the most samples."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for outcome in outcomes:
+        if isinstance(outcome.result, Trajectory) and outcome.result.data_source:
+            found[own_name(outcome.result.data_source)].append(outcome.result.reward)
+    return _means(prefix, found)
+
+
+def _means(prefix: str, found: Mapping[str, Sequence[float]]) -> dict[str, float]:
     kept = sorted(found, key=lambda name: (-len(found[name]), name))[:MOST_REWARD_METRICS]
     return {prefix + name: sum(found[name]) / len(found[name]) for name in sorted(kept)}
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -14,6 +14,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
 from rljob_trainer.buffer.assembly import Outcome, penalised
 from rljob_trainer.buffer.seeds import continuation_seed, evaluation_seed, training_seed
+from rljob_trainer.data.held_out import HeldOutSet
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.rows import answer_in
 from rljob_trainer.data.tokenizer import Tokenizer
@@ -78,18 +79,18 @@ class Generator:
         self._resumed.clear()
         await self._pool.interrupt()
 
-    async def evaluate(self, prompts: Sequence[Prompt]) -> list[Outcome]:
-        """One response per prompt."""
-        spec = self._spec
-        requests = [
-            Request(g, p, 1, spec.evaluation.sampling, evaluation_seed(self._job_uid, spec.data.seed, p.index))
-            for g, p in enumerate(prompts)
-        ]
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._request(r)) for r in requests]
-        outcomes = [outcome for task in tasks for outcome in task.result()]
-        warn_of_failures(outcomes)
-        return outcomes
+    async def evaluate(self, sets: Sequence[HeldOutSet]) -> dict[str, list[list[Outcome]]]:
+        """The responses to every prompt, by the names of the sets."""
+        async with asyncio.TaskGroup() as tasks:
+            begun = {s.name: [tasks.create_task(self._request(r)) for r in self._held_out(s)] for s in sets}
+        found = {name: [task.result() for task in own] for name, own in begun.items()}
+        warn_of_failures([o for groups in found.values() for group in groups for o in group])
+        return found
+
+    def _held_out(self, held_out: HeldOutSet) -> Iterator[Request]:
+        for p in held_out.prompts:
+            seed = evaluation_seed(self._job_uid, self._spec.data.seed, held_out.name, p.index)
+            yield Request(p.index, p, held_out.count, held_out.sampling, seed)
 
     async def _request(self, request: Request) -> list[Outcome]:
         generations = await self._pool.generate(request.prompt.tokens, request.count, request.sampling, request.seed)
@@ -163,7 +164,7 @@ class Generator:
             reward=reward.score,
             data_source=row.data_source,
         )
-        return Outcome(request.group, index, sample, reward.metrics)
+        return Outcome(request.group, index, sample, reward.metrics, reward.prediction)
 
 
 def _behind(response: tuple[Segment, ...], piece: Generation) -> tuple[Segment, ...]:

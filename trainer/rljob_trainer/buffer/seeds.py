@@ -13,9 +13,9 @@ def continuation_seed(seed: int, sample: int, drawn: int) -> int:
     return _hash(seed, sample, drawn)
 
 
-def evaluation_seed(job_uid: str, seed: int, prompt_index: int) -> int:
-    """The same at every evaluation, so that their difference is the policy's."""
-    return _hash(job_uid, "evaluation", seed, prompt_index)
+def evaluation_seed(job_uid: str, seed: int, name: str, prompt_index: int) -> int:
+    """For the first response to a prompt of the set of that name: the same at every evaluation, so that their difference is the policy's."""
+    return _hash(job_uid, "evaluation", seed, name, prompt_index)
 
 
 def _hash(*parts: object) -> int:

@@ -2,25 +2,33 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rljob_api.metrics import EVALUATION_METRICS, REWARD_METRICS
+from rljob_api.metrics import DATA_SOURCES, REWARD_METRICS
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
-from rljob_trainer.buffer.assembly import assemble, failure_metrics, require_scored, reward_metrics, shaped
+from rljob_trainer.buffer.assembly import (
+    assemble,
+    data_source_metrics,
+    failure_metrics,
+    require_scored,
+    reward_metrics,
+    shaped,
+)
 from rljob_trainer.buffer.batch_files import record, replay
+from rljob_trainer.buffer.evaluation import evaluation_metrics
 from rljob_trainer.buffer.generation import Generator, warn_of_failures
 from rljob_trainer.buffer.groups import Groups
 from rljob_trainer.buffer.selection import Selection
+from rljob_trainer.data.held_out import HeldOutSet
 from rljob_trainer.data.order import Cursor, prompt_at
 from rljob_trainer.data.prompts import PromptSet
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.reporting.samples import write_samples
 from rljob_trainer.rollout.pool import RolloutPool
-from rljob_trainer.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +73,24 @@ class GeneratedBatches:
         self,
         spec: RLJobSpec,
         train: PromptSet,
-        validation: PromptSet,
+        held_out: Sequence[HeldOutSet],
         tokenizer: Tokenizer,
         generator: Generator,
         rollouts: RolloutPool,
         phase: Callable[[str], None],
     ):
-        self._spec, self._train, self._validation, self._tokenizer = spec, train, validation, tokenizer
+        self._spec, self._train, self._held_out, self._tokenizer = spec, train, held_out, tokenizer
         self._generator, self._rollouts, self._phase = generator, rollouts, phase
         self._groups = Groups(spec.train, generator)
 
     async def evaluate(self) -> dict[str, float]:
-        if not self._validation:
+        if not self._held_out:
             return {}
         self._phase("evaluating")
         await self._rollouts.enough()
-        outcomes = await self._generator.evaluate(self._validation)
-        require_scored(outcomes)
-        rewards = [o.result.reward for o in outcomes if isinstance(o.result, Trajectory)]
-        return {
-            "evaluation/reward": sum(rewards) / len(rewards),
-            "evaluation/failed": float(len(outcomes) - len(rewards)),
-        } | reward_metrics(EVALUATION_METRICS, outcomes)
+        found = await self._generator.evaluate(self._held_out)
+        require_scored([o for groups in found.values() for group in groups for o in group])
+        return evaluation_metrics(found, self._spec.evaluation.correct_above)
 
     async def batch(self, step: int, policy: int, cursor: Cursor) -> Ready:
         self._phase("generating")
@@ -145,6 +149,7 @@ class GeneratedBatches:
             | failure_metrics(selection.failed)
             | selection.metrics()
             | reward_metrics(REWARD_METRICS, outcomes)
+            | data_source_metrics(DATA_SOURCES, chosen)
             | penalty
         )
         batch = assemble(step, policies, train.prompts_per_step, train.samples_per_prompt, chosen, metrics)

@@ -30,6 +30,11 @@ class Place:
         return ConfigurationError(self.field, self.path + (f" row {self.row}" if self.row else ""), rule, fix)
 
 
+def places(field: str, paths: Iterable[str]) -> list[Place]:
+    """The files that a list at `field` names."""
+    return [Place(f"{field}[{i}]", path) for i, path in enumerate(paths)]
+
+
 def read_records(file: Place, keys: Sequence[str]) -> Iterator[tuple[Place, Record]]:
     """The file's objects in order; of columnar files only the columns that `keys` (names, or dotted paths into nested columns) need.
 

@@ -5,7 +5,7 @@ from typing import cast
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.data.examples import ExampleSet
-from rljob_trainer.data.files import Place
+from rljob_trainer.data.files import places
 from rljob_trainer.data.packed_documents import PackedDocuments, load_documents
 from rljob_trainer.data.row_examples import RowExamples, RowFile
 from rljob_trainer.data.tables import open_table
@@ -27,9 +27,9 @@ def load_examples(
         ConfigurationError: a file cannot be read, the format of its rows cannot be recognised, or no row that was looked at teaches anything.
     """
     scratch.mkdir(parents=True, exist_ok=True)
-    places = [Place(f"spec.data.{split}[{i}]", path) for i, path in enumerate(getattr(spec.data, split))]
+    files = places(f"spec.data.{split}", getattr(spec.data, split))
     offsets = cast(OffsetTokenizer, tokenizer)
     if spec.task == "pretrain":
-        return PackedDocuments([load_documents(p, spec, offsets, scratch, workers) for p in places], spec, split)
-    files = [RowFile.of(place, open_table(place, scratch), spec) for place in places]
-    return RowExamples(spec, split, files, offsets, workers)
+        return PackedDocuments([load_documents(p, spec, offsets, scratch, workers) for p in files], spec, split)
+    rows = [RowFile.of(file, open_table(file, scratch), spec) for file in files]
+    return RowExamples(spec, split, rows, offsets, workers)

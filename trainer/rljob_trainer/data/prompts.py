@@ -83,18 +83,17 @@ class PromptSet(Sequence[Prompt]):
 
 
 def load_prompts(
-    spec: DataSpec, split: str, tokenizer: Tokenizer, validate_row: RowValidator, scratch: Path
+    spec: DataSpec, files: Sequence[Place], tokenizer: Tokenizer, validate_row: RowValidator, scratch: Path
 ) -> PromptSet:
-    """The prompts of spec.data.`split`. `scratch` is as for FileRows, and has to live as long as the prompts.
+    """The prompts of the files. `scratch` is as for FileRows, and has to live as long as the prompts.
 
     Raises ConfigurationError for rows that cannot be used or judged, and when none is short enough.
     """
     counts = Counts()
-    files = [Place(f"spec.data.{split}[{i}]", path) for i, path in enumerate(getattr(spec, split))]
     rows = FileRows(files, scratch)
-    prompts = PromptSet(_fitting(spec, read_rows(spec, split), tokenizer, validate_row, counts), counts, rows)
+    prompts = PromptSet(_fitting(spec, read_rows(spec, files), tokenizer, validate_row, counts), counts, rows)
     if counts.rows and not prompts:
-        rule = f"all {counts.rows} prompts of spec.data.{split} are longer"
+        rule = f"all {counts.rows} prompts of {files[0].field.rpartition('[')[0]} are longer"
         raise ConfigurationError(
             "spec.data.maxPromptTokens", str(spec.max_prompt_tokens), rule, "raise the limit or shorten the prompts"
         )

@@ -1,7 +1,7 @@
 """Records to rows: which columns hold prompt, answer and data source. Everything a user can get wrong here names file and row."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,15 +27,14 @@ class Row:
     place: Place
 
 
-def read_rows(spec: DataSpec, split: str) -> Iterator[Row]:
-    """All rows of the files under spec.data.`split` (train or validation), in the order of the files, one at a time.
+def read_rows(spec: DataSpec, files: Iterable[Place]) -> Iterator[Row]:
+    """All rows of the files, in their order, one at a time, by the keys of spec.data.
 
-    Raises ConfigurationError, naming spec.data.`split`[i] and the row, for whatever cannot be used.
+    Raises ConfigurationError, naming file and row, for whatever cannot be used.
     """
-    files: Sequence[str] = getattr(spec, split)
-    for i, path in enumerate(files):
-        keys = (spec.prompt_key, spec.answer_key, spec.data_source_key)
-        for place, record in read_records(Place(f"spec.data.{split}[{i}]", path), keys):
+    keys = (spec.prompt_key, spec.answer_key, spec.data_source_key)
+    for file in files:
+        for place, record in read_records(file, keys):
             yield Row(
                 prompt_in(spec.prompt_key, record, place),
                 _scalar("answer", spec.answer_key, record, place),

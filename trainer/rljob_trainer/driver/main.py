@@ -13,11 +13,14 @@ from rljob_api import names
 from rljob_api.protocol import Control
 from rljob_api.sizing.layout import required_servers
 from rljob_api.sizing.serving import sequences
+from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure
 from rljob_trainer.buffer.examples import Examples
 from rljob_trainer.buffer.generation import Generator
 from rljob_trainer.buffer.sources import GeneratedBatches, RecordedBatches, Source
 from rljob_trainer.data.epochs import steps_of, with_steps
+from rljob_trainer.data.files import places
+from rljob_trainer.data.held_out import HeldOutSet, load_held_out
 from rljob_trainer.data.loading import load_examples
 from rljob_trainer.data.order import Drawn
 from rljob_trainer.data.prompts import PromptSet, load_prompts
@@ -87,7 +90,7 @@ async def _reinforcement(
 ) -> AsyncIterator["_Life"]:
     spec, rewards = control.spec, RewardManager(control.spec.rewards)
     try:
-        train, validation = (_load(directory, control, tokenizer, split) for split in ("train", "validation"))
+        train, held_out = _prompts(directory, spec, tokenizer)
         await rewards.start()
         control = _counted(control, train)
         pool = RolloutPool(token, control.attempt, required_servers(spec), sequences(spec), lambda: life.wake())
@@ -96,7 +99,7 @@ async def _reinforcement(
         source: Source = (
             RecordedBatches(control.spec)
             if spec.train.batches.replay
-            else GeneratedBatches(control.spec, train, validation, tokenizer, generator, pool, life.phase)
+            else GeneratedBatches(control.spec, train, held_out, tokenizer, generator, pool, life.phase)
         )
         life.begin(source, train)
         yield life
@@ -171,22 +174,28 @@ async def _first_to_end(*parts: Awaitable[None]) -> None:
         await asyncio.wait(tasks)
 
 
-def _load(directory: Path, control: Control, tokenizer: Tokenizer, split: str) -> PromptSet:
-    spec = control.spec
-    by_driver = split == "validation" and spec.evaluation.every_steps > 0
-    validate = partial(validate_row, spec.rewards, by_driver=by_driver)
-    prompts = load_prompts(spec.data, split, tokenizer, validate, directory / "rows" / split)
-    if prompts:
-        c = prompts.counts
-        log.info(
-            "%s: %d rows, %d of them longer than maxPromptTokens and left out, %d prompts, %d of them duplicates",
-            split,
-            c.rows,
-            c.too_long,
-            len(prompts),
-            c.duplicates,
-        )
-    return prompts
+def _prompts(directory: Path, spec: RLJobSpec, tokenizer: Tokenizer) -> tuple[PromptSet, list[HeldOutSet]]:
+    """Of training and evaluation."""
+    train = load_prompts(
+        spec.data,
+        places("spec.data.train", spec.data.train),
+        tokenizer,
+        partial(validate_row, spec.rewards, by_driver=False),
+        directory / "rows" / "train",
+    )
+    validate = partial(validate_row, spec.rewards, by_driver=spec.evaluation.every_steps > 0)
+    held_out = load_held_out(spec, tokenizer, validate, directory / "rows" / "held-out")
+    for name, prompts in [("train", train), *((f"held-out set {s.name}", s.prompts) for s in held_out)]:
+        log.info("%s: %s", name, _described(prompts))
+    return train, held_out
+
+
+def _described(prompts: PromptSet) -> str:
+    c = prompts.counts
+    return (
+        f"{c.rows} rows, {c.too_long} of them longer than maxPromptTokens and left out, {len(prompts)} prompts, "
+        f"{c.duplicates} of them duplicates"
+    )
 
 
 def _first(error: BaseException) -> BaseException:

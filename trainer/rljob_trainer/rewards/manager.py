@@ -15,7 +15,7 @@ from rljob_trainer.rewards import builtin
 from rljob_trainer.rewards.entries import entries_of
 from rljob_trainer.rewards.python_file import PythonFile
 from rljob_trainer.rewards.request import Reward, RewardFailed, RewardRequest
-from rljob_trainer.rewards.rules import RULES
+from rljob_trainer.rewards.rules import PREDICTIONS, RULES
 from rljob_trainer.rewards.services import HttpService, VllmServer
 
 MAX_WORKERS = 8
@@ -41,10 +41,11 @@ class Rule:
     """A built-in rule."""
 
     def __init__(self, name: str):
-        self._rule = RULES[name]
+        self._rule, self._prediction = RULES[name], PREDICTIONS[name]
 
     async def score(self, request: RewardRequest) -> Reward:
-        return Reward(self._rule(request.response, request.answer))
+        score = self._rule(request.response, request.answer)
+        return Reward(score, prediction=self._prediction(request.response))
 
     async def start(self) -> None:
         pass
@@ -68,7 +69,7 @@ class RewardManager:
         await asyncio.gather(*(scorer.stop() for scorer in self._scorers.values()))
 
     async def score(self, request: RewardRequest) -> Reward:
-        """The weighted sum; 0 where only the ranks score. Of a metric that two entries give, the later entry's value.
+        """The weighted sum; 0 where only the ranks score. Of what two entries give, a metric or a prediction, the later entry's.
 
         Raises RewardFailed when any part fails.
         """
@@ -79,7 +80,8 @@ class RewardManager:
             raise RewardFailed(
                 "value", "spec.rewards", request.data_source, f"the weighted sum is {total:g}, beyond {MAX_REWARD:g}"
             )
-        return Reward(total, dict(ChainMap(*(dict(part.metrics) for part in reversed(parts)))))
+        metrics = dict(ChainMap(*(dict(part.metrics) for part in reversed(parts))))
+        return Reward(total, metrics, next((p.prediction for p in reversed(parts) if p.prediction is not None), None))
 
 
 def _scorer(field: str, spec: RewardSpec) -> Scorer:

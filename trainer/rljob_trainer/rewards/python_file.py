@@ -53,7 +53,7 @@ class PythonFile:
             self._free.put_nowait(worker)
         if "error" in reply:
             raise RewardFailed(reply["kind"], self._field, self._target, reply["error"])
-        return Reward(reply["score"], reply["metrics"])
+        return Reward(reply["score"], reply["metrics"], reply["prediction"])
 
     async def stop(self) -> None:
         await asyncio.gather(*(worker.stop() for worker in self._workers))

@@ -46,6 +46,8 @@ class Reward:
     """Trained on."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Finite numbers that are reported, by the names that the reward function gives them."""
+    prediction: str | None = None
+    """The answer that the response gives, as a text that equals that of equal answers: what `maj@k` counts. None: no entry says."""
 
 
 class ServiceDown(RuntimeError):

@@ -2,33 +2,44 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from rljob_api.metrics import MOST_REWARD_METRICS, OWN_NAME
 
-SCORE = "score"
+SCORE, PREDICTION = "score", "pred"
+"""Keys of a dict that are no metrics. The second has its name from verl."""
+LONGEST_PREDICTION = 1000
 LARGEST = 3e38
 """Numbers beyond it have no mean in float32, and are no metrics."""
+
+
+class Returned(NamedTuple):
+    """As rewards/request.py has it."""
+
+    score: float
+    metrics: dict[str, float]
+    prediction: str | None
 
 
 class NotAReward(Exception):
     """Completes "reward() in reward.py returned ..."."""
 
 
-def split(returned: Any) -> tuple[float, dict[str, float]]:
-    """The score, and the other finite numbers by their names. Raises NotAReward."""
+def split(returned: Any) -> Returned:
+    """The score, the other finite numbers by their names, and the prediction. Raises NotAReward."""
     if not isinstance(returned, Mapping):
-        return _score(returned, ""), {}
+        return Returned(_score(returned, ""), {}, None)
     if SCORE not in returned:
         raise NotAReward(f"a dict without {SCORE!r}: its keys are {_short(', '.join(map(str, returned))) or 'none'}")
-    found = {key: number for key, value in returned.items() if key != SCORE and (number := _metric(value)) is not None}
+    others = {key: value for key, value in returned.items() if key not in (SCORE, PREDICTION)}
+    found = {key: number for key, value in others.items() if (number := _metric(value)) is not None}
     if strange := [key for key in found if not isinstance(key, str) or not OWN_NAME.fullmatch(key)]:
         raise NotAReward(
             f"a metric called {_short(repr(strange[0]))}: names are 1 to 64 letters, digits and _ . - @ / (the pattern {OWN_NAME.pattern})"
         )
     if len(found) > MOST_REWARD_METRICS:
         raise NotAReward(f"{len(found)} numbers beside {SCORE!r}, and at most {MOST_REWARD_METRICS} become metrics")
-    return _score(returned[SCORE], f"{SCORE} "), found
+    return Returned(_score(returned[SCORE], f"{SCORE} "), found, _prediction(returned.get(PREDICTION)))
 
 
 def _score(value: Any, name: str) -> float:
@@ -50,6 +61,14 @@ def _metric(value: Any) -> float | None:
     except Exception:  # as above
         return None
     return number if abs(number) <= LARGEST else None
+
+
+def _prediction(value: Any) -> str | None:
+    """None: there is none, or it cannot be written."""
+    try:
+        return None if value is None else str(value).strip()[:LONGEST_PREDICTION] or None
+    except Exception:  # a user's object
+        return None
 
 
 def _short(text: str) -> str:

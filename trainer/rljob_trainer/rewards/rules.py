@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Callable, Mapping
-from decimal import Decimal
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 
 NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,6}(?!\d))?")
 """With or without thousands separators. A minus after a digit, letter or bracket is a subtraction, not a sign."""
+EXACT = Context(prec=1000, Emax=MAX_EMAX, Emin=MIN_EMIN)
+"""Of any number that NUMBER finds in a response of ordinary length."""
 
 
 def exact_match(response: str, answer: str) -> float:
@@ -25,4 +27,17 @@ def number(text: str) -> Decimal | None:
     return Decimal(numbers[-1].replace(",", "")) if numbers else None
 
 
+def stripped(response: str) -> str | None:
+    """What `exactMatch` compares; None when nothing is left."""
+    return response.strip() or None
+
+
+def number_text(response: str) -> str | None:
+    """The final number in one form, so that 72 and 72.0 are one text; None when there is none."""
+    found = number(response)
+    return None if found is None else str(found.normalize(EXACT))
+
+
 RULES: Mapping[str, Callable[[str, str], float]] = {"exactMatch": exact_match, "number": number_match}
+PREDICTIONS: Mapping[str, Callable[[str], str | None]] = {"exactMatch": stripped, "number": number_text}
+"""By the same names: the answer that a response gives."""

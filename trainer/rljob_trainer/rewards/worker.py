@@ -2,9 +2,9 @@
 
 First it says {"takes": names, "concurrent": whether the function is async} or {"error": text}: of VALUES, a JSON list of names, those that
 the function's signature asks for. Then it reads pickled pairs of a number and a dict of these values, since a row may hold bytes and dates, and
-answers each with {"number", "score": number, "metrics": {name: number}} or {"number", "error": text, "kind": text}, whose kinds are those of
-rewards/request.py. Answers are lines of JSON, since the user's code may write them. Calls of an async function run at the same time, each for at most
-SECONDS.
+answers each with {"number", "score": number, "metrics": {name: number}, "prediction": text or null} or {"number", "error": text, "kind": text},
+whose kinds are those of rewards/request.py. Answers are lines of JSON, since the user's code may write them. Calls of an async function run at
+the same time, each for at most SECONDS.
 The user's own prints go to stderr; what the function runs or forks reads none of the questions and keeps no hold of the answers.
 Imports nothing large, so that it starts at once.
 """
@@ -109,10 +109,10 @@ async def async_answer(
 
 def _judged(returned: Any, path: str, name: str) -> dict[str, object]:
     try:
-        score, metrics = split(returned)
+        found = split(returned)
     except NotAReward as error:
         return {"error": f"{name}() in {Path(path).name} returned {error}", "kind": "value"}
-    return {"score": score, "metrics": metrics}
+    return found._asdict()
 
 
 def explain(error: BaseException, path: str, name: str) -> str:

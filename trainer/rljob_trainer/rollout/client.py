@@ -79,8 +79,7 @@ class RolloutClient:
             "prompt": np.asarray(prompt_tokens).tolist(),
             "n": n,
             "seed": seed,
-            "temperature": sampling.temperature,
-            "max_tokens": sampling.max_tokens,
+            **sampling.model_dump(),
         }
         body, headers = await self._call("POST", GENERATE, request)
         if STEP_HEADER not in headers:

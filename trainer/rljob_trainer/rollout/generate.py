@@ -1,8 +1,9 @@
 """The generate route: token ids in, token ids and log-probabilities out (answer.py), straight from vLLM's engine.
 
 vLLM's own routes make text of every token, an object of every log-probability, and OpenAI's models of the answer. Request: `prompt` (token
-ids), `n`, `seed` (of the first response, the others' follow it), `temperature`, `max_tokens`. Statuses: 400 the request is wrong, 500 the
-engine failed. A client that leaves ends its generation.
+ids), `n`, `seed` (of the first response, the others' follow it), `temperature`, `max_tokens`; and, if they are there, `stop` (texts that end a
+response, and stay in it), `top_p`, `top_k` and `min_p`, which change the distribution: evaluations have them. Statuses: 400 the request is
+wrong, 500 the engine failed. A client that leaves ends its generation.
 """
 
 import asyncio
@@ -63,8 +64,10 @@ def sampling_parameters(body: dict[str, Any]) -> Any:
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     own = {name: body[name] for name in ("n", "seed", "temperature", "max_tokens")}
-    form = {"logprobs": 0, "flat_logprobs": True, "detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY}
-    return SamplingParams(**NEUTRAL | own | form)
+    further = {name: body[name] for name in ("stop", "top_p", "top_k", "min_p") if name in body}
+    form = {"logprobs": 0, "flat_logprobs": True, "output_kind": RequestOutputKind.FINAL_ONLY}
+    text = {"detokenize": bool(further.get("stop"))}  # only who looks for texts has to make some
+    return SamplingParams(**NEUTRAL | own | further | form | text)
 
 
 async def _unless_gone[T](request: Request, work: Coroutine[Any, Any, T]) -> T | None:

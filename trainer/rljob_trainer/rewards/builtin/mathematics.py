@@ -10,19 +10,22 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that we tim
 CACHED = 4096
 
 
-def reward(prompt: str, response: str, answer: str) -> float:
-    """1 when the response's final expression (boxed, else the last) equals the answer, else 0. Raises ValueError for an answer without one."""
-    return _equal(response, answer)
+def reward(prompt: str, response: str, answer: str) -> dict[str, Any]:
+    """score: 1 when the response's final expression (boxed, else the last) equals the answer, else 0; pred: that expression. Raises ValueError for
+    an answer without one."""
+    score, found = _equal(response, answer)
+    return {"score": score, "pred": found}
 
 
 @lru_cache(CACHED)
-def _equal(response: str, answer: str) -> float:
+def _equal(response: str, answer: str) -> tuple[float, Any]:
     final = response[max(response.rfind("\\boxed"), 0) :]  # of several boxes math-verify would make one set
     gold, found = _gold(answer), parse(final, parsing_timeout=None)
+    said = found[0] if found else None
     if verify(gold, found, timeout_seconds=None):
-        return 1.0
+        return 1.0, said
     verify(gold, found, timeout_seconds=None, raise_on_error=True)  # a comparison that broke is a failure, not a 0
-    return 0.0
+    return 0.0, said
 
 
 @lru_cache(CACHED)

@@ -1,0 +1,38 @@
+"""The held-out prompts of `task: rl`, in sets with names."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import Sampling
+from rljob_api.spec.evaluation import VALIDATION
+from rljob_trainer.data.files import Place, places
+from rljob_trainer.data.prompts import PromptSet, RowValidator, load_prompts
+from rljob_trainer.data.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutSet:
+    """Prompts, and how they are answered."""
+
+    name: str
+    prompts: PromptSet
+    count: int
+    """Responses per prompt."""
+    sampling: Sampling
+
+
+def load_held_out(spec: RLJobSpec, tokenizer: Tokenizer, validate_row: RowValidator, scratch: Path) -> list[HeldOutSet]:
+    """Of spec.data.validation and spec.evaluation.sets. The arguments, and what is raised, are those of load_prompts."""
+    found = []
+    for s, files in zip(spec.evaluation_sets, _files(spec), strict=True):
+        prompts = load_prompts(spec.data, files, tokenizer, validate_row, scratch / s.name)
+        found.append(HeldOutSet(s.name, prompts, s.samples_per_prompt or 1, s.sampling or spec.evaluation.sampling))
+    return found
+
+
+def _files(spec: RLJobSpec) -> list[list[Place]]:
+    """Of every set, in their order."""
+    validation = spec.data.validation
+    own = [places(f"spec.evaluation.sets[{i}].files", s.files) for i, s in enumerate(spec.evaluation.sets)]
+    return [*([places(f"spec.data.{VALIDATION}", validation)] if validation else []), *own]
