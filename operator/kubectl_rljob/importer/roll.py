@@ -6,6 +6,7 @@ from typing import Any
 from kubectl_rljob.importer import places
 from kubectl_rljob.importer.amounts import Length, Warmup
 from kubectl_rljob.importer.arithmetic import devices
+from kubectl_rljob.importer.held_out import responses
 from kubectl_rljob.importer.hydra import plain
 from kubectl_rljob.importer.interpolation import flatten, resolve
 from kubectl_rljob.importer.megatron import Layout, other_layout, recompute, transformer_config, virtual_pipeline
@@ -246,8 +247,10 @@ def algorithm(settings: Settings) -> Iterator[Said]:
         "algorithm.aggregation", AGGREGATIONS.get(aggregation, "sequenceMeanTokenMean"), "loss_agg_mode"
     )
     if settings["validation.data_args.file_name"]:
-        key = "validation.generating_args.temperature"
+        args = "validation.generating_args."
+        key, narrow = f"{args}temperature", [f"{args}{name}" for name in ("top_p", "top_k", "num_return_sequences")]
         yield settings.field("evaluation.sampling.temperature", float(settings.number(key)), key)
+        yield from responses(settings, bool(settings.number(key)), *narrow)
         yield settings.field("evaluation.sampling.maxTokens", response(settings), "response_length")
 
 

@@ -315,10 +315,10 @@ INFER = (
     implied("validation.data_args.*"),
     read("validation.generating_args.temperature", "evaluation.sampling.temperature", 0.0),
     implied("validation.generating_args.max_new_tokens", "is response_length"),
-    lacks("validation.generating_args.top_p", "held-out responses are sampled from the whole distribution", 1, 1.0),
-    lacks("validation.generating_args.top_k", "held-out responses are sampled from the whole distribution", 0, -1),
+    read("validation.generating_args.top_p", "evaluation.sampling.topP", 1.0),
+    read("validation.generating_args.top_k", "evaluation.sampling.topK", 0),
     lacks("validation.generating_args.num_beams", "responses are sampled", 1),
-    lacks("validation.generating_args.num_return_sequences", "each held-out prompt is answered once", 1),
+    read("validation.generating_args.num_return_sequences", "evaluation.samplesPerPrompt", 1),
     read("rewards.*", "rewards", text="by worker_cls, for the tags of tag_included"),
     lacks("reward_model.*", "rewards are in spec.rewards"),
 )

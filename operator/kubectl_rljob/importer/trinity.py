@@ -10,6 +10,7 @@ from kubectl_rljob.importer.megatron import Layout, other_layout, recompute, tra
 from kubectl_rljob.importer.settings import Settings, System
 from kubectl_rljob.importer.sources import Source, tree_of
 from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Said
+from kubectl_rljob.importer.trinity_evaluation import sets
 from kubectl_rljob.importer.trinity_rows import ACTOR, CRITIC, REF, ROWS, TASKS
 from kubectl_rljob.importer.values import divisor, items
 
@@ -162,11 +163,6 @@ def rewards(settings: Settings) -> Iterator[Said]:
         yield settings.field(
             "algorithm.overlong.penalty", float(settings.number(f"{args}penalty_factor")), f"{args}penalty_factor"
         )
-    if settings["buffer.explorer_input.eval_tasksets"]:
-        yield settings.lacking(
-            "buffer.explorer_input.eval_tasksets",
-            "name held-out files in data.validation, and set evaluation.everySteps",
-        )
 
 
 def machines(settings: Settings) -> Iterator[Said]:
@@ -243,7 +239,7 @@ def unread(settings: Settings) -> dict[str, str]:
 TRINITY = System(
     "Trinity-RFT",
     ROWS,
-    (sources, amounts, algorithm, rewards, machines, layout, synchronising, places.pods),
+    (sources, amounts, algorithm, rewards, sets, machines, layout, synchronising, places.pods),
     unread,
 )
 

@@ -153,7 +153,7 @@ BUFFER = (
     lacks(f"{TASKS}task_selector.*", "prompts are drawn in a shuffled order"),
     read("buffer.explorer_input.default_workflow_type", ""),
     read("buffer.explorer_input.default_reward_fn_type", "rewards"),
-    read("buffer.explorer_input.eval_tasksets", "data.validation", text="to be named by hand"),
+    read("buffer.explorer_input.eval_tasksets", "evaluation.sets"),
     *(
         lacks(f"buffer.explorer_input.{key}", "the prompt is one message of the user")
         for key in ("system_prompt", "reply_prefix")
@@ -203,7 +203,7 @@ EXPLORER = (
         )
     ),
     lacks("explorer.auxiliary_models", "judges are servers of your own", []),
-    implied("explorer.eval_interval", "see buffer.explorer_input.eval_tasksets"),
+    read("explorer.eval_interval", "evaluation.everySteps", 100, text="if there are eval_tasksets"),
     *(
         implied(f"explorer.{key}")
         for key in (

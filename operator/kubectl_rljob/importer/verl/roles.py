@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from kubectl_rljob.importer import places
 from kubectl_rljob.importer.amounts import Length, Warmup
+from kubectl_rljob.importer.held_out import responses
 from kubectl_rljob.importer.megatron import Layout, other_layout, recompute, transformer_config, virtual_pipeline
 from kubectl_rljob.importer.settings import Settings, show
 from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Said
@@ -165,6 +166,8 @@ def evaluation(settings: Settings) -> Iterator[Said]:
         yield settings.field("evaluation.sampling.temperature", float(settings.number(key)), key)
     elif key in settings and settings.number(key):
         yield settings.implied(key, f"{sampled} is false: greedy")
+    narrow = [f"{ROLLOUT}val_kwargs.{name}" for name in ("top_p", "top_k", "n")]
+    yield from responses(settings, bool(settings[sampled] and settings.number(key)), *narrow)
     yield settings.field(
         "evaluation.sampling.maxTokens", settings.integer("data.max_response_length"), "data.max_response_length"
     )
