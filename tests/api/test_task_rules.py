@@ -16,7 +16,7 @@ VALUES: dict[str, Any] = {
     "data.format": "messages",
     "data.maxPromptTokens": 16,
     "data.maxTokens": 64,
-    "data.chatTemplate": True,
+    "data.chatTemplate": {"texts": True},
     "data.overlong": "cut",
     "data.lossOn": "all",
     "data.weights": [1],
@@ -51,6 +51,12 @@ VALUES: dict[str, Any] = {
 def written(path: str, value: Any) -> dict[str, Any]:
     first, _, rest = path.partition(".")
     return {first: {rest: value} if rest else value}
+
+
+def test_an_argument_that_belongs_to_the_trainer_reaches_no_template() -> None:
+    template = {"arguments": {"enable_thinking": False, "tools": [], "tokenize": True}}
+    found = validate(raw_spec(data={"chatTemplate": template}), "demo").violations
+    assert [v.field for v in found] == [f"spec.data.chatTemplate.arguments.{name}" for name in ("tokenize", "tools")]
 
 
 @pytest.mark.parametrize("path", READERS)

@@ -162,6 +162,8 @@ class Attempt:
         write_hugging_face(self.engine, Path(self._spec.model.path), scratch)
         if self._first:
             self._first.store.check()
+            if template := self._spec.data.chat_template.path:
+                shutil.copy(template, scratch / "chat_template.jinja")  # before the tokenizer's own, for who loads it
             shutil.rmtree(target, ignore_errors=True)
             scratch.rename(target)
         return str(target)

@@ -72,9 +72,9 @@ DATA = (
     lacks("max_samples", "all rows are used"),
     lacks("val_size", "name held-out files in data.validation", 0, 0.0),
     lacks("streaming", "data are read from files"),
-    lacks("default_system", "the system prompt is the data's, or the chat template's"),
-    lacks("enable_thinking", "the chat template gets no arguments", True),
-    lacks("reasoning_effort", "the chat template gets no arguments"),
+    becomes("default_system", "data.chatTemplate.systemPrompt"),
+    becomes("enable_thinking", "data.chatTemplate.arguments.enable_thinking"),
+    becomes("reasoning_effort", "data.chatTemplate.arguments.reasoning_effort"),
     lacks("tool_format", "conversations have no tools"),
     lacks("tokenized_path", "data are tokenised by the job"),
     *(

@@ -95,7 +95,7 @@ DATA = (
     becomes("data.max_prompt_length", "data.maxPromptTokens", 1024),
     becomes("data.prompt_key", "data.promptKey", "prompt"),
     becomes("data.answer_key", "data.answerKey"),
-    becomes("data.apply_chat_template", "data.chatTemplate", False),
+    becomes("data.apply_chat_template", "data.chatTemplate.texts", False),
     becomes("data.shuffle", "data.shuffle", True),
     becomes("data.seed", "data.seed"),
     read("data.train_data_paths", "data.train"),

@@ -46,7 +46,7 @@ def sources(settings: Settings) -> Iterator[Said]:
         yield settings.changed(f"{TASKS}path", "a data set of a hub: put its files in place of train.parquet")
         path = f"{str(path).rstrip('/')}/{settings[f'{TASKS}split']}.parquet"
     yield from places.placed_files(settings, "data.train", [path], f"{TASKS}path")
-    yield Field("data.chatTemplate", True, "workflows send the prompt as one message of the user")
+    yield Field("data.chatTemplate.texts", True, "workflows send the prompt as one message of the user")
     yield settings.field("data.promptKey", settings[f"{TASKS}format.prompt_key"], f"{TASKS}format.prompt_key")
     yield settings.field("data.answerKey", settings[f"{TASKS}format.response_key"], f"{TASKS}format.response_key")
     yield from _workflow(settings)
@@ -60,8 +60,12 @@ def _workflow(settings: Settings) -> Iterator[Said]:
     for key in ("buffer.explorer_input.default_workflow_type", f"{TASKS}default_workflow_type"):
         if settings[key] not in WORKFLOWS:
             yield settings.lacking(key, "a prompt is answered in a single turn")
-        elif settings[key] in ("math_workflow", "math_boxed_workflow"):
-            yield settings.changed(key, "a single turn, without the system prompt that the workflow adds")
+        elif (
+            settings[key] in ("math_workflow", "math_boxed_workflow") and f"{TASKS}format.system_prompt" not in settings
+        ):
+            yield settings.changed(
+                key, "the system prompt that the workflow adds: put it into data.chatTemplate.systemPrompt"
+            )
 
 
 def prompt_tokens(settings: Settings) -> int:

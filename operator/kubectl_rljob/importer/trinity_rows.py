@@ -41,7 +41,7 @@ MODEL = (
     read("model.max_response_tokens", "rollout.sampling.maxTokens", 1024),
     read("model.max_model_len", "data.maxPromptTokens"),
     becomes("model.trust_remote_code", "model.trustRemoteCode"),
-    lacks("model.custom_chat_template", "the chat template is the tokenizer's"),
+    lacks("model.custom_chat_template", "name a file in data.chatTemplate.path, with the template in it"),
     lacks("model.rope_scaling", "the model is as its config.json says"),
     lacks("model.lora_configs", "all parameters are trained: there is no LoRA"),
     lacks("model.tinker.enable", "training is on GPUs of the job"),
@@ -50,7 +50,11 @@ MODEL = (
         for key, neutral in (("top_p", (1, 1.0)), ("top_k", (-1, 0)), ("repetition_penalty", (1, 1.0)))
     ),
     lacks("model.min_response_tokens", DISTRIBUTION, 0, 1),
-    lacks("model.enable_thinking", "the chat template gets no arguments"),
+    becomes(
+        "model.enable_thinking",
+        "data.chatTemplate.arguments.enable_thinking",
+        also=("explorer.rollout_model.enable_thinking",),
+    ),
 )
 
 ALGORITHM = (
@@ -116,7 +120,12 @@ BUFFER = (
     read(f"{TASKS}format.response_key", "data.answerKey", "response"),
     *(
         lacks(f"{TASKS}format.{key}", "the prompt is one message of the user")
-        for key in ("system_prompt", "system_prompt_key", "reply_prefix", "chat_template")
+        for key in ("system_prompt_key", "reply_prefix", "chat_template")
+    ),
+    becomes(
+        f"{TASKS}format.system_prompt",
+        "data.chatTemplate.systemPrompt",
+        also=("buffer.explorer_input.system_prompt",),
     ),
     *(
         lacks(f"{TASKS}format.{key}", "all rows have one workflow, and rewards by data.dataSourceKey", "")
@@ -154,10 +163,7 @@ BUFFER = (
     read("buffer.explorer_input.default_workflow_type", ""),
     read("buffer.explorer_input.default_reward_fn_type", "rewards"),
     read("buffer.explorer_input.eval_tasksets", "evaluation.sets"),
-    *(
-        lacks(f"buffer.explorer_input.{key}", "the prompt is one message of the user")
-        for key in ("system_prompt", "reply_prefix")
-    ),
+    lacks("buffer.explorer_input.reply_prefix", "the prompt is one message of the user"),
     implied("buffer.explorer_input.default_eval_workflow_type"),
     lacks(
         "buffer.trainer_input.experience_buffer.storage_type",
@@ -187,7 +193,6 @@ EXPLORER = (
     becomes("explorer.rollout_model.enforce_eager", "rollout.vllmArgs.enforce-eager"),
     becomes("explorer.rollout_model.enable_prefix_caching", "rollout.vllmArgs.enable-prefix-caching"),
     becomes("explorer.rollout_model.enable_chunked_prefill", "rollout.vllmArgs.enable-chunked-prefill"),
-    lacks("explorer.rollout_model.enable_thinking", "the chat template gets no arguments"),
     *(
         implied(f"explorer.rollout_model.{key}")
         for key in ("dtype", "seed", "engine_type", "use_v1", "max_model_len", "enable_history")

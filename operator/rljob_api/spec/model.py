@@ -22,6 +22,19 @@ class ModelSpec(Model):
     """Run Python code that comes with the model directory."""
 
 
+class ChatTemplate(Model):
+    """The template that makes a text of chat messages: the tokenizer's, unless `path` names another."""
+
+    path: AbsolutePath | None = None
+    """A Jinja file in place of the tokenizer's template. The exported model gets it too. Unset: the tokenizer's."""
+    arguments: Verbatim = {}
+    """What the template reads besides the messages, by name, for example `{enable_thinking: false}` of Qwen3's."""
+    system_prompt: Annotated[str, StringConstraints(min_length=1, max_length=65536)] | None = None
+    """Put in front of conversations that do not begin with a system message, as one; unset: nothing is."""
+    texts: bool = False
+    """Apply the template to prompts that are texts as well, as one message of the user. Conversations always go through it."""
+
+
 class DataSpec(Model):
     """Training and held-out data. Files are .parquet, .arrow, .json (a list of objects) or .jsonl; `pretrain` reads Megatron's indexed data sets too.
     One row is a prompt (`rl`), a conversation (`sft`), a pair of a better and a worse answer (`dpo`, `rewardModel`) or a document (`pretrain`)."""
@@ -48,9 +61,8 @@ class DataSpec(Model):
     """Column of the worse answer, as `chosenKey` (`task: dpo` and `rewardModel`)."""
     text_key: str = "text"
     """Column of the document (`task: pretrain` with `format: text`)."""
-    chat_template: bool = False
-    """Apply the chat template to text prompts as well, as one message of the user. Conversations always go through it. For all tasks but
-    `pretrain`."""
+    chat_template: ChatTemplate = ChatTemplate()
+    """How conversations become texts. For all tasks but `pretrain`."""
     answer_key: str = "answer"
     """Column of the expected answer, handed to rewards, or a dotted path into a nested one; without a column of the default name it is empty.
     For `task: rl`."""

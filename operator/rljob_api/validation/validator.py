@@ -10,7 +10,7 @@ from rljob_api import names
 from rljob_api.base import LENIENT
 from rljob_api.spec import RLJobSpec
 from rljob_api.unreadable import Undecidable
-from rljob_api.validation import algorithm, evaluation, layout, passthrough, pod_fields, pods, scheduling, tasks
+from rljob_api.validation import algorithm, chat, evaluation, layout, passthrough, pod_fields, pods, scheduling, tasks
 from rljob_api.validation.model import model_violations
 from rljob_api.validation.object_rules import OBJECT_RULES
 from rljob_api.validation.result import ValidationResult, Violation
@@ -26,6 +26,7 @@ CHECKS: tuple[Check, ...] = (
     *layout.RULES,
     *passthrough.RULES,
     *algorithm.RULES,
+    *chat.RULES,
     *evaluation.RULES,
     *scheduling.RULES,
     *pods.RULES,

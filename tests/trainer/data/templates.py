@@ -37,6 +37,13 @@ QWEN3 = """
 {%- else %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endif %}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
+THINKING = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
+SILENT = (
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+)
+QWEN3_ARGUMENT = QWEN3.replace(THINKING, THINKING + SILENT)
+"""With the argument that Qwen3's own template has."""
+
 LLAMA3 = """
 {{- bos_token }}{%- for m in messages %}
 {{- '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}

@@ -12,7 +12,7 @@ from rljob_trainer.data.encoding import encode
 from rljob_trainer.data.files import Place
 from rljob_trainer.data.formats import Chat
 from rljob_trainer.failure import ConfigurationError
-from trainer.data.templates import ENDS, LLAMA3, MARKED, MISTRAL_LAST, QWEN, QWEN3, tokenizer
+from trainer.data.templates import ENDS, LLAMA3, MARKED, MISTRAL_LAST, QWEN, QWEN3, QWEN3_ARGUMENT, tokenizer
 
 PLACE = Place("spec.data.train[0]", "a.jsonl", 7)
 GAPS = " \n"
@@ -94,6 +94,32 @@ def test_thoughts_that_a_template_drops_from_earlier_turns_are_no_reason_to_gues
         encode(Chat(thought, None, 0), PLACE, tokenizer(QWEN3, "<|im_end|>"))
     (learnt,) = learnt_runs(Chat(thought[:2], None, 0), tokenizer(QWEN3, "<|im_end|>"))
     assert learnt.strip() == "<think>\nz\n</think>\n\nx<|im_end|>"
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_what_an_argument_lets_the_template_write_in_front_of_the_answer_is_not_learnt(data):
+    """Qwen3's enable_thinking: false ends the header with an empty thought, which nobody asks the model to write."""
+    messages, tok = data.draw(conversations()), tokenizer(QWEN3_ARGUMENT, "<|im_end|>")
+    last, answer = len(messages) - 1, messages[-1]["content"]
+    (silent,) = learnt_runs(Chat(messages, None, last, {"enable_thinking": False}), tok)
+    (thinking,) = learnt_runs(Chat(messages, None, last, {"enable_thinking": True}), tok)
+    assert silent == answer.lstrip("\n") + "<|im_end|>"
+    assert thinking == "<think>\n\n</think>\n\n" + silent
+
+
+def test_earlier_turns_that_an_argument_writes_otherwise_are_refused():
+    with pytest.raises(ConfigurationError, match="lossOn: lastAssistant"):
+        encode(Chat(TWO, None, 0, {"enable_thinking": False}), PLACE, tokenizer(QWEN3_ARGUMENT, "<|im_end|>"))
+
+
+def test_arguments_reach_a_template_that_marks_the_assistants_text():
+    styled = "{{- style + ';' }}" + MARKED
+    assert QWEN3_ARGUMENT != QWEN3
+    runs = learnt_runs(Chat(TWO, None, 0, {"style": "а"}), tokenizer(styled))
+    assert runs == learnt_runs(Chat(TWO, None, 0), tokenizer(MARKED))
+    with pytest.raises(ConfigurationError, match="refuses the row: UndefinedError: 'style' is undefined"):
+        encode(Chat(TWO, None, 0), PLACE, tokenizer(styled))
 
 
 def test_marks_inside_of_a_macro_which_transformers_misplaces_are_refused():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rljob_api.spec.model import DataSpec
+from rljob_api.spec.model import ChatTemplate, DataSpec
 from rljob_trainer.data.files import Place
 from rljob_trainer.data.formats import Chat, LeftOut, Texts, conversation, detect, pair
 from rljob_trainer.failure import ConfigurationError
@@ -86,8 +86,32 @@ def test_calls_of_tools_reach_the_template_with_objects_as_arguments():
 def test_texts_stay_texts_unless_the_chat_template_is_wanted():
     row = {"prompt": "1+1=", "response": "2"}
     assert read(row) == Texts("1+1=", "2")
-    assert read(row, chat_template=True) == Chat((USER, ANSWER), None, 0)
+    assert read(row, chat_template=ChatTemplate(texts=True)) == Chat((USER, ANSWER), None, 0)
     assert read({"question": "1+1=", "a": {"b": "2"}}, prompt_key="question", response_key="a.b") == Texts("1+1=", "2")
+
+
+BE_KIND = {"role": "system", "content": "be kind"}
+KIND = ChatTemplate(system_prompt="be kind", arguments={"enable_thinking": False})
+
+
+def test_a_system_prompt_comes_before_conversations_that_have_none_and_the_same_turns_are_learnt():
+    thoughts = {"enable_thinking": False}
+    assert read({"messages": [USER, ANSWER]}, chat_template=KIND) == Chat((BE_KIND, USER, ANSWER), None, 0, thoughts)
+    twice = read({"messages": [USER, ANSWER, USER, ANSWER]}, chat_template=KIND, loss_on="lastAssistant")
+    assert twice == Chat((BE_KIND, USER, ANSWER, USER, ANSWER), None, 4, thoughts)
+    for role in ("system", "developer"):
+        own = {"role": role, "content": "be brief"}
+        assert read({"messages": [own, USER, ANSWER]}, chat_template=KIND).messages == (own, USER, ANSWER)
+    pair_of = both({"prompt": [USER], "chosen": "2", "rejected": "3"}, chat_template=KIND)
+    assert pair_of == (
+        Chat((BE_KIND, USER, ANSWER), None, 2, thoughts),
+        Chat((BE_KIND, USER, WRONG), None, 2, thoughts),
+    )
+
+
+def test_a_text_has_no_place_for_a_system_prompt():
+    with pytest.raises(ConfigurationError, match="no place for spec.data.chatTemplate.systemPrompt; set .*texts: true"):
+        read({"prompt": "1+1=", "response": "2"}, chat_template=KIND)
 
 
 def test_the_loss_may_be_on_the_last_turn_only():

@@ -9,11 +9,13 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from rljob_api.spec.model import DataSpec, RewardSpec
+from rljob_api.spec.model import ChatTemplate, DataSpec, RewardSpec
 from rljob_trainer.data.files import places
 from rljob_trainer.data.prompts import load_prompts
+from rljob_trainer.data.tokenizer import load_tokenizer
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.entries import validate_row
+from trainer.buffer.specs import job
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"
@@ -46,7 +48,7 @@ def test_texts_get_the_tokenizers_special_tokens(tmp_path):
     assert prompt.tokens == (0, *map(ord, "1+1=")) and prompt.text == "1+1="
 
 
-@pytest.mark.parametrize(("prompts", "fields"), [([CHAT], {}), (["1+1="], {"chat_template": True})])
+@pytest.mark.parametrize(("prompts", "fields"), [([CHAT], {}), (["1+1="], {"chat_template": ChatTemplate(texts=True)})])
 def test_messages_go_through_the_chat_template_up_to_the_assistants_turn_and_get_no_second_bos(
     tmp_path, prompts, fields
 ):
@@ -55,14 +57,42 @@ def test_messages_go_through_the_chat_template_up_to_the_assistants_turn_and_get
     assert prompt.tokens == (0, *map(ord, "<user>1+1=<assistant>"))
 
 
+ARGUMENT = "{{ style }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+def test_a_template_gets_its_arguments_and_a_system_prompt_where_the_row_has_none(tmp_path):
+    own = [{"role": "system", "content": "own"}, *CHAT]
+    wanted = ChatTemplate(arguments={"style": "plain"}, system_prompt="short")
+    found = load(tmp_path, [CHAT, own], template=ARGUMENT, chat_template=wanted)
+    assert [p.text for p in found] == ["plain<system>short<user>1+1=", "plain<system>own<user>1+1="]
+    (text,) = load(tmp_path, ["1+1="], template=ARGUMENT, chat_template=wanted.model_copy(update={"texts": True}))
+    assert text.text == "plain<system>short<user>1+1="
+    with pytest.raises(ConfigurationError, match="no place for spec.data.chatTemplate.systemPrompt"):
+        load(tmp_path, ["1+1="], chat_template=wanted)
+
+
+def test_a_template_file_takes_the_place_of_the_tokenizers(tmp_path):
+    tokenizer(TEMPLATE).save_pretrained(tmp_path)
+    (tmp_path / "own.jinja").write_text(ARGUMENT)
+
+    def loaded(path: str | None):
+        spec = job(model={"path": str(tmp_path)}, data={"train": ["/t"], "chatTemplate": {"path": path}})
+        return load_tokenizer(spec).chat_template
+
+    assert (loaded(None), loaded(str(tmp_path / "own.jinja"))) == (TEMPLATE, ARGUMENT)
+    with pytest.raises(ConfigurationError, match="cannot be read") as caught:
+        loaded("/none.jinja")
+    assert caught.value.field == "spec.data.chatTemplate.path"
+
+
 def test_a_tokenizer_without_a_template_is_refused_only_where_one_is_needed(tmp_path):
     assert len(load(tmp_path, ["1+1="], template=None)) == 1
     with pytest.raises(ConfigurationError, match="no chat template.*chat_template.jinja") as caught:
         load(tmp_path, [CHAT], template=None)
     assert caught.value.field == "spec.data.train[0]" and caught.value.value.endswith("row 1")
     with pytest.raises(ConfigurationError) as caught:
-        load(tmp_path, ["1+1="], template=None, chat_template=True)
-    assert caught.value.field == "spec.data.chatTemplate"
+        load(tmp_path, ["1+1="], template=None, chat_template=ChatTemplate(texts=True))
+    assert caught.value.field == "spec.data.chatTemplate.texts"
 
 
 @pytest.mark.parametrize(

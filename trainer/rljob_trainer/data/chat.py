@@ -1,6 +1,7 @@
 """A row's prompt as the model reads it: plain text with the tokenizer's special tokens, or a conversation through its chat template."""
 
 from rljob_api.spec.model import DataSpec
+from rljob_trainer.data.conversations import require_no_system_prompt, spoken, with_system_prompt
 from rljob_trainer.data.rows import Row
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.failure import ConfigurationError
@@ -11,15 +12,17 @@ def encode_prompt(row: Row, spec: DataSpec, tokenizer: Tokenizer) -> tuple[str, 
 
     Raises ConfigurationError when the tokenizer has no chat template or cannot encode the text, and when the template refuses the messages.
     """
-    messages = row.prompt
+    template, messages = spec.chat_template, row.prompt
     if isinstance(messages, str):
-        if not spec.chat_template:
+        if not template.texts:
+            require_no_system_prompt(template, row.place)
             return messages, _tokens(messages, row, tokenizer, add_special_tokens=True)
-        messages = ({"role": "user", "content": messages},)
+        messages = (spoken("user", messages),)
     if not tokenizer.chat_template:
         raise _no_template(row)
     try:
-        text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        said = list(with_system_prompt(messages, template))
+        text = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False, **template.arguments)
     except Exception as error:  # templates are programs, and raise what they like
         rule = f"the model's chat template refuses the messages: {type(error).__name__}: {error}"
         raise row.place.error(rule, "mend the messages (many templates know no system role and want turns)") from error
@@ -40,7 +43,7 @@ def _tokens(text: str, row: Row, tokenizer: Tokenizer, *, add_special_tokens: bo
 
 def _no_template(row: Row) -> ConfigurationError:
     rule = "the tokenizer in spec.model.path has no chat template"
-    fix = "put one (chat_template.jinja) beside the tokenizer's files, or write the prompts as plain texts"
+    fix = "put one (chat_template.jinja) beside the tokenizer's files, name one in spec.data.chatTemplate.path, or write the prompts as plain texts"
     if isinstance(row.prompt, str):
-        return ConfigurationError("spec.data.chatTemplate", "true", rule, fix)
+        return ConfigurationError("spec.data.chatTemplate.texts", "true", rule, fix)
     return row.place.error(f"holds chat messages, and {rule}", fix)

@@ -5,14 +5,15 @@ the assistant's turns and up to the end of it: if the whole conversation begins 
 its end. Nothing is guessed: a template that writes a beginning otherwise once more follows is refused.
 """
 
+import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from rljob_trainer.data.conversations import Messages, spoken
+from rljob_trainer.data.conversations import spoken
 from rljob_trainer.data.formats import Chat
 from rljob_trainer.data.tokenizer import OffsetTokenizer
 from rljob_trainer.trajectory import Bools
@@ -31,8 +32,9 @@ class Unsound(Exception):
 
 def render(tokenizer: OffsetTokenizer, chat: Chat, count: int | None = None, prompt: bool = False) -> str:
     """The first `count` messages as the template writes them; `prompt`: up to where the assistant begins to write."""
+    messages = list(chat.messages[:count])
     return tokenizer.apply_chat_template(
-        list(chat.messages[:count]), tools=chat.tools, add_generation_prompt=prompt, tokenize=False
+        messages, tools=chat.tools, add_generation_prompt=prompt, tokenize=False, **chat.arguments
     )
 
 
@@ -40,9 +42,13 @@ def assistant_spans(tokenizer: OffsetTokenizer, chat: Chat, text: str) -> list[S
     """[from, to) in `text`, which is the whole chat rendered, of the assistant's turns from chat.learn_from on. Raises Unsound."""
     template = tokenizer.get_chat_template(tools=chat.tools)
     if MARKED.search(template):
-        _prove_marks(tokenizer, template)
-        before = _marks(tokenizer, template, chat.messages[: chat.learn_from], chat.tools)[1] if chat.learn_from else []
-        marked, spans = _marks(tokenizer, template, chat.messages, chat.tools)
+        _prove_marks(tokenizer, template, json.dumps(chat.arguments))
+        before = (
+            _marks(tokenizer, template, replace(chat, messages=chat.messages[: chat.learn_from]))[1]
+            if chat.learn_from
+            else []
+        )
+        marked, spans = _marks(tokenizer, template, chat)
         assert marked == text, "marks change no text"
         return spans[len(before) :]
     turns = [i for i in range(chat.learn_from, len(chat.messages)) if chat.messages[i]["role"] == "assistant"]
@@ -99,28 +105,26 @@ def _added(tokenizer: OffsetTokenizer) -> tuple[str, ...]:
     return tuple(tokenizer.get_added_vocab())
 
 
-def _marks(
-    tokenizer: OffsetTokenizer, template: str, messages: Messages, tools: list[Any] | None
-) -> tuple[str, list[Span]]:
+def _marks(tokenizer: OffsetTokenizer, template: str, chat: Chat) -> tuple[str, list[Span]]:
     """Text, and the spans that the template marks; an end-of-sequence token right behind one belongs to it."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     (text,), (spans,) = render_jinja_template(
-        [list(messages)],
-        tools=tools,
+        [list(chat.messages)],
+        tools=chat.tools,
         chat_template=template,
         return_assistant_tokens_mask=True,
-        **tokenizer.special_tokens_map,
+        **{**tokenizer.special_tokens_map, **chat.arguments},
     )
     eos = tokenizer.eos_token or ""
     return text, [(a, b + len(eos) if eos and text.startswith(eos, b) else b) for a, b in spans]
 
 
 @lru_cache(maxsize=8)
-def _prove_marks(tokenizer: OffsetTokenizer, template: str) -> None:
-    """Transformers places marks wrongly inside of macros: a probe tells."""
+def _prove_marks(tokenizer: OffsetTokenizer, template: str, arguments: str) -> None:
+    """Transformers places marks wrongly inside of macros: a probe tells. `arguments`: of the template, as JSON."""
     said = [spoken(role, f"{role}-{i}.") for i, role in enumerate(("user", "assistant", "user", "assistant"))]
-    text, spans = _marks(tokenizer, template, tuple(said), None)
+    text, spans = _marks(tokenizer, template, Chat(tuple(said), None, 0, json.loads(arguments)))
     found = [text[a:b] for a, b in spans]
     right = [m["content"] in part for m, part in zip(said[1::2], found, strict=False)]
     if right != [True, True] or len(found) > 2 or any("user-" in part for part in found):

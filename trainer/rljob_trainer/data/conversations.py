@@ -4,10 +4,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.data.files import Place
 from rljob_trainer.data.rows import Message, chat_in, short
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+SYSTEM_ROLES = ("system", "developer")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"} | {
     role: role for role in ROLES
 }
@@ -31,6 +33,22 @@ def messages_of(value: Any, key: str, place: Place) -> Messages:
 
 def spoken(role: str, content: str) -> Message:
     return {"role": role, "content": content}
+
+
+def with_system_prompt(messages: Messages, template: ChatTemplate) -> Messages:
+    """With that of the spec in front, where there is one and the messages begin with none of their own."""
+    if template.system_prompt is None or messages[0]["role"] in SYSTEM_ROLES:
+        return messages
+    return (spoken("system", template.system_prompt), *messages)
+
+
+def require_no_system_prompt(template: ChatTemplate, place: Place) -> None:
+    """Raises ConfigurationError: a text that goes through no template has no place for one."""
+    if template.system_prompt is not None:
+        rule = "holds a text, which is taken as it stands and has no place for spec.data.chatTemplate.systemPrompt"
+        raise place.error(
+            rule, "set spec.data.chatTemplate.texts: true, write the row as messages, or remove the prompt"
+        )
 
 
 def tools_of(value: Any, place: Place) -> list[Any] | None:

@@ -1,11 +1,19 @@
 """A row of supervised data to what is learnt from it: one conversation, or the better and the worse answer to the same."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rljob_api.spec.model import DataSpec
-from rljob_trainer.data.conversations import Messages, messages_of, says_nothing, spoken, tools_of
+from rljob_api.spec.model import ChatTemplate, DataSpec
+from rljob_trainer.data.conversations import (
+    Messages,
+    messages_of,
+    require_no_system_prompt,
+    says_nothing,
+    spoken,
+    tools_of,
+    with_system_prompt,
+)
 from rljob_trainer.data.files import Place, Record
 from rljob_trainer.data.rows import ABSENT, chat_in, find, short
 
@@ -28,6 +36,8 @@ class Chat:
     tools: list[Any] | None
     learn_from: int
     """The assistant's turns from this message on are learnt."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What the template reads besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +64,7 @@ def conversation(record: Record, place: Place, data: DataSpec, form: str) -> Var
     if not turns:
         raise LeftOut("no_assistant")
     start = turns[-1] if data.loss_on == "lastAssistant" else 0
-    return _chat(said[: turns[-1] + 1], tools_of(record.get("tools"), place), start)
+    return _chat(said[: turns[-1] + 1], tools_of(record.get("tools"), place), start, data.chat_template)
 
 
 def pair(record: Record, place: Place, data: DataSpec, form: str) -> tuple[Variant, Variant]:
@@ -73,7 +83,7 @@ def pair(record: Record, place: Place, data: DataSpec, form: str) -> tuple[Varia
         rule = f"{keys[0]!r} and {keys[1]!r} are not two answers to one prompt"
         raise place.error(rule, "begin both with the same messages and let neither be the beginning of the other")
     tools = tools_of(record.get("tools"), place)
-    return _chat(chosen, tools, shared), _chat(rejected, tools, shared)
+    return _chat(chosen, tools, shared, data.chat_template), _chat(rejected, tools, shared, data.chat_template)
 
 
 def detect(record: Record, place: Place, data: DataSpec, paired: bool) -> str:
@@ -151,7 +161,8 @@ def _answered(prompt: Prompt, record: Record, key: str, place: Place, data: Data
     if not value or (isinstance(value, str) and not value.strip()):
         raise LeftOut("empty")
     if isinstance(value, str) and not chat_in(value):
-        if isinstance(prompt, str) and not data.chat_template:
+        if isinstance(prompt, str) and not data.chat_template.texts:
+            require_no_system_prompt(data.chat_template, place)
             return Texts(prompt, value)
         said: Messages = (spoken("assistant", value),)
     else:
@@ -164,13 +175,14 @@ def _answered(prompt: Prompt, record: Record, key: str, place: Place, data: Data
     return (*((spoken("user", prompt),) if isinstance(prompt, str) else prompt), *said)
 
 
-def _chat(messages: Messages, tools: list[Any] | None, start: int) -> Chat:
+def _chat(messages: Messages, tools: list[Any] | None, start: int, template: ChatTemplate) -> Chat:
     """Raises LeftOut when the assistant has no turn from `start` on, does not have the last one, or says nothing."""
     if messages[-1]["role"] != "assistant":
         raise LeftOut("no_assistant")
     if any(m["role"] == "assistant" and says_nothing(m) for m in messages[start:]):
         raise LeftOut("empty")
-    return Chat(messages, tools, start)
+    said = with_system_prompt(messages, template)
+    return Chat(said, tools, start + len(said) - len(messages) if start else 0, template.arguments)
 
 
 def column(key: str, record: Record, place: Place) -> Any:

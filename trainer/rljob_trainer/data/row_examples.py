@@ -73,7 +73,7 @@ class RowExamples(ExampleSet):
         self._encoder = Encoder(spec, tokenizer)
         self._named: set[Reason] = set()
         self.digest = _digest(files)
-        require(tokenizer, chats=any(f.format != "columns" for f in files) or spec.data.chat_template)
+        require(tokenizer, chats=any(f.format != "columns" for f in files) or spec.data.chat_template.texts)
         self._probe(split)
 
     def _example(self, index: int) -> Example:

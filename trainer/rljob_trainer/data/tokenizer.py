@@ -1,10 +1,12 @@
 """The model's own tokenizer, used on the driver's side only: ranks and rollouts see token ids."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import ModelSpec
-from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.failure import ConfigurationError, is_outage
 
 
 class Tokenizer(Protocol):
@@ -18,7 +20,7 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
     def apply_chat_template(
-        self, conversation: Any, tools: Any = None, *, add_generation_prompt: bool, tokenize: bool
+        self, conversation: Any, tools: Any = None, *, add_generation_prompt: bool, tokenize: bool, **arguments: Any
     ) -> str: ...
 
 
@@ -42,8 +44,26 @@ class OffsetTokenizer(Tokenizer, Protocol):
     def get_chat_template(self, *, tools: Any) -> str: ...
 
 
-def load_tokenizer(spec: ModelSpec) -> Tokenizer:
-    """From the files of spec.model.path, never from a network. Raises ConfigurationError when there is none."""
+def load_tokenizer(spec: RLJobSpec) -> Tokenizer:
+    """From the files of spec.model.path, never from a network, with the template of spec.data.chatTemplate. Raises ConfigurationError when there is
+    none."""
+    tokenizer = _tokenizer(spec.model)
+    if path := spec.data.chat_template.path:
+        tokenizer.chat_template = _template(path)
+    return tokenizer
+
+
+def _template(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        if is_outage(error):
+            raise
+        fix = "correct the path, or mount the volume that holds the file in spec.volumes"
+        raise ConfigurationError("spec.data.chatTemplate.path", path, f"cannot be read: {error}", fix) from error
+
+
+def _tokenizer(spec: ModelSpec) -> Tokenizer:
     from transformers import AutoTokenizer  # seconds to import: only who needs a tokenizer pays
 
     try:

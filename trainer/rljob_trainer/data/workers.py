@@ -67,7 +67,7 @@ def _follow_parent() -> None:
 @lru_cache(maxsize=1)
 def _encoder(spec: str) -> tuple[Encoder, OffsetTokenizer]:
     read = RLJobSpec.model_validate_json(spec)
-    tokenizer = cast(OffsetTokenizer, load_tokenizer(read.model))
+    tokenizer = cast(OffsetTokenizer, load_tokenizer(read))
     return Encoder(read, tokenizer), tokenizer
 
 

@@ -54,7 +54,7 @@ async def drive(directory: Path, listener: socket.socket, token: str) -> None:
     control = read_control(directory)
     progress = ProgressFile(directory / "progress.json")
     progress.flush()
-    tokenizer = load_tokenizer(control.spec.model)
+    tokenizer = load_tokenizer(control.spec)
     work = _supervised if control.spec.supervised else _reinforcement
     try:
         async with work(directory, control, token, progress, tokenizer) as life:

@@ -12,6 +12,7 @@ from kubectl_rljob.importer.shell import Shell
 from kubectl_rljob.importer.sources import Source, Unreadable, tree_of
 from kubectl_rljob.importer.table import Note, Outcome
 from kubectl_rljob.importer.verl import algorithm, rewards, roles
+from kubectl_rljob.importer.verl.chat import template_arguments
 from kubectl_rljob.importer.verl.rows import PPO_ROWS
 from kubectl_rljob.importer.verl.sft import SFT
 from kubectl_rljob.importer.words import Variables
@@ -29,7 +30,7 @@ def unread(settings: Settings) -> dict[str, str]:
     return found
 
 
-PPO = System("verl", PPO_ROWS, (*roles.RULES, *algorithm.RULES, *rewards.RULES), unread)
+PPO = System("verl", PPO_ROWS, (*roles.RULES, template_arguments, *algorithm.RULES, *rewards.RULES), unread)
 
 
 def read(text: str, environment: Mapping[str, str]) -> Source:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from kubectl_rljob.importer.megatron import layout_rows, recompute_rows, same_layout_rows, transformer_row
-from kubectl_rljob.importer.table import Row, becomes, implied, lacks, must, read
+from kubectl_rljob.importer.table import Row, becomes, implied, lacks, must, read, verbatim
 from kubectl_rljob.importer.values import at_least, choice
 
 AR = "actor_rollout_ref."
@@ -116,7 +116,7 @@ DATA = (
     implied("data.custom_cls.name"),
     lacks("data.tool_config_path", "responses are of a single turn", ""),
     lacks("data.function_tool_path", "responses are of a single turn", ""),
-    lacks("data.apply_chat_template_kwargs.*", "the chat template gets no arguments"),
+    verbatim("data.apply_chat_template_kwargs", "data.chatTemplate.arguments", frozenset(), "as they are"),
     lacks("data.mm_processor_kwargs.*", "models read text only"),
     lacks("data.tokenizer", "the tokenizer is the model directory's"),
     implied("data.trust_remote_code", "model.trustRemoteCode says it"),
@@ -142,7 +142,7 @@ POLICY = (
     implied(f"{MODEL}mtp.*"),
     lacks(f"{MODEL}override_config.*", "the model is as its config.json says"),
     lacks(f"{MODEL}external_lib", "no further packages are imported"),
-    lacks(f"{MODEL}custom_chat_template", "the chat template is the tokenizer's"),
+    lacks(f"{MODEL}custom_chat_template", "name a file in data.chatTemplate.path, with the template in it"),
     *(lacks(f"{MODEL}{key}", "is in the model's directory") for key in ("tokenizer_path", "hf_config_path")),
     lacks(f"{MODEL}enable_activation_offload", "trainer.transformerConfig has Megatron's own way"),
     implied(f"{MODEL}enable_gradient_checkpointing", "trainer.recompute says what is computed again"),

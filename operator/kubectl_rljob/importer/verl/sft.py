@@ -14,8 +14,9 @@ from kubectl_rljob.importer.megatron import (
     virtual_pipeline,
 )
 from kubectl_rljob.importer.settings import Settings, System
-from kubectl_rljob.importer.table import Field, Said, becomes, implied, lacks, must, read
+from kubectl_rljob.importer.table import Field, Said, becomes, implied, lacks, must, read, verbatim
 from kubectl_rljob.importer.values import choice
+from kubectl_rljob.importer.verl.chat import template_arguments
 from kubectl_rljob.importer.verl.rewards import environment
 from kubectl_rljob.importer.verl.roles import optimizer
 from kubectl_rljob.importer.verl.rows import megatron_rows, optimizer_rows
@@ -32,7 +33,7 @@ ROWS = (
     *(lacks(f"model.mtp.{key}", "multi-token prediction is not trained") for key in ("enable", "enable_train")),
     implied("model.mtp.*"),
     lacks("model.override_config.*", "the model is as its config.json says"),
-    lacks("model.custom_chat_template", "the chat template is the tokenizer's"),
+    lacks("model.custom_chat_template", "name a file in data.chatTemplate.path, with the template in it"),
     lacks("model.external_lib", "no further packages are imported"),
     *(lacks(f"model.{key}", "is in the model's directory") for key in ("tokenizer_path", "hf_config_path")),
     implied("model.enable_gradient_checkpointing", "trainer.recompute says what is computed again"),
@@ -59,7 +60,7 @@ ROWS = (
     ),
     read("data.truncation", "data.overlong", "error", text="longer conversations are left out and counted"),
     implied("data.pad_mode", "sequences are always packed"),
-    lacks("data.apply_chat_template_kwargs.*", "the chat template gets no arguments"),
+    verbatim("data.apply_chat_template_kwargs", "data.chatTemplate.arguments", frozenset(), "as they are"),
     lacks("data.tools_key", "conversations have no tools", "tools"),
     lacks("data.custom_cls.path", "conversations are read from files only"),
     lacks("data.multiturn.enable", "set data.messages_key", True),
@@ -196,4 +197,6 @@ def unread(settings: Settings) -> dict[str, str]:
     return {} if settings["data.val_files"] else {"evaluation": "there is no held-out data"}
 
 
-SFT = System("verl, SFT", ROWS, (sources, amounts, layout, writing, environment, places.pods), unread)
+SFT = System(
+    "verl, SFT", ROWS, (sources, template_arguments, amounts, layout, writing, environment, places.pods), unread
+)

@@ -17,6 +17,7 @@ TRAIN="['$HOME/sets/gsm8k/train.parquet', '$HOME/sets/math/train.parquet']"
 
 DATA=(
     algorithm.adv_estimator=grpo
+    +data.apply_chat_template_kwargs.enable_thinking=False \
     data.train_files="$TRAIN"   # two sets
     data.val_files="$HOME/sets/gsm8k/test.parquet"
     data.train_batch_size=512

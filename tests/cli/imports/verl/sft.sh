@@ -15,6 +15,7 @@ torchrun --nnodes=2 --nproc_per_node=$gpus \
     -m verl.trainer.sft_trainer \
     data.train_files=~/chats/train.parquet \
     data.val_files=~/chats/test.parquet \
+    +data.apply_chat_template_kwargs.enable_thinking=False \
     data.train_batch_size=128 \
     data.max_length=4096 \
     data.use_dynamic_bsz=True \
