@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -47,7 +48,7 @@ def run(layout: str, steps: int, limit: float) -> bool:
 
 
 class Watched:
-    """A job that is applied on entry and deleted on exit. Prints every change of its status and pods with the seconds since then."""
+    """A job that is applied on entry, in place of a former one, and deleted on exit. Prints each change of its status and pods with the seconds."""
 
     def __init__(self, name: str, layout: str, steps: int, **changes: object) -> None:
         self._kube = Kube(Path(os.environ["KUBECONFIG"]), NAMESPACE)
@@ -59,6 +60,10 @@ class Watched:
         self._followed: set[str] = set()
 
     def __enter__(self) -> "Watched":
+        signal.signal(
+            signal.SIGTERM, lambda *_: sys.exit("terminated")
+        )  # what `timeout` sends: leave as at any other end
+        self.job.delete()
         shutil.rmtree(self.run, ignore_errors=True)
         self.logs.mkdir(parents=True, exist_ok=True)
         self.began = time.monotonic()
