@@ -32,6 +32,7 @@ def draw(theme: dict[str, str]) -> Canvas:
     canvas = Canvas(WIDTH, HEIGHT, "States of a job, and the commands of an attempt", theme)
     canvas.text(24, 26, "Job", 17, bold=True)
     canvas.text(66, 26, "status.state, the STATE column", 13, "muted")
+    canvas.text(WIDTH - 24, 26, "Starting is left as Running is; Pending can be suspended, too", 12, "muted", "end")
     for name, (x, y, colour) in AT.items():
         canvas.box(x, y, W, H, "surface" if colour == "muted" else f"{colour}-soft", colour)
         canvas.text(x + W / 2, y + 29, name, 15, "ink" if colour == "muted" else colour, "middle", bold=True)
