@@ -138,6 +138,10 @@ PATTERNS = {
         "must be a DNS label",
         "use lower-case letters, digits and, between them, `-`",
     ),
+    r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$": (
+        "must be the name of a Kubernetes object",
+        "use lower-case letters, digits and, between them, `-` and `.`",
+    ),
     r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$": (
         "must be the key of a label",
         "use letters, digits, `-`, `_` and `.`, after a DNS name and `/` if any",

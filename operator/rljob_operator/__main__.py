@@ -8,6 +8,7 @@ import socket
 import sys
 
 from rljob_api.text import one_line, plain
+from rljob_operator.job_policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator.kube.leader_election import LeaseLost
 from rljob_operator.operator import Options, operate
 
@@ -44,6 +45,12 @@ def parse_options() -> Options:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="make a NetworkPolicy for each job; those that exist stay until their jobs go",
+    )
+    parser.add_argument(
+        "--job-policy",
+        type=JobPolicy.model_validate_json,
+        default=DEFAULT_POLICY,
+        help="JSON: podSecurity and runtimeClassName of jobs that set none, and limits of what they may set",
     )
     parser.add_argument("--qps", type=float, default=300.0, help="requests a second to the API server, in the long run")
     parser.add_argument("--burst", type=int, default=600, help="requests to the API server at once")

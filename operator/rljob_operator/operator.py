@@ -13,6 +13,7 @@ import kopf
 from rljob_operator import health
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.handlers import EVERYWHERE, SERVED, EventHandlers
+from rljob_operator.job_policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator.kube.api import ApiError, Key
 from rljob_operator.kube.client import KubernetesApi
 from rljob_operator.kube.credentials import LIFETIME, Credentials
@@ -40,6 +41,7 @@ class Options:
     identity: str
     progress_interval: float = 30.0
     network_policies: bool = True
+    job_policy: JobPolicy = DEFAULT_POLICY
     qps: float = 300.0
     burst: int = 600
     health_port: int = 8080
@@ -52,7 +54,7 @@ class Operator:
         self._options, self._credentials = options, credentials
         self._api = KubernetesApi(credentials, RateLimiter(options.qps, options.burst))
         self._lease_api = KubernetesApi(credentials, RateLimiter(qps=5, burst=10), 1)  # renewals wait behind nothing
-        cache = ClusterCache(time.time)
+        cache = ClusterCache(time.time, options.job_policy)
         self._metrics = Metrics(cache, self._api.calls, lambda: self._queue.lag())
         self._queue = WorkQueue(self._metrics.timed(self._reconcile))
         self._reconciler = Reconciler(self._api, cache, options.progress_interval, options.network_policies)

@@ -39,4 +39,5 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"scheduling": {"backend": "none", "queue": "q"}}, "spec.scheduling.queue"),
     ({"scheduling": {"backend": "none", "topologyLevels": ["rack"]}}, "spec.scheduling.topologyLevels"),
     ({"scheduling": {"backend": "none", "priority": 1}}, "spec.scheduling.priority"),
+    ({"podSecurity": {"runAsUser": 0}}, "spec.podSecurity.runAsUser"),
 )

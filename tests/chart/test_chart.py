@@ -1,13 +1,16 @@
 """What the chart installs."""
 
+from typing import Any
+
 import pytest
 import yaml
 
 from chart.chart import HELM, NO_HELM, ROOT, container, documents, helm, normal, render, rules
 from rljob_operator.cache.cluster import CHILD_KINDS
+from rljob_operator.job_policy import JobPolicy
 from rljob_operator.kube.api import KINDS
 from rljob_operator.render.rbac import access
-from simulator.makers import META
+from simulator.makers import META, make_job
 
 pytestmark = pytest.mark.skipif(HELM is None, reason=NO_HELM)
 EVERYTHING = (
@@ -88,7 +91,44 @@ def test_the_operator_is_one_restricted_pod_that_takes_a_lease() -> None:
         "--qps=300",
         "--burst=600",
         "--network-policies",
+        *job_policy_arguments(found),
     ]
+
+
+def job_policy_arguments(container: dict[str, Any]) -> list[str]:
+    return [argument for argument in container["args"] if argument.startswith("--job-policy=")]
+
+
+def job_policy(*sets: str) -> JobPolicy:
+    """As the operator reads it."""
+    (argument,) = job_policy_arguments(container(render(*sets)))
+    return JobPolicy.model_validate_json(argument.removeprefix("--job-policy="))
+
+
+def test_the_defaults_of_job_pods_are_the_operators_own() -> None:
+    assert job_policy().completed(make_job().spec) == JobPolicy().completed(make_job().spec)
+    assert job_policy().limits == JobPolicy(limits={"userIds": {"minimum": 1}}).limits
+
+
+def test_the_administrator_sets_user_groups_runtime_and_limits_of_job_pods() -> None:
+    found = job_policy(
+        "jobs.podSecurity.runAsUser=1234567890",
+        "jobs.podSecurity.supplementalGroups={5000}",
+        "jobs.runtimeClassName=nvidia",
+        "jobs.limits.groupIds.maximum=6000",
+        "jobs.limits.runtimeClassNames={nvidia}",
+    )
+    assert found.pod_security.run_as_user == 1234567890
+    assert found.pod_security.supplemental_groups == [5000]
+    assert found.runtime_class_name == "nvidia"
+    assert (found.limits.group_ids.maximum, found.limits.runtime_class_names) == (6000, ["nvidia"])
+
+
+def test_a_field_that_is_null_is_left_to_the_platform() -> None:
+    found = job_policy(*(f"jobs.podSecurity.{field}=null" for field in ("runAsUser", "runAsGroup", "fsGroup")))
+    given = found.pod_security
+    assert (given.run_as_user, given.run_as_group, given.fs_group) == (None, None, None)
+    assert given.fs_group_change_policy == "OnRootMismatch"
 
 
 def test_the_operator_is_not_ready_before_it_is_restarted_and_its_metrics_stay_in_reach() -> None:

@@ -66,6 +66,8 @@ def test_a_key_that_does_not_exist_is_refused(path: tuple[str, ...]) -> None:
         "networkPolicy.apiServerPorts={}",
         "watchNamespaces={Research}",
         "podDisruptionBudget.maxUnavailable=2",
+        "jobs.podSecurity.runAsUser=0",
+        "jobs.podSecurity.fsGroupChangePolicy=Never",
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused(wrong: str) -> None:

@@ -218,6 +218,7 @@ TRAINER_POD = {
                 "command": ["python", "-m", "rljob_trainer", "launch"],
                 "env": [
                     {"name": "HOME", "value": "/data"},
+                    {"name": "USER", "value": "rljob"},
                     {"name": "PYTHONUNBUFFERED", "value": "1"},
                     {"name": "RLJOB_NAME", "value": "demo"},
                     {"name": "RLJOB_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},

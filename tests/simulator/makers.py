@@ -9,6 +9,7 @@ from rljob_api.protocol import Checkpoint, Failure, Member, Progress, Report
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.cache.pods import Pod
+from rljob_operator.job_policy import JobPolicy
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.decide import Decision, decide
 from rljob_operator.render.template import template_hash
@@ -127,7 +128,7 @@ class Job:
 
 def make_job(nodes: int = 2, **changes: Any) -> Job:
     raw = raw_spec(**({"trainer": {"device": "cpu", "nodes": nodes}} | changes))
-    return Job(RLJobSpec.model_validate(raw))
+    return Job(JobPolicy().completed(RLJobSpec.model_validate(raw)))
 
 
 def checkpoint(step: int, attempt: int = 1) -> Checkpoint:

@@ -10,6 +10,7 @@ from rljob_api.spec.algorithm import AlgorithmSpec, TrainSpec
 from rljob_api.spec.common import AbsolutePath, EnvVar, Image, NonNegativeInt, PositiveInt, Template, Verbatim, Volume
 from rljob_api.spec.evaluation import VALIDATION, EvaluationSet, EvaluationSpec
 from rljob_api.spec.model import DataSpec, ModelSpec, RewardSpec
+from rljob_api.spec.pod_security import PodSecurity
 from rljob_api.spec.roles import CriticSpec, ReferenceSpec, RolloutSpec, TrainerSpec
 from rljob_api.spec.supervised import DpoSpec, SftSpec
 
@@ -22,6 +23,9 @@ LabelKey = Annotated[
     StringConstraints(
         pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=317
     ),
+]
+RuntimeClass = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$", max_length=253)
 ]
 
 MOST_CHECKPOINTS = 64
@@ -144,6 +148,11 @@ class RLJobSpec(Model):
     """Kubernetes `envFrom` sources of all containers."""
     volumes: Annotated[list[Volume], Field(max_length=32)] = []
     """Volumes of all pods; model, data and checkpoints live on them."""
+    pod_security: PodSecurity = PodSecurity()
+    """User and groups of all pods."""
+    runtime_class_name: RuntimeClass | None = None
+    """Kubernetes RuntimeClass of all pods, for example `nvidia` where that is not the nodes' default; the administrator's default
+    (`jobs.runtimeClassName` of the chart) when unset."""
 
     @property
     def supervised(self) -> bool:

@@ -255,4 +255,16 @@ SCHEDULING_RULES = (
     ),
 )
 
-OBJECT_RULES = (*TASK_RULES, *LAYOUT_RULES, *BATCH_RULES, *ROLLOUT_RULES, *ALGORITHM_RULES, *SCHEDULING_RULES)
+POD_RULES = (
+    Rule(
+        "podSecurity.runAsUser",
+        present("podSecurity.runAsUser").implies(field("podSecurity.runAsUser") > 0),
+        "is root, which the restricted Pod Security standard forbids",
+        "set the id of a user who may write the job's volumes, or remove it for the administrator's default",
+    ),
+)
+
+OBJECT_RULES = (
+    *(*TASK_RULES, *LAYOUT_RULES, *BATCH_RULES, *ROLLOUT_RULES, *ALGORITHM_RULES, *SCHEDULING_RULES),
+    *POD_RULES,
+)

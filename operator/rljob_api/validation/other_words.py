@@ -92,6 +92,8 @@ WORDS: dict[str, str] = {
     "checkpoint.resumeFrom": "resume_from_checkpoint resume_from_path load_path",
     "lifecycle.maxRestarts": "backoff_limit max_failures restart_limit",
     "scheduling.queue": "queue_name local_queue",
+    "podSecurity": "security_context pod_security_context",
+    "runtimeClassName": "runtime_class",
 }
 """Fields with the same meaning, by our path."""
 

@@ -1,6 +1,7 @@
 """The caches of all kinds."""
 
 from collections.abc import Callable, Set
+from functools import partial
 from typing import Any
 
 from rljob_operator.cache import jobs, reports
@@ -10,6 +11,7 @@ from rljob_operator.cache.nodes import Node, parse_node
 from rljob_operator.cache.pods import Pod, is_of_a_job, parse_pod
 from rljob_operator.cache.reports import CachedConfigMap
 from rljob_operator.cache.usage import Usage, parse_usage
+from rljob_operator.job_policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator.kube.api import Key, Object
 
 ROOM: Key = ("", "room")
@@ -43,10 +45,10 @@ class Pods:
 
 
 class ClusterCache:
-    """`clock`: seconds since the epoch."""
+    """`clock`: seconds since the epoch. `policy`: what the administrator sets for all jobs."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.jobs: Cache[CachedJob] = Cache(jobs.cached, jobs.predicate, group=key_of)
+    def __init__(self, clock: Callable[[], float], policy: JobPolicy = DEFAULT_POLICY) -> None:
+        self.jobs: Cache[CachedJob] = Cache(partial(jobs.cached, policy=policy), jobs.predicate, group=key_of)
         self.pods: Cache[Pod] = Cache(lambda obj, _: parse_pod(obj))
         self.nodes: Cache[Node] = Cache(lambda obj, _: parse_node(obj), group=key_of)
         self.usage: Cache[Usage] = Cache(lambda obj, _: parse_usage(obj), Usage.shrinks, group=lambda obj: ROOM)

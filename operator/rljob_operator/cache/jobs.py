@@ -6,6 +6,7 @@ from functools import cached_property
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_api.validation import ValidationResult, validate
 from rljob_operator.cache.cache import same_but_version, strip_managed_fields
+from rljob_operator.job_policy import JobPolicy
 from rljob_operator.kube.api import Object
 
 KNOWN_META = {
@@ -26,10 +27,12 @@ class LazyValidation:
 
     raw: Object
     name: str
+    policy: JobPolicy
 
     @cached_property
     def result(self) -> ValidationResult:
-        return validate(self.raw, self.name)
+        """Of the spec with the administrator's defaults in place of what it leaves open."""
+        return self.policy.applied(validate(self.raw, self.name))
 
 
 @dataclass(eq=False)
@@ -54,10 +57,10 @@ class CachedJob:
         return bool(placement.get("problem")) or "" in placement.get("report", {}).get("rollouts", [])
 
 
-def cached(obj: Object, before: CachedJob | None) -> CachedJob:
+def cached(obj: Object, before: CachedJob | None, policy: JobPolicy) -> CachedJob:
     raw = obj.get("spec") or {}
     same = before is not None and before.validation.raw == raw
-    validation = before.validation if before and same else LazyValidation(raw, obj["metadata"]["name"])
+    validation = before.validation if before and same else LazyValidation(raw, obj["metadata"]["name"], policy)
     return CachedJob(strip_managed_fields(obj), validation)
 
 

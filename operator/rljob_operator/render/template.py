@@ -40,12 +40,10 @@ def _template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[st
         "tolerations": list(t.tolerations),
         "affinity": t.affinity,
         "priorityClassName": t.priority_class_name,
+        "runtimeClassName": spec.runtime_class_name,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": names.USER_ID,
-            "runAsGroup": names.USER_ID,
-            "fsGroup": names.USER_ID,
-            "fsGroupChangePolicy": "OnRootMismatch",
+            **{k: v for k, v in spec.pod_security.dump().items() if v != []},
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(job, spec, role, token)],
@@ -100,6 +98,7 @@ def _env(job: RLJobMeta, spec: RLJobSpec, t: Template, number: int) -> list[dict
     """Later entries win, and a list-map has each name once: role over job over our defaults; our own names are refused in a spec."""
     entries: list[dict[str, Any]] = [
         {"name": "HOME", "value": "/tmp"},  # the root file system is read-only
+        {"name": "USER", "value": "rljob"},  # getpass fails for a user id that the image's passwd lacks
         {"name": "PYTHONUNBUFFERED", "value": "1"},
         *(e.dump() for e in (*spec.env, *t.env)),
         {"name": names.ENV_JOB, "value": job.name},
