@@ -163,6 +163,28 @@ def test_gradients_are_those_of_single_sequences_in_any_cut(case: str, paths: di
         assert metrics == pytest.approx(whole, rel=1e-4, abs=2e-6), name
 
 
+def test_experts_on_several_ranks_are_fine_tuned_with_the_gradients_of_the_whole_model(
+    paths: dict[str, Path], batch: Batch, tmp_path: Path
+) -> None:
+    """Loss and norm of the gradient are those of transformers' model, whose experts have other names; each gradient is that of one rank."""
+
+    def step(engine: Any) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        return train_step(engine, batch), gradient(engine)
+
+    case, found = "cross entropy", paths | {"policy": make_model(tmp_path / "experts", "qwen3_moe")}
+    objective, cuts = CASES[case].objective, {"EP2": {}, "EP2, small micro-batches": {"tokens": 40}}
+    loss, gradients = oracle(found, case, batch)
+    whole, expected = run_engines(1, {"": (spec_of(found, case, 1), step)}, objective)[""]
+    cut = run_engines(2, {c: (spec_of(found, case, 2, expert=2, **cuts[c]), step) for c in cuts}, objective)
+    norm = torch.stack([g.norm() for g in gradients.values() if g is not None]).norm().item()
+    assert (whole["train/loss"], whole["train/grad_norm"]) == pytest.approx((loss, norm), rel=1e-5)
+    assert len({name for name in expected if ".experts." in name}) == 4 * 4 * 3
+    for name, (metrics, here) in cut.items():
+        assert expected.keys() == here.keys()
+        assert max(float((here[k] - g).abs().max()) for k, g in expected.items()) < 2e-6, name
+        assert metrics == pytest.approx(whole, rel=1e-4, abs=2e-6), name
+
+
 def test_pairs_learn_to_be_told_apart(paths: dict[str, Path], batch: Batch) -> None:
     """By the reward model, and by the policy of DPO."""
 
