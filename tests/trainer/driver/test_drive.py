@@ -53,6 +53,27 @@ async def test_a_run_from_the_first_publish_to_the_goodbye(bench):
     assert names.batch_file(bench.root, 2).exists()
 
 
+async def test_epochs_of_prompts_become_steps_that_pass_each_prompt_once(bench):
+    bench.spec["train"] = {"epochs": 1, "promptsPerStep": 4, "samplesPerPrompt": 3}
+    async with Server("demo-rollout-0") as a:
+        bench.control(rollouts=(a.endpoint,))
+        rank = await bench.connect()
+        assert await call(rank.steps) == 3
+        await call(rank.start, 0, None, [], "")
+        await until(rank, "newcomers")
+        await publish(rank, 0, [a])
+        prompts: list[int] = []
+        for step in (1, 2, 3):
+            prompts += {s.prompt_index for s in (await batch(rank)).samples}
+            await trained(rank, step)
+            await publish(rank, step, [a])
+        assert await until(rank, "over") == "succeeded"
+        await call(rank.end, "")
+        await asyncio.wait_for(bench.driver, 5)
+    assert sorted(prompts) == list(range(12))
+    assert (bench.progress().steps, [m["data/epoch"] for m in bench.metrics() if "data/epoch" in m][-1]) == (3, 1.0)
+
+
 async def test_a_replica_that_dies_while_it_generates_costs_no_sample_and_comes_back_with_new_weights(bench):
     async with Server("demo-rollout-0", delay=0.2) as a, Server("demo-rollout-1", delay=0.2) as b:
         bench.control(rollouts=(a.endpoint, b.endpoint))
