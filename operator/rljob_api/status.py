@@ -18,6 +18,7 @@ ConditionType = Literal[
     "Suspended",
     "Stalled",
     "Succeeded",
+    "Failed",
 ]
 
 
@@ -91,7 +92,7 @@ class RoleStatus(Wire):
     desired: int = 0
     """Pods that there should be now; 0 while the job is suspended and when it has ended."""
     text: str = ""
-    """`ready/desired`, for a column of `kubectl get`."""
+    """`ready/desired`, for a column of `kubectl get`; `-` while there should be none and none is ready."""
     selector: str = ""
     """Label selector of its pods, for the scale subresource."""
 

@@ -10,7 +10,7 @@ ONE_NAMESPACE = """\
 NAME    STATE       STEP      METRIC         READY    RESTARTS   AGE
 demo    Running     120/500   reward 0.600   2/2      2          2d
 fresh   Pending     <none>    <none>         <none>   0          2d
-held    Suspended   80/500    loss 0.520     0/0      1          2d
+held    Suspended   80/500    loss 0.520     -        1          2d
 """
 
 ALL_NAMESPACES = """\
@@ -28,7 +28,7 @@ def test_jobs_of_the_contexts_namespace_have_the_columns_of_kubectl_get(api: Fak
     api.add(make_job(**running()))
     api.add(make_job("fresh"))
     progress = {"text": "80/500", "metric": "loss 0.520"}
-    api.add(make_job("held", state="Suspended", progress=progress, restarts={"total": 1}, trainer={"text": "0/0"}))
+    api.add(make_job("held", state="Suspended", progress=progress, restarts={"total": 1}, trainer={"text": "-"}))
     api.add(in_namespace(make_job("other"), "teaching"))
     assert rljob("list").out == ONE_NAMESPACE
 

@@ -171,7 +171,7 @@ def test_a_finished_job_shows_what_it_learned_and_where_the_model_is(api: FakeAp
         "evaluation": {"first": 0.31, "last": 0.77},
         "export": "/data/run/global_step_500/huggingface",
     }
-    roles = {"trainer": {"text": "0/0"}, "rollout": {"text": "0/0"}}
+    roles = {"trainer": {"text": "-"}, "rollout": {"text": "-"}}
     kept = {"latest": last, "kept": [last]}
     api.add(
         make_job(state="Succeeded", message="done", outcome="Succeeded", progress=progress, checkpoint=kept, **roles)
@@ -189,7 +189,7 @@ def test_a_spec_that_cannot_be_read_still_has_a_page_with_the_operators_words(ap
 
 
 def test_a_suspended_job_shows_only_the_pods_that_still_end(api: FakeApi, rljob: Rljob) -> None:
-    ending = {"trainer": {"ready": 1, "text": "1/0"}, "rollout": {"text": "0/0"}, "lastFailure": None}
+    ending = {"trainer": {"ready": 1, "text": "1/0"}, "rollout": {"text": "-"}, "lastFailure": None}
     words = {"state": "Suspended", "suspended": True, "message": "suspended by a request"}
     api.add(make_job(**running() | ending | words))
     assert rljob("status", "demo").out == SUSPENDED

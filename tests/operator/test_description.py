@@ -5,11 +5,15 @@ import math
 import pytest
 from pydantic import ValidationError
 
+from rljob_api import reasons
 from rljob_api.protocol import Point, Progress
 from rljob_api.spec.job import CheckpointSpec
 from rljob_api.status import ProgressStatus
+from rljob_api.validation import Violation
 from rljob_operator.times import stamp
-from simulator.makers import NOW, checkpoint, make_job
+from simulator.makers import NOW, Job, checkpoint, make_job
+
+REFUSED = Violation("spec.trainer.nodes", "0", "must be at least 1", "raise it")
 
 
 def test_a_job_is_running_only_when_every_member_says_so() -> None:
@@ -83,6 +87,7 @@ def test_conditions_follow_the_state_and_keep_their_times() -> None:
         "Suspended": "False",
         "Stalled": "False",
         "Succeeded": "Unknown",
+        "Failed": "Unknown",
     }
     later = job.with_status(conditions=first.conditions).running(checkpoints=[checkpoint(1)]).next(NOW + 60)
     times = {c.type: c.last_transition_time for c in later.conditions}
@@ -162,3 +167,35 @@ def test_an_attempt_that_started_over_has_no_checkpoint() -> None:
     job = make_job().with_attempt()
     job = job.with_status(checkpoint=job.running(step=7, checkpoints=[checkpoint(6)]).next().checkpoint)
     assert job.running(step=0, started_from=0).next().checkpoint.latest is None
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        (make_job().with_attempt().running(), ("Unknown", reasons.NOT_FINISHED)),
+        (make_job().with_status(outcome="Succeeded", outcome_reason=reasons.SUCCEEDED), ("False", reasons.SUCCEEDED)),
+        (
+            make_job().with_status(
+                outcome="Failed", outcome_reason=reasons.REACHED_MAX_RESTARTS, outcome_message="it broke"
+            ),
+            ("True", reasons.REACHED_MAX_RESTARTS),
+        ),
+        (make_job().having(spec=None, violations=(REFUSED,)), ("True", reasons.INVALID_SPEC)),
+    ],
+    ids=["running", "succeeded", "failed", "refused"],
+)
+def test_who_waits_for_a_failure_learns_of_it_and_of_its_reason(job: Job, expected: tuple[str, str]) -> None:
+    status = job.next()
+    (found,) = (c for c in status.conditions if c.type == "Failed")
+    assert (found.status, found.reason) == expected
+    assert bool(found.message) == (found.status == "True")
+
+
+def test_ready_is_a_dash_once_the_pods_are_released() -> None:
+    ended = {"outcome": "Failed", "outcome_reason": reasons.CONFIGURATION_ERROR}
+    last_pods = make_job(nodes=1).with_pods().with_rollout().with_status(**ended).next()
+    assert (last_pods.trainer.text, last_pods.rollout.text) == ("1/0", "1/0")
+    released = make_job(nodes=1).with_status(**ended).next()
+    assert (released.trainer.text, released.rollout.text) == ("-", "-")
+    waiting = make_job(nodes=1).next()
+    assert (waiting.trainer.text, waiting.rollout.text) == ("0/1", "0/1")

@@ -31,6 +31,7 @@ def conditions(s: Snapshot, status: JobStatus, state: State) -> list[Condition]:
         ),
         "Stalled": (state == "Failed", _reason(status, state), status.message if state == "Failed" else ""),
         "Succeeded": _succeeded(status),
+        "Failed": _failed(status, state),
     }
     return [_condition(s, kind, found, old.get(kind)) for kind, found in values.items()]
 
@@ -76,7 +77,8 @@ def _rollouts_ready(s: Snapshot, status: JobStatus) -> ConditionValue:
     if spec.supervised:
         return True, reasons.NOT_NEEDED, f"task {spec.task} has no rollouts"
     enough = status.rollout.ready >= spec.rollout.required
-    return enough, reasons.ENOUGH_ROLLOUTS if enough else reasons.TOO_FEW_ROLLOUTS, status.rollout.text
+    counts = status.rollout.text if status.rollout.desired else ""
+    return enough, reasons.ENOUGH_ROLLOUTS if enough else reasons.TOO_FEW_ROLLOUTS, counts
 
 
 def _checkpointed(status: JobStatus) -> ConditionValue:
@@ -90,6 +92,13 @@ def _succeeded(status: JobStatus) -> ConditionValue:
     if status.outcome:
         return status.outcome == "Succeeded", status.outcome_reason, ""
     return None, reasons.NOT_FINISHED, ""
+
+
+def _failed(status: JobStatus, state: State) -> ConditionValue:
+    """True also of a spec that was refused before the job began, so that whoever waits for an end does not wait for ever."""
+    if state == "Failed":
+        return True, _reason(status, state), status.message
+    return (False, status.outcome_reason, "") if status.outcome else (None, reasons.NOT_FINISHED, "")
 
 
 def _reason(status: JobStatus, state: State) -> str:

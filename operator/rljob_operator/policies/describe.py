@@ -34,7 +34,7 @@ def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
 
 def _role(s: Snapshot, role: str, pods: tuple[Pod, ...], desired: int) -> RoleStatus:
     ready = sum(p.ready and not p.deleting for p in pods)
-    text = f"{ready}/{desired}"
+    text = f"{ready}/{desired}" if ready or desired else "-"
     return RoleStatus(ready=ready, desired=desired, text=text, selector=names.selector(s.job.name, role))
 
 

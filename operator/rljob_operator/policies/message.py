@@ -70,7 +70,9 @@ def _of_open(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
     if progress and progress.phase == "waiting":
         unplaced = [status.placement.problem] if status.placement and status.placement.problem else []
         troubles = "; ".join([*unplaced, *_troubles(s, s.rollouts)])
-        return f"waiting for rollouts, {status.rollout.text} answer" + (f": {troubles}" if troubles else "")
+        return f"waiting for rollouts, {status.rollout.ready}/{status.rollout.desired} answer" + (
+            f": {troubles}" if troubles else ""
+        )
     return "; ".join(s.unreadable.values()) or f"attempt {attempt.number} is starting"
 
 
