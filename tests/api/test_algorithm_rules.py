@@ -32,6 +32,8 @@ CORRECTED = {"algorithm": {"rolloutCorrection": {"importanceSampling": "token"}}
         ({"reference": {"offload": False}}, "spec.reference"),
         ({"algorithm": {"dynamicSampling": {}}, "train": {"batches": {"replay": "/data/batches"}}}, "spec.algorithm.dynamicSampling"),
         ({"algorithm": {"overlong": {"bufferTokens": 8}}}, "spec.algorithm.overlong.bufferTokens"),
+        ({"algorithm": {"difficulty": {"low": 1}}}, "spec.algorithm.difficulty"),
+        ({"algorithm": {"difficulty": {}, "advantage": "reinforce++"}, "train": {"samplesPerPrompt": 1}}, "spec.algorithm.difficulty"),
         ({"train": {"staleness": 1}}, "spec.train.staleness"),
         ({"train": {"staleness": 1}, "algorithm": {"rolloutCorrection": {"reject": {}}}}, "spec.train.staleness"),
         ({"train": {"staleness": 1, "batches": {"replay": "/data/batches"}}, "algorithm": {"rolloutCorrection": {"bypass": True}}},

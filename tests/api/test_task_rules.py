@@ -19,7 +19,6 @@ VALUES: dict[str, Any] = {
     "data.chatTemplate": {"texts": True},
     "data.overlong": "cut",
     "data.lossOn": "all",
-    "data.weights": [1],
     "algorithm": {"entropyCoefficient": 0.1},
     "sft": {"aggregation": "sequenceMean"},
     "dpo": {"beta": 0.2},

@@ -24,6 +24,7 @@ ADVANTAGES = {"grpo": "grpo", "gae": "gae", "reinpp": "reinforce++", "rloo": "rl
 AGGREGATIONS = {
     "token-mean": "tokenMean",
     "seq-mean-token-mean": "sequenceMeanTokenMean",
+    "seq-mean-token-sum": "sequenceMeanTokenSum",
     "seq-mean-token-sum-norm": "sequenceMeanTokenSumNorm",
 }
 ESTIMATORS = {"low_var_kl": "k3", "k3": "k3", "mse": "k2", "k2": "k2", "kl": "k1", "k1": "k1"}

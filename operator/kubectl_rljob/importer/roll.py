@@ -10,6 +10,7 @@ from kubectl_rljob.importer.held_out import responses
 from kubectl_rljob.importer.hydra import plain
 from kubectl_rljob.importer.interpolation import flatten, resolve
 from kubectl_rljob.importer.megatron import Layout, other_layout, recompute, transformer_config, virtual_pipeline
+from kubectl_rljob.importer.roll_bounds import bounds
 from kubectl_rljob.importer.roll_rows import DPO_ROWS, REWARD_KEYS, RL_ROWS, SFT_ROWS
 from kubectl_rljob.importer.settings import NotANumber, Settings, System, show
 from kubectl_rljob.importer.sources import Source, Unreadable, tree_of
@@ -20,6 +21,7 @@ from rljob_api.validation.algorithm import WIDEST_SEQUENCE_CLIP
 AGGREGATIONS = {
     "token-mean": "tokenMean",
     "seq-mean-token-mean": "sequenceMeanTokenMean",
+    "seq-mean-token-sum": "sequenceMeanTokenSum",
     "seq-mean-token-sum-norm": "sequenceMeanTokenSumNorm",
 }
 MATH = ("MathRuleRewardWorker", "math_rule")
@@ -233,6 +235,7 @@ def asynchrony(settings: Settings) -> Iterator[Said]:
 
 def algorithm(settings: Settings) -> Iterator[Said]:
     yield from advantage(settings)
+    yield from bounds(settings)
     yield from clip(settings)
     yield from kl(settings)
     aggregation = settings["loss_agg_mode"]
@@ -280,6 +283,22 @@ def advantage(settings: Settings) -> Iterator[Said]:
     else:
         yield settings.lacking(key, "the estimators are grpo, reinforce and gae; grpo in its place")
         yield settings.field(field, "grpo", key)
+
+
+def weights(settings: Settings) -> Iterator[Said]:
+    """Shares of the files, which ROLL writes as a text with commas."""
+    key, files = f"{role(settings)}data_args.interleave_probs", f"{role(settings)}data_args.file_name"
+    if key not in settings:
+        return
+    count = len(items(settings[files])) if settings[files] else 0
+    try:
+        shares = [float(share) for share in str(settings[key]).split(",")]
+    except ValueError:
+        shares = []
+    if len(shares) != count or min(shares, default=0) <= 0:
+        yield settings.lacking(key, f"data.weights has one number above 0 for each of the {count} files")
+    elif count > 1:
+        yield settings.field("data.weights", shares, key)
 
 
 def clip(settings: Settings) -> Iterator[Said]:
@@ -373,6 +392,7 @@ RL = System(
     RL_ROWS,
     (
         sources,
+        weights,
         prompts,
         layout,
         other_roles,
@@ -386,8 +406,8 @@ RL = System(
     ),
     unread,
 )
-SFT = System("ROLL, SFT", SFT_ROWS, (sources, layout, supervised, environment, places.pods))
-DPO = System("ROLL, DPO", DPO_ROWS, (sources, layout, other_roles, supervised, environment, places.pods))
+SFT = System("ROLL, SFT", SFT_ROWS, (sources, weights, layout, supervised, environment, places.pods))
+DPO = System("ROLL, DPO", DPO_ROWS, (sources, weights, layout, other_roles, supervised, environment, places.pods))
 
 
 def read(text: str, variables: Mapping[str, str]) -> Source:

@@ -105,8 +105,8 @@ def _model_and_data(prefix: str) -> tuple[Row, ...]:
         implied(f"{prefix}model_args.disable_gradient_checkpointing", "trainer.recompute says what is computed again"),
         read(f"{prefix}data_args.file_name", "data.train"),
         read(f"{prefix}data_args.dataset_dir", "", text="file_name says it"),
-        lacks(f"{prefix}data_args.domain_interleave_probs.*", "prompts are mixed by the sizes of their files"),
-        lacks(f"{prefix}data_args.interleave_probs", "files are mixed by their sizes", "1.0", 1.0),
+        lacks(f"{prefix}data_args.domain_interleave_probs.*", "data.weights mixes files, and not domains"),
+        read(f"{prefix}data_args.interleave_probs", "data.weights", text="one for each file"),
         lacks(f"{prefix}data_args.image_max_pixels", "models read text only"),
         *(implied(f"{prefix}data_args.{key}") for key in ("preprocessing_num_workers", "max_samples_workers")),
         implied(f"{prefix}data_args.template", "the tokenizer's chat template takes its place"),
@@ -214,13 +214,11 @@ ALGORITHM = (
     read("async_generation_ratio", "train.staleness", 0),
     becomes("critic_warmup", "critic.warmupSteps", 0),
     read("value_clip", "critic.clip"),
-    lacks("reward_clip", "rewards are not clipped"),
-    lacks("advantage_clip", "advantages are not clipped"),
-    lacks(
-        "difficulty_mask",
-        "see algorithm.dynamicSampling, which leaves out prompts whose samples are all right or all wrong",
-    ),
-    *(implied(f"difficulty_{key}_threshold", "read with difficulty_mask only") for key in ("low", "high")),
+    read("reward_clip", "algorithm.rewardClip", text="of rewards normalised by group: algorithm.advantageClip"),
+    read("advantage_clip", "algorithm.advantageClip"),
+    read("difficulty_mask", "algorithm.difficulty", False),
+    read("difficulty_low_threshold", "algorithm.difficulty.low", 0.0),
+    read("difficulty_high_threshold", "algorithm.difficulty.high", 1.0),
     *(
         lacks(key, "samples are not weighted")
         for key in ("difficulty_loss_weight", "length_loss_weight", "error_max_len_clip")

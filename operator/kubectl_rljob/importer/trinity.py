@@ -26,6 +26,7 @@ TYPES = {
 AGGREGATIONS = {
     "token-mean": "tokenMean",
     "seq-mean-token-mean": "sequenceMeanTokenMean",
+    "seq-mean-token-sum": "sequenceMeanTokenSum",
     "seq-mean-token-sum-norm": "sequenceMeanTokenSumNorm",
 }
 ESTIMATORS = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}

@@ -89,6 +89,15 @@ class DynamicSampling(Model):
     """Rounds of generation in one step, the first included; a step that is still not full then fails the job with the counts."""
 
 
+class Difficulty(Model):
+    """Leave out prompts that are too hard or too easy for the policy, by the mean reward of their samples, before any penalty for length."""
+
+    low: Number = 0.0
+    """Prompts whose mean reward is at most this are too hard."""
+    high: Number = 1.0
+    """Prompts whose mean reward is at least this are too easy."""
+
+
 class Overlong(Model):
     """Responses near or at maxTokens (DAPO, arXiv 2503.14476, section 3.4)."""
 
@@ -123,13 +132,23 @@ class AlgorithmSpec(Model):
     """Penalty for leaving the reference policy."""
     entropy_coefficient: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
-    aggregation: Literal["tokenMean", "sequenceMeanTokenMean", "sequenceMeanTokenSumNorm"] = "tokenMean"
+    reward_clip: PositiveFloat | None = None
+    """Bound the reward of a response, after penalties, to plus and minus this before advantages are estimated; unset: no bound."""
+    advantage_clip: PositiveFloat | None = None
+    """Bound the advantage of every token, after whitening, to plus and minus this; unset: no bound."""
+    aggregation: Literal["tokenMean", "sequenceMeanTokenMean", "sequenceMeanTokenSum", "sequenceMeanTokenSumNorm"] = (
+        "tokenMean"
+    )
     """How the losses of tokens are averaged over a mini-batch, over all ranks. `tokenMean`: sum over all response tokens / their number;
-    `sequenceMeanTokenMean`: mean over responses of each one's mean; `sequenceMeanTokenSumNorm`: mean over responses of each one's sum / maxTokens."""
+    `sequenceMeanTokenMean`: mean over responses of each one's mean; `sequenceMeanTokenSum`: mean over responses of each one's sum;
+    `sequenceMeanTokenSumNorm`: mean over responses of each one's sum / maxTokens."""
     rollout_correction: RolloutCorrection = RolloutCorrection()
     """Correction for the difference between rollout and trainer probabilities. The difference itself is always measured."""
     dynamic_sampling: DynamicSampling | None = None
     """Train only on prompts whose rewards differ; unset: on all."""
+    difficulty: Difficulty | None = None
+    """Leave out prompts by the mean reward of their samples. With `dynamicSampling` others are sampled in their place; without it, their samples stay
+    in groups and denominators and give no gradient. Unset: none are left out."""
     overlong: Overlong = Overlong()
     """Penalty and filter for long responses."""
 

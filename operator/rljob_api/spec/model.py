@@ -79,8 +79,7 @@ class DataSpec(Model):
     loss_on: Literal["assistant", "lastAssistant", "all"] = "assistant"
     """Which tokens of a conversation are learnt (`task: sft`): those of all the assistant's turns, of its last one, or all."""
     weights: Annotated[list[PositiveFloat], Field(max_length=1024)] = []
-    """Share of the drawn samples that comes from each file of `train`, one number per file; empty: files are mixed by their sizes. For all tasks
-    but `rl`."""
+    """Share of the drawn samples that comes from each file of `train`, one number per file; empty: files are mixed by their sizes."""
     shuffle: bool = True
     """Shuffle the data in every epoch, in an order that depends on `seed` and the epoch only."""
     seed: NonNegativeInt = 0

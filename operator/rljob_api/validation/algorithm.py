@@ -95,6 +95,12 @@ def sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
         yield Violation(
             "spec.algorithm.dynamicSampling", "set", "recorded batches are replayed as they are", "remove it here"
         )
+    if a.difficulty and a.difficulty.low >= a.difficulty.high:
+        bounds = f"{a.difficulty.low:g}, {a.difficulty.high:g}"
+        yield Violation("spec.algorithm.difficulty", bounds, "no mean reward lies between them", "set low below high")
+    if a.difficulty and spec.train.samples_per_prompt < 2:
+        rule = "the reward of one sample says little about how hard its prompt is"
+        yield Violation("spec.algorithm.difficulty", "set", rule, "set samplesPerPrompt of at least 2, or remove it")
     if a.overlong.buffer_tokens >= longest:
         yield Violation(
             "spec.algorithm.overlong.bufferTokens",

@@ -32,7 +32,6 @@ READERS: dict[str, tuple[Task, ...]] = {
     "data.maxTokens": SUPERVISED,
     "data.overlong": ("sft",),
     "data.lossOn": ("sft",),
-    "data.weights": SUPERVISED,
     "algorithm": ("rl",),
     "sft": ("sft", "pretrain"),
     "dpo": ("dpo",),

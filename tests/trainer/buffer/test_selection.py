@@ -2,6 +2,7 @@
 
 import pytest
 
+from rljob_api.spec.algorithm import Difficulty
 from rljob_trainer.buffer.assembly import Outcome
 from rljob_trainer.buffer.selection import Selection, verdict
 from rljob_trainer.failure import ConfigurationError
@@ -59,6 +60,33 @@ def dynamic(rounds: int = 8, train: dict | None = None, **algorithm) -> Selectio
 )
 def test_a_group_is_kept_when_its_judged_samples_differ(rewards, expected):
     assert verdict(outcomes(0, rewards)) == expected
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ((0.0, 0.0, 0.0, 1.0), "hard"),
+        ((0.0, 0.0, 1.0, 1.0), "kept"),
+        ((0.0, 1.0, 1.0, 1.0), "easy"),
+        ((0.0, 1.0, 1.0, FAILED), "kept"),
+        ((0.0,) * 4, "wrong"),
+        ((1.0,) * 4, "right"),
+    ],
+)
+def test_a_group_is_too_hard_or_too_easy_by_the_mean_of_its_judged_samples(rewards, expected):
+    assert verdict(outcomes(0, rewards), Difficulty(low=0.25, high=0.75)) == expected
+
+
+def test_others_are_sampled_in_the_place_of_what_is_too_hard_or_too_easy():
+    selection = dynamic(difficulty={"low": 0.3, "high": 0.7})
+    hard, easy, fits = (0.0, 0.0, 0.0, 1.0), (0.0, 1.0, 1.0, 1.0), (0.0, 0.0, 1.0, 1.0)
+    selection.begin_round(2)
+    assert not selection.choose(complete(0, hard, fits), ())
+    selection.begin_round(4)
+    assert selection.choose(complete(2, easy, fits), ())
+    metrics = selection.metrics()
+    assert [*selection.chosen] == [1, 3]
+    assert [metrics[f"sampling/{name}"] for name in ("kept", "too_hard", "too_easy")] == [0.5, 0.25, 0.25]
 
 
 def complete(first: int, *groups: tuple[float | None, ...]) -> dict[int, list[Outcome]]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rljob_api.spec.model import DataSpec
 from rljob_trainer.data.order import Cursor, Mixture, permutation, prompt_at, scattered
-from rljob_trainer.data.prompts import Prompt, PromptSet
+from rljob_trainer.data.prompts import Counts, Prompt, PromptSet
 from rljob_trainer.failure import ConfigurationError
 
 PROMPTS = PromptSet(Prompt(i, (i,), str(i), "", "s") for i in range(10))
@@ -65,6 +65,17 @@ def test_however_much_is_begun_and_left_over_every_prompt_is_used_once_per_epoch
             used, cursor = [*used, *chosen], Cursor.restore(drawn.use(chosen).state(PROMPTS), PROMPTS)
     assert sorted([*used, *cursor.pending]) == list(range(cursor.consumed))
     assert sorted(prompt_at(p, SPEC, PROMPTS).index for p in range(10, 20)) == list(range(10))
+
+
+def test_files_are_mixed_by_their_weights_and_each_is_passed_as_often_as_its_share_asks():
+    """Three prompts in the first file and seven in the second, drawn half and half."""
+    prompts = PromptSet(PROMPTS[:], Counts(kept={"a": 3, "b": 7}))
+    spec = SPEC.model_copy(update={"weights": [1.0, 1.0]})
+    drawn = [prompt_at(p, spec, prompts).index for p in range(70)]
+    for epoch in range(7):
+        assert sum(i < 3 for i in drawn[10 * epoch : 10 * epoch + 10]) == 5
+    count = Counter(drawn)
+    assert {count[i] for i in range(3)} <= {11, 12} and {count[i] for i in range(3, 10)} == {5}
 
 
 def test_other_data_than_the_checkpoints_are_refused():

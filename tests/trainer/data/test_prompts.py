@@ -1,5 +1,6 @@
 """Prompts through a real tokenizer, one token per character."""
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rljob_api.spec.model import ChatTemplate, DataSpec, RewardSpec
 from rljob_trainer.data.files import places
-from rljob_trainer.data.prompts import load_prompts
+from rljob_trainer.data.prompts import load_prompts, require_prompts_of_every_file
 from rljob_trainer.data.tokenizer import load_tokenizer
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.entries import validate_row
@@ -55,6 +56,18 @@ def test_messages_go_through_the_chat_template_up_to_the_assistants_turn_and_get
     (prompt,) = load(tmp_path, prompts, **fields)
     assert prompt.text == "^<user>1+1=<assistant>"
     assert prompt.tokens == (0, *map(ord, "<user>1+1=<assistant>"))
+
+
+def test_a_file_with_a_share_and_no_prompt_that_is_short_enough_is_refused(tmp_path):
+    paths = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
+    for path, prompt in zip(paths, ("1", "11111"), strict=True):
+        Path(path).write_text(json.dumps({"prompt": prompt, "answer": "1"}))
+    spec = DataSpec(train=paths, weights=[1.0, 3.0], max_prompt_tokens=4)
+    found = load_prompts(spec, places("spec.data.train", paths), tokenizer(None), lambda *_: None, tmp_path / "rows")
+    assert found.counts.kept == {"spec.data.train[0]": 1, "spec.data.train[1]": 0}
+    with pytest.raises(ConfigurationError, match=r"spec.data.train\[1\] has a share, and all its prompts are longer"):
+        require_prompts_of_every_file(spec, found)
+    require_prompts_of_every_file(spec.model_copy(update={"weights": []}), found)
 
 
 ARGUMENT = "{{ style }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

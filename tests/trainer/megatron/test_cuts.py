@@ -33,6 +33,13 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "aggregation": "sequenceMeanTokenSumNorm",
         "kl": {"coefficient": 0.1, "estimator": "k1", "where": "reward"},
     },
+    "grpo, sums, bounds, difficulty": {
+        "aggregation": "sequenceMeanTokenSum",
+        "rewardClip": 0.9,
+        "advantageClip": 1.0,
+        "difficulty": {"low": 0.3, "high": 0.9},
+        "overlong": {"filter": True},
+    },
 }
 CUTS: dict[str, dict[str, Any]] = {
     "DP4": {},
@@ -72,3 +79,5 @@ def test_gradients_are_equal_over_any_cut_into_ranks_stages_and_micro_batches(mo
         assert metrics == pytest.approx(expected_metrics, rel=1e-4, abs=2e-6), (algorithm, name)
     filtered = whole["rloo, gspo, sequence weights, rejection, overlong filter"][0]
     assert 0 < filtered["train/rejected"] < 1
+    fitting = whole["grpo, sums, bounds, difficulty"][0]
+    assert 0 < fitting["train/too_hard"] + fitting["train/too_easy"] < 1

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from rljob_api.spec.algorithm import AlgorithmSpec
-from rljob_trainer.objectives.advantages import ADVANTAGES, Advantages, Episodes
+from rljob_trainer.objectives import advantages
+from rljob_trainer.objectives.advantages import Advantages, Episodes
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 
 Rows = Sequence[Sequence[float]]
@@ -42,8 +43,7 @@ def episodes(
 
 
 def estimate(given: Episodes, **fields: Any) -> Advantages:
-    spec = algorithm(**fields)
-    return ADVANTAGES[spec.advantage](given, spec)
+    return advantages.estimate(given, algorithm(**fields))
 
 
 def of_responses(given: Episodes, **fields: Any) -> list[float]:

@@ -54,6 +54,22 @@ ADVANTAGE_ORACLES = (
         first_two(group={"divideByStd": False}),
     ),
     Oracle(
+        "grpo, rewardClip 2, divideByStd: false",
+        "rewards 10, -1 x 7: 2, -1 x 7 less their mean -5/8",
+        [2.625, -0.375],
+        lambda: (
+            estimate(episodes([10.0, *[-1.0] * 7]), rewardClip=2, group={"divideByStd": False})
+            .advantages[:2, 0]
+            .tolist()
+        ),
+    ),
+    Oracle(
+        "grpo, advantageClip 2",
+        f"{EIGHT}: 2.4749 becomes 2, -0.3536 stays",
+        [2.0, -0.35355239060],
+        first_two(advantageClip=2),
+    ),
+    Oracle(
         "grpo, leaveOneOut",
         f"{EIGHT}: others all 0, so (1 - 0) / 1; -1/7 / (sqrt(1/7) + 1e-6)",
         [1.0, -0.37796347301],

@@ -16,7 +16,7 @@ from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 from trainer.objectives.cases import algorithm, columns, responses, tensor
 from trainer.objectives.strategies import PROPERTY
 
-AGGREGATIONS = ("tokenMean", "sequenceMeanTokenMean", "sequenceMeanTokenSumNorm")
+AGGREGATIONS = ("tokenMean", "sequenceMeanTokenMean", "sequenceMeanTokenSum", "sequenceMeanTokenSumNorm")
 EVERYTHING: dict[str, Any] = {
     "entropyCoefficient": 0.2,
     "kl": {"coefficient": 0.3},
@@ -154,6 +154,7 @@ def test_weights_make_means(lengths: list[int], aggregation: str) -> None:
     expected = {
         "tokenMean": float(filled > 0),
         "sequenceMeanTokenMean": filled / max(1, len(lengths)),
+        "sequenceMeanTokenSum": sum(lengths) / max(1, len(lengths)),
         "sequenceMeanTokenSumNorm": sum(lengths) / 9 / max(1, len(lengths)),
     }[aggregation]
     assert total == pytest.approx(expected)

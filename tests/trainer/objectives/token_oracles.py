@@ -140,6 +140,12 @@ AMOUNT_ORACLES = (
         lambda: token_weights([1, 3], "sequenceMeanTokenMean", 8),
     ),
     Oracle(
+        "sequenceMeanTokenSum",
+        "lengths 1, 3: 1 / 2",
+        [0.5, 0.5],
+        lambda: token_weights([1, 3], "sequenceMeanTokenSum", 8),
+    ),
+    Oracle(
         "sequenceMeanTokenSumNorm",
         "lengths 1, 3, maxTokens 8: 1 / (2 x 8)",
         [0.0625, 0.0625],

@@ -7,22 +7,25 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.algorithm import Difficulty
 from rljob_trainer.buffer.assembly import Outcome, require_scored
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.objectives.difficulty import fit
 from rljob_trainer.rewards.request import RewardFailed
 from rljob_trainer.trajectory import Trajectory
 
-Verdict = Literal["kept", "right", "wrong", "unscored"]
+Verdict = Literal["kept", "right", "wrong", "hard", "easy", "unscored"]
 Group = Sequence[Outcome]
 
 
-def verdict(group: Group) -> Verdict:
-    """kept: rewards differ; right, wrong: all are one reward above 0, or one of 0 or below; unscored: fewer than two samples have one."""
+def verdict(group: Group, difficulty: Difficulty | None = None) -> Verdict:
+    """kept: rewards differ, and their mean is within the difficulty; hard, easy: it is not; right, wrong: all are one reward above 0, or one of 0 or
+    below; unscored: fewer than two samples have one."""
     rewards = [o.result.reward for o in group if isinstance(o.result, Trajectory)]
     if len(rewards) < 2:
         return "unscored"
     if len(set(rewards)) > 1:
-        return "kept"
+        return fit(rewards, difficulty) if difficulty else "kept"
     return "right" if rewards[0] > 0 else "wrong"
 
 
@@ -31,6 +34,7 @@ class Selection:
 
     def __init__(self, spec: RLJobSpec):
         self._wanted, self._dynamic = spec.train.prompts_per_step, spec.algorithm.dynamic_sampling
+        self._difficulty = spec.algorithm.difficulty
         self._partial = spec.train.partial_rollouts is not None
         self._rounds = self._begun = 0
         self._groups: dict[int, Group] = {}
@@ -91,7 +95,7 @@ class Selection:
         if not self._dynamic:
             return {}
         used = self._used()
-        count = Counter(verdict(group) for group in used.values())
+        count = Counter(map(self._verdict, used.values()))
         rewards = [o.result.reward for group in used.values() for o in group if isinstance(o.result, Trajectory)]
         return {
             "sampling/rounds": float(self._rounds),
@@ -99,15 +103,19 @@ class Selection:
             "sampling/all_correct": count["right"] / len(used),
             "sampling/all_wrong": count["wrong"] / len(used),
             "sampling/unscored": count["unscored"] / len(used),
+            **({f"sampling/too_{k}": count[k] / len(used) for k in ("hard", "easy")} if self._difficulty else {}),
             "sampling/surplus": float(count["kept"] - self._wanted),
             "sampling/reward": sum(rewards) / len(rewards),
         }
+
+    def _verdict(self, group: Group) -> Verdict:
+        return verdict(group, self._difficulty)
 
     def _look_at(self, complete: Mapping[int, Group]) -> None:
         new = {position: complete[position] for position in sorted(complete.keys() - self._groups.keys())}
         self._groups |= new
         self._round += new.values()
-        self._useful += [p for p, group in new.items() if not self._dynamic or verdict(group) == "kept"]
+        self._useful += [p for p, group in new.items() if not self._dynamic or self._verdict(group) == "kept"]
         self._useful.sort()
 
     def _require_scored(self) -> None:
@@ -120,11 +128,11 @@ class Selection:
         return {p: group for p, group in self._groups.items() if p in self._chosen or p not in self._useful}
 
     def _unfilled(self, rounds: int) -> ConfigurationError:
-        count = Counter(map(verdict, self._groups.values()))
+        count = Counter(map(self._verdict, self._groups.values()))
         rule = (
             f"after so many rounds only {count['kept']} of the {self._wanted} prompts of a step have samples with different rewards; "
             f"of {len(self._groups)} prompts {count['right']} were all right, {count['wrong']} all wrong, "
             f"{count['unscored']} had fewer than two scored samples"
-        )
+        ) + (f", {count['hard']} were too hard and {count['easy']} too easy" if self._difficulty else "")
         fix = "mix in easier or harder prompts, raise samplesPerPrompt, lower promptsPerStep, or raise the rounds"
         return ConfigurationError("spec.algorithm.dynamicSampling.maxRounds", str(rounds), rule, fix)

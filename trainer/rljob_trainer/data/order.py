@@ -80,6 +80,9 @@ class Cursor:
 
 def prompt_at(position: int, spec: DataSpec, prompts: PromptSet) -> Prompt:
     """The prompt that comes at `position`."""
+    if spec.weights:
+        mixture = Mixture(tuple(prompts.counts.kept.values()), tuple(spec.weights), spec.seed, spec.shuffle)
+        return prompts[mixture.row(position)]
     epoch, place = divmod(position, len(prompts))
     return prompts[permutation(len(prompts), spec.seed, epoch)[place] if spec.shuffle else place]
 

@@ -43,6 +43,8 @@ class Counts:
     rows: int = 0
     too_long: int = 0
     """Left out because of spec.data.maxPromptTokens."""
+    kept: dict[str, int] = field(default_factory=dict)
+    """Prompts of each file, by the field of the spec that names it, in their order."""
     duplicates: int = 0
     """Kept, although an earlier row has the same prompt, answer and data source."""
 
@@ -89,7 +91,7 @@ def load_prompts(
 
     Raises ConfigurationError for rows that cannot be used or judged, and when none is short enough.
     """
-    counts = Counts()
+    counts = Counts(kept={file.field: 0 for file in files})
     rows = FileRows(files, scratch)
     prompts = PromptSet(_fitting(spec, read_rows(spec, files), tokenizer, validate_row, counts), counts, rows)
     if counts.rows and not prompts:
@@ -98,6 +100,15 @@ def load_prompts(
             "spec.data.maxPromptTokens", str(spec.max_prompt_tokens), rule, "raise the limit or shorten the prompts"
         )
     return prompts
+
+
+def require_prompts_of_every_file(spec: DataSpec, prompts: PromptSet) -> None:
+    """Raises ConfigurationError when a file is to be drawn from by spec.data.weights and none of its prompts is short enough."""
+    for file, count in prompts.counts.kept.items() if spec.weights else ():
+        if not count:
+            rule = f"{file} has a share, and all its prompts are longer than spec.data.maxPromptTokens"
+            fix = "raise the limit, or leave out the file and its weight"
+            raise ConfigurationError("spec.data.weights", str(spec.weights), rule, fix)
 
 
 def _fitting(
@@ -112,6 +123,7 @@ def _fitting(
         if len(tokens) > spec.max_prompt_tokens:
             counts.too_long += 1
             continue
+        counts.kept[row.place.field] += 1
         mark = hash((text, row.answer, row.data_source))
         counts.duplicates += mark in seen
         seen.add(mark)

@@ -23,7 +23,7 @@ from rljob_trainer.data.files import places
 from rljob_trainer.data.held_out import HeldOutSet, load_held_out
 from rljob_trainer.data.loading import load_examples
 from rljob_trainer.data.order import Drawn
-from rljob_trainer.data.prompts import PromptSet, load_prompts
+from rljob_trainer.data.prompts import PromptSet, load_prompts, require_prompts_of_every_file
 from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer
 from rljob_trainer.data.workers import Workers
 from rljob_trainer.driver.channel import listen
@@ -183,6 +183,7 @@ def _prompts(directory: Path, spec: RLJobSpec, tokenizer: Tokenizer) -> tuple[Pr
         partial(validate_row, spec.rewards, by_driver=False),
         directory / "rows" / "train",
     )
+    require_prompts_of_every_file(spec.data, train)
     validate = partial(validate_row, spec.rewards, by_driver=spec.evaluation.every_steps > 0)
     held_out = load_held_out(spec, tokenizer, validate, directory / "rows" / "held-out")
     for name, prompts in [("train", train), *((f"held-out set {s.name}", s.prompts) for s in held_out)]:

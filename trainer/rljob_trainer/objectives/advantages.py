@@ -5,7 +5,7 @@ spec.algorithm.advantage (operator/rljob_api/spec/algorithm.py).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -154,6 +154,21 @@ ADVANTAGES: dict[str, Callable[[Episodes, AlgorithmSpec], Advantages]] = {
     "remax": remax,
 }
 """By their name in spec.algorithm.advantage."""
+
+
+def estimate(episodes: Episodes, algorithm: AlgorithmSpec) -> Advantages:
+    """By spec.algorithm.advantage, with rewards and baselines within rewardClip, and advantages within advantageClip of 0. Returns have no bound."""
+    bounded = replace(
+        episodes,
+        rewards=_bounded(episodes.rewards, algorithm.reward_clip),
+        baselines=None if episodes.baselines is None else _bounded(episodes.baselines, algorithm.reward_clip),
+    )
+    found = ADVANTAGES[algorithm.advantage](bounded, algorithm)
+    return replace(found, advantages=_bounded(found.advantages, algorithm.advantage_clip))
+
+
+def _bounded(values: torch.Tensor, bound: float | None) -> torch.Tensor:
+    return values if bound is None else values.clamp(-bound, bound)
 
 
 def relative(rewards: torch.Tensor, group: Group) -> torch.Tensor:

@@ -11,6 +11,7 @@ def token_weights(lengths: Sequence[int], aggregation: str, longest: int = 0) ->
 
     - tokenMean: 1 / sum_j l_j (DAPO, arXiv 2503.14476, section 3.3)
     - sequenceMeanTokenMean: 1 / (n l_i) (GRPO, arXiv 2402.03300, equation 3; GSPO, arXiv 2507.18071, equation 5)
+    - sequenceMeanTokenSum: 1 / n (the policy gradient of whole responses; REINFORCE)
     - sequenceMeanTokenSumNorm: 1 / (n longest) (Dr. GRPO, arXiv 2503.20783, section 3.2)
 
     Args:
@@ -24,6 +25,7 @@ def token_weights(lengths: Sequence[int], aggregation: str, longest: int = 0) ->
     denominators = {
         "tokenMean": [total] * count,
         "sequenceMeanTokenMean": [count * n for n in lengths],
+        "sequenceMeanTokenSum": [count] * count,
         "sequenceMeanTokenSumNorm": [count * longest] * count,
     }[aggregation]
     return [1 / d if n else 0.0 for n, d in zip(lengths, denominators, strict=True)]

@@ -1,6 +1,7 @@
 """The objective of the policy in the GRPO and PPO family, as spec.algorithm says."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,11 +9,14 @@ import torch
 
 from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.objectives.advantages import ADVANTAGES, Episodes
+from rljob_trainer.batch import Columns
+from rljob_trainer.objectives.advantages import Episodes, estimate
 from rljob_trainer.objectives.aggregation import token_weights
+from rljob_trainer.objectives.difficulty import Fit, fit
 from rljob_trainer.objectives.kl import adapt, token_rewards
 from rljob_trainer.objectives.metrics import TOKENS, MetricAccumulator
 from rljob_trainer.objectives.objective import Column, Objective, Output, StepColumns, Targets, TokenLoss
+from rljob_trainer.objectives.overlong import overlong_penalty
 from rljob_trainer.objectives.terms import Terms, policy_terms
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 from rljob_trainer.objectives.value import ValueObjective
@@ -77,25 +81,49 @@ class PolicyObjective(Objective):
 
     def advantages(self, step: StepColumns) -> Targets:
         """Of every response token: computed on CPU in float64, so that no cut over ranks changes it."""
-        columns = step.batch.columns
-        mask = _padded(step.learnt())
+        columns, learnt = step.batch.columns, step.learnt()
         kept = torch.from_numpy(columns.response_length > 0)
-        baselines = torch.from_numpy(columns.baseline_reward)
-        episodes = Episodes(
+        episodes = self._episodes(step, _padded(learnt), kept)
+        found = estimate(episodes, self._algorithm)
+        lengths = columns.response_length.tolist()
+        targets = {"advantages": _rows(found.advantages, kept, lengths)}
+        metrics: dict[str, float] = {}
+        if self._algorithm.difficulty and not self._algorithm.dynamic_sampling:
+            fits = self._fits(columns)
+            targets["mask"] = self._mask(columns, learnt, fits)
+            metrics |= {f"train/too_{kind}": list(fits.values()).count(kind) / len(fits) for kind in ("hard", "easy")}
+        if self.critic and found.returns is not None and episodes.values is not None:
+            targets["returns"] = _rows(found.returns, kept, lengths)
+            metrics |= self.critic.explained(found.returns, episodes.values, episodes.mask)
+        return Targets(targets, metrics)
+
+    def _episodes(self, step: StepColumns, mask: torch.Tensor, kept: torch.Tensor) -> Episodes:
+        """Of the trajectories that are `kept`. `mask`: [n, T]."""
+        columns = step.batch.columns
+        baselines = torch.from_numpy(columns.baseline_reward)[kept]
+        return Episodes(
             rewards=torch.from_numpy(columns.reward)[kept],
             groups=torch.from_numpy(columns.group)[kept],
             mask=mask[kept],
             token_rewards=self._penalties(step, mask)[kept],
             values=_padded(step.gather("values"))[kept] if self.critic else None,
-            baselines=None if baselines[kept].isnan().any() else baselines[kept],
+            baselines=None if baselines.isnan().any() else baselines,
         )
-        found = ADVANTAGES[self._algorithm.advantage](episodes, self._algorithm)
-        lengths = columns.response_length.tolist()
-        targets = {"advantages": _rows(found.advantages, kept, lengths)}
-        if self.critic and found.returns is not None and episodes.values is not None:
-            targets["returns"] = _rows(found.returns, kept, lengths)
-            return Targets(targets, self.critic.explained(found.returns, episodes.values, episodes.mask))
-        return Targets(targets)
+
+    def _fits(self, columns: Columns) -> dict[int, Fit]:
+        """By group: whether the mean reward of its samples, before the penalty for length, lies within spec.algorithm.difficulty."""
+        difficulty, longest = self._algorithm.difficulty, self._spec.rollout.sampling.max_tokens
+        assert difficulty is not None
+        rewards: dict[int, list[float]] = defaultdict(list)
+        for group, reward, length in zip(columns.group, columns.reward, columns.response_length, strict=True):
+            rewards[int(group)].append(float(reward) + overlong_penalty(int(length), longest, self._algorithm.overlong))
+        return {group: fit(of_group, difficulty) for group, of_group in rewards.items()}
+
+    def _mask(self, columns: Columns, learnt: Sequence[torch.Tensor], fits: Mapping[int, Fit]) -> list[torch.Tensor]:
+        """Per trajectory [response tokens]: 1 for tokens of groups that fit, without what overlong.filter leaves out."""
+        cut = columns.truncated & self._algorithm.overlong.filter
+        fitting = [fits[int(group)] == "kept" for group in columns.group]
+        return [mask * float(fits_in and not gone) for mask, fits_in, gone in zip(learnt, fitting, cut, strict=True)]
 
     def _penalties(self, step: StepColumns, mask: torch.Tensor) -> torch.Tensor:
         """[n, T], the divergence as a reward of tokens."""

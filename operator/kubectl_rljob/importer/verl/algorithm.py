@@ -23,6 +23,7 @@ LOSSES = {"vanilla": "ppo", "gspo": "gspo", "cispo": "cispo"}
 AGGREGATIONS = {
     "token-mean": "tokenMean",
     "seq-mean-token-mean": "sequenceMeanTokenMean",
+    "seq-mean-token-sum": "sequenceMeanTokenSum",
     "seq-mean-token-sum-norm": "sequenceMeanTokenSumNorm",
 }
 ESTIMATORS = {
