@@ -126,6 +126,8 @@ async def test_what_a_reward_reports_of_the_row_and_the_tokens_becomes_metrics_o
     assert [m.get("evaluation_metrics/own") for m in bench.metrics() if "evaluation/reward" in m] == [1.0]
     own = {name: value for name, value in found.metrics.items() if name.startswith("reward_metrics/")}
     assert own == {"reward_metrics/own": 1.0, "reward_metrics/truncated": 0.0} and found.metrics["reward/mean"] == 1.0
+    line = json.loads(names.samples_file(bench.root, 1).read_text().splitlines()[0])
+    assert (line["metrics"], line["prediction"]) == ({"own": 1.0, "truncated": 0.0}, line["response"].removesuffix("."))
 
 
 async def test_a_file_of_verls_reads_the_columns_of_verls_data(bench, tmp_path):

@@ -39,24 +39,26 @@ def lines(root, step: int) -> list[dict]:
 
 
 def test_a_few_samples_of_a_step_are_readable_with_their_reward_and_end(tmp_path):
-    write_samples(tmp_path, batch(3, groups=9, samples=9), Letters())
+    scored = {(0, 1): {"metrics": {"acc": 1.0}, "prediction": "4"}}
+    write_samples(tmp_path, batch(3, groups=9, samples=9), Letters(), scored)
     found = lines(tmp_path, 3)
     assert len(found) == PROMPTS * SAMPLES
     expected = {"prompt_index": 7, "sample": 0, "data_source": "sum", "reward": 0.5, "truncated": True}
     assert found[0] == expected | {"prompt": "?", "response": "ä."}
+    assert found[1] == found[0] | {"sample": 1, "metrics": {"acc": 1.0}, "prediction": "4"}
 
 
 def test_long_texts_and_old_steps_do_not_fill_the_volume(tmp_path):
     for step in range(1, KEPT_STEPS + 4):
-        write_samples(tmp_path, batch(step), Letters())
+        write_samples(tmp_path, batch(step), Letters(), {})
     kept = {int(f.stem.removeprefix("step_")) for f in (tmp_path / "samples").iterdir()}
     assert kept == set(range(4, KEPT_STEPS + 4))
-    write_samples(tmp_path, batch(1, response="x" * (LONGEST_TEXT + 1)), Letters())
+    write_samples(tmp_path, batch(1, response="x" * (LONGEST_TEXT + 1)), Letters(), {})
     assert len(lines(tmp_path, 1)[0]["response"]) == LONGEST_TEXT
 
 
 def test_a_file_that_somebody_put_beside_them_stays_and_harms_nothing(tmp_path):
-    write_samples(tmp_path, batch(1), Letters())
+    write_samples(tmp_path, batch(1), Letters(), {})
     copy = names.samples_file(tmp_path, 1).rename(tmp_path / "samples" / "step_1_before.jsonl")
-    write_samples(tmp_path, batch(KEPT_STEPS + 1), Letters())
+    write_samples(tmp_path, batch(KEPT_STEPS + 1), Letters(), {})
     assert copy.exists()

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rljob_api.metrics import MOST_REWARD_METRICS, own_name
 from rljob_api.spec import RLJobSpec
@@ -116,6 +117,12 @@ def data_source_metrics(prefix: str, outcomes: Iterable[Outcome]) -> dict[str, f
 def _means(prefix: str, found: Mapping[str, Sequence[float]]) -> dict[str, float]:
     kept = sorted(found, key=lambda name: (-len(found[name]), name))[:MOST_REWARD_METRICS]
     return {prefix + name: sum(found[name]) / len(found[name]) for name in sorted(kept)}
+
+
+def said(outcome: Outcome) -> dict[str, Any]:
+    """What its reward functions said besides the reward, for people; without what they did not say."""
+    metrics = {"metrics": dict(outcome.metrics)} if outcome.metrics else {}
+    return metrics | ({"prediction": outcome.prediction} if outcome.prediction is not None else {})
 
 
 def failure_metrics(outcomes: Iterable[Outcome]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from rljob_trainer.buffer.assembly import (
     failure_metrics,
     require_scored,
     reward_metrics,
+    said,
     shaped,
 )
 from rljob_trainer.buffer.batch_files import record, replay
@@ -154,7 +155,7 @@ class GeneratedBatches:
         )
         batch = assemble(step, policies, train.prompts_per_step, train.samples_per_prompt, chosen, metrics)
         root = Path(spec.checkpoint.path)
-        write_samples(root, batch, self._tokenizer)
+        write_samples(root, batch, self._tokenizer, {(o.group, o.sample): said(o) for o in chosen})
         if train.batches.record:
             record(root, batch)
         return batch

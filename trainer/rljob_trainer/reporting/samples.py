@@ -1,7 +1,7 @@
 """What the model says: a few samples of each step as text, for people."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,24 +18,28 @@ LONGEST_TEXT = 20_000
 """Characters; of longer texts the end is left out."""
 
 
+Scored = Mapping[tuple[int, int], Mapping[str, Any]]
+"""By group and sample, what its reward functions said besides the reward."""
+
+
 class Decoder(Protocol):
     """The part of a tokenizer that is needed."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
 
-def write_samples(root: Path, batch: Batch, tokenizer: Decoder) -> None:
+def write_samples(root: Path, batch: Batch, tokenizer: Decoder, scored: Scored) -> None:
     """`samples/step_N.jsonl` below the checkpoint path, whole or not at all; files of steps more than KEPT_STEPS back are deleted."""
     file = names.samples_file(root, batch.step)
     file.parent.mkdir(parents=True, exist_ok=True)
-    replace(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in _lines(batch, tokenizer)))
+    replace(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in _lines(batch, tokenizer, scored)))
     for old in file.parent.glob("step_*.jsonl"):
         number = old.stem.removeprefix("step_")
         if number.isdigit() and int(number) <= batch.step - KEPT_STEPS:
             old.unlink(missing_ok=True)
 
 
-def _lines(batch: Batch, tokenizer: Decoder) -> Iterator[dict[str, Any]]:
+def _lines(batch: Batch, tokenizer: Decoder, scored: Scored) -> Iterator[dict[str, Any]]:
     def text(tokens: Ints) -> str:
         return tokenizer.decode(tokens.tolist(), skip_special_tokens=False)[:LONGEST_TEXT]
 
@@ -47,6 +51,7 @@ def _lines(batch: Batch, tokenizer: Decoder) -> Iterator[dict[str, Any]]:
             "sample": s.sample,
             "data_source": s.data_source,
             "reward": s.reward,
+            **scored.get((s.group, s.sample), {}),
             "truncated": s.finish_reason == "length",
             "prompt": text(s.prompt_tokens),
             "response": text(s.response_tokens),
