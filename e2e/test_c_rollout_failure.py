@@ -65,9 +65,7 @@ def test_a_rollout_whose_engine_is_killed_or_stopped_is_started_again_in_its_pod
     lab.kube.execute(pod, "python", "-c", SIGNAL_THE_ENGINE, str(int(number)))
     limit = 30 if number == signal.SIGKILL else 180  # an engine that is stopped during an update may take 150 s
     (event,) = wait_for("the event", lambda: failures_of_rollouts(lab, job)[len(before) :], limit)
-    assert event["type"] == "Warning" and event["message"].startswith(
-        f"{pod}: ServerLost: the rollout server was killed"
-    )
+    assert event["type"] == "Warning" and event["message"].startswith(f"{pod}: ServerLost: the server was killed")
     job.wait("both rollouts ready", lambda s: s.rollout.ready == 2, 300)
     status = job.wait("more steps", lambda s: s.progress.step > step + 2, 300)
     assert status.attempt is not None and (status.attempt.number, status.restarts.total) == (1, 0)

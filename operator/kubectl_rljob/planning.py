@@ -9,7 +9,7 @@ from pydantic.alias_generators import to_camel
 from kubectl_rljob.errors import UserError
 from rljob_api import names
 from rljob_api.manifest import Manifest
-from rljob_api.sizing.layout import Amounts, Layout
+from rljob_api.sizing.layout import Amounts, Layout, pods_of
 from rljob_api.sizing.memory import rollout_memory, trainer_memory
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.spec import RLJobSpec
@@ -95,13 +95,13 @@ def _camel[T](parts: Mapping[str, T]) -> dict[str, T]:
 
 
 def roles(spec: RLJobSpec) -> list[Role]:
-    """Trainer and, for tasks that generate, rollout. A job on CPU takes no GPUs."""
-    t, r = spec.trainer, spec.rollout
-    per_process = 1 if t.device == "gpu" else 0
-    trainer = Role("trainer", t.nodes, t.processes_per_node, t.nodes * t.processes_per_node * per_process)
-    if spec.supervised:
-        return [trainer]
-    return [trainer, Role("rollout", r.pods, r.tensor_parallel, r.pods * r.tensor_parallel * per_process)]
+    """Trainer, for tasks that generate rollout, and pools. A job on CPU takes no GPUs."""
+    per_process = 1 if spec.trainer.device == "gpu" else 0
+    processes = {role: spec.processes_of(role) for role in spec.pods}
+    return [
+        Role(role, count, processes[role], count * processes[role] * per_process)
+        for role, count in pods_of(spec).items()
+    ]
 
 
 Read = Callable[[], tuple[list[dict[str, Any]], list[dict[str, Any]]]]
@@ -141,5 +141,5 @@ def preview(job: Plan, read: Read, offline: bool) -> Preview:
     found = plan(cluster, gang)
     if found.problem:
         return Preview(problem=found.problem)
-    used = len({*found.trainers, *filter(None, found.rollouts)})
-    return Preview(nodes=used, report=report(cluster, gang, found.trainers, found.rollouts))
+    used = {*found.trainers, *filter(None, found.rollouts), *(node for pool in found.pools.values() for node in pool)}
+    return Preview(nodes=len(used), report=report(cluster, gang, found))

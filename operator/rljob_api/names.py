@@ -15,7 +15,9 @@ PROTOCOL = 1
 """Version of the runtime protocol (control and report). Operator and trainer refuse another number."""
 
 MAX_JOB_NAME = 42
-"""A StatefulSet's name may have 52 characters (its revision label adds 11 to reach 63); our longest suffix is `-reference`."""
+"""A StatefulSet's name may have 52 characters (its revision label adds 11 to reach 63); our longest suffix is that of a pool, a `-` and its name."""
+MAX_POOL_NAME = 9
+"""With the job's name it names a StatefulSet."""
 
 # Labels and annotations
 LABEL_JOB = f"{GROUP}/job"
@@ -33,12 +35,14 @@ FIELD_MANAGER = "rljob-operator"
 ROLE_TRAINER = "trainer"
 ROLE_ROLLOUT = "rollout"
 ROLES = (ROLE_TRAINER, ROLE_ROLLOUT)
-"""Of pods."""
+"""Of pods. Further ones are pools, by their names."""
 ROLE_CRITIC = "critic"
 ROLE_REFERENCE = "reference"
 ROLE_REWARD = "reward"
 MODEL_ROLES = (ROLE_TRAINER, ROLE_CRITIC, ROLE_REFERENCE, ROLE_REWARD)
 """Of models that are computed with Megatron; `trainer` is the policy."""
+RESERVED_ROLES = (*MODEL_ROLES, ROLE_ROLLOUT)
+"""Names that no pool may have: its name is the role of its pods."""
 
 # Keys inside child objects
 CONTROL_KEY = "control.json"
@@ -72,6 +76,8 @@ MASTER_PORT_COUNT = 100
 # Containers
 TRAINER_CONTAINER = "trainer"
 ROLLOUT_CONTAINER = "rollout"
+POOL_CONTAINER = "server"
+CONTAINERS = (TRAINER_CONTAINER, ROLLOUT_CONTAINER, POOL_CONTAINER)
 WORK_DIR = "/run/rljob"
 USER_ID = 65532
 
@@ -88,6 +94,11 @@ def selector(job: str, role: str | None = None) -> str:
 def gang(job: str, role: str) -> str:
     """StatefulSet of a role."""
     return f"{job}-{role}"
+
+
+def container(role: str) -> str:
+    """Our container in the pods of a role."""
+    return {ROLE_TRAINER: TRAINER_CONTAINER, ROLE_ROLLOUT: ROLLOUT_CONTAINER}.get(role, POOL_CONTAINER)
 
 
 def pods(job: str) -> str:

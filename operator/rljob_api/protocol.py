@@ -46,7 +46,7 @@ class Member(Wire):
 
 
 class RolloutEndpoint(Wire):
-    """A rollout server that answers. Only the trainer knows whether it has the current policy."""
+    """A server that answers. Only the trainer knows whether a rollout has the current policy."""
 
     pod: str
     pod_uid: str
@@ -77,7 +77,9 @@ class Control(Wire):
     master_port: int = 0
     resume: Resume
     rollouts: list[RolloutEndpoint] = []
-    """Changes while an attempt runs; everything else but `command` is fixed per attempt."""
+    """Change while an attempt runs, as `pools` do; everything else but `command` is fixed per attempt."""
+    pools: dict[str, list[RolloutEndpoint]] = {}
+    """Servers of each pool."""
     spec: RLJobSpec
 
     def member(self, boot_id: str) -> Member | None:

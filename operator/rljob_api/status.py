@@ -188,6 +188,8 @@ class PlacementReport(Wire):
     """The narrowest domain that holds each pipeline stage; empty: only the whole cluster does."""
     rollouts: list[str] = []
     """Domain of each rollout pod; empty: not placed."""
+    pools: dict[str, list[str]] = {}
+    """Domain of each server of a pool, by the pool's name."""
     levels: list[Crossing] = []
     """What crosses each level of the topology, widest level first."""
 
@@ -264,6 +266,8 @@ class JobStatus(Wire):
     """Trainer pods."""
     rollout: RoleStatus = RoleStatus()
     """Rollout pods; empty for tasks without rollouts."""
+    pools: dict[str, RoleStatus] = {}
+    """Pods of each pool, by the pool's name."""
     progress: ProgressStatus = ProgressStatus()
     """Progress of the training, as rank 0 reports it."""
     checkpoint: CheckpointStatus = CheckpointStatus()

@@ -14,17 +14,27 @@ DOMAINS = 4
 def why(cluster: Cluster, gang: Gang, kept: int, staying: int) -> str:
     """`kept`, `staying`: trainers and rollouts that are there. One sentence per role that lacks room; when each fits alone, one about both."""
     roles = (("trainer", gang.trainer, gang.trainers - kept), ("rollout", gang.rollout, gang.minimum - staying))
-    rooms = [{n.name: 0 if refusal(n, gang, d) else capacity(n, d) for n in cluster.nodes} for _, d, _ in roles]
-    lacking = [
+    rooms = [_room(cluster, gang, demand) for _, demand, _ in roles]
+    short = [
         _lack(cluster, gang, word, demand, wanted, room)
         for (word, demand, wanted), room in zip(roles, rooms, strict=True)
         if sum(room.values()) < wanted
     ]
-    if lacking:
-        return "; ".join(lacking)
+    if short:
+        return "; ".join(short)
     wanted = " and ".join(_pods(count, word, demand) for word, demand, count in roles)
     trainers, rollouts = (sum(room.values()) for room in rooms)
     return f"needs room for {wanted}; the cluster has it for {trainers} or for {rollouts}, not for both at once"
+
+
+def lacking(cluster: Cluster, gang: Gang, word: str, demand: Demand, wanted: int) -> str:
+    """Of so many pods of one role, that there is less room than they need."""
+    return _lack(cluster, gang, word, demand, wanted, _room(cluster, gang, demand))
+
+
+def _room(cluster: Cluster, gang: Gang, demand: Demand) -> dict[str, int]:
+    """Pods that each node has room for."""
+    return {n.name: 0 if refusal(n, gang, demand) else capacity(n, demand) for n in cluster.nodes}
 
 
 def _pods(count: int, word: str, demand: Demand) -> str:

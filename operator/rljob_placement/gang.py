@@ -54,8 +54,18 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
+class Pool:
+    """Servers of a frozen model."""
+
+    name: str
+    replicas: int
+    demand: Demand
+
+
+@dataclass(frozen=True, slots=True)
 class Gang:
-    """Trainers are numbered by node rank from 0, rollouts go on after them; the first `minimum` of these belong to the gang."""
+    """Trainers are numbered by node rank from 0, rollouts go on after them; the first `minimum` of these belong to the gang, and so do all
+    servers of the pools."""
 
     trainers: int
     rollouts: int
@@ -67,6 +77,12 @@ class Gang:
     """Label keys, widest first."""
     stages: int = 1
     """Pipeline stages."""
+    pools: tuple[Pool, ...] = ()
+
+    def demand(self, role: str) -> Demand:
+        """Of one pod."""
+        own = {names.ROLE_TRAINER: self.trainer, names.ROLE_ROLLOUT: self.rollout}
+        return own[role] if role in own else next(pool.demand for pool in self.pools if pool.name == role)
 
     @staticmethod
     def of(spec: RLJobSpec, shape: Shape = NOMINAL) -> "Gang":
@@ -79,6 +95,7 @@ class Gang:
             links=tuple(links(spec, shape, rollout_pods(spec))),
             levels=tuple(spec.scheduling.topology_levels),
             stages=spec.trainer.parallelism.pipeline,
+            pools=tuple(Pool(pool.name, pool.replicas, Demand.of(spec, pool.name)) for pool in spec.pools),
         )
 
 

@@ -1,99 +1,41 @@
-"""The plan: a node for every pod of the gang, all or nothing, and for as many of the further rollouts as there is room."""
+"""The plan of a job: a node for every pod of its gang, all or nothing. Trainers and rollouts are planned together, by their links (search.py);
+pools, which exchange next to nothing with them, in what these leave or, where that is too little, before them."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import replace
 
 from rljob_placement.cluster import Cluster
-from rljob_placement.explain import why
-from rljob_placement.gang import Gang
-from rljob_placement.improve import improve, perfect
-from rljob_placement.problem import Places, Problem
-from rljob_placement.space import Space, space
-from rljob_placement.start import nearest, starts
-
-BEST = 2
-"""Starting points that are improved."""
-LOOKS = 200_000
-"""Costs that a search may look up: about a third of a second."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stay:
-    """Pods of the gang that are on nodes and stay there."""
-
-    trainers: Sequence[str] = ()
-    """Nodes of trainers whose ranks are planned again."""
-    ranks: Mapping[int, str] = field(default_factory=dict)
-    """Nodes by rank, when all trainers stay as they are; then `trainers` is empty."""
-    rollouts: Mapping[int, str] = field(default_factory=dict)
-    """Node by number, from 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Node names."""
-
-    trainers: tuple[str, ...] = ()
-    """By node rank."""
-    rollouts: tuple[str, ...] = ()
-    """By number; empty where there is no room for a further one."""
-    problem: str = ""
-    """Why the gang cannot be placed; then there are no nodes."""
-    cost: float = 0.0
-    looked: int = 0
-    """Costs that the search looked up."""
+from rljob_placement.explain import lacking
+from rljob_placement.gang import Gang, Pool
+from rljob_placement.nodes import Plan, Stay
+from rljob_placement.pools import Servers, place
+from rljob_placement.search import search
 
 
 def plan(cluster: Cluster, gang: Gang, stay: Stay | None = None) -> Plan:
     stay = stay or Stay()
-    present = {node.name for node in cluster.nodes}
-    if stay.ranks and (len(stay.ranks) < gang.trainers or not present.issuperset(stay.ranks.values())):
-        raise ValueError("ranks stay all or not at all")
-    kept = Counter(name for name in stay.trainers if name in present)
-    rollouts = {i: name for i, name in stay.rollouts.items() if name in present and i < gang.rollouts}
-    s = space(cluster, gang, kept, stay.ranks.values(), rollouts.values())
-    number = {node.name: n for n, node in enumerate(s.nodes)}
-    fixed = {gang.trainers + i: number[name] for i, name in rollouts.items()}
-    fixed |= {rank: number[name] for rank, name in stay.ranks.items()}
-    problem = Problem.of(s, gang, fixed)
-    options = sorted(_valued(problem, starts(problem, gang.stages)), key=lambda o: o[0])
-    if not options:
-        return Plan(problem=why(cluster, gang, len(stay.ranks) or kept.total(), len(rollouts)), looked=problem.looked)
-    best = _search(problem, [p for _, p in options[:BEST]])
-    return Plan(
-        trainers=tuple(s.nodes[n].name for n in best.of[: gang.trainers]),
-        rollouts=tuple(_further(best, gang, s, rollouts)),
-        cost=problem.cost(best.of),
-        looked=problem.looked,
-    )
+    pools = _pools(cluster, gang, stay) if gang.pools else {}
+    if isinstance(pools, Plan):
+        return pools
+    rest = cluster.without(Plan(pools=pools).taken(gang, stay))
+    found = search(rest, gang, stay)
+    return found if found.problem else replace(found, pools=pools)
 
 
-def _valued(problem: Problem, found: Iterable[Places]) -> Iterator[tuple[float, Places]]:
-    """With their costs; nothing is better than one that costs nothing, as on a single node."""
-    for places in found:
-        cost = problem.cost(places.of)
-        yield cost, places
-        if not cost:
-            return
-
-
-def _search(problem: Problem, candidates: list[Places]) -> Places:
-    for places in candidates:
-        improve(places, problem.looked + LOOKS // BEST)
-    return perfect(min(candidates, key=lambda p: problem.cost(p.of)))
-
-
-def _further(places: Places, gang: Gang, s: Space, stays: Mapping[int, str]) -> list[str]:
-    """Rollouts: the gang's own, those that stay, and each further one as near to rank 0 as there is room."""
-    problem = places.problem
-    found = [s.nodes[n].name for n in places.of[gang.trainers :]]
-    for i in range(gang.minimum, gang.rollouts):
-        problem.near.append([(0, 1.0)])
-        places.of.append(-1)
-        problem.rollouts += 1
-        if i in stays:
-            found.append(stays[i])
-        else:
-            found.append(s.nodes[places.of[-1]].name if nearest(places, problem.pods - 1) else "")
-    return found
+def _pools(cluster: Cluster, gang: Gang, stay: Stay) -> Mapping[str, Servers] | Plan:
+    """Nodes that leave room for the rest of the gang; or a plan that says why there are none."""
+    least = replace(gang, rollouts=gang.minimum)
+    first = search(cluster, least, stay)
+    if first.problem:
+        return first
+    rest = cluster.without(first.taken(gang, stay))
+    pools = place(rest, gang, stay.pools, near=first.trainers[0])
+    if not isinstance(pools, Pool):
+        return pools
+    before = place(cluster, gang, stay.pools)
+    if not isinstance(before, Pool):
+        without = cluster.without(Plan(pools=before).taken(gang, stay))
+        if not search(without, least, stay).problem:
+            return before
+    wanted = pools.replicas - len(stay.servers(pools.name))
+    return Plan(problem="alongside trainers and rollouts " + lacking(rest, gang, pools.name, pools.demand, wanted))

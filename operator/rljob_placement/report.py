@@ -5,20 +5,23 @@ from collections.abc import Mapping, Sequence
 from rljob_api.status import Crossing, PlacementReport
 from rljob_placement.cluster import Cluster
 from rljob_placement.gang import Gang
+from rljob_placement.nodes import Plan
 from rljob_placement.space import common
 
 Path = tuple[str, ...]
 NODE = "node"
 
 
-def report(cluster: Cluster, gang: Gang, trainers: Sequence[str], rollouts: Sequence[str]) -> PlacementReport:
-    """`trainers` by node rank, `rollouts` by number, empty where one is not placed."""
+def report(cluster: Cluster, gang: Gang, plan: Plan) -> PlacementReport:
+    """Of a plan without a problem."""
+    trainers, rollouts = plan.trainers, plan.rollouts
     paths = {n.name: (*(n.labels.get(key, "") for key in gang.levels), n.name) for n in cluster.nodes}
     share = max(1, gang.trainers // gang.stages)
     stages = [trainers[s * gang.trainers // gang.stages :][:share] for s in range(gang.stages)]
     return PlacementReport(
         stages=[_domain([paths[name] for name in names]) for names in stages],
         rollouts=[_domain([paths[name]]) if name else "" for name in rollouts],
+        pools={pool: [_domain([paths[name]]) for name in servers] for pool, servers in plan.pools.items()},
         levels=_crossings(gang, paths, [*trainers, *rollouts]),
     )
 

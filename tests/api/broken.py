@@ -35,6 +35,7 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"critic": {}}, "spec.critic"),
     ({"algorithm": {"loss": "gspo", "clip": {"low": 3e-4, "high": 4e-4}}}, "spec.algorithm.aggregation"),
     ({"rewards": [{"rule": "number"}, {"dataSource": "a"}]}, "spec.rewards[1]"),
+    ({"rewards": [{"rule": "number"}, {"vllm": {}}]}, "spec.rewards[1].vllm"),
     ({"scheduling": {"backend": "kueue"}}, "spec.scheduling.queue"),
     ({"scheduling": {"backend": "none", "queue": "q"}}, "spec.scheduling.queue"),
     ({"scheduling": {"backend": "none", "topologyLevels": ["rack"]}}, "spec.scheduling.topologyLevels"),

@@ -43,6 +43,7 @@ VALUES: dict[str, Any] = {
     "rollout.vllmArgs": {"max-num-seqs": 4},
     "rollout.shmSize": "2Gi",
     "rollout.template": {"labels": {"team": "a"}},
+    "pools": [{"name": "judge", "model": "/data/judge"}],
 }
 """By the paths of READERS, another value than the default; a column's name where there is none."""
 

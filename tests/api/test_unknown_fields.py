@@ -22,7 +22,10 @@ from rljob_api.validation.unknown_fields import HINTS, THEIRS, meant
         ("rollout.temperature", "it belongs to spec.rollout.sampling.temperature"),
         ("evaluation.temperature", "it belongs to spec.evaluation.sampling.temperature"),
         ("trainer.nodeSelector", "it belongs to spec.trainer.template.nodeSelector"),
-        ("nodeSelector", "it belongs to spec.trainer.template.nodeSelector or spec.rollout.template.nodeSelector"),
+        (
+            "nodeSelector",
+            "it belongs to spec.trainer.template.nodeSelector or spec.rollout.template.nodeSelector or spec.pools.template.nodeSelector",
+        ),
         ("learning_rate", "it belongs to spec.train.optimizer.learningRate or spec.critic.optimizer.learningRate"),
         ("train.lr", "it is called spec.train.optimizer.learningRate here"),
         ("rollout.n", "it is called spec.train.samplesPerPrompt here"),

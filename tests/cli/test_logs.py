@@ -4,20 +4,24 @@ import pytest
 
 from cli.conftest import Rljob
 from cli.fake_api import FakeApi
-from cli.makers import make_job, running
+from cli.makers import make_job, make_spec, running
 
 PODS = {
     "demo-trainer-0": "trainer",
     "demo-trainer-1": "trainer",
     "demo-rollout-0": "rollout",
     "demo-rollout-1": "rollout",
+    "demo-judge-1": "judge",
 }
+POOLED = make_spec(
+    pools=[{"name": "judge", "model": "/data/judge", "replicas": 2}], rewards=[{"vllm": {"pool": "judge"}}]
+)
 
 
 @pytest.fixture
 def job(api: FakeApi) -> None:
     """Ranks 0-7 are in demo-trainer-1, 8-15 in demo-trainer-0."""
-    api.add(make_job(**running()))
+    api.add(make_job(spec=POOLED, **running()))
     api.pod_roles = dict(PODS)
     api.logs = {pod: f"log of {pod} é\n".encode() for pod in PODS}
 
@@ -32,10 +36,18 @@ def job(api: FakeApi) -> None:
         (("--pod", "demo-trainer-0"), "demo-trainer-0"),
         (("--role", "rollout"), "demo-rollout-0"),
         (("--role", "rollout", "--rank", "1"), "demo-rollout-1"),
+        (("--role", "judge", "--rank", "1"), "demo-judge-1"),
     ],
 )
 def test_a_pod_is_found_by_rank_role_or_name(rljob: Rljob, flags: tuple[str, ...], pod: str) -> None:
     assert rljob("logs", "demo", *flags).out == f"log of {pod} é\n"
+
+
+@pytest.mark.usefixtures("job")
+def test_a_role_that_the_job_has_not_is_refused_with_those_it_has(rljob: Rljob) -> None:
+    assert rljob("logs", "demo", "--role", "jury").err == (
+        "error: --role jury: rljob demo in namespace research has no such role. It has: trainer, rollout, judge\n"
+    )
 
 
 @pytest.mark.usefixtures("job")

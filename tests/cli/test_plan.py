@@ -234,3 +234,11 @@ def test_the_example_breaks_no_rule(capsys: pytest.CaptureFixture[str]) -> None:
     example = Path(__file__).parents[2] / "examples/arithmetic/rljob.yaml"
     assert main(["plan", "-f", str(example), "--offline"]) == 0
     assert capsys.readouterr().out.endswith("\nValid.\n")
+
+
+def test_a_pool_has_a_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pool = {"name": "judge", "model": "/data/judge", "replicas": 2, "tensorParallel": 4}
+    spec = make_spec(pools=[pool], rewards=[{"vllm": {"pool": "judge"}}])
+    assert main(["plan", "-f", write(tmp_path, spec), "--offline"]) == 0
+    out = capsys.readouterr().out
+    assert "judge     2      4               8\ntotal     8      -               32\n" in out

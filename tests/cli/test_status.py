@@ -242,3 +242,14 @@ def test_o_json_prints_the_object_without_managed_fields(api: FakeApi, rljob: Rl
     printed = json.loads(rljob("status", "demo", "-o", "json").out)
     assert printed["status"] == job["status"]
     assert "managedFields" not in printed["metadata"]
+
+
+def test_a_pool_has_a_line_of_its_own(api: FakeApi, rljob: Rljob) -> None:
+    pool = {"name": "judge", "model": "/data/judge", "replicas": 2, "tensorParallel": 4}
+    spec = make_spec(pools=[pool], rewards=[{"vllm": {"pool": "judge"}}])
+    counted = {"judge": {"ready": 1, "desired": 2, "text": "1/2"}}
+    api.add(make_job(spec=spec, **running() | {"pools": counted}))
+    lines = rljob("status", "demo").out.split("\n")
+    assert "judge     1/2     8      serving      /data/judge" in lines
+    api.add(make_job(spec=spec))
+    assert "judge     <none>   8      -        /data/judge" in rljob("status", "demo").out.split("\n")

@@ -24,6 +24,7 @@ CHILDREN = [
     ("Role", "demo-pods"),
     ("ConfigMap", "demo-trainer-0-report"),
 ]
+POOL = {"name": "judge", "model": "/data/judge", "replicas": 2}
 ENDS = {reasons.SUCCEEDED, reasons.REACHED_MAX_RESTARTS, reasons.CONFIGURATION_ERROR}
 
 
@@ -40,7 +41,7 @@ class Histories(RuleBasedStateMachine):
         seed=st.integers(0, 10**6),
         hostile=st.booleans(),
         backend=st.sampled_from(["none", "builtin"]),
-        task=st.sampled_from(["rl", "sft"]),
+        task=st.sampled_from(["rl", "sft", "rl with a pool"]),
     )
     def begin(self, seed: int, hostile: bool, backend: str, task: str) -> None:
         self.world = World(steps=10**6, faults=HOSTILE if hostile else PROMPT, random=Random(seed))
@@ -54,8 +55,12 @@ class Histories(RuleBasedStateMachine):
                 self.after_write(f"{verb} {obj['kind']}")
 
         self.world.cluster._written = checked  # type: ignore[method-assign]
-        self.task = task
-        self.world.apply(task=task, lifecycle={"backoffSeconds": 1, "maxRestarts": 5}, scheduling={"backend": backend})
+        pooled = task.endswith("pool")
+        self.task = "rl" if pooled else task
+        pools = {"pools": [POOL], "rewards": [{"vllm": {"pool": "judge"}}]} if pooled else {}
+        self.world.apply(
+            task=self.task, **pools, lifecycle={"backoffSeconds": 1, "maxRestarts": 5}, scheduling={"backend": backend}
+        )
 
     def teardown(self) -> None:
         """Nothing happens any more: it converges, and an hour later it is as it was."""

@@ -6,7 +6,7 @@ from typing import Any
 from rljob_api import names, reasons
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import ordinals, rollout_ordinals
+from rljob_operator.model.ordinals import ordinals, server_ordinals
 from rljob_operator.times import stamp
 from simulator.makers import NOW, make_job
 from simulator.objects import node_object
@@ -31,7 +31,7 @@ def test_an_ordinal_that_a_silent_node_holds_is_passed_over() -> None:
 def test_a_rollout_that_serves_is_not_given_up_for_a_lower_ordinal_while_an_attempt_is_open() -> None:
     def wanted(*pods: Pod, size: int = 1, ended_at: str = "") -> list[int]:
         status = JobStatus(attempt=Attempt(number=1, ended_at=ended_at))
-        return rollout_ordinals(status, pods, size, 120, now=1000.0)
+        return server_ordinals(status, pods, names.ROLE_ROLLOUT, size, 120, now=1000.0)
 
     def rollout(ordinal: int, running: bool, ready: bool, **fields: Any) -> Pod:
         return replace(pod(ordinal, running=running, ready=ready, **fields), role=names.ROLE_ROLLOUT)

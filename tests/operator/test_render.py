@@ -9,6 +9,7 @@ from rljob_api import names
 from rljob_api.protocol import Control, RolloutEndpoint
 from rljob_api.status import JobStatus
 from rljob_operator.render import render
+from rljob_operator.render.meta import metadata
 from rljob_operator.render.template import pod_template
 from rljob_operator.times import stamp
 from simulator.makers import META, NOW, Job, make_job
@@ -33,7 +34,11 @@ OLD = {"metadata": {"labels": {"by": "another release"}}}
 
 def existing(*roles: str) -> dict[tuple[str, str], dict[str, Any]]:
     """As somebody else's release made them."""
-    return {("StatefulSet", f"demo-{role}"): {"spec": {"replicas": 1, "template": OLD}} for role in roles}
+    spec = {"replicas": 1, "template": OLD}
+    return {
+        ("StatefulSet", f"demo-{role}"): {"metadata": metadata(META, f"demo-{role}", role), "spec": spec}
+        for role in roles
+    }
 
 
 def test_a_job_has_these_children_and_pods_come_last() -> None:
@@ -297,3 +302,16 @@ def test_a_template_hash_changes_with_the_template_and_only_with_it() -> None:
         for change in ({}, {"train": {"steps": 20}}, {"image": "trainer:next"})
     ]
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_the_pods_of_a_pool_run_its_server() -> None:
+    pool = {"name": "judge", "model": "/data/judge", "tensorParallel": 2, "shmSize": "8Gi"}
+    spec = make_job(trainer={"device": "gpu"}, pools=[pool], rewards=[{"vllm": {"pool": "judge"}}]).spec
+    template = pod_template(META, spec, "judge")
+    (container,) = template["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "rljob_trainer", "pool", "judge"]
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "2"}}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/health", "port": 8000}
+    assert names.ENV_ROLLOUT_TOKEN in {entry["name"] for entry in container["env"]}
+    assert template["spec"]["volumes"][2]["emptyDir"]["sizeLimit"] == "8Gi"
+    assert template["metadata"]["labels"][names.LABEL_ROLE] == "judge"

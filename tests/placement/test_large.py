@@ -6,8 +6,9 @@ import pytest
 
 from benchmarks.placement import cluster, gang
 from placement.makers import make_cluster, make_gang, make_racks
-from rljob_placement.plan import LOOKS, plan
+from rljob_placement.plan import plan
 from rljob_placement.report import report
+from rljob_placement.search import LOOKS
 
 
 def test_a_gang_of_256_pods_on_1000_nodes_looks_at_a_bounded_number_of_costs() -> None:
@@ -27,7 +28,7 @@ def test_twice_the_nodes_do_not_cost_twice_the_search() -> None:
 def test_stages_take_whole_racks_of_an_empty_cluster(pipeline: int) -> None:
     nodes, wanted = make_cluster(make_racks([16] * 16, racks_per_block=4)), make_gang(16 * pipeline, pipeline)
     found = plan(nodes, wanted)
-    amounts = report(nodes, wanted, found.trainers, found.rollouts)
+    amounts = report(nodes, wanted, found)
     assert len(set(amounts.stages)) == pipeline
     assert all(domain.count("/") == 1 for domain in amounts.stages), "block/rack"
     levels = {c.level: c.pairs for c in amounts.levels}
@@ -38,6 +39,6 @@ def test_stages_take_whole_racks_of_an_empty_cluster(pipeline: int) -> None:
 def test_rollouts_sit_near_rank_0() -> None:
     nodes, wanted = make_cluster(make_racks([4] * 4, racks_per_block=2)), make_gang(4, rollouts=3)
     found = plan(nodes, wanted)
-    amounts = report(nodes, wanted, found.trainers, found.rollouts)
+    amounts = report(nodes, wanted, found)
     block = amounts.stages[0].split("/")[0]
     assert {domain.split("/")[0] for domain in amounts.rollouts} == {block}

@@ -10,7 +10,8 @@ from rljob_api import names
 from rljob_api.quantity import exact, parse, show
 from rljob_placement.cluster import Node, parse_node, requests
 from rljob_placement.gang import Demand
-from rljob_placement.plan import Stay, plan
+from rljob_placement.nodes import Stay
+from rljob_placement.plan import plan
 
 
 @pytest.mark.parametrize(

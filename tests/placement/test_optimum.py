@@ -10,7 +10,8 @@ from placement.makers import GPU, bare_gang, make_cluster, make_gang, make_node,
 from rljob_api.sizing.traffic import Link
 from rljob_placement.cluster import Cluster
 from rljob_placement.gang import Gang
-from rljob_placement.plan import Plan, Stay, plan
+from rljob_placement.nodes import Plan, Stay
+from rljob_placement.plan import plan
 from rljob_placement.space import FACTOR
 
 WITHIN = 1.05

@@ -39,7 +39,10 @@ def parser() -> argparse.ArgumentParser:
     launch.add_argument("--driver", metavar="MODULE", default=DRIVER, help=argparse.SUPPRESS)
     rollout = _command(commands, "rollout", rollout_pod, "PID 1 of a rollout pod")
     rollout.add_argument("--port", type=int, default=names.ROLLOUT_PORT, help="port of the server (%(default)s)")
-    for pod in (launch, rollout):
+    pool = _command(commands, "pool", pool_pod, "PID 1 of a pod of spec.pools")
+    pool.add_argument("name", metavar="NAME", help="the pool's name")
+    pool.add_argument("--port", type=int, default=names.ROLLOUT_PORT, help="port of the server (%(default)s)")
+    for pod in (launch, rollout, pool):
         pod.add_argument("--channel", type=Path, metavar="DIR", help="files in place of Kubernetes, as `run` uses them")
     run = _command(commands, "run", run_here, "run a whole job on this machine, without Kubernetes")
     run.add_argument("manifest", type=Path, help="an RLJob in YAML")
@@ -91,10 +94,18 @@ def launch_pod(options: argparse.Namespace) -> int:
 
 
 def rollout_pod(options: argparse.Namespace) -> int:
+    return _serve(options, names.ROLE_ROLLOUT)
+
+
+def pool_pod(options: argparse.Namespace) -> int:
+    return _serve(options, options.name)
+
+
+def _serve(options: argparse.Namespace, role: str) -> int:
     from rljob_trainer.rollout import supervisor
 
     async def live() -> int:
-        return await supervisor.main(_channel(options), os.environ, options.port)
+        return await supervisor.main(_channel(options), os.environ, options.port, role)
 
     return asyncio.run(live())
 

@@ -123,15 +123,21 @@ def roles(job: Job, width: int) -> list[str]:
     pace = f"{p.history[-1].seconds:.1f} s/step" if running and p.history else ""
     about = ", ".join(part for part in (layout, pace, p.backend) if part)
     policy = f"policy of step {p.policy_step}" if running else "-"
-    doing, serving = (p.phase or "-", "serving" if s.rollout.ready else "-") if running else ("-", "-")
+
+    def serving(pods: RoleStatus) -> str:
+        return "serving" if running and pods.ready else "-"
+
+    models = {pool.name: pool.model for pool in job.spec.pools} if job.spec else {}
+    pools = dict.fromkeys(models, RoleStatus()) | s.pools
     rows = [
-        (names.ROLE_TRAINER, s.trainer, doing, about or "-"),
-        (names.ROLE_ROLLOUT, s.rollout, serving, policy),
+        (names.ROLE_TRAINER, s.trainer, (p.phase or "-") if running else "-", about or "-"),
+        (names.ROLE_ROLLOUT, s.rollout, serving(s.rollout), policy),
+        *((name, counted, serving(counted), models.get(name, "-")) for name, counted in pools.items()),
     ]
     cells = [
-        (role, *(("-", "-") if released(job, pods) else (pods.text, gpus[role])), status, info)
+        (role, *(("-", "-") if released(job, pods) else (pods.text, gpus.get(role, "-"))), status, info)
         for role, pods, status, info in rows
-        if role in gpus
+        if role in gpus or role in pools
     ]
     placed = placement.line(s.placement.report, width) if s.placement else []
     return [*table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), cells, width).split("\n"), *placed]

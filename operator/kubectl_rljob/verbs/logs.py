@@ -1,6 +1,7 @@
 """The log of one pod."""
 
 import click
+from click.shell_completion import CompletionItem
 
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
@@ -8,19 +9,23 @@ from kubectl_rljob.options import job_name, verb
 from kubectl_rljob.session import Session
 from rljob_api import names
 
-CONTAINERS = {names.ROLE_TRAINER: names.TRAINER_CONTAINER, names.ROLE_ROLLOUT: names.ROLLOUT_CONTAINER}
-
 
 @verb()
 @job_name
 @click.option(
-    "--role", type=click.Choice(tuple(CONTAINERS)), default=names.ROLE_TRAINER, help="kind of pod (default: trainer)"
+    "--role",
+    default=names.ROLE_TRAINER,
+    metavar="ROLE",
+    shell_complete=lambda _ctx, _parameter, begun: [
+        CompletionItem(role) for role in names.ROLES if role.startswith(begun)
+    ],
+    help="kind of pod: trainer (the default), rollout, or the name of one of spec.pools",
 )
 @click.option(
     "--rank",
     type=click.IntRange(min=0),
     metavar="N",
-    help="global rank of a trainer, or ordinal of a rollout (default: 0)",
+    help="global rank of a trainer, or ordinal of a server (default: 0)",
 )
 @click.option("--pod", metavar="POD", help="name of a pod of that role")
 @click.option("-p", "--previous", is_flag=True, help="log of the container's previous life")
@@ -45,17 +50,25 @@ def logs(
         raise click.UsageError("--rank and --pod exclude each other.")
     cluster = session.cluster()
     job = cluster.job(name)
+    check_role(job, role)
     chosen = pod or pod_of(job, role, rank or 0)
     check_pod(job, role, chosen, cluster.pods(job, role))
     flags = {"previous": previous, "follow": follow}
-    query = {"container": CONTAINERS[role]} | {key: "true" for key, on in flags.items() if on}
+    query = {"container": names.container(role)} | {key: "true" for key, on in flags.items() if on}
     query |= {} if tail is None else {"tailLines": str(tail)}
     session.terminal.stream(cluster.log(job, chosen, query))
 
 
+def check_role(job: Job, role: str) -> None:
+    """Say what there is when the role is not. Of a spec that cannot be read nobody knows the pools."""
+    known = (*names.ROLES, *(pool.name for pool in job.spec.pools)) if job.spec else (role,)
+    if role not in known:
+        raise UserError(f"--role {role}: {job.title} has no such role. It has: {', '.join(known)}")
+
+
 def pod_of(job: Job, role: str, rank: int) -> str:
-    """The pod of a trainer's global rank (by the attempt's members: rank is not ordinal) or of a rollout's ordinal."""
-    if role == names.ROLE_ROLLOUT or job.spec is None:
+    """The pod of a trainer's global rank (by the attempt's members: rank is not ordinal) or of a server's ordinal."""
+    if role != names.ROLE_TRAINER or job.spec is None:
         return names.pod(job.name, role, rank)
     trainer = job.spec.trainer
     world = trainer.nodes * trainer.processes_per_node

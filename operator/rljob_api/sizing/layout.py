@@ -101,6 +101,18 @@ def required_servers(spec: RLJobSpec) -> int:
     return spec.trainer.nodes * servers_per_pod(spec) or required_rollout_pods(spec)
 
 
+def pods_of(spec: RLJobSpec) -> dict[str, int]:
+    """Pods that the job wants, by role: roles that its task does not have are left out."""
+    rollouts = {} if spec.supervised else {names.ROLE_ROLLOUT: rollout_pods(spec)}
+    return {names.ROLE_TRAINER: spec.trainer.nodes} | rollouts | {pool.name: pool.replicas for pool in spec.pools}
+
+
+def required_pods(spec: RLJobSpec) -> dict[str, int]:
+    """Of them, those that are placed together or not at all: all but the rollouts beyond `minReplicas`."""
+    required = {names.ROLE_ROLLOUT: required_rollout_pods(spec)}
+    return {role: required.get(role, count) for role, count in pods_of(spec).items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Amounts:
     """How many samples move, counted globally. A sample is a sequence: a response with its prompt, a conversation, one answer of a pair."""

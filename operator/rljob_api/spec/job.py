@@ -11,10 +11,12 @@ from rljob_api.spec.common import AbsolutePath, EnvVar, Image, NonNegativeInt, P
 from rljob_api.spec.evaluation import VALIDATION, EvaluationSet, EvaluationSpec
 from rljob_api.spec.model import DataSpec, ModelSpec, RewardSpec
 from rljob_api.spec.pod_security import PodSecurity
-from rljob_api.spec.roles import CriticSpec, ReferenceSpec, RolloutSpec, TrainerSpec
+from rljob_api.spec.roles import CriticSpec, PoolSpec, ReferenceSpec, RolloutSpec, TrainerSpec
 from rljob_api.spec.supervised import DpoSpec, SftSpec
 
 Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain"]
+Pods = TrainerSpec | RolloutSpec | PoolSpec
+"""What describes the pods of a role."""
 PAIRED: tuple[Task, ...] = ("dpo", "rewardModel")
 """Tasks whose samples are pairs of a better and a worse answer."""
 
@@ -127,7 +129,9 @@ class RLJobSpec(Model):
     """The frozen policy that the trained one is compared with: of `algorithm.kl` while its coefficient is above 0, and of `task: dpo` with a
     loss that has one."""
     rollout: RolloutSpec = RolloutSpec()
-    """The pool of vLLM servers. For `task: rl`."""
+    """The vLLM servers that generate. For `task: rl`."""
+    pools: Annotated[list[PoolSpec], Field(max_length=8)] = []
+    """Further vLLM servers of the job, each pool with a frozen model: judges and reward models that `rewards[].vllm.pool` names. For `task: rl`."""
     checkpoint: CheckpointSpec
     """Where the run's state lives."""
     scheduling: SchedulingSpec = SchedulingSpec()
@@ -184,14 +188,29 @@ class RLJobSpec(Model):
             for s in (*own, *e.sets)
         ]
 
+    @property
+    def pods(self) -> dict[str, Pods]:
+        """Settings of pods, by role: those of the trainer, of the rollouts, and of each pool by its name."""
+        own: dict[str, Pods] = {names.ROLE_TRAINER: self.trainer, names.ROLE_ROLLOUT: self.rollout}
+        pools: dict[str, Pods] = {pool.name: pool for pool in self.pools}
+        return own | pools
+
+    def field_of(self, role: str) -> str:
+        """Path of the section that describes a role's pods, such as `spec.pools[0]`."""
+        return next((f"spec.pools[{i}]" for i, pool in enumerate(self.pools) if pool.name == role), f"spec.{role}")
+
     def template(self, role: str) -> Template:
         """Pod settings of a role."""
-        return self.trainer.template if role == names.ROLE_TRAINER else self.rollout.template
+        return self.pods[role].template
+
+    def processes_of(self, role: str) -> int:
+        """Processes of one of the role's pods, each of which has a GPU if the job is on GPUs."""
+        settings = self.pods[role]
+        return settings.processes_per_node if isinstance(settings, TrainerSpec) else settings.tensor_parallel
 
     def container_resources(self, role: str) -> dict[str, dict[str, str]]:
         """Requests and limits of the role's container: the template's, and one device per process."""
-        processes = self.trainer.processes_per_node if role == names.ROLE_TRAINER else self.rollout.tensor_parallel
-        devices = {self.trainer.resource_name: str(processes)} if self.trainer.device == "gpu" else {}
+        devices = {self.trainer.resource_name: str(self.processes_of(role))} if self.trainer.device == "gpu" else {}
         given = self.template(role).resources
         found = {"requests": dict(given.requests), "limits": given.limits | devices}
         return {k: v for k, v in found.items() if v}

@@ -5,7 +5,15 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from rljob_api.base import Model
-from rljob_api.spec.common import AbsolutePath, NonNegativeInt, Number, PositiveFloat, PositiveInt, Verbatim
+from rljob_api.spec.common import (
+    AbsolutePath,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Number,
+    PositiveFloat,
+    PositiveInt,
+    Verbatim,
+)
 
 
 class ModelSpec(Model):
@@ -116,12 +124,31 @@ class HttpReward(Model):
     """How often a call is repeated after a connection error, a 429 or a 5xx, within `timeoutSeconds`."""
 
 
-class VllmReward(Model):
-    """A reward model behind a vLLM server that the job does not manage (`vllm serve MODEL --runner pooling`)."""
+class Judge(Model):
+    """A generative judge: a model that is asked in words and answers with a score."""
 
-    url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)]
-    """Base address of the server. The token ids of prompt and response go to its `/pooling` route, so that its vocabulary
-    must be the policy's; the raw score of the last token is the reward."""
+    prompt: Annotated[str, StringConstraints(min_length=1, max_length=32768)]
+    """What the judge is asked, as one message of a user. `{prompt}`, `{response}` and `{answer}` stand for the texts of the row; other braces for
+    themselves."""
+    score: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+    """Regular expression of Python. The number in its one group, where it matches last, is the reward, for example `Score: ([0-9.]+)`. An answer
+    without it is a failed reward."""
+    max_tokens: PositiveInt = 1024
+    """Longest answer of the judge, in tokens."""
+    temperature: NonNegativeFloat = 0.0
+    """Temperature at which the judge answers; 0 is greedy."""
+
+
+class VllmReward(Model):
+    """A model on vLLM servers: a discriminative reward model or, with `judge`, a generative one. Exactly one of `pool` and `url`."""
+
+    pool: str | None = None
+    """Name of one of `spec.pools`. Requests go to the servers that are ready, and wait while none is."""
+    url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)] | None = None
+    """Base address of a server that the job does not manage."""
+    judge: Judge | None = None
+    """How to ask a generative model. Unset: the model is discriminative, started with `runner: pooling` (a pool's `vllmArgs`). The token ids of
+    prompt and response go to its `/pooling` route, so that its vocabulary must be the policy's; the raw score of the last token is the reward."""
 
 
 class MegatronReward(Model):
@@ -146,7 +173,7 @@ class RewardSpec(Model):
     http: HttpReward | None = None
     """An HTTP service."""
     vllm: VllmReward | None = None
-    """A reward model on a vLLM server."""
+    """A model on vLLM servers."""
     model: MegatronReward | None = None
     """A reward model on the trainer's ranks."""
     weight: Number = 1.0

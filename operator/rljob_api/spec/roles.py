@@ -1,9 +1,10 @@
-"""spec.trainer, spec.critic, spec.reference, spec.rollout: who computes what, on which processes."""
+"""spec.trainer, spec.critic, spec.reference, spec.rollout, spec.pools: who computes what, on which processes."""
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
+from rljob_api import names
 from rljob_api.base import Model
 from rljob_api.spec.algorithm import Optimizer
 from rljob_api.spec.common import (
@@ -165,3 +166,23 @@ class RolloutSpec(Model):
     def pods(self) -> int:
         """Servers in pods of their own."""
         return 0 if self.placement == "colocated" else self.replicas
+
+
+class PoolSpec(Model):
+    """vLLM servers of the job with a model that is not trained, for rewards. They start, are suspended and end with the job."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=names.MAX_POOL_NAME)]
+    """Name by which `rewards[].vllm.pool` refers to the pool. It also names the pool's pods, `<job>-<name>-<n>`."""
+    model: AbsolutePath
+    """Hugging Face directory that the pool's pods can read."""
+    replicas: Annotated[int, Field(ge=1, le=256)] = 1
+    """Servers, one in a pod. All of them are placed with the trainers, or nothing is. A change takes effect with the next attempt."""
+    tensor_parallel: PositiveInt = 1
+    """GPUs of one server."""
+    vllm_args: Verbatim = {}
+    """Arguments of `vllm serve` by their long names without dashes in front, verbatim, for example `runner: pooling` for a reward model. Those that
+    rljob sets are refused here."""
+    shm_size: Quantity = "1Gi"
+    """Size of /dev/shm, in memory."""
+    template: Template = Template()
+    """Pod settings of the pool."""

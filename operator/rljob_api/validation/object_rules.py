@@ -219,6 +219,14 @@ ALGORITHM_RULES = (
         value=lambda reward: " and ".join(kind for kind in REWARD_KINDS if present(kind).of(reward)) or "none",
         items="rewards",
     ),
+    Rule(
+        "vllm",
+        present("vllm").implies(count((present("vllm.pool"), present("vllm.url"))).equals(1)),
+        "needs exactly one of pool and url",
+        "name one of spec.pools, or give the address of a server outside the job",
+        value=lambda reward: "both" if reward.vllm.pool else "none",
+        items="rewards",
+    ),
 )
 
 SCHEDULING_RULES = (

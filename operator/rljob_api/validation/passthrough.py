@@ -27,7 +27,7 @@ _LOSS = "the trainer, which computes log-probabilities from the logits itself"
 _KEPT = "nothing: the rollouts' experts drop no tokens, so that the trainer's may not"
 _NOT_TRAINED = "nothing: the trainer has no such part"
 
-_ONE_POD = "spec.rollout.tensorParallel: a server is in one pod and has no other GPUs"
+_ONE_POD = "tensorParallel: a server is in one pod and has no other GPUs"
 COUNTED = ("max-num-seqs", "gpu-memory-utilization", "kv-cache-memory-bytes")
 """Arguments of vLLM that plans count with."""
 
@@ -160,6 +160,31 @@ OWNED_VLLM_ARGUMENTS = {
     "rljob, which authenticates and updates the server",
 )
 
+_SERVED = "rljob, which starts, authenticates and watches the server"
+OWNED_POOL_ARGUMENTS = {
+    **dict.fromkeys((key for key in VLLM_ARGUMENTS if key.startswith("data-parallel")), "the pool's replicas"),
+    **dict.fromkeys(("pipeline-parallel-size", "prefill-context-parallel-size", "nnodes", "node-rank"), _ONE_POD),
+    "model": "the pool's model",
+    "tensor-parallel-size": "the pool's tensorParallel",
+    "distributed-executor-backend": "rljob, from the pool's tensorParallel",
+    "weight-transfer-config": "rljob: the model of a pool is frozen",
+    **dict.fromkeys(
+        (
+            "host",
+            "port",
+            "api-key",
+            "served-model-name",
+            "middleware",
+            "uds",
+            "root-path",
+            "ssl-keyfile",
+            "ssl-certfile",
+        ),
+        _SERVED,
+    ),
+    **dict.fromkeys(("api-server-count", "headless", "grpc"), _SERVED),
+}
+
 
 NEEDS_GPU = {
     "apply_rope_fusion": "a kernel of Transformer Engine",
@@ -185,7 +210,9 @@ def transformer_key_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 def vllm_key_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Unknown keys of vLLM, and keys with an owner."""
-    return _check("spec.rollout.vllmArgs", spec.rollout.vllm_args, VLLM_ARGUMENTS, OWNED_VLLM_ARGUMENTS)
+    yield from _check("spec.rollout.vllmArgs", spec.rollout.vllm_args, VLLM_ARGUMENTS, OWNED_VLLM_ARGUMENTS)
+    for i, pool in enumerate(spec.pools):
+        yield from _check(f"spec.pools[{i}].vllmArgs", pool.vllm_args, VLLM_ARGUMENTS, OWNED_POOL_ARGUMENTS)
 
 
 def number_violations(spec: RLJobSpec) -> Iterator[Violation]:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rljob_api import names
 from rljob_api.spec import RLJobSpec
+from rljob_api.validation.pods import templates
 from rljob_api.validation.result import Violation
 
 PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -18,16 +18,15 @@ TOLERATION = {"key": str, "operator": str, "value": str, "effect": str, "tolerat
 
 def key_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Keys of all three, and values of labels and node selectors."""
-    for role in names.ROLES:
-        given = spec.template(role)
+    for section, given in templates(spec):
         for kind, entries in (("labels", given.labels), ("nodeSelector", given.node_selector)):
             for key, value in entries.items():
-                field = f"spec.{role}.template.{kind}.{key}"
+                field = f"{section}.template.{kind}.{key}"
                 yield from _key(field, key)
                 if value and not (len(value) <= LONGEST_NAME and NAME.fullmatch(value)):
                     yield Violation(field, value, "is no label value", "at most 63 letters, digits, `-`, `_` and `.`")
         for key in given.annotations:
-            yield from _key(f"spec.{role}.template.annotations.{key}", key.lower())
+            yield from _key(f"{section}.template.annotations.{key}", key.lower())
 
 
 def _key(field: str, key: str) -> Iterator[Violation]:
@@ -45,10 +44,10 @@ def _key(field: str, key: str) -> Iterator[Violation]:
 
 
 def toleration_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    for role in names.ROLES:
-        for i, toleration in enumerate(spec.template(role).tolerations):
+    for section, given in templates(spec):
+        for i, toleration in enumerate(given.tolerations):
             for key, rule in _toleration(toleration):
-                field = f"spec.{role}.template.tolerations[{i}]" + (f".{key}" if key else "")
+                field = f"{section}.template.tolerations[{i}]" + (f".{key}" if key else "")
                 value = str(toleration.get(key, "unset") if key else toleration)
                 yield Violation(field, value, rule, "see `kubectl explain pod.spec.tolerations`")
 

@@ -51,27 +51,28 @@ def _twice(field: str, values: list[str]) -> Iterator[Violation]:
 
 
 def templates(spec: RLJobSpec) -> Iterator[tuple[str, Template]]:
-    """By role."""
-    return ((role, spec.template(role)) for role in names.ROLES)
+    """By the field of their role."""
+    return ((spec.field_of(role), settings.template) for role, settings in spec.pods.items())
 
 
 def metadata_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Labels and annotations by which operator and admission policies tell pods apart."""
-    for role, given in templates(spec):
+    for field, given in templates(spec):
         for kind, entries in (("labels", given.labels), ("annotations", given.annotations)):
             for key in entries:
                 if key == names.LABEL_MANAGED_BY or key.split("/")[0] == names.GROUP:
-                    yield Violation(f"spec.{role}.template.{kind}.{key}", entries[key], "is rljob's own", "take it out")
+                    yield Violation(f"{field}.template.{kind}.{key}", entries[key], "is rljob's own", "take it out")
 
 
 def resource_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Devices follow from the processes, and no request is above its limit."""
-    for role, given in templates(spec):
-        field, resources, device = f"spec.{role}.template.resources", given.resources, spec.trainer.resource_name
+    for section, given in templates(spec):
+        field, resources, device = f"{section}.template.resources", given.resources, spec.trainer.resource_name
         for kind, amounts in (("requests", resources.requests), ("limits", resources.limits)):
             if spec.trainer.device == "gpu" and device in amounts:
-                size = "spec.trainer.processesPerNode" if role == names.ROLE_TRAINER else "spec.rollout.tensorParallel"
-                yield Violation(f"{field}.{kind}.{device}", amounts[device], f"is set by {size}", "take it out")
+                size = "processesPerNode" if section == f"spec.{names.ROLE_TRAINER}" else "tensorParallel"
+                rule = f"is set by {section}.{size}"
+                yield Violation(f"{field}.{kind}.{device}", amounts[device], rule, "take it out")
         for name in resources.requests.keys() & resources.limits.keys():
             request, limit = resources.requests[name], resources.limits[name]
             if parse(request) > parse(limit):
@@ -96,11 +97,7 @@ def colocation_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 def environment_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Variables that rljob, torchrun, Kubernetes or the images set."""
-    sections = (
-        ("spec.env", spec.env),
-        ("spec.trainer.template.env", spec.trainer.template.env),
-        ("spec.rollout.template.env", spec.rollout.template.env),
-    )
+    sections = [("spec.env", spec.env), *((f"{field}.template.env", t.env) for field, t in templates(spec))]
     for path, variables in sections:
         for i, v in enumerate(variables):
             if v.name in names.RESERVED_ENV or v.name.startswith(names.RESERVED_ENV_PREFIXES):

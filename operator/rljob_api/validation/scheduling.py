@@ -71,25 +71,25 @@ class _Affinity(Wire):
 
 def node_affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """The API server looks into a template only when pods are made of it; plans read it before."""
-    for role, template in templates(spec):
+    for field, template in templates(spec):
         try:
             _Affinity.model_validate(template.affinity or {})
         except ValidationError as error:
             first = problems(error)[0]
             path = path_of(p for p in first.location if p not in OPERATORS)
             fix = first.fix or "see `kubectl explain pod.spec.affinity.nodeAffinity`"
-            yield Violation(f"spec.{role}.template.affinity.{path}", first.value, first.rule, fix)
+            yield Violation(f"{field}.template.affinity.{path}", first.value, first.rule, fix)
 
 
 def affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """What rljob would plan against the scheduler's will."""
     if not spec.scheduling.assigns_nodes:
         return
-    for role, template in templates(spec):
+    for field, template in templates(spec):
         for kind in NOT_PLANNED:
             if (template.affinity or {}).get(kind):
                 yield Violation(
-                    f"spec.{role}.template.affinity.{kind}",
+                    f"{field}.template.affinity.{kind}",
                     "set",
                     "the backend builtin does not plan by other pods",
                     f"take it out, use {SCHEDULING}.topologyLevels, or choose the backend none",

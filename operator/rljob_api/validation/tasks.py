@@ -56,6 +56,7 @@ READERS: dict[str, tuple[Task, ...]] = {
     "rollout.vllmArgs": ("rl",),
     "rollout.shmSize": ("rl",),
     "rollout.template": ("rl",),
+    "pools": ("rl",),
 }
 """Tasks that read a field. Fields that are not here are read by all; `rewards` and `rollout.replicas` have rules of their own."""
 

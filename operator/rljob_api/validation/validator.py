@@ -10,7 +10,18 @@ from rljob_api import names
 from rljob_api.base import LENIENT
 from rljob_api.spec import RLJobSpec
 from rljob_api.unreadable import Undecidable
-from rljob_api.validation import algorithm, chat, evaluation, layout, passthrough, pod_fields, pods, scheduling, tasks
+from rljob_api.validation import (
+    algorithm,
+    chat,
+    evaluation,
+    layout,
+    passthrough,
+    pod_fields,
+    pods,
+    pools,
+    scheduling,
+    tasks,
+)
 from rljob_api.validation.model import model_violations
 from rljob_api.validation.object_rules import OBJECT_RULES
 from rljob_api.validation.result import ValidationResult, Violation
@@ -31,6 +42,7 @@ CHECKS: tuple[Check, ...] = (
     *scheduling.RULES,
     *pods.RULES,
     *pod_fields.RULES,
+    *pools.RULES,
 )
 
 

@@ -11,7 +11,6 @@ from rljob_operator.times import seconds
 
 CALM = ("ContainerCreating", "PodInitializing")
 """Reasons for waiting that are nobody's trouble."""
-CONTAINERS = (names.TRAINER_CONTAINER, names.ROLLOUT_CONTAINER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +64,7 @@ def is_of_a_job(pod: Object) -> bool:
 def parse_pod(pod: Object) -> Pod:
     """Whether its node answers is not said here. Containers that others inject, as service meshes do, are not ours."""
     meta, status = pod["metadata"], pod.get("status", {})
-    container: Object = next((c for c in status.get("containerStatuses", []) if c["name"] in CONTAINERS), {})
+    container: Object = next((c for c in status.get("containerStatuses", []) if c["name"] in names.CONTAINERS), {})
     state = container.get("state", {})
     ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
     ordinal, notes = meta["name"].rpartition("-")[2], meta.get("annotations") or {}

@@ -50,5 +50,6 @@ def _field(child: Object, field: str) -> str:
     role = (child["metadata"].get("labels") or {}).get(names.LABEL_ROLE)
     for start, own in OF_TEMPLATES.items() if role and child["kind"] == "StatefulSet" else ():
         if re.match(re.escape(start) + r"(?![A-Za-z])", field):
-            return f"spec.{role}.template.{own}{field[len(start) :]}"
+            section = role if role in names.ROLES else f"pools[{role}]"
+            return f"spec.{section}.template.{own}{field[len(start) :]}"
     return field

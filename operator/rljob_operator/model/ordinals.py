@@ -1,7 +1,7 @@
 """Which ordinals of a StatefulSet make up a role. Rank is not ordinal: a node that is switched off keeps its pod, and with it the pod's name,
 until the node is back, deleted or tainted out-of-service. The set then grows by one, and shrinks again between attempts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count, islice
 
 from rljob_api import names
@@ -26,17 +26,27 @@ def trainer_ordinals(
     return ordinals(pods, names.ROLE_TRAINER, size, node_loss_seconds, now)
 
 
-def rollout_ordinals(
-    status: JobStatus, pods: Iterable[Pod], size: int, node_loss_seconds: float, now: float
+def server_ordinals(
+    status: JobStatus, pods: Iterable[Pod], role: str, size: int, node_loss_seconds: float, now: float
 ) -> list[int]:
-    """While an attempt is open those that serve stay, then those that run: a node that is back does not cost the replacement of its rollout."""
-    pods = [p for p in pods if p.role == names.ROLE_ROLLOUT]
-    first = ordinals(pods, names.ROLE_ROLLOUT, size, node_loss_seconds, now)
+    """Of rollouts or of a pool. While an attempt is open those that serve stay, then those that run: a node that is back does not cost the
+    replacement of its server."""
+    pods = [p for p in pods if p.role == role]
+    first = ordinals(pods, role, size, node_loss_seconds, now)
     if not is_open(status.attempt):
         return first
     live = [p for p in pods if p.running and not p.deleting and not is_lost(p, node_loss_seconds, now)]
     kept = [p.ordinal for p in sorted(live, key=lambda p: (not p.ready, p.ordinal))][:size]
     return sorted([*kept, *(i for i in first if i not in kept)][:size])
+
+
+def wanted_ordinals(
+    status: JobStatus, pods: Sequence[Pod], sizes: Mapping[str, int], node_loss_seconds: float, now: float
+) -> dict[str, list[int]]:
+    """By role. `sizes`: pods of each role."""
+    found = {role: server_ordinals(status, pods, role, size, node_loss_seconds, now) for role, size in sizes.items()}
+    trainers = sizes[names.ROLE_TRAINER]
+    return found | {names.ROLE_TRAINER: trainer_ordinals(status, pods, trainers, node_loss_seconds, now)}
 
 
 def is_held(pod: Pod, node_loss_seconds: float, now: float) -> bool:

@@ -1,14 +1,14 @@
 """What a job asks of the `builtin` scheduler, and what it gets: values, without anything that plans."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rljob_api.quantity import Resources, add
+from rljob_api.quantity import Resources
 from rljob_api.status import PlacementReport
 from rljob_operator.kube.api import Key
 from rljob_placement.cluster import Cluster, Node
-from rljob_placement.gang import Demand, Gang
-from rljob_placement.plan import Plan, Stay
+from rljob_placement.gang import Gang
+from rljob_placement.nodes import Plan, Stay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,29 +49,14 @@ class SchedulingResult:
 
     def taken(self) -> dict[str, Resources]:
         """By node: what pods request that had no node before."""
-        found: dict[str, Resources] = {}
-        for node, demand in self._newcomers():
-            found[node] = add(found.get(node, {}), demand.requests)
-        return found
+        return self.plan.taken(self.request.gang, self.request.stay)
 
     def fits(self, cluster: Cluster) -> bool:
         """Whether the cluster still has room for the pods that had no node before."""
         nodes, taken = {n.name: n for n in cluster.nodes}, self.taken()
         room = all(n in nodes and _holds(nodes[n], requests) for n, requests in taken.items())
-        return room and not any(demand.refuses(nodes[n]) for n, demand in self._newcomers())
-
-    def _newcomers(self) -> Iterator[tuple[str, Demand]]:
-        """Node and demand of each."""
-        asked = self.request
-        stay = list(asked.stay.ranks.values() or asked.stay.trainers)
-        for node in self.plan.trainers:
-            if node in stay:
-                stay.remove(node)
-            else:
-                yield node, asked.gang.trainer
-        for i, node in enumerate(self.plan.rollouts):
-            if node and i not in asked.stay.rollouts:
-                yield node, asked.gang.rollout
+        newcomers = self.plan.newcomers(self.request.gang, self.request.stay)
+        return room and not any(demand.refuses(nodes[n]) for n, demand in newcomers)
 
 
 def _holds(node: Node, requests: Resources) -> bool:

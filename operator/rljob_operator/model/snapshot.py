@@ -56,13 +56,19 @@ class Snapshot:
 
     @cached_property
     def trainers(self) -> tuple[Pod, ...]:
-        return self._of(names.ROLE_TRAINER)
+        return self.of(names.ROLE_TRAINER)
 
     @cached_property
     def rollouts(self) -> tuple[Pod, ...]:
-        return self._of(names.ROLE_ROLLOUT)
+        return self.of(names.ROLE_ROLLOUT)
 
-    def _of(self, role: str) -> tuple[Pod, ...]:
+    @cached_property
+    def servers(self) -> tuple[Pod, ...]:
+        """Rollouts and pods of pools."""
+        return tuple(pod for pod in self.pods if pod.role != names.ROLE_TRAINER)
+
+    def of(self, role: str) -> tuple[Pod, ...]:
+        """Pods of a role, by ordinal."""
         return tuple(sorted((p for p in self.pods if p.role == role), key=lambda p: p.ordinal))
 
     def pod(self, member: Member) -> Pod | None:

@@ -89,16 +89,16 @@ def stalled(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:
     message = f"no progress for {limit} s while {phase} at step {progress.step if progress else status.progress.step}"
     if role == "rollouts":
         message += f"; the trainer is waiting for its rollouts, of which {sum(p.ready for p in s.rollouts)} answer"
+        message += "".join(f", and pool {name}, of which {counted.text} do" for name, counted in status.pools.items())
     failure = Failure(kind="application", exception=reasons.NO_PROGRESS, message=message, time=s.now)
     return Cause(reasons.NO_PROGRESS, attempt.members[0].pod if role == "trainer" else "", failure)
 
 
 def misconfigured(s: Snapshot, attempt: Attempt) -> Cause | None:
-    """A rollout that says its configuration is wrong, while none answers."""
-    if attempt.command == "stop" or any(p.ready for p in s.rollouts):
-        return None
-    for pod in s.rollouts:
+    """A rollout, or a server of a pool, that says its configuration is wrong, while none of its role answers."""
+    answering = {p.role for p in s.servers if p.ready}
+    for pod in s.servers if attempt.command != "stop" else ():
         report = s.report(pod)
-        if report and report.failure and report.failure.kind == "configuration":
+        if pod.role not in answering and report and report.failure and report.failure.kind == "configuration":
             return Cause(reasons.CONFIGURATION_ERROR, pod.name, report.failure)
     return None

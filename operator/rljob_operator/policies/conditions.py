@@ -1,7 +1,9 @@
 """Conditions, by the Kubernetes conventions: all set from the first pass on, each with the generation it speaks of."""
 
+from collections import Counter
+
 from rljob_api import reasons
-from rljob_api.sizing.layout import required_rollout_pods
+from rljob_api.sizing.layout import required_pods
 from rljob_api.status import Condition, ConditionType, JobStatus, State
 from rljob_api.text import plain
 from rljob_operator.model.effective_spec import is_open
@@ -65,8 +67,8 @@ def _placed(s: Snapshot, status: JobStatus) -> ConditionValue:
         return False, reasons.PODS_PENDING, ""
     if status.placement and status.placement.problem:
         return False, reasons.UNPLACEABLE, status.placement.problem
-    on_nodes = [sum(bool(p.node) and not p.deleting for p in pods) for pods in (s.trainers, s.rollouts)]
-    placed = on_nodes[0] >= spec.trainer.nodes and on_nodes[1] >= required_rollout_pods(spec)
+    on_nodes = Counter(p.role for p in s.pods if p.node and not p.deleting)
+    placed = all(on_nodes[role] >= count for role, count in required_pods(spec).items())
     return placed, reasons.PLACED if placed else reasons.PLACING, ""
 
 

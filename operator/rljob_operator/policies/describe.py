@@ -1,9 +1,8 @@
 """The part of the status that is for people and tools."""
 
 from rljob_api import names
-from rljob_api.sizing.layout import rollout_pods
+from rljob_api.sizing.layout import pods_of
 from rljob_api.status import JobStatus, ProgressStatus, RoleStatus
-from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Change, set_
 from rljob_operator.policies.conditions import conditions
@@ -21,24 +20,23 @@ def describe(s: Snapshot, status: JobStatus) -> Change:
 def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
     spec = s.spec_of(status.attempt)
     released = bool(status.outcome) or status.suspended or spec is None
-    trainers, rollouts = (0, 0) if released or spec is None else (spec.trainer.nodes, rollout_pods(spec))
+    wanted = pods_of(spec) if spec else dict.fromkeys(names.ROLES, 0)
     progress = status.progress
     if spec and not progress.text:
         steps = spec.train.steps or 0  # of epochs the trainer reports them
         progress = ProgressStatus(steps=steps, text=f"0/{steps or '?'}")
-    counted = {names.ROLE_TRAINER: _role(s, names.ROLE_TRAINER, s.trainers, trainers)}
-    unneeded = spec is not None and spec.supervised
-    counted[names.ROLE_ROLLOUT] = RoleStatus() if unneeded else _role(s, names.ROLE_ROLLOUT, s.rollouts, rollouts)
-    return {"progress": progress, **counted}
+    counted = {role: _role(s, role, 0 if released else count) for role, count in wanted.items()}
+    trainers, rollouts = counted.pop(names.ROLE_TRAINER), counted.pop(names.ROLE_ROLLOUT, RoleStatus())
+    return {"progress": progress, "trainer": trainers, "rollout": rollouts, "pools": counted}
 
 
-def _role(s: Snapshot, role: str, pods: tuple[Pod, ...], desired: int) -> RoleStatus:
-    ready = sum(p.ready and not p.deleting for p in pods)
+def _role(s: Snapshot, role: str, desired: int) -> RoleStatus:
+    ready = sum(p.ready and not p.deleting for p in s.of(role))
     text = f"{ready}/{desired}" if ready or desired else "-"
     return RoleStatus(ready=ready, desired=desired, text=text, selector=names.selector(s.job.name, role))
 
 
-DISPLAY = ("trainer", "rollout", "message", "conditions")
+DISPLAY = ("trainer", "rollout", "pools", "message", "conditions")
 OBSERVATIONAL = (
     *DISPLAY,
     "state",

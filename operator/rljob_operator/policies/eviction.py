@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rljob_api import names, reasons
+from rljob_api import reasons
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
@@ -31,9 +31,7 @@ def _evict(s: Snapshot, status: JobStatus) -> Change:
         return _unresponsive(s, status, attempt)
     if s.spec is None or status.outcome or status.suspended:
         return Change(status)
-    fresh = {
-        role: template_hash(s.job, s.spec, role, status.token) for role in (names.ROLE_TRAINER, names.ROLE_ROLLOUT)
-    }
+    fresh = {role: template_hash(s.job, s.spec, role, status.token) for role in s.spec.pods}
     stale = tuple(p for p in s.pods if not p.deleting and p.template_hash != fresh.get(p.role, p.template_hash))
     return Change(status, tuple(_event(p, "its template is outdated") for p in stale), delete=stale)
 

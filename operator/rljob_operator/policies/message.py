@@ -69,11 +69,15 @@ def _of_open(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
     progress = current(s, attempt)
     if progress and progress.phase == "waiting":
         unplaced = [status.placement.problem] if status.placement and status.placement.problem else []
-        troubles = "; ".join([*unplaced, *_troubles(s, s.rollouts)])
-        return f"waiting for rollouts, {status.rollout.ready}/{status.rollout.desired} answer" + (
-            f": {troubles}" if troubles else ""
-        )
+        troubles = "; ".join([*unplaced, *_troubles(s, s.servers)])
+        return f"waiting for {_servers(status)}" + (f": {troubles}" if troubles else "")
     return "; ".join(s.unreadable.values()) or f"attempt {attempt.number} is starting"
+
+
+def _servers(status: JobStatus) -> str:
+    """Rollouts and pools that generation waits for."""
+    counts = {"rollouts": status.rollout} | {f"pool {name}": counted for name, counted in status.pools.items()}
+    return ", ".join(f"{word}, {counted.ready}/{counted.desired} answer" for word, counted in counts.items())
 
 
 def _of_waiting(s: Snapshot, status: JobStatus) -> str:

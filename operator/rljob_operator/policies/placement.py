@@ -3,14 +3,20 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from rljob_api import names, reasons
-from rljob_api.sizing.layout import required_rollout_pods, rollout_pods
+from rljob_api.sizing.layout import pods_of
 from rljob_api.status import Exclusion, JobStatus, PlacementStatus, PodAssignment
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.scheduling import SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Change, Event, Ungate, set_
-from rljob_operator.schedulers.builtin.request import EXCLUDED_SECONDS, excluded_nodes, is_scheduled_here, pod_names
+from rljob_operator.schedulers.builtin.request import (
+    EXCLUDED_SECONDS,
+    excluded_nodes,
+    is_scheduled_here,
+    pod_names,
+    required_names,
+)
 from rljob_operator.times import stamp
 
 UNBOUND_SECONDS = 60.0
@@ -54,7 +60,7 @@ def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tupl
     excluded = [e for e in before.excluded if e.node in excluded_nodes(s.status, s.now)]
     result = s.scheduling
     if result is None:
-        wanted = set[str]().union(*_names(s))
+        wanted = set[str]().union(*_names(s).values())
         kept = [x for x in before.assignments if x.pod in wanted]
         return before.model_copy(update={"assignments": kept, "excluded": excluded, "problem": ""}), ()
     problem = result.plan.problem
@@ -64,25 +70,25 @@ def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tupl
         news = () if before.problem else (Event("Warning", reasons.UNPLACEABLE, problem),)
         return before.model_copy(update={"assignments": kept, "excluded": excluded, "problem": problem}), news
     gang = result.request.gang
-    requests = {names.ROLE_TRAINER: gang.trainer.requests}
-    requests |= {names.ROLE_ROLLOUT: gang.rollout.requests} if gang.rollouts else {}
+    requests = {role: gang.demand(role).requests for role, wanted in _names(s).items() if wanted}
     return PlacementStatus(
         assignments=_seats(s, result), requests=requests, excluded=excluded, report=result.report
     ), ()
 
 
-def _names(s: Snapshot) -> tuple[list[str], list[str]]:
-    """Trainer and rollout pods that are wanted."""
+def _names(s: Snapshot) -> dict[str, list[str]]:
+    """Pods that are wanted, by role."""
     spec = s.spec_of(s.status.attempt)
-    return pod_names(s.job.name, spec, s.status, s.pods, s.now) if spec else ([], [])
+    return pod_names(s.job.name, spec, s.status, s.pods, s.now) if spec else {}
 
 
 def _seats(s: Snapshot, result: SchedulingResult) -> list[PodAssignment]:
-    trainers, rollouts = _names(s)
+    wanted = _names(s)
+    trainers = wanted.pop(names.ROLE_TRAINER)
     old = {x.pod: x.rank for x in s.status.placement.assignments} if s.status.placement else {}
     ranks = assign(trainers, result.plan.trainers, result.request.current, old)
     seats = [PodAssignment(pod=pod, node=result.plan.trainers[ranks[pod]], rank=ranks[pod]) for pod in trainers]
-    placed = zip(rollouts, result.plan.rollouts, strict=True)
+    placed = (pair for role, pods in wanted.items() for pair in zip(pods, result.plan.servers(role), strict=True))
     return seats + [PodAssignment(pod=pod, node=node) for pod, node in placed if node]
 
 
@@ -106,7 +112,7 @@ def assign(
 
 def _incomplete(s: Snapshot, placement: PlacementStatus) -> bool:
     spec = s.spec_of(s.status.attempt)
-    return spec is not None and len(placement.assignments) < spec.trainer.nodes + rollout_pods(spec)
+    return spec is not None and len(placement.assignments) < sum(pods_of(spec).values())
 
 
 def _back_out(s: Snapshot, status: JobStatus, before: PlacementStatus, refused: Sequence[Pod]) -> Change:
@@ -132,16 +138,15 @@ def _not_bound(pod: Pod, node: str) -> str:
 
 
 def _ungated(s: Snapshot, placement: PlacementStatus) -> Iterator[Ungate]:
-    """Gated pods that have a seat: not before every pod of the gang has one, but a single rollout joins an attempt that goes on without it."""
+    """Gated pods that have a seat: not before every pod of the gang has one, but a single server joins an attempt that goes on without it."""
     nodes = {x.pod: x.node for x in placement.assignments}
     whole = not placement.problem and _whole(s, nodes)
     for pod in s.pods:
-        free = whole or (pod.role == names.ROLE_ROLLOUT and is_open(s.status.attempt))
+        free = whole or (pod.role != names.ROLE_TRAINER and is_open(s.status.attempt))
         if free and pod.name in nodes and names.GATE in pod.gates and not pod.deleting:
             yield Ungate(pod, nodes[pod.name])
 
 
 def _whole(s: Snapshot, nodes: Mapping[str, str]) -> bool:
     spec = s.spec_of(s.status.attempt)
-    trainers, rollouts = _names(s)
-    return spec is not None and all(name in nodes for name in (*trainers, *rollouts[: required_rollout_pods(spec)]))
+    return spec is not None and all(name in nodes for name in required_names(spec, _names(s)))

@@ -1,4 +1,4 @@
-"""Rollout servers that failed. Their pods start them again; the job only says so, once for each failure."""
+"""Servers that failed, rollouts and those of pools. Their pods start them again; the job only says so, once for each failure."""
 
 from rljob_api import reasons
 from rljob_api.status import JobStatus, RolloutFailure
@@ -9,7 +9,7 @@ from rljob_operator.policies.change import Change, Event, set_
 def record_rollout_failure(s: Snapshot, status: JobStatus) -> Change:
     """An event for every failure that is newer than the last one recorded, by the clocks of the pods."""
     known = status.last_rollout_failure.failure.time if status.last_rollout_failure else 0.0
-    reports = [(pod.name, report.failure) for pod in s.rollouts if (report := s.report(pod)) and report.failure]
+    reports = [(pod.name, report.failure) for pod in s.servers if (report := s.report(pod)) and report.failure]
     new = sorted((entry for entry in reports if entry[1].time > known), key=lambda entry: entry[1].time)
     if not new:
         return Change(status)

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_api import names
-from rljob_api.sizing.layout import rollout_pods
+from rljob_api.sizing.layout import pods_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
-from rljob_operator.model.ordinals import rollout_ordinals, trainer_ordinals
+from rljob_operator.model.ordinals import wanted_ordinals
+from rljob_operator.model.ownership import controls
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.render.channel import control, report
 from rljob_operator.render.gang import resized, stateful_set, token
@@ -40,10 +41,10 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
         objects += _token(s, status, sets, fresh)
     for role, live in sets.items():
         if live is not None and _in_use(status):
-            objects += [resized(s.job, live, role, sizes[role])] if role == names.ROLE_ROLLOUT else []
+            objects += [resized(s.job, live, role, sizes[role])] if role != names.ROLE_TRAINER else []
         elif live is not None or role in absent:
             objects.append(stateful_set(s.job, spec, role, 0 if released else sizes[role], status.token))
-    return objects
+    return objects + [resized(s.job, live, role, 0) for role, live in _sets(s).items() if role not in sizes]
 
 
 def _token(
@@ -71,16 +72,18 @@ def scheduler_objects(job: RLJobMeta, spec: RLJobSpec) -> list[Object]:
 
 def _emptied(s: Snapshot) -> list[Object]:
     """A job that is suspended or has ended gives its pods back, whatever became of its spec."""
-    sets = {role: s.children.get(("StatefulSet", names.gang(s.job.name, role))) for role in names.ROLES}
-    return [resized(s.job, live, role, 0) for role, live in sets.items() if live is not None]
+    return [resized(s.job, live, role, 0) for role, live in _sets(s).items()]
+
+
+def _sets(s: Snapshot) -> dict[str, Mapping[str, Any]]:
+    """StatefulSets that there are, by role."""
+    live = (child for (kind, _), child in s.children.items() if kind == "StatefulSet" and controls(s.job, child))
+    return {child["metadata"]["labels"][names.LABEL_ROLE]: child for child in live}
 
 
 def _sizes(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, int]:
     """By role, if the task has it: large enough for the highest ordinal that is wanted."""
-    patience = s.lifecycle.node_loss_seconds
-    wanted = {names.ROLE_TRAINER: trainer_ordinals(status, s.pods, spec.trainer.nodes, patience, s.now)}
-    if not spec.supervised:
-        wanted[names.ROLE_ROLLOUT] = rollout_ordinals(status, s.pods, rollout_pods(spec), patience, s.now)
+    wanted = wanted_ordinals(status, s.pods, pods_of(spec), s.lifecycle.node_loss_seconds, s.now)
     return {role: max(found, default=-1) + 1 for role, found in wanted.items()}
 
 

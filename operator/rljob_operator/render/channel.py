@@ -39,15 +39,16 @@ def word(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
         master_address=next((m.address for m in attempt.members if m.node_rank == 0), ""),
         master_port=names.master_port(attempt.number),
         resume=Resume(policy=spec.checkpoint.resume, step=attempt.resume_step),
-        rollouts=[] if attempt.ended_at else _rollouts(s),
+        rollouts=[] if attempt.ended_at else _answering(s, names.ROLE_ROLLOUT),
+        pools={} if attempt.ended_at else {pool.name: _answering(s, pool.name) for pool in spec.pools},
         spec=spec,
     )
 
 
-def _rollouts(s: Snapshot) -> list[RolloutEndpoint]:
-    """Servers that answer. Which of them have the current policy is the trainer's to know."""
+def _answering(s: Snapshot, role: str) -> list[RolloutEndpoint]:
+    """Servers that answer. Which rollouts have the current policy is the trainer's to know."""
     return [
         RolloutEndpoint(pod=p.name, pod_uid=p.uid, url=http_url(p.ip, names.ROLLOUT_PORT))
-        for p in s.rollouts
+        for p in s.of(role)
         if p.ready and p.ip and not p.deleting and p.lost_since is None
     ]

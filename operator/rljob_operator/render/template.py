@@ -7,12 +7,10 @@ from typing import Any
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
-from rljob_api.spec.roles import RolloutSpec, TrainerSpec
 from rljob_api.status import RLJobMeta
 from rljob_operator.schedulers import scheduler_of
 
-COMMANDS = {names.ROLE_TRAINER: "launch", names.ROLE_ROLLOUT: "rollout"}
-CONTAINERS = {names.ROLE_TRAINER: names.TRAINER_CONTAINER, names.ROLE_ROLLOUT: names.ROLLOUT_CONTAINER}
+COMMANDS = {names.ROLE_TRAINER: ["launch"], names.ROLE_ROLLOUT: ["rollout"]}
 
 
 def pod_template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int = 1) -> dict[str, Any]:
@@ -28,8 +26,7 @@ def template_hash(job: RLJobMeta, spec: RLJobSpec, role: str, token: int = 1) ->
 
 
 def _template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[str, Any]:
-    settings = _role(spec, role)
-    t = settings.template
+    t = spec.template(role)
     pod = {
         "serviceAccountName": names.pods(job.name),
         "automountServiceAccountToken": True,
@@ -47,7 +44,7 @@ def _template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[st
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(job, spec, role, token)],
-        "volumes": _volumes(spec, settings),
+        "volumes": _volumes(spec, spec.pods[role].shm_size),
     }
     scheduler = scheduler_of(spec).pod_settings(job, spec, role)
     labels = t.labels | scheduler.labels | names.labels(job.name, role)
@@ -57,17 +54,13 @@ def _template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[st
     }
 
 
-def _role(spec: RLJobSpec, role: str) -> TrainerSpec | RolloutSpec:
-    return spec.trainer if role == names.ROLE_TRAINER else spec.rollout
-
-
 def _container(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[str, Any]:
-    t = _role(spec, role).template
+    t = spec.template(role)
     container = {
-        "name": CONTAINERS[role],
+        "name": names.container(role),
         "image": t.image or spec.image,
         "imagePullPolicy": spec.image_pull_policy,
-        "command": ["python", "-m", "rljob_trainer", COMMANDS[role]],
+        "command": ["python", "-m", "rljob_trainer", *COMMANDS.get(role, ["pool", role])],
         "env": _env(job, spec, t, token),
         "envFrom": list(spec.env_from),
         "resources": spec.container_resources(role),
@@ -78,7 +71,7 @@ def _container(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[s
         },
         "volumeMounts": _mounts(spec),
     }
-    if role == names.ROLE_ROLLOUT:
+    if role != names.ROLE_TRAINER:
         container |= _serving()
     return {k: v for k, v in container.items() if v not in ([], {})}
 
@@ -121,11 +114,11 @@ def _field(path: str) -> dict[str, Any]:
     return {"fieldRef": {"fieldPath": path}}
 
 
-def _volumes(spec: RLJobSpec, settings: TrainerSpec | RolloutSpec) -> list[dict[str, Any]]:
+def _volumes(spec: RLJobSpec, shm_size: str) -> list[dict[str, Any]]:
     return [
         {"name": "rljob-work", "emptyDir": {}},
         {"name": "rljob-tmp", "emptyDir": {}},
-        {"name": "rljob-shm", "emptyDir": {"medium": "Memory", "sizeLimit": settings.shm_size}},
+        {"name": "rljob-shm", "emptyDir": {"medium": "Memory", "sizeLimit": shm_size}},
         *({"name": v.name, **v.source} for v in spec.volumes),
     ]
 

@@ -1,7 +1,7 @@
-"""Kueue: one plain pod group over both StatefulSets. Names are those of Kueue 0.19."""
+"""Kueue: one plain pod group over all StatefulSets. Names are those of Kueue 0.19."""
 
 from rljob_api import names
-from rljob_api.sizing.layout import rollout_pods
+from rljob_api.sizing.layout import pods_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobMeta
 from rljob_operator.schedulers.base import PodSettings, Scheduler
@@ -26,7 +26,7 @@ class Kueue(Scheduler):
             f"{KUEUE}/pod-group-name": names.pod_group(job.name),
         }
         annotations = {
-            f"{KUEUE}/pod-group-total-count": str(spec.trainer.nodes + rollout_pods(spec)),
+            f"{KUEUE}/pod-group-total-count": str(sum(pods_of(spec).values())),
             f"{KUEUE}/pod-group-serving": "true",
         }
         if levels := spec.scheduling.topology_levels:

@@ -2,10 +2,11 @@
 
 from rljob_api import names
 from rljob_api.quantity import Resources, add, exact
+from rljob_api.sizing.layout import required_pods
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobMeta
 from rljob_operator.schedulers.base import Object, PodSettings, Scheduler
-from rljob_placement.gang import Gang
+from rljob_placement.gang import Demand
 
 VOLCANO = "scheduling.volcano.sh"
 
@@ -21,12 +22,11 @@ class Volcano(Scheduler):
 
     def objects(self, job: RLJobMeta, spec: RLJobSpec) -> list[Object]:
         """The gang's minimum, by role: without it further rollouts would count as trainers."""
-        gang = Gang.of(spec)
-        members = {names.ROLE_TRAINER: gang.trainers, names.ROLE_ROLLOUT: gang.minimum}
+        members = required_pods(spec)
         wanted = {
             "minMember": sum(members.values()),
             "minTaskMember": {role: count for role, count in members.items() if count},
-            "minResources": _total(gang),
+            "minResources": _total(spec, members),
             "queue": spec.scheduling.queue,
             "priorityClassName": spec.trainer.template.priority_class_name,
         }
@@ -39,9 +39,9 @@ class Volcano(Scheduler):
         return [group]
 
 
-def _total(gang: Gang) -> dict[str, str]:
-    """Requests of the gang's minimum, as quantities."""
+def _total(spec: RLJobSpec, members: dict[str, int]) -> dict[str, str]:
+    """Requests of so many pods of each role, as quantities."""
     total: Resources = {}
-    for demand, count in ((gang.trainer, gang.trainers), (gang.rollout, gang.minimum)):
-        total = add(total, {k: v * count for k, v in demand.requests.items() if k != "pods"})
+    for role, count in members.items():
+        total = add(total, {k: v * count for k, v in Demand.of(spec, role).requests.items() if k != "pods"})
     return {name: exact(amount) for name, amount in total.items()}

@@ -17,7 +17,7 @@ def spec(device: str = "gpu", ranks: int = 2, tensor_parallel: int = 2) -> RLJob
 
 
 def test_every_process_gets_gpus_of_its_own() -> None:
-    shares = assign_gpus(spec(), ["t-0", "t-1"], ["r-0"], ["0", "1", "2", "4", "5", "6", "7"])
+    shares = assign_gpus(spec(), {"trainer": ["t-0", "t-1"], "rollout": ["r-0"]}, ["0", "1", "2", "4", "5", "6", "7"])
     assert {pod: share["CUDA_VISIBLE_DEVICES"] for pod, share in shares.items()} == {
         "t-0": "0,1",
         "t-1": "2,4",
@@ -27,13 +27,13 @@ def test_every_process_gets_gpus_of_its_own() -> None:
 
 def test_a_machine_with_too_few_is_refused_with_the_numbers() -> None:
     with pytest.raises(
-        ManifestError, match="needs 4 GPUs, 1 x 2 for trainers and 1 x 2 for rollouts; this machine has 3"
+        ManifestError, match="needs 4 GPUs, 1 x 2 for trainer and 1 x 2 for rollout; this machine has 3"
     ):
-        assign_gpus(spec(), ["t-0"], ["r-0"], ["0", "1", "2"])
+        assign_gpus(spec(), {"trainer": ["t-0"], "rollout": ["r-0"]}, ["0", "1", "2"])
 
 
 def test_on_cpu_nobody_needs_one() -> None:
-    assert assign_gpus(spec("cpu"), ["t-0"], ["r-0"], []) == {"t-0": {}, "r-0": {}}
+    assert assign_gpus(spec("cpu"), {"trainer": ["t-0"], "rollout": ["r-0"]}, []) == {"t-0": {}, "r-0": {}}
 
 
 def test_only_visible_gpus_are_gpus(tmp_path: Path) -> None:

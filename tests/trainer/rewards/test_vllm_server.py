@@ -1,4 +1,4 @@
-"""A reward model behind a real vLLM server on CPU, against Hugging Face's own score."""
+"""A reward model on a real vLLM server on CPU, started as one of a pool, against Hugging Face's own score."""
 
 import asyncio
 import os
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer
@@ -15,21 +16,24 @@ from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForSequenceClassification
 
+from api.specs import make_spec
+from rljob_api import names
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.model import RewardSpec, VllmReward
 from rljob_trainer.rewards.manager import RewardManager
+from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest
-from rljob_trainer.rollout.arguments import CPU_ENVIRONMENT, CPU_ONE_PROCESS, ENVIRONMENT
+from rljob_trainer.rollout.arguments import pool_arguments, server_environment
+from rljob_trainer.rollout.client import answers
+from rljob_trainer.weights.protocol import HEALTH
 from trainer.rollout.servers import Server, free_port
 
 pytestmark = pytest.mark.slow
 
 LETTERS = "0123456789+-*="
 END, BEGIN = 1, 2
-ARGUMENTS = (
-    "--runner pooling --dtype float32 --enforce-eager --max-model-len 64 --kv-cache-memory-bytes 67108864 "
-    "--distributed-executor-backend uni --host 127.0.0.1"
-)
+TOKEN = "secret"
+VLLM_ARGS = {"runner": "pooling", "dtype": "float32", "max-model-len": 64, "kv-cache-memory-bytes": 67108864}
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +64,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log, port = tmp_path_factory.mktemp("server") / "log", free_port()
-    command = [sys.executable, "-m", "rljob_trainer.rollout.server", "--model", str(model), "--port", str(port)]
-    environment = os.environ | ENVIRONMENT | CPU_ENVIRONMENT | CPU_ONE_PROCESS
+    pool = {"name": "scores", "model": str(model), "vllmArgs": VLLM_ARGS}
+    spec = make_spec(pools=[pool], rewards=[{"vllm": {"pool": "scores"}}])
+    environment = server_environment(spec, 1, os.environ) | {names.ENV_ROLLOUT_TOKEN: TOKEN}
+    command = [sys.executable, "-m", "rljob_trainer.rollout.server", *pool_arguments(spec, spec.pools[0], port)]
     with log.open("w") as stream:
-        process = subprocess.Popen(
-            [*command, *ARGUMENTS.split()], env=environment, stdout=stream, stderr=stream, start_new_session=True
-        )
+        process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream, start_new_session=True)
     served = Server(RolloutEndpoint(pod="rm", pod_uid="rm", url=f"http://127.0.0.1:{port}"), process.pid, log)
     try:
         served.wait()
@@ -89,7 +93,9 @@ def score(model: Path, tokens: tuple[int, ...]) -> float:
 async def test_a_real_reward_model_scores_as_hugging_face_does_and_refuses_what_is_too_long(
     model: Path, server: Server
 ) -> None:
-    manager = RewardManager([RewardSpec(vllm=VllmReward(url=server.endpoint.url), timeout_seconds=60)])
+    pools = Pools(["scores"], TOKEN)
+    pools.follow({"scores": [server.endpoint]})
+    manager = RewardManager([RewardSpec(vllm=VllmReward(pool="scores"), timeout_seconds=60)], pools)
     await manager.start()
     try:
         texts = ["1", "2", "42", "3-1", "0" * 40]
@@ -102,3 +108,15 @@ async def test_a_real_reward_model_scores_as_hugging_face_does_and_refuses_what_
         assert caught.value.kind == "service"
     finally:
         await manager.stop()
+
+
+async def test_it_answers_to_the_jobs_token_only_and_says_how_its_engine_does(server: Server) -> None:
+    async with aiohttp.ClientSession(server.endpoint.url) as session:
+        for method, path in (("POST", "/pooling"), ("GET", HEALTH), ("GET", "/v1/models")):
+            async with session.request(method, path, json={}) as response:
+                assert response.status == 401
+        async with session.get("/health") as response:
+            assert response.status == 200
+        async with session.get(HEALTH, headers={"Authorization": f"Bearer {TOKEN}"}) as response:
+            assert await response.json() == {"silence": 0.0, "updating": False}
+    assert await answers(server.endpoint, TOKEN, attempt=3) and not await answers(server.endpoint, "other", attempt=3)

@@ -21,7 +21,7 @@ ONE_PROCESS = {one: {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not one))} for on
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[subprocess.Popen[str]]:
-    environment = server_environment(spec(Path("/model")), os.environ) | {
+    environment = server_environment(spec(Path("/model")), 1, os.environ) | {
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)
     }
     command = [sys.executable, str(Path(__file__).with_name("fork_server.py"))]

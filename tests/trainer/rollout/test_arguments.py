@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from rljob_trainer.rollout.arguments import server_arguments, server_environment
+from rljob_api.spec.roles import PoolSpec, TrainerSpec
+from rljob_trainer.rollout.arguments import pool_arguments, server_arguments, server_environment
 from trainer.rollout.servers import spec
 
 
@@ -64,8 +65,19 @@ def test_the_users_arguments_pass_verbatim_and_replace_defaults_but_nothing_we_o
 
 
 def test_the_users_environment_wins_over_our_defaults() -> None:
-    environment = server_environment(spec(Path("/model")), {"OMP_NUM_THREADS": "4", "PATH": "/bin"})
+    environment = server_environment(spec(Path("/model")), 1, {"OMP_NUM_THREADS": "4", "PATH": "/bin"})
     assert environment["OMP_NUM_THREADS"] == "4" and environment["PATH"] == "/bin"
     assert environment["HF_HUB_OFFLINE"] == environment["TORCHDYNAMO_DISABLE"] == "1"
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in server_environment(spec(Path("/model"), tensorParallel=2), {})
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in server_environment(spec(Path("/model")), 2, {})
+
+
+def test_a_server_of_a_pool_has_the_users_arguments_and_none_of_a_rollouts() -> None:
+    pool = PoolSpec.model_validate({"name": "judge", "model": "/judge", "vllmArgs": {"runner": "pooling", "port": 1}})
+    arguments = pool_arguments(spec(Path("/model")), pool, 8000)
+    expected = {"model": "/judge", "served-model-name": "judge", "port": "8000", "runner": "pooling", "host": "::"}
+    expected |= {"middleware": "rljob_trainer.rollout.pool_front.PoolFront", "tensor-parallel-size": "1"}
+    assert {name: option(arguments, name) for name in expected} == expected
+    assert not {"--weight-transfer-config", "--scheduler-cls", "--max-model-len", "--dtype"} & set(arguments)
+    gpu = spec(Path("/model")).model_copy(update={"trainer": TrainerSpec(device="gpu")})
+    assert not {"--max-num-seqs", "--kv-cache-memory-bytes", "--enforce-eager"} & set(pool_arguments(gpu, pool, 8000))

@@ -10,6 +10,8 @@ import pytest
 
 from rljob_api import names
 from rljob_trainer.rollout.front import Front
+from rljob_trainer.rollout.guard import Guard
+from rljob_trainer.rollout.pool_front import PoolFront
 from rljob_trainer.weights import protocol
 
 CLOSED = [
@@ -49,7 +51,7 @@ class Engine:
 class Caller:
     """A front with its engine. `meanwhile` happens between a request and its answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, front: type[Guard] = Front) -> None:
         async def application(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] == "http":
                 await self.meanwhile()
@@ -58,7 +60,7 @@ class Caller:
 
         self.meanwhile: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
         self.engine = Engine()
-        self.front = Front(application)
+        self.front = front(application)
 
     async def __call__(
         self, method: str, path: str, headers: dict[str, str] | None = None, **body: Any
@@ -259,3 +261,19 @@ async def test_a_sleeping_server_serves_nothing_and_wakes_its_cache_only_after_t
     assert first < calls.index("init_weight_transfer_engine") < calls.index("finish_weight_update") < second
     assert second < calls.index("reset_prefix_cache") < calls.index("resume_generation")
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+
+
+async def test_a_pools_server_answers_all_that_vllm_can_to_the_jobs_token_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(names.ENV_ROLLOUT_TOKEN, "secret")
+    call = Caller(PoolFront)
+    for route in CLOSED:
+        assert (await call(*route))[0] == 401
+    assert await call("POST", "/v1/chat/completions", TOKEN) == (200, "from vLLM")
+    assert await call("GET", "/health") == (200, "from vLLM")
+    assert await call("GET", protocol.STATE, TOKEN) == (200, {})
+    assert (await call("GET", protocol.HEALTH, TOKEN))[0] == 200
+    assert call.engine.calls == ["is_paused"]
+    call.engine.fails = "is_paused"
+    assert (await call("GET", protocol.HEALTH, TOKEN))[0] == 500

@@ -148,7 +148,7 @@ async def test_a_server_whose_engine_died_is_killed_and_started_again(
     report = await pod.channel.wait(lambda r: r.failure is not None, 10)
     assert report.state == "idle" and report.failure
     assert (report.failure.kind, report.failure.exception) == ("killed", "ServerLost")
-    assert report.failure.message == f"the rollout server was killed: the engine's process {first.pid} ended"
+    assert report.failure.message == f"the server was killed: the engine's process {first.pid} ended"
     assert seqs == 6 or report.failure.lines[0].startswith("started with")
     assert (await engine_of_the_server()).pid != first.pid
     if seqs == 5:

@@ -20,6 +20,7 @@ from rljob_trainer.driver.progress import ProgressFile
 from rljob_trainer.parity import probe_sequences
 from rljob_trainer.reporting.sinks import Sinks
 from rljob_trainer.reporting.weights_and_biases import connect
+from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.rollout.pool import RolloutPool
 
 ANSWER_SECONDS = 1.0
@@ -44,11 +45,17 @@ class Driver:
     """One attempt. The methods without underscore that rank 0 calls are documented in driver/client.py."""
 
     def __init__(
-        self, control: Control, source: Source | Examples, data: Drawn, rollouts: RolloutPool, progress: ProgressFile
+        self,
+        control: Control,
+        source: Source | Examples,
+        data: Drawn,
+        rollouts: RolloutPool,
+        pools: Pools,
+        progress: ProgressFile,
     ):
         """`control`: with steps in place of epochs. `data`: what is trained on, in whose order the cursor counts."""
         self._spec, self._source, self._data = control.spec, source, data
-        self._rollouts, self._progress = rollouts, progress
+        self._rollouts, self._pools, self._progress = rollouts, pools, progress
         self._run = connect(control, os.environ)
         self._command = control.command
         self._changed = asyncio.Event()
@@ -71,6 +78,8 @@ class Driver:
         """The operator's control changed."""
         self._command = control.command
         self._listed = control.rollouts
+        self._pools.follow(control.pools)
+        self._show()
         await self._rollouts.follow([*self._listed, *self._colocated])
 
     def wake(self) -> None:
@@ -260,5 +269,6 @@ class Driver:
 
     def _show(self) -> None:
         """The phase, for the report."""
-        starving = self._work_phase in ("evaluating", "generating") and not self._rollouts.is_enough
+        served = self._rollouts.is_enough and self._pools.ready
+        starving = self._work_phase in ("evaluating", "generating") and not served
         self._progress.update(phase=self._rank_phase or ("waiting" if starving else self._work_phase))

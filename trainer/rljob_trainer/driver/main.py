@@ -33,6 +33,7 @@ from rljob_trainer.driver.progress import ProgressFile
 from rljob_trainer.driver.server import Call, serve
 from rljob_trainer.rewards.entries import validate_row
 from rljob_trainer.rewards.manager import RewardManager
+from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.rollout.pool import RolloutPool
 
 log = logging.getLogger(__name__)
@@ -75,9 +76,8 @@ async def _supervised(
         held_out = None
         if spec.evaluation.every_steps:
             held_out = await asyncio.to_thread(load, "validation", scratch=directory / "held-out")
-        life = _Life(
-            directory, _counted(control, train), RolloutPool(token, control.attempt, 0, 1, lambda: None), progress
-        )
+        rollouts = RolloutPool(token, control.attempt, 0, 1, lambda: None)
+        life = _Life(directory, _counted(control, train), rollouts, Pools((), token), progress)
         life.begin(Examples(train, held_out), train)
         yield life
     finally:
@@ -88,13 +88,14 @@ async def _supervised(
 async def _reinforcement(
     directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer
 ) -> AsyncIterator["_Life"]:
-    spec, rewards = control.spec, RewardManager(control.spec.rewards)
+    spec, pools = control.spec, Pools((pool.name for pool in control.spec.pools), token)
+    rewards = RewardManager(spec.rewards, pools)
     try:
         train, held_out = _prompts(directory, spec, tokenizer)
         await rewards.start()
         control = _counted(control, train)
         pool = RolloutPool(token, control.attempt, required_servers(spec), sequences(spec), lambda: life.wake())
-        life = _Life(directory, control, pool, progress)
+        life = _Life(directory, control, pool, pools, progress)
         generator = Generator(control.spec, control.job_uid, tokenizer, rewards, pool, progress.heartbeat)
         source: Source = (
             RecordedBatches(control.spec)
@@ -116,13 +117,14 @@ def _counted(control: Control, data: Drawn) -> Control:
 class _Life:
     """The driver and what runs beside it."""
 
-    def __init__(self, directory: Path, control: Control, rollouts: RolloutPool, progress: ProgressFile):
-        self._directory, self._control, self._rollouts, self._progress = directory, control, rollouts, progress
+    def __init__(self, directory: Path, control: Control, rollouts: RolloutPool, pools: Pools, progress: ProgressFile):
+        self._directory, self._control, self._progress = directory, control, progress
+        self._rollouts, self._pools = rollouts, pools
         self._driver: Driver
 
     def begin(self, source: Source | Examples, data: Drawn) -> None:
         """With these batches."""
-        self._driver = Driver(self._control, source, data, self._rollouts, self._progress)
+        self._driver = Driver(self._control, source, data, self._rollouts, self._pools, self._progress)
 
     def wake(self) -> None:
         self._driver.wake()

@@ -1,7 +1,7 @@
 """What becomes of a job on one machine: the operator's decisions, as far as processes without a cluster need them. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rljob_api.protocol import Command, Failure, Member, Report
 from rljob_trainer import failure
@@ -38,6 +38,8 @@ class Seen:
     rollouts: Mapping[str, Report | None]
     address: str
     """Of this machine, on which all of them are."""
+    pools: Mapping[str, Mapping[str, Report | None]] = field(default_factory=dict)
+    """Reports of each pool's servers."""
 
 
 def advance(state: LocalState, seen: Seen, wanted: Command, max_restarts: int) -> LocalState | End:
@@ -103,8 +105,8 @@ def _cause(state: LocalState, reports: list[Report | None]) -> Failure | None:
 
 
 def _misconfigured(seen: Seen) -> Failure | None:
-    failures = [r.failure for r in seen.rollouts.values() if r and r.failure and r.failure.kind == "configuration"]
-    return failure.first(failures)
+    reports = [report for servers in (seen.rollouts, *seen.pools.values()) for report in servers.values()]
+    return failure.first([r.failure for r in reports if r and r.failure and r.failure.kind == "configuration"])
 
 
 def _stronger(now: Command, wanted: Command) -> Command:

@@ -1,7 +1,7 @@
 """Reads an RLJob for this machine and checks all rules: paths of its volumes become directories here, GPUs are assigned."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from rljob_api.overrides import OverrideError
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.machine import VISIBLE
 
-MOUNTED = ("model", "critic", "reference", "data", "rewards", "train", "checkpoint")
+MOUNTED = ("model", "critic", "reference", "data", "rewards", "pools", "train", "checkpoint")
 """Sections of the spec whose paths lie on volumes."""
 
 
@@ -60,18 +60,16 @@ def mounted(spec: dict[str, Any], mounts: dict[str, str]) -> dict[str, Any]:
     return spec | {section: _mounted(spec[section], by_length) for section in MOUNTED if section in spec}
 
 
-def assign_gpus(
-    spec: RLJobSpec, trainers: Sequence[str], rollouts: Sequence[str], gpus: Sequence[str]
-) -> dict[str, dict[str, str]]:
-    """Environment of each pod's process, by its name: trainers first, then rollouts, no GPU twice. Raises ManifestError when there are too few."""
+def assign_gpus(spec: RLJobSpec, pods: Mapping[str, Sequence[str]], gpus: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Environment of each pod's process, by its name: in the order of `pods`, which are by role, and no GPU twice. Raises ManifestError when there
+    are too few."""
     if spec.trainer.device == "cpu":
-        return {pod: {} for pod in (*trainers, *rollouts)}
-    wanted = dict.fromkeys(trainers, spec.trainer.processes_per_node)
-    wanted |= dict.fromkeys(rollouts, spec.rollout.tensor_parallel)
+        return {pod: {} for found in pods.values() for pod in found}
+    wanted = {pod: spec.processes_of(role) for role, found in pods.items() for pod in found}
     if (total := sum(wanted.values())) > len(gpus):
+        needed = " and ".join(f"{len(found)} x {spec.processes_of(role)} for {role}" for role, found in pods.items())
         raise ManifestError(
-            f"the job needs {total} GPUs, {len(trainers)} x {spec.trainer.processes_per_node} for trainers and "
-            f"{len(rollouts)} x {spec.rollout.tensor_parallel} for rollouts; this machine has {len(gpus)}: lower "
+            f"the job needs {total} GPUs, {needed}; this machine has {len(gpus)}: lower "
             "spec.trainer.processesPerNode or spec.rollout.replicas"
         )
     free = iter(gpus)

@@ -5,14 +5,14 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rljob_api import names
 from rljob_api.address import http_url
 from rljob_api.manifest import ManifestError
-from rljob_api.protocol import Command, Control, Resume, RolloutEndpoint
-from rljob_api.sizing.layout import rollout_pods
+from rljob_api.protocol import Command, Control, Report, Resume, RolloutEndpoint
+from rljob_api.sizing.layout import pods_of
 from rljob_trainer.launcher.settings import DRIVER, RANK
 from rljob_trainer.local import status
 from rljob_trainer.local.decide import End, LocalState, Seen, advance
@@ -54,9 +54,10 @@ class Here:
         self._uid = uuid.uuid4().hex
         self._address = loopback()
         self._processes = Processes(work, job.name, self._address)
-        self._trainers = [names.pod(job.name, names.ROLE_TRAINER, i) for i in range(self._spec.trainer.nodes)]
-        self._ports = {names.pod(job.name, names.ROLE_ROLLOUT, i): free_port() for i in range(rollout_pods(self._spec))}
-        self._gpus = assign_gpus(self._spec, self._trainers, list(self._ports), gpus())
+        counts = pods_of(self._spec)
+        self._pods = {role: [names.pod(job.name, role, i) for i in range(count)] for role, count in counts.items()}
+        self._ports = {pod: free_port() for role, pods in self._servers() for pod in pods}
+        self._gpus = assign_gpus(self._spec, self._pods, gpus())
         self._master_ports: dict[int, int] = {}
         self._state = LocalState()
         self._wanted: Command = "run"
@@ -68,10 +69,12 @@ class Here:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
         with self._processes as processes:
-            for pod in self._trainers:
+            for pod in self._pods[names.ROLE_TRAINER]:
                 processes.add(pod, self._gpus[pod], "launch", "--rank", rank, "--driver", driver)
-            for pod, port in self._ports.items():
-                processes.add(pod, self._gpus[pod], "rollout", "--port", str(port))
+            for role, pods in self._servers():
+                command = ("rollout",) if role == names.ROLE_ROLLOUT else ("pool", role)
+                for pod in pods:
+                    processes.add(pod, self._gpus[pod], *command, "--port", str(self._ports[pod]))
             while True:
                 seen = self._see()
                 following = advance(self._state, seen, self._wanted, self._spec.lifecycle.max_restarts)
@@ -89,9 +92,13 @@ class Here:
         self._wanted = "drain" if self._wanted == "run" else "stop"
 
     def _see(self) -> Seen:
-        report = self._processes.report
-        trainers, rollouts = ({pod: report(pod) for pod in pods} for pods in (self._trainers, self._ports))
-        return Seen(trainers, rollouts, self._address)
+        reports = {role: {pod: self._processes.report(pod) for pod in pods} for role, pods in self._pods.items()}
+        trainers, rollouts = reports.pop(names.ROLE_TRAINER), reports.pop(names.ROLE_ROLLOUT, {})
+        return Seen(trainers, rollouts, self._address, reports)
+
+    def _servers(self) -> Iterator[tuple[str, list[str]]]:
+        """Pods of all roles but the trainer's."""
+        return ((role, pods) for role, pods in self._pods.items() if role != names.ROLE_TRAINER)
 
     def _write_control(self, seen: Seen) -> None:
         """Only what is new."""
@@ -112,13 +119,17 @@ class Here:
             master_address=self._address,
             master_port=self._master_port(state.attempt),
             resume=Resume(policy=spec.checkpoint.resume),
-            rollouts=[
-                RolloutEndpoint(pod=pod, pod_uid=report.pod_uid, url=http_url(self._address, self._ports[pod]))
-                for pod, report in seen.rollouts.items()
-                if report and report.state == "running"
-            ],
+            rollouts=self._answering(seen.rollouts),
+            pools={name: self._answering(servers) for name, servers in seen.pools.items()},
             spec=spec,
         )
+
+    def _answering(self, servers: Mapping[str, Report | None]) -> list[RolloutEndpoint]:
+        return [
+            RolloutEndpoint(pod=pod, pod_uid=report.pod_uid, url=http_url(self._address, self._ports[pod]))
+            for pod, report in servers.items()
+            if report and report.state == "running"
+        ]
 
     def _master_port(self, attempt: int) -> int:
         """Of its own for each attempt; several jobs may share a machine."""

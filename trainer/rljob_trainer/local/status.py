@@ -1,5 +1,7 @@
 """What a person sees of a job on one machine: one line per change. Pure."""
 
+from collections.abc import Mapping
+
 from rljob_api.protocol import Progress, Report
 from rljob_trainer.local.decide import LocalState, Seen
 
@@ -10,14 +12,18 @@ STEADY = ("evaluating", "generating", "training", "syncing", "saving")
 def line(state: LocalState, seen: Seen) -> str:
     """For example `attempt 1: step 12/100, reward 0.438, loss 0.0012, 3.4 s; trainers 2/2, rollouts 2/2`."""
     trainers = sum(_runs(report, state) for report in seen.trainers.values())
-    rollouts = sum(report is not None and report.state == "running" for report in seen.rollouts.values())
     counts = f"trainers {trainers}/{len(seen.trainers)}"
-    counts += f", rollouts {rollouts}/{len(seen.rollouts)}" if seen.rollouts else ""
+    serving = {"rollouts": seen.rollouts} | dict(seen.pools)
+    counts += "".join(f", {name} {_ready(servers)}" for name, servers in serving.items() if servers)
     if state.attempt == 0:
         return f"starting; {counts}"
     order = "" if state.command == "run" else f" ({state.command})"
     progress = next((r.progress for r in seen.trainers.values() if r and _runs(r, state) and r.progress), None)
     return f"attempt {state.attempt}{order}: {_progress(progress)}; {counts}"
+
+
+def _ready(servers: Mapping[str, Report | None]) -> str:
+    return f"{sum(report is not None and report.state == 'running' for report in servers.values())}/{len(servers)}"
 
 
 def summary(seen: Seen) -> str:

@@ -10,18 +10,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rljob_api.spec.model import PythonReward, RewardSpec
+from rljob_api.spec.model import PythonReward, RewardSpec, VllmReward
 from rljob_trainer.rewards import builtin
 from rljob_trainer.rewards.entries import entries_of
+from rljob_trainer.rewards.http_service import HttpService
+from rljob_trainer.rewards.pool import Pools
+from rljob_trainer.rewards.post import Post
 from rljob_trainer.rewards.python_file import PythonFile
 from rljob_trainer.rewards.request import Reward, RewardFailed, RewardRequest
 from rljob_trainer.rewards.rules import PREDICTIONS, RULES
-from rljob_trainer.rewards.services import HttpService, VllmServer
+from rljob_trainer.rewards.vllm_server import GenerativeJudge, RewardModel, Server
 
 MAX_WORKERS = 8
 """At most so many processes for one reward file; each imports it."""
 MAX_REWARD = 3e38
 """Rewards are trained on in float32, and the mean of a step's rewards has to stay finite."""
+VLLM_RETRIES = 2
+"""Of a server outside the job."""
 MATHEMATICS = PythonReward(path=str(Path(builtin.__file__).with_name("mathematics.py")))
 
 
@@ -57,9 +62,11 @@ class Rule:
 class RewardManager:
     """All entries except those with `model`, which the ranks score. Call `start` before the first score and `stop` after the last."""
 
-    def __init__(self, rewards: Sequence[RewardSpec]):
+    def __init__(self, rewards: Sequence[RewardSpec], pools: Pools | None = None):
+        """`pools`: those that entries name."""
         self._rewards = rewards
-        self._scorers = {i: _scorer(f"spec.rewards[{i}]", spec) for i, spec in enumerate(rewards) if not spec.model}
+        own = {i: spec for i, spec in enumerate(rewards) if not spec.model}
+        self._scorers = {i: _scorer(f"spec.rewards[{i}]", spec, pools) for i, spec in own.items()}
 
     async def start(self) -> None:
         """Start processes and connections. Raises ConfigurationError for a file that cannot be used or a variable that is not set."""
@@ -84,15 +91,27 @@ class RewardManager:
         return Reward(total, metrics, next((p.prediction for p in reversed(parts) if p.prediction is not None), None))
 
 
-def _scorer(field: str, spec: RewardSpec) -> Scorer:
+def _scorer(field: str, spec: RewardSpec, pools: Pools | None) -> Scorer:
     workers = min(os.cpu_count() or 1, MAX_WORKERS)
     if spec.python:
         return PythonFile(f"{field}.python.path", spec.python.path, spec.python, spec.timeout_seconds, workers)
     if spec.http:
         return HttpService(f"{field}.http", spec.http, spec.timeout_seconds)
     if spec.vllm:
-        return VllmServer(f"{field}.vllm", spec.vllm, spec.timeout_seconds)
+        return _model(f"{field}.vllm", spec.vllm, spec.timeout_seconds, pools)
     assert spec.rule is not None, "the spec was checked: exactly one kind of reward"
     if spec.rule == "math":
         return PythonFile(f"{field}.rule", spec.rule, MATHEMATICS, spec.timeout_seconds, workers)
     return Rule(spec.rule)
+
+
+def _model(field: str, spec: VllmReward, seconds: float, pools: Pools | None) -> Scorer:
+    path = GenerativeJudge.PATH if spec.judge else RewardModel.PATH
+    server: Server
+    if spec.pool:
+        assert pools is not None, "the spec was checked: its pools are there"
+        server = pools.post(f"{field}.pool", spec.pool, path, seconds)
+    else:
+        assert spec.url is not None, "the spec was checked: pool or url"
+        server = Post(f"{field}.url", spec.url.rstrip("/") + path, {}, VLLM_RETRIES, seconds)
+    return GenerativeJudge(server, spec.judge) if spec.judge else RewardModel(server)

@@ -1,17 +1,19 @@
 """One request to a service over HTTP: with a time limit, retried when that can help. Headers never appear in messages."""
 
 import asyncio
+import contextlib
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 
 from rljob_api import names
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.rewards.request import Kind, RewardFailed
+from rljob_trainer.rewards.request import Kind, Reward, RewardFailed
 
 AT_ONCE = 64
 """Concurrent calls. The time limit of a call starts when it is sent."""
@@ -22,8 +24,18 @@ SHOWN = 300
 VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 
 
-class _TransientError(Exception):
+class TransientError(Exception):
     """A retry may help."""
+
+
+class UnreachableError(TransientError):
+    """Nobody answered."""
+
+
+class Service(Protocol):
+    """Who says what is wrong with a call."""
+
+    def failed(self, kind: Kind, reason: str) -> RewardFailed: ...
 
 
 class Post:
@@ -61,26 +73,27 @@ class Post:
     async def _ask(self, body: dict[str, Any]) -> Any:
         for repetition in range(self._retries + 1):
             try:
-                return await self._once(body)
-            except _TransientError as error:
+                return await self.once(self._url, body)
+            except TransientError as error:
                 if repetition == self._retries:
                     raise self.failed("service", f"{error}, asked {repetition + 1} times") from error
                 await asyncio.sleep(min(FIRST_WAIT_SECONDS * 2**repetition, LONGEST_WAIT_SECONDS))
         raise AssertionError("the last repetition returns or raises")
 
-    async def _once(self, body: dict[str, Any]) -> Any:
+    async def once(self, url: str, body: dict[str, Any]) -> Any:
+        """The answer from one address, without retries and limits. Raises TransientError and RewardFailed."""
         assert self._session is not None, "open comes first"
         try:
             # A redirect would carry the headers to somebody whom the spec does not name.
-            async with self._session.post(self._url, json=body, allow_redirects=False) as response:
+            async with self._session.post(url, json=body, allow_redirects=False) as response:
                 text = (await response.read()).decode(errors="replace")
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise _TransientError(f"{type(error).__name__}: {error}") from error
+            raise UnreachableError(f"{type(error).__name__}: {error}") from error
         if response.status == 200:
             return self._parsed(text)
         said = f"answered status {response.status}: {text[:SHOWN]}"
         if response.status == 429 or response.status >= 500:
-            raise _TransientError(said)
+            raise TransientError(said)
         raise self.failed("service", said)
 
     def _parsed(self, text: str) -> Any:
@@ -88,6 +101,17 @@ class Post:
             return json.loads(text)
         except ValueError as error:
             raise self.failed("value", f"answered {text[:SHOWN]!r}, which is not JSON") from error
+
+
+def finite(service: Service, value: Any, answer: Any) -> Reward:
+    """The reward that an answer holds. Raises RewardFailed."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):  # an integer may be beyond every float
+            if math.isfinite(number := float(value)):
+                return Reward(number)
+    raise service.failed(
+        "value", f"answered {str(answer)[:SHOWN]}, which does not hold one finite number as the reward"
+    )
 
 
 def fill_in(field: str, headers: Mapping[str, str]) -> dict[str, str]:

@@ -65,6 +65,6 @@ class RewardFailed(Exception):
     def as_error(self) -> Exception:
         """The error when no sample of a step could be scored. A service may be back after a restart; the user has to fix anything else."""
         rule = f"every reward of a step failed; the first said: {self.reason}"
-        if self.kind == "service" or (self.kind == "timeout" and self.field.endswith(".url")):
+        if self.kind == "service" or (self.kind == "timeout" and self.field.endswith((".url", ".pool"))):
             return ServiceDown(f"{self.field} = {self.target}: {rule}; {FIXES[self.kind]}")
         return ConfigurationError(self.field, self.target, rule, FIXES[self.kind])

@@ -1,4 +1,4 @@
-"""The command line and environment of a rollout server, from the spec. Pure."""
+"""The command lines and environments of rollout servers and of those of pools, from the spec. Pure."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -6,6 +6,7 @@ from typing import Any
 
 from rljob_api.sizing.serving import longest_context, server_defaults
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.roles import PoolSpec
 from rljob_trainer.machine import any_address, loopback
 from rljob_trainer.weights.protocol import SERVED_MODEL, backend
 
@@ -51,7 +52,24 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
     return list(_command_line(default | rollout.vllm_args | own))
 
 
-def server_environment(spec: RLJobSpec, inherited: Mapping[str, str]) -> dict[str, str]:
+def pool_arguments(spec: RLJobSpec, pool: PoolSpec, port: int) -> list[str]:
+    """As server_arguments. On GPUs vLLM's defaults bound the memory of a server that has its GPUs to itself."""
+    own: dict[str, Any] = {
+        "model": pool.model,
+        "served-model-name": pool.name,
+        "host": any_address(),
+        "port": port,
+        "tensor-parallel-size": pool.tensor_parallel,
+        "distributed-executor-backend": "uni" if pool.tensor_parallel == 1 else "mp",
+        "middleware": "rljob_trainer.rollout.pool_front.PoolFront",
+    }
+    default: dict[str, Any] = {"disable-uvicorn-access-log": True}
+    if spec.trainer.device == "cpu":
+        default |= {"enforce-eager": True} | server_defaults(spec)
+    return list(_command_line(default | pool.vllm_args | own))
+
+
+def server_environment(spec: RLJobSpec, tensor_parallel: int, inherited: Mapping[str, str]) -> dict[str, str]:
     """The inherited environment and, where it says nothing, our defaults.
 
     Engine and workers of a server are in one pod and meet on its loopback. vLLM's default asks for a route to the
@@ -59,7 +77,7 @@ def server_environment(spec: RLJobSpec, inherited: Mapping[str, str]) -> dict[st
     """
     cpu: dict[str, str] = {}
     if spec.trainer.device == "cpu":
-        cpu = CPU_ENVIRONMENT | (CPU_ONE_PROCESS if spec.rollout.tensor_parallel == 1 else {})
+        cpu = CPU_ENVIRONMENT | (CPU_ONE_PROCESS if tensor_parallel == 1 else {})
     return ENVIRONMENT | {"VLLM_HOST_IP": loopback()} | cpu | dict(inherited)
 
 

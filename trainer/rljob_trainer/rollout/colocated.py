@@ -46,7 +46,7 @@ class ColocatedServers:
         ports = [free_port() for _ in self._shares]
         for share, port in zip(self._shares, ports, strict=True):
             arguments, environment = server_arguments(self._control.spec, port), self._environment(share)
-            self._running.append(await ServerProcess.start(arguments, environment, self._url(port)))
+            self._running.append(await ServerProcess.start(arguments, environment, self._url(port), "spec.rollout"))
         ended = [asyncio.create_task(server.end()) for server in self._running]
         try:
             return await self._first_end(ended, [self._endpoint(i, port) for i, port in enumerate(ports)])
@@ -86,5 +86,7 @@ class ColocatedServers:
     def _environment(self, share: Mapping[str, str]) -> dict[str, str]:
         inherited = dict(os.environ) | dict(self._inherited)
         return server_environment(
-            self._control.spec, inherited | dict(share) | {names.ENV_ATTEMPT: str(self._control.attempt)}
+            self._control.spec,
+            self._control.spec.rollout.tensor_parallel,
+            inherited | dict(share) | {names.ENV_ATTEMPT: str(self._control.attempt)},
         )

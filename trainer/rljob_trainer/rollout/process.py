@@ -33,13 +33,18 @@ UNSUPPORTED_VERSION = 3
 class ServerProcess:
     """Use `start`; then `end` or `stop`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, output: asyncio.StreamReader, check: HealthCheck) -> None:
-        self._process, self._check, self._tail = process, check, bytearray()
+    def __init__(
+        self, process: asyncio.subprocess.Process, output: asyncio.StreamReader, check: HealthCheck, section: str
+    ) -> None:
+        self._process, self._check, self._section, self._tail = process, check, section, bytearray()
         self._output = asyncio.create_task(self._pass_on(output))
 
     @staticmethod
-    async def start(arguments: Sequence[str], environment: Mapping[str, str], url: str) -> "ServerProcess":
-        """`arguments`: of vLLM's server; `url`: where it will answer. In a session of its own, so that all of it can be killed at once."""
+    async def start(
+        arguments: Sequence[str], environment: Mapping[str, str], url: str, section: str
+    ) -> "ServerProcess":
+        """`arguments`: of vLLM's server; `url`: where it will answer; `section`: of the spec, which describes it. In a session of its own, so that
+        all of it can be killed at once."""
         command = (sys.executable, "-m", SERVER, *arguments)
         output, end = await _pipe()
         try:
@@ -48,7 +53,8 @@ class ServerProcess:
             )
         finally:
             os.close(end)
-        return ServerProcess(process, output, HealthCheck(process.pid, url, environment[names.ENV_ROLLOUT_TOKEN]))
+        check = HealthCheck(process.pid, url, environment[names.ENV_ROLLOUT_TOKEN])
+        return ServerProcess(process, output, check, section)
 
     async def end(self) -> Failure:
         """Why it ended, once it has; one that is dead, frozen or stuck is killed. Nothing that it started lives on."""
@@ -83,22 +89,22 @@ class ServerProcess:
     def _exited(self, code: int) -> Failure:
         """`code`: negative for a signal. vLLM also exits with 0 when its engine died."""
         if code == USAGE_ERROR:
-            message = "vLLM refused its arguments: correct spec.rollout.vllmArgs"
-            return self._failure("configuration", "", message, field="spec.rollout.vllmArgs")
+            field = f"{self._section}.vllmArgs"
+            return self._failure("configuration", "", f"vLLM refused its arguments: correct {field}", field=field)
         if code == UNSUPPORTED_VERSION:
             lines = last_lines(self._log)
             return self._failure("configuration", "", lines[-1] if lines else "", field="spec.image")
         if code < 0:
-            return self._failure("killed", f"Signal {-code} ({signal.Signals(-code).name})", "the rollout server ended")
+            return self._failure("killed", f"Signal {-code} ({signal.Signals(-code).name})", "the server ended")
         if error := server_error(self._log):
             return self._raised(error)
-        return self._failure("application", f"exit code {code}", "the rollout server ended")
+        return self._failure("application", f"exit code {code}", "the server ended")
 
     def _lost(self, lost: Lost) -> Failure:
         """A dead engine says why in the log, unless it was killed."""
         if lost.dead and (error := engine_error(self._log)):
             return self._raised(error)
-        return self._failure("killed", "ServerLost", f"the rollout server was killed: {lost.reason}")
+        return self._failure("killed", "ServerLost", f"the server was killed: {lost.reason}")
 
     def _raised(self, error: LoggedError) -> Failure:
         """With the end of the traceback."""

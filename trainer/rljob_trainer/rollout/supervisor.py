@@ -1,4 +1,4 @@
-"""PID 1 of a rollout pod: keeps one server running, passes it the current attempt, reports.
+"""PID 1 of a rollout pod, or of one of a pool: keeps one server running, passes it the current attempt, reports.
 
 The control object says with which spec and which attempt is current. A server that ends, or is dead or frozen
 (health.py), is started again after a back-off, whatever its exit code. SIGTERM ends the server and then this process, with 0.
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from rljob_api import names
 from rljob_api.address import http_url
 from rljob_api.protocol import Control, Failure, Report, RolloutEndpoint
+from rljob_api.spec.roles import PoolSpec
 from rljob_trainer.machine import loopback
-from rljob_trainer.rollout.arguments import server_arguments, server_environment
+from rljob_trainer.rollout.arguments import pool_arguments, server_arguments, server_environment
 from rljob_trainer.rollout.client import answers
 from rljob_trainer.rollout.process import ServerProcess
 
@@ -35,9 +36,9 @@ REPORT_SECONDS = 15.0
 log = logging.getLogger(__name__)
 
 
-async def main(channel: "Channel", environment: Mapping[str, str] = os.environ, port: int = names.ROLLOUT_PORT) -> int:
-    """Runs until SIGTERM. `environment` names the pod and carries the token (names.ENV_*); the server inherits it."""
-    supervisor = Supervisor(channel, environment, port)
+async def main(channel: "Channel", environment: Mapping[str, str], port: int, role: str) -> int:
+    """Runs until SIGTERM. `environment` names the pod and carries the token (names.ENV_*); the server inherits it. `role`: of the pod."""
+    supervisor = Supervisor(channel, environment, port, role)
     running = asyncio.create_task(supervisor.run())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     with contextlib.suppress(asyncio.CancelledError):
@@ -48,8 +49,10 @@ async def main(channel: "Channel", environment: Mapping[str, str] = os.environ, 
 class Supervisor:
     """One server and what is known about it. `run` until cancelled."""
 
-    def __init__(self, channel: "Channel", environment: Mapping[str, str], port: int) -> None:
-        self._channel, self._environment, self._port = channel, environment, port
+    def __init__(
+        self, channel: "Channel", environment: Mapping[str, str], port: int, role: str = names.ROLE_ROLLOUT
+    ) -> None:
+        self._channel, self._environment, self._port, self._role = channel, environment, port, role
         self._url = http_url(loopback(), port)
         self._boot_id = uuid.uuid4().hex
         self._control: Control | None = None
@@ -69,8 +72,8 @@ class Supervisor:
     async def _follow(self) -> None:
         """Follow the operator's control message."""
         async for control in self._channel.controls():
-            if control is None:  # the job was deleted, or the operator makes it again
-                continue
+            if control is None or self._role not in control.spec.pods:
+                continue  # the job was deleted, or the operator makes it again; or the pool is no part of it any more
             before, self._control = self._control, control
             if before and self._arguments(before) != self._arguments(control):
                 self._restart.set()
@@ -94,10 +97,11 @@ class Supervisor:
         """From start to end of one server. Ended by us, it leaves no failure."""
         assert self._control is not None
         self._restart.clear()
-        environment = server_environment(self._control.spec, self._environment) | {
-            names.ENV_ATTEMPT: str(self._control.attempt)
-        }
-        server = await ServerProcess.start(self._arguments(self._control), environment, self._url)
+        spec = self._control.spec
+        environment = server_environment(spec, spec.processes_of(self._role), self._environment)
+        environment |= {names.ENV_ATTEMPT: str(self._control.attempt)}
+        arguments = self._arguments(self._control)
+        server = await ServerProcess.start(arguments, environment, self._url, spec.field_of(self._role))
         ended, restart = asyncio.create_task(server.end()), asyncio.create_task(self._restart.wait())
         becoming_ready = asyncio.create_task(self._become_ready())
         try:
@@ -147,6 +151,9 @@ class Supervisor:
         )
 
     def _arguments(self, control: Control) -> list[str]:
+        settings = control.spec.pods[self._role]
+        if isinstance(settings, PoolSpec):
+            return pool_arguments(control.spec, settings, self._port)
         return server_arguments(control.spec, self._port)
 
 

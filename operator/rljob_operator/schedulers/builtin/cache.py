@@ -64,5 +64,5 @@ def _key(job: CachedJob) -> Key:
 
 
 def _requests(placement: PlacementStatus | None, pod: str, job: str) -> Resources:
-    role = next((r for r in names.ROLES if pod.rpartition("-")[0] == names.gang(job, r)), "")
+    role = pod.rpartition("-")[0].removeprefix(names.gang(job, ""))
     return placement.requests.get(role, {}) if placement else {}

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from rljob_api.status import PlacementReport
 from rljob_operator.model.scheduling import SchedulingRequest, SchedulingResult
 from rljob_placement.cluster import Cluster, Node
-from rljob_placement.plan import Plan, plan
+from rljob_placement.nodes import Plan
+from rljob_placement.plan import plan
 from rljob_placement.report import report
 
 EXCLUDED = "recently refused a pod of this job"
@@ -37,4 +38,4 @@ def _offers_more(before: Node | None, now: Node) -> bool:
 
 
 def _report(cluster: Cluster, one: SchedulingRequest, found: Plan) -> PlacementReport:
-    return PlacementReport() if found.problem else report(cluster, one.gang, found.trainers, found.rollouts)
+    return PlacementReport() if found.problem else report(cluster, one.gang, found)

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from functools import cache
 
 from rljob_api import names
-from rljob_api.sizing.layout import rollout_pods
+from rljob_api.sizing.layout import pods_of, required_pods
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import is_lost, rollout_ordinals, trainer_ordinals
+from rljob_operator.model.ordinals import is_lost, wanted_ordinals
 from rljob_operator.model.scheduling import SchedulingRequest
 from rljob_operator.times import seconds
 from rljob_placement.cluster import Node
 from rljob_placement.gang import Demand, Gang
-from rljob_placement.plan import Stay
+from rljob_placement.nodes import Stay
 
 EXCLUDED_SECONDS = 600.0
 """For how long a job avoids a node that did not take one of its pods."""
@@ -43,10 +43,12 @@ def scheduling_request(view: JobView, node: Callable[[str], Node | None]) -> Sch
     spec, status = view.spec, view.status
     if not is_scheduled_here(spec, status):
         return None
-    trainers, rollouts = pod_names(view.job.name, spec, status, view.pods, view.now)
+    wanted = pod_names(view.job.name, spec, status, view.pods, view.now)
     seats = {seat.pod: seat for seat in status.placement.assignments} if status.placement else {}
-    current = _current(view, {names.ROLE_TRAINER: trainers, names.ROLE_ROLLOUT: rollouts}, node)
-    settled = all(name in seats and seats[name].node == current.get(name) for name in (*trainers, *rollouts))
+    current = _current(view, wanted, node)
+    everyone = [name for found in wanted.values() for name in found]
+    settled = all(name in seats and seats[name].node == current.get(name) for name in everyone)
+    trainers = wanted[names.ROLE_TRAINER]
     ranks = {seats[name].rank: current.get(name) for name in trainers if name in seats}
     if settled and set(ranks) == set(range(spec.trainer.nodes)):
         return None
@@ -56,29 +58,33 @@ def scheduling_request(view: JobView, node: Callable[[str], Node | None]) -> Sch
         job=(view.job.namespace, view.job.name),
         uid=view.job.uid,
         created=view.job.creation_timestamp,
-        urgent=any(name not in current for name in (*trainers, *rollouts[: gang.minimum])),
+        urgent=any(name not in current for name in required_names(spec, wanted)),
         priority=spec.scheduling.priority,
         gang=gang,
         current=current,
         stay=Stay(
             trainers=() if whole else tuple(current[name] for name in trainers if name in current),
             ranks={rank: str(ranks[rank]) for rank in range(gang.trainers)} if whole else {},
-            rollouts={i: current[name] for i, name in enumerate(rollouts) if name in current},
+            rollouts=_by_number(wanted.get(names.ROLE_ROLLOUT, ()), current),
+            pools={pool.name: _by_number(wanted[pool.name], current) for pool in spec.pools},
         ),
         excluded=excluded_nodes(status, view.now),
     )
 
 
-def pod_names(
-    job: str, spec: RLJobSpec, status: JobStatus, pods: Sequence[Pod], now: float
-) -> tuple[list[str], list[str]]:
-    """Of trainers and rollouts."""
-    patience = spec.lifecycle.node_loss_seconds
-    trainers = trainer_ordinals(status, pods, spec.trainer.nodes, patience, now)
-    rollouts = rollout_ordinals(status, pods, rollout_pods(spec), patience, now)
-    named = ((names.ROLE_TRAINER, trainers), (names.ROLE_ROLLOUT, rollouts))
-    first, second = ([names.pod(job, role, i) for i in found] for role, found in named)
-    return first, second
+def _by_number(pods: Sequence[str], current: Mapping[str, str]) -> dict[int, str]:
+    return {i: current[name] for i, name in enumerate(pods) if name in current}
+
+
+def pod_names(job: str, spec: RLJobSpec, status: JobStatus, pods: Sequence[Pod], now: float) -> dict[str, list[str]]:
+    """Of the pods that are wanted, by role."""
+    found = wanted_ordinals(status, pods, pods_of(spec), spec.lifecycle.node_loss_seconds, now)
+    return {role: [names.pod(job, role, i) for i in ordinals] for role, ordinals in found.items()}
+
+
+def required_names(spec: RLJobSpec, wanted: Mapping[str, Sequence[str]]) -> list[str]:
+    """Of them, those that are placed together or not at all."""
+    return [name for role, count in required_pods(spec).items() for name in wanted[role][:count]]
 
 
 def excluded_nodes(status: JobStatus, now: float) -> frozenset[str]:

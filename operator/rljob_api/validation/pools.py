@@ -1,0 +1,69 @@
+"""Pools and the rewards that ask them: names that fit, references that lead somewhere, judges whose answers can be read."""
+
+import re
+from collections.abc import Iterator
+
+from rljob_api import names
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.model import Judge, VllmReward
+from rljob_api.validation.result import Violation
+
+
+def name_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """A pool's name is the role of its pods."""
+    for i, pool in enumerate(spec.pools):
+        field = f"spec.pools[{i}].name"
+        if pool.name in names.RESERVED_ROLES:
+            yield Violation(field, pool.name, "names another role of the job", "choose another name")
+        if pool.name in [other.name for other in spec.pools[:i]]:
+            yield Violation(field, pool.name, "stands twice", "every pool has a name of its own")
+
+
+def reference_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Rewards name pools that exist, and every pool is asked by one of them."""
+    known, asked = {pool.name for pool in spec.pools}, {vllm.pool for _, vllm in _asking(spec)}
+    for field, vllm in _asking(spec):
+        if vllm.pool and vllm.pool not in known:
+            rule = f"spec.pools has {', '.join(sorted(known)) or 'no pool'}"
+            yield Violation(f"{field}.pool", vllm.pool, rule, "name one of its pools, or add this one to it")
+    for i, pool in enumerate(spec.pools):
+        if pool.name not in asked:
+            fix = f"remove it, or set vllm.pool: {pool.name} in one of spec.rewards"
+            yield Violation(f"spec.pools[{i}].name", pool.name, "no reward asks this pool", fix)
+
+
+def judge_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """What a judge is asked and answers. One with `runner: pooling` does not answer in words."""
+    runners = {pool.name: pool.vllm_args.get("runner") for pool in spec.pools}
+    for field, vllm in _asking(spec):
+        if vllm.judge is None:
+            continue
+        if "{response}" not in vllm.judge.prompt:
+            fix = "put {response} where the text to be judged belongs"
+            yield Violation(f"{field}.judge.prompt", _short(vllm.judge.prompt), "does not show the response", fix)
+        if problem := _pattern_problem(vllm.judge):
+            fix = "write one group around the number, for example `Score: ([0-9.]+)`"
+            yield Violation(f"{field}.judge.score", vllm.judge.score, problem, fix)
+        if runners.get(vllm.pool or "") == "pooling":
+            rule = f"spec.pools has {vllm.pool} with `runner: pooling`, whose model answers with numbers"
+            yield Violation(f"{field}.judge", "set", rule, "remove it, or remove `runner` from the pool's vllmArgs")
+
+
+def _asking(spec: RLJobSpec) -> list[tuple[str, VllmReward]]:
+    """Rewards on vLLM servers, with their fields."""
+    return [(f"spec.rewards[{i}].vllm", reward.vllm) for i, reward in enumerate(spec.rewards) if reward.vllm]
+
+
+def _pattern_problem(judge: Judge) -> str:
+    try:
+        groups = re.compile(judge.score).groups
+    except re.error as error:
+        return f"is no regular expression of Python: {error}"
+    return "" if groups == 1 else f"has {groups} groups, of which the reward would be one"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+RULES = (name_violations, reference_violations, judge_violations)

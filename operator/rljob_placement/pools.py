@@ -1,0 +1,49 @@
+"""Nodes for the servers of pools: the nearest to the trainer of rank 0, to which they answer, and of these the fullest."""
+
+from collections.abc import Mapping
+
+from rljob_placement.cluster import Cluster, Node
+from rljob_placement.gang import Demand, Gang, Pool
+from rljob_placement.nodes import Plan, Stay
+from rljob_placement.space import capacity, common, refusal
+
+Servers = tuple[str, ...]
+"""Nodes of a pool's servers."""
+
+
+def place(
+    cluster: Cluster, gang: Gang, stay: Mapping[str, Mapping[int, str]], near: str = ""
+) -> dict[str, Servers] | Pool:
+    """For every server of every pool, or the pool that has no room. The pool that has least comes first.
+
+    `stay`: by pool and number, nodes of servers that are there and take no more room; `near`: the node of rank 0, if it is known.
+    """
+    found: dict[str, Servers] = {}
+    for pool in sorted(gang.pools, key=lambda pool: sum(_room(node, gang, pool.demand) for node in cluster.nodes)):
+        servers = _placed(cluster, gang, pool, stay.get(pool.name, {}), near)
+        if not all(servers):
+            return pool
+        found[pool.name] = servers
+        cluster = cluster.without(Plan(pools={pool.name: servers}).taken(gang, Stay(pools=stay)))
+    return {pool.name: found[pool.name] for pool in gang.pools}
+
+
+def _placed(cluster: Cluster, gang: Gang, pool: Pool, stay: Mapping[int, str], near: str) -> Servers:
+    """Empty names for those without room."""
+    nodes = {node.name: node for node in cluster.nodes}
+    rooms = {name: _room(node, gang, pool.demand) for name, node in nodes.items()}
+    order = sorted(rooms, key=lambda name: (_apart(gang, nodes.get(near), nodes[name]), rooms[name]))
+    free = (name for name in order for _ in range(rooms[name]))
+    return tuple(stay[i] if stay.get(i) in nodes else next(free, "") for i in range(pool.replicas))
+
+
+def _room(node: Node, gang: Gang, demand: Demand) -> int:
+    return 0 if refusal(node, gang, demand) else capacity(node, demand)
+
+
+def _apart(gang: Gang, one: Node | None, other: Node) -> int:
+    """Levels that two nodes do not share."""
+    if one is None or one.name == other.name:
+        return 0
+    paths = [tuple(node.labels.get(key, "") for key in gang.levels) for node in (one, other)]
+    return len(gang.levels) + 1 - common(paths[0], paths[1])

@@ -1,0 +1,71 @@
+"""A node for every trainer and every rollout of the minimum, all or nothing, and for as many of the further rollouts as there is room."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from rljob_placement.cluster import Cluster
+from rljob_placement.explain import why
+from rljob_placement.gang import Gang
+from rljob_placement.improve import improve, perfect
+from rljob_placement.nodes import Plan, Stay
+from rljob_placement.problem import Places, Problem
+from rljob_placement.space import Space, space
+from rljob_placement.start import nearest, starts
+
+BEST = 2
+"""Starting points that are improved."""
+LOOKS = 200_000
+"""Costs that a search may look up: about a third of a second."""
+
+
+def search(cluster: Cluster, gang: Gang, stay: Stay) -> Plan:
+    present = {node.name for node in cluster.nodes}
+    if stay.ranks and (len(stay.ranks) < gang.trainers or not present.issuperset(stay.ranks.values())):
+        raise ValueError("ranks stay all or not at all")
+    kept = Counter(name for name in stay.trainers if name in present)
+    rollouts = {i: name for i, name in stay.rollouts.items() if name in present and i < gang.rollouts}
+    s = space(cluster, gang, kept, stay.ranks.values(), rollouts.values())
+    number = {node.name: n for n, node in enumerate(s.nodes)}
+    fixed = {gang.trainers + i: number[name] for i, name in rollouts.items()}
+    fixed |= {rank: number[name] for rank, name in stay.ranks.items()}
+    problem = Problem.of(s, gang, fixed)
+    options = sorted(_valued(problem, starts(problem, gang.stages)), key=lambda o: o[0])
+    if not options:
+        return Plan(problem=why(cluster, gang, len(stay.ranks) or kept.total(), len(rollouts)), looked=problem.looked)
+    best = _best(problem, [p for _, p in options[:BEST]])
+    return Plan(
+        trainers=tuple(s.nodes[n].name for n in best.of[: gang.trainers]),
+        rollouts=tuple(_further(best, gang, s, rollouts)),
+        cost=problem.cost(best.of),
+        looked=problem.looked,
+    )
+
+
+def _valued(problem: Problem, found: Iterable[Places]) -> Iterator[tuple[float, Places]]:
+    """With their costs; nothing is better than one that costs nothing, as on a single node."""
+    for places in found:
+        cost = problem.cost(places.of)
+        yield cost, places
+        if not cost:
+            return
+
+
+def _best(problem: Problem, candidates: list[Places]) -> Places:
+    for places in candidates:
+        improve(places, problem.looked + LOOKS // BEST)
+    return perfect(min(candidates, key=lambda p: problem.cost(p.of)))
+
+
+def _further(places: Places, gang: Gang, s: Space, stays: Mapping[int, str]) -> list[str]:
+    """Rollouts: the gang's own, those that stay, and each further one as near to rank 0 as there is room."""
+    problem = places.problem
+    found = [s.nodes[n].name for n in places.of[gang.trainers :]]
+    for i in range(gang.minimum, gang.rollouts):
+        problem.near.append([(0, 1.0)])
+        places.of.append(-1)
+        problem.rollouts += 1
+        if i in stays:
+            found.append(stays[i])
+        else:
+            found.append(s.nodes[places.of[-1]].name if nearest(places, problem.pods - 1) else "")
+    return found

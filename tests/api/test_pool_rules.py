@@ -1,0 +1,79 @@
+"""Pools, and the rewards that ask them."""
+
+from typing import Any
+
+import pytest
+
+from api.specs import make_spec, raw_spec
+from rljob_api import names
+from rljob_api.sizing.layout import pods_of, required_pods
+from rljob_api.validation import validate
+
+JUDGE = {"prompt": "Rate {response}", "score": r"Score: (\d+)"}
+
+
+def pooled(*pools: dict[str, Any], **reward: Any) -> dict[str, Any]:
+    """The smallest spec with these pools, and a reward that asks the first of them."""
+    found = [{"name": "judge", "model": "/data/judge"} | pool for pool in pools]
+    return raw_spec(pools=found, rewards=[{"vllm": {"pool": found[0]["name"]} | reward}])
+
+
+def broken(spec: dict[str, Any]) -> list[str]:
+    return [v.field for v in validate(spec, "demo").violations]
+
+
+def test_a_pool_that_a_reward_asks_is_valid_with_and_without_a_judge() -> None:
+    assert broken(pooled({"vllmArgs": {"runner": "pooling"}})) == []
+    assert broken(pooled({"replicas": 2, "tensorParallel": 2}, judge=JUDGE)) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        (pooled({"name": "reward"}), "spec.pools[0].name"),
+        (pooled({"name": "trainer"}), "spec.pools[0].name"),
+        (pooled({}, {}), "spec.pools[1].name"),
+        (pooled({}, {"name": "other"}), "spec.pools[1].name"),
+        (pooled({"name": "a-long-one"}), "spec.pools[0].name"),
+        (pooled({"vllmArgs": {"port": 1}}), "spec.pools[0].vllmArgs.port"),
+        (pooled({"vllmArgs": {"runer": "pooling"}}), "spec.pools[0].vllmArgs.runer"),
+        (pooled({"template": {"env": [{"name": "RANK", "value": "0"}]}}), "spec.pools[0].template.env[0].name"),
+        (pooled({"template": {"labels": {"a b": "c"}}}), "spec.pools[0].template.labels.a b"),
+        (pooled({}, url="http://judge"), "spec.rewards[0].vllm"),
+        (raw_spec(rewards=[{"vllm": {"pool": "judge"}}]), "spec.rewards[0].vllm.pool"),
+        (pooled({}, judge=JUDGE | {"prompt": "Rate it"}), "spec.rewards[0].vllm.judge.prompt"),
+        (pooled({}, judge=JUDGE | {"score": "Score: ("}), "spec.rewards[0].vllm.judge.score"),
+        (pooled({}, judge=JUDGE | {"score": "(a)(b)"}), "spec.rewards[0].vllm.judge.score"),
+        (pooled({}, judge=JUDGE | {"score": "Score"}), "spec.rewards[0].vllm.judge.score"),
+        (pooled({"vllmArgs": {"runner": "pooling"}}, judge=JUDGE), "spec.rewards[0].vllm.judge"),
+    ],
+)
+def test_a_mistake_is_one_message_at_its_field(spec: dict[str, Any], field: str) -> None:
+    assert broken(spec) == [field]
+
+
+def test_a_pool_that_cannot_be_read_brings_its_own_message_only() -> None:
+    assert broken(pooled({"replicas": "many"})) == ["spec.pools[0].replicas"]
+    assert broken(pooled({"model": 3}, judge=JUDGE)) == ["spec.pools[0].model"]
+
+
+def test_gpus_of_a_pool_follow_from_tensor_parallel() -> None:
+    gpu = {"device": "gpu", "resourceName": "nvidia.com/gpu"}
+    spec = pooled({"tensorParallel": 4, "template": {"resources": {"limits": {"nvidia.com/gpu": "1"}}}})
+    (violation,) = validate(spec | {"trainer": gpu}, "demo").violations
+    assert violation.field == "spec.pools[0].template.resources.limits.nvidia.com/gpu"
+    assert violation.rule == "is set by spec.pools[0].tensorParallel"
+    whole = make_spec(**(pooled({"tensorParallel": 4}) | {"trainer": gpu}))
+    assert whole.container_resources("judge") == {"limits": {"nvidia.com/gpu": "4"}}
+
+
+def test_all_of_a_pool_is_required_and_only_the_minimum_of_the_rollouts() -> None:
+    spec = make_spec(**(pooled({"replicas": 3}) | {"rollout": {"replicas": 4, "minReplicas": 2}}))
+    assert pods_of(spec) == {"trainer": 1, "rollout": 4, "judge": 3}
+    assert required_pods(spec) == {"trainer": 1, "rollout": 2, "judge": 3}
+
+
+def test_names_of_a_pools_pods_fit_for_the_longest_names() -> None:
+    job, pool = "j" * names.MAX_JOB_NAME, "p" * names.MAX_POOL_NAME
+    assert broken(pooled({"name": pool})) == []
+    assert len(names.gang(job, pool)) <= 52

@@ -1,0 +1,117 @@
+"""Servers of the job's pools, as rewards ask them: the least loaded of those that are ready. A request that loses its server goes to another."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer.rewards.post import Post, TransientError, UnreachableError
+from rljob_trainer.rewards.request import RewardFailed
+
+AT_ONCE = 64
+"""Concurrent calls to one server."""
+RETRIES = 4
+"""After a 429 or a 5xx. A server that cannot be reached costs no retry: it is the job's to bring back."""
+REST_SECONDS = 1.0
+"""For which a server that failed is asked nothing."""
+
+
+class Pool:
+    """The servers of one pool, as the operator lists them. Requests wait while none is there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._listed: list[str] = []
+        self._load: Counter[str] = Counter()
+        self._resting: dict[str, float] = {}
+        """Until when."""
+        self._changed = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._listed)
+
+    def follow(self, urls: Iterable[str]) -> None:
+        """These servers answer."""
+        self._listed = list(urls)
+        self._changed.set()
+
+    @asynccontextmanager
+    async def server(self) -> AsyncIterator[str]:
+        """The address of one, which counts as loaded meanwhile."""
+        while (url := self._least_loaded()) is None:
+            self._changed.clear()
+            await self._changed.wait()
+        self._load[url] += 1
+        try:
+            yield url
+        finally:
+            self._load[url] -= 1
+            self._changed.set()
+
+    def rest(self, url: str) -> None:
+        """Ask this server nothing for a while."""
+        self._resting[url] = time.monotonic() + REST_SECONDS
+        asyncio.get_running_loop().call_later(REST_SECONDS, self._changed.set)
+
+    def _least_loaded(self) -> str | None:
+        now = time.monotonic()
+        free = (u for u in self._listed if self._load[u] < AT_ONCE and self._resting.get(u, 0.0) <= now)
+        return min(free, key=lambda url: self._load[url], default=None)
+
+
+class Pools:
+    """All pools of a job, with the token that its servers ask for."""
+
+    def __init__(self, names: Iterable[str], token: str) -> None:
+        self._pools = {name: Pool(name) for name in names}
+        self._headers = {"Authorization": f"Bearer {token}"}
+
+    @property
+    def ready(self) -> bool:
+        """Every pool has a server."""
+        return all(pool.ready for pool in self._pools.values())
+
+    def follow(self, found: Mapping[str, Sequence[RolloutEndpoint]]) -> None:
+        """The operator's list changed."""
+        for name, pool in self._pools.items():
+            pool.follow(endpoint.url for endpoint in found.get(name, ()))
+
+    def post(self, field: str, name: str, path: str, seconds: float) -> "PoolPost":
+        """Requests to `path` of the pool's servers. `field`: of the spec, which names the pool."""
+        return PoolPost(Post(field, name, self._headers, 0, seconds), self._pools[name], path, seconds)
+
+
+class PoolPost:
+    """As Post. `seconds` limits what one server may take; how long requests wait for a server is not limited."""
+
+    def __init__(self, post: Post, pool: Pool, path: str, seconds: float) -> None:
+        self._post, self._pool, self._path, self._seconds = post, pool, path, seconds
+
+    async def open(self) -> None:
+        await self._post.open()
+
+    async def close(self) -> None:
+        await self._post.close()
+
+    async def ask(self, body: dict[str, Any]) -> Any:
+        """A server's answer, parsed. Raises RewardFailed."""
+        answered = 0
+        while True:
+            async with self._pool.server() as url:
+                try:
+                    async with asyncio.timeout(self._seconds):
+                        return await self._post.once(url + self._path, body)
+                except TimeoutError as error:
+                    raise self.failed("timeout", f"took longer than {self._seconds:g} s") from error
+                except TransientError as error:
+                    self._pool.rest(url)
+                    answered += not isinstance(error, UnreachableError)
+                    if answered > RETRIES:
+                        raise self.failed("service", f"{error}, asked {answered} times") from error
+
+    def failed(self, kind: Any, reason: str) -> RewardFailed:
+        return self._post.failed(kind, reason)

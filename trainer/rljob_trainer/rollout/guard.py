@@ -1,0 +1,53 @@
+"""What the fronts of all our servers have in common: who gets in, and how the engine does.
+
+Open routes are GET /health (kubelet) and GET /metrics (Prometheus). Everything else needs the job's token (401).
+"""
+
+import os
+from abc import ABC, abstractmethod
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rljob_api import names
+from rljob_trainer.rollout.health import EngineClock
+from rljob_trainer.weights.gate import Gate
+
+OPEN_ROUTES = {("GET", "/health"), ("GET", "/metrics")}
+POLICY_VIOLATION = 1008
+"""Close code of a websocket (RFC 6455, 7.4.1)."""
+
+
+class Guard(ABC):
+    """An ASGI middleware that is given to vLLM by name (`--middleware`); reads the token and the first attempt from the environment."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app, self._clock = app, EngineClock()
+        self._gate = Gate(os.environ[names.ENV_ROLLOUT_TOKEN], int(os.environ.get(names.ENV_ATTEMPT, "0")))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": POLICY_VIOLATION})
+        elif scope["type"] != "http" or (scope["method"], scope["path"]) in OPEN_ROUTES:
+            await self._app(scope, receive, send)
+        elif not self._gate.knows((request := Request(scope, receive)).headers.get("authorization", "")):
+            await error(401, "a bearer token is required")(scope, receive, send)
+        else:
+            await self._admitted(request, send)
+
+    @abstractmethod
+    async def _admitted(self, request: Request, send: Send) -> None:
+        """Answer a request that has the token."""
+
+    async def _health(self, request: Request, updating: bool) -> JSONResponse:
+        """Asks the engine's own loop a question that costs it nothing."""
+        try:
+            silence = await self._clock.silence(request.app.state.engine_client.is_paused)
+        except Exception as problem:
+            return error(500, f"{type(problem).__name__}: {problem}")
+        return JSONResponse({"silence": silence, "updating": updating})
+
+
+def error(status: int, text: str, **more: int) -> JSONResponse:
+    return JSONResponse({"error": text} | more, status)
