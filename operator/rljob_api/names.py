@@ -149,6 +149,11 @@ def huggingface_dir(root: Path, step: int) -> Path:
     return step_dir(root, step) / "huggingface"
 
 
+def adapter_dir(root: Path, step: int) -> Path:
+    """Of the peft library's files."""
+    return step_dir(root, step) / "adapter"
+
+
 def fence_dir(root: Path) -> Path:
     return root / "fence"
 

@@ -13,6 +13,15 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"task": "dpo", "train": {"tokensPerMicroBatch": 63}}, "spec.train.tokensPerMicroBatch"),
     ({"task": "pretrain", "data": {"weights": [1, 2]}}, "spec.data.weights"),
     ({"task": "sft", "rollout": {"replicas": 0}}, "spec.rollout.replicas"),
+    (
+        {"model": {"lora": {"rank": 3}}, "trainer": {"nodes": 2, "parallelism": {"tensor": 2}}},
+        "spec.model.lora.rank",
+    ),
+    ({"model": {"lora": {}, "megatronCheckpoint": "/data/global_step_9"}}, "spec.model.megatronCheckpoint"),
+    (
+        {"model": {"lora": {}}, "reference": {"offload": False}, "algorithm": {"kl": {"coefficient": 0.1}}},
+        "spec.reference.offload",
+    ),
     ({"trainer": {"nodes": 3, "parallelism": {"tensor": 2}}}, "spec.trainer.parallelism"),
     ({"trainer": {"parallelism": {"virtualPipeline": 2}}}, "spec.trainer.parallelism.virtualPipeline"),
     ({"trainer": {"overlap": {"paramGather": True}}, "train": {"miniBatches": 2}}, "spec.trainer.overlap.paramGather"),

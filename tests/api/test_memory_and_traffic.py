@@ -76,6 +76,27 @@ def test_recomputation_offload_and_other_models_count() -> None:
     assert away.total == pytest.approx(plain.total - min(plain.optimizer, plain.activations + plain.logits))
 
 
+def test_a_frozen_base_has_neither_gradients_nor_moments() -> None:
+    """Rank 16 beside the queries, keys and values (1536 -> 2048) and down (8960 -> 1536) of 28 layers, over two tensor-parallel ranks and four
+    copies."""
+    lora = {"rank": 16, "targets": ["linear_qkv", "linear_fc2"]}
+    adapters = 28 * 16 * (1536 + 2048 + 8960 + 1536) / 2
+    model = {"path": "/data/model", "dtype": "bfloat16"}
+    trainer = {"device": "gpu", "processesPerNode": 8, "parallelism": {"tensor": 2}}
+    full = trainer_memory(make_spec(trainer=trainer, model=model), QWEN_1_5B)
+    found = trainer_memory(make_spec(trainer=trainer, model=model | {"lora": lora}), QWEN_1_5B)
+    assert found.weights == full.weights + 2 * adapters
+    assert found.gradients == 4 * adapters and found.optimizer == 12 * adapters / 4
+    assert found.activations == full.activations
+
+
+def test_a_critic_learns_whole_beside_a_policy_with_adapters() -> None:
+    model = {"path": "/data/model", "dtype": "bfloat16", "lora": {}}
+    ppo = {"algorithm": {"advantage": "gae"}, "critic": {}}
+    spec = make_spec(trainer={"device": "gpu"}, model=model, **ppo)
+    assert trainer_memory(spec, QWEN_1_5B).other_models == 18 * QWEN_1_5B.parameters
+
+
 def test_the_last_stage_holds_the_logits_and_the_first_more_micro_batches() -> None:
     spec = gpu_spec(parallelism={"pipeline": 4})
     m = trainer_memory(spec, NOMINAL)
@@ -130,6 +151,13 @@ def by_kind(spec: RLJobSpec, shape: Shape = NOMINAL, rollouts: int = 0) -> dict[
 
 def test_tensor_parallel_groups_of_a_pod_exchange_nothing_between_pods() -> None:
     assert "tensor" not in by_kind(gpu_spec(4, parallelism={"tensor": 8, "pipeline": 2}))
+
+
+def test_copies_exchange_the_gradients_of_adapters_alone() -> None:
+    lora = {"rank": 8, "targets": ["linear_proj"]}
+    spec = make_spec(trainer={"device": "gpu", "nodes": 2}, model={"path": "/data/model", "lora": lora})
+    [link] = [link for link in links(spec, NOMINAL, 0) if link.kind == "data"]
+    assert link.bytes == 2 * (4 + 4) * 36 * 8 * (4096 + 4096) / 2, "both ways, half to each of two"
 
 
 def test_data_parallel_pods_form_a_ring_per_stage() -> None:

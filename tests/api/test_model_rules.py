@@ -69,6 +69,13 @@ def test_recomputed_layers_fit_into_a_piece_of_a_stage() -> None:
     ]
 
 
+def test_adapters_are_refused_in_models_with_experts() -> None:
+    spec = make_spec(model={"path": "/data/model", "lora": {}})
+    rules = [(v.field, v.rule) for v in model_violations(spec, EXPERTS)]
+    assert ("spec.model.lora", "adapters are not proven in models with experts") in rules
+    assert not [v for v in model_violations(spec, DENSE) if v.field == "spec.model.lora"]
+
+
 def test_modules_of_experts_are_recomputed_in_models_that_have_some() -> None:
     field = "spec.trainer.recompute.modules"
     experts = {"recompute": {"granularity": "selective", "modules": ["moe", "layernorm"]}}

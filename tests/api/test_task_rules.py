@@ -13,6 +13,7 @@ from rljob_api.validation.tasks import READERS, SUPERVISED
 
 VALUES: dict[str, Any] = {
     "model.megatronCheckpoint": "/data/checkpoint",
+    "model.lora": {"rank": 8},
     "data.format": "messages",
     "data.maxPromptTokens": 16,
     "data.maxTokens": 64,

@@ -2,7 +2,8 @@
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from rljob_api import names
@@ -18,6 +19,7 @@ from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.huggingface import write_hugging_face
+from rljob_trainer.megatron.peft import write_adapters
 from rljob_trainer.memory import Plan
 from rljob_trainer.tasks import Outcome, Source
 from rljob_trainer.tasks.choice import source_of
@@ -152,18 +154,29 @@ class Attempt:
             self._first.driver.saved(saved.step, checkpoints, saved.stall_seconds, saved.background_seconds)
 
     def _export(self, step: int) -> str:
-        """The final policy as a Hugging Face directory next to its checkpoint; its path, empty when the spec wants none."""
+        """The final policy as a Hugging Face directory next to its checkpoint, and beside it its adapters, where it has some. The path of the first,
+        empty when the spec wants none."""
         if not self._spec.checkpoint.export_hugging_face:
             return ""
-        target = names.huggingface_dir(self._root, step)
+        source, lora, target = (
+            Path(self._spec.model.path),
+            self._spec.model.lora,
+            names.huggingface_dir(self._root, step),
+        )
+        if lora:
+            self._write(names.adapter_dir(self._root, step), partial(write_adapters, self.engine, lora, source))
+        self._write(target, partial(write_hugging_face, self.engine, source))
+        return str(target)
+
+    def _write(self, target: Path, write: Callable[[Path], None]) -> None:
+        """A directory that is complete when it has its name."""
         scratch = target.with_name(target.name + ".tmp")
         if self._first:
             shutil.rmtree(scratch, ignore_errors=True)
-        write_hugging_face(self.engine, Path(self._spec.model.path), scratch)
+        write(scratch)
         if self._first:
             self._first.store.check()
             if template := self._spec.data.chat_template.path:
                 shutil.copy(template, scratch / "chat_template.jinja")  # before the tokenizer's own, for who loads it
             shutil.rmtree(target, ignore_errors=True)
             scratch.rename(target)
-        return str(target)

@@ -6,7 +6,8 @@ Trainer, per rank of the first and the last pipeline stage, of which the larger 
 ranks that share the optimizer's states: data x context parallel):
 
     weights, gradients, optimizer
-        b P, 4 P and (8 + 4 [b < 4]) P/d: bfloat16 6 + 12/d bytes per parameter and float32 8 + 8/d (megatron-core docs, dist_optimizer)
+        b P, 4 P and (8 + 4 [b < 4]) P/d: bfloat16 6 + 12/d bytes per parameter and float32 8 + 8/d (megatron-core docs, dist_optimizer);
+        with LoRA b (P + A), 4 A and (8 + 4 [b < 4]) A/d, with A the rank's part of the adapters' parameters
     activations
         per layer and token b (4 hidden + 2 queries + 2 keys and values + 3 feed-forward) / t, each tensor that a backward pass needs once,
         with experts topk (hidden + 3 feed-forward): each of a token's experts has a copy of it
@@ -212,14 +213,11 @@ def _stage(spec: RLJobSpec, shape: Shape, stage: int) -> _Stage:
     lay, width = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype]
     last = stage == lay.pipeline - 1
     dense, experts = _own(shape, lay, stage)
-    own = dense + experts
-    state = 2 * FLOAT + (FLOAT if width < FLOAT else 0)
-    optimizer = state * (dense / (lay.data * lay.context) + experts / lay.expert_copies)
     tokens = spec.train.tokens_per_micro_batch / lay.context
     layer, passed = tokens * _layer(spec, shape, width), tokens * width * shape.hidden / _cut(spec)
     whole, inputs, again = _kept(spec, shape.layers / lay.pipeline)
     return _Stage(
-        networks=_networks(spec, width * own, FLOAT * own, optimizer),
+        networks=_networks(spec, shape, dense, experts),
         layer=layer,
         activations=(whole * layer + inputs * passed) * _in_flight(lay, stage) + again * layer,
         logits=(width + FLOAT) * tokens * _outputs(spec, shape) / lay.tensor if last else 0.0,
@@ -271,15 +269,29 @@ def _in_flight(lay: Layout, stage: int) -> float:
     return lay.pipeline - stage
 
 
-def _networks(spec: RLJobSpec, weights: float, gradients: float, optimizer: float) -> list[_Network]:
-    """Models of the policy's size share its ranks. A reference in host memory takes the policy's place and is none of its own."""
-    found = [_Network(weights, gradients, optimizer, spec.trainer.offload)]
+def _networks(spec: RLJobSpec, shape: Shape, dense: float, experts: float) -> list[_Network]:
+    """Models of so many parameters share the policy's ranks. A reference in host memory takes the policy's place and is none of its own."""
+    lay, weights = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype] * (dense + experts)
+    whole = policy = _trained(spec, lay, 0.0, dense, experts)
+    if spec.model.lora:
+        adapters = shape.adapters(spec.model.lora) * shape.layers / lay.pipeline / lay.tensor
+        policy = _trained(spec, lay, weights, adapters, 0.0)
+    found = [replace(policy, offload=spec.trainer.offload)]
     if spec.critic:
-        found.append(_Network(weights, gradients, optimizer, spec.critic.offload))
+        found.append(replace(whole, offload=spec.critic.offload))
     if spec.has_reference and not spec.reference.offload:
         found.append(_Network(weights, 0.0, 0.0, Offload()))
     judges = [r.model for r in spec.rewards if r.model]
     return found + [_Network(weights, 0.0, 0.0, Offload(parameters=judge.offload)) for judge in judges]
+
+
+def _trained(spec: RLJobSpec, lay: Layout, frozen: float, dense: float, experts: float) -> _Network:
+    """Of so many parameters that learn, beside so many bytes of others."""
+    width = BYTES[spec.model.dtype]
+    state = 2 * FLOAT + (FLOAT if width < FLOAT else 0)
+    optimizer = state * (dense / (lay.data * lay.context) + experts / lay.expert_copies)
+    own = dense + experts
+    return _Network(frozen + width * own, FLOAT * own, optimizer, Offload())
 
 
 def rollout_memory(spec: RLJobSpec, shape: Shape) -> RolloutMemory:

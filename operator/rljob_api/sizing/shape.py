@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from rljob_api.spec.model import LoraSpec
+
 BYTES = {"float32": 4, "bfloat16": 2}
 """Of one parameter or activation, by `spec.model.dtype`."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -75,6 +77,17 @@ class Shape:
     @property
     def embedding(self) -> int:
         return self.vocabulary * self.hidden
+
+    def adapters(self, lora: LoraSpec) -> int:
+        """Parameters of one dense layer's adapters: rank x (inputs + outputs) of each matrix that has one."""
+        queries = self.head * self.heads
+        widths = {
+            "linear_qkv": self.hidden + queries + 2 * self.head * self.groups,
+            "linear_proj": queries + self.hidden,
+            "linear_fc1": self.hidden + 2 * self.feed_forward,
+            "linear_fc2": self.feed_forward + self.hidden,
+        }
+        return lora.rank * sum(widths[target] for target in set(lora.targets))
 
     @property
     def parameters(self) -> int:

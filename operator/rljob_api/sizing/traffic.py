@@ -9,7 +9,8 @@ hidden size, b the bytes of an activation, t, c, e, d, p the parallel sizes. Sen
         g groups of k channels)
     EP  four all-to-all (dispatch and combine, both ways): 4 b h topk T/(d c t) per layer, 1/e of it to each member (Lepikhin et al. arXiv 2006.16668)
     DP  per optimizer step a reduce-scatter of float32 gradients and an all-gather of parameters: (4 + b) P (d-1)/d, P the rank's own parameters
-        (Rajbhandari et al. arXiv 1910.02054 section 7; megatron-core distributed optimizer); experts have their own group, of size world/(p e te)
+        (Rajbhandari et al. arXiv 1910.02054 section 7; megatron-core distributed optimizer); experts have their own group, of size world/(p e te);
+        with LoRA P are the adapters' parameters alone
     PP  activations forward and gradients backward between neighbour stages: 2 b h T/(d c), 1/t of it per rank with sequence parallelism; once for
         each virtual stage (Narayanan et al. arXiv 2104.04473 section 2.2)
     weights  b x all parameters from rank 0 through the rollouts, one after another (a pipelined broadcast)
@@ -66,6 +67,8 @@ class Volumes:
         both, ring = 1 + extra / 2, 1 + extra / 3
         own = layers * shape.dense / t + 2 * shape.embedding / (t * p)
         experts = layers * shape.expert / (e * lay.expert_tensor)
+        if spec.model.lora:
+            own, experts = layers * shape.adapters(spec.model.lora) / t, 0.0
         updates = Amounts.of(spec).updates
         copies = lay.data * c
         exchange = GRADIENT + width

@@ -53,7 +53,8 @@ class CheckpointSpec(Model):
     """Write periodic checkpoints in the background, in a fast format that fits the same `trainer.parallelism` only (any number of data-parallel
     ranks). Checkpoints of a drain and of the end are written synchronously, and fit every layout."""
     export_hugging_face: bool = True
-    """Write the final policy as a Hugging Face directory next to the last checkpoint."""
+    """Write the final policy as a Hugging Face directory next to the last checkpoint; with `model.lora` its merged weights, and the adapters as a
+    directory of the peft library."""
 
 
 class SchedulingSpec(Model):

@@ -16,6 +16,21 @@ from rljob_api.spec.common import (
 )
 
 
+class LoraSpec(Model):
+    """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685): a matrix W of the model computes W x + (alpha / rank) B A x, and only A and B are
+    trained."""
+
+    rank: PositiveInt = 32
+    """Rows of A and columns of B; a multiple of `trainer.parallelism.tensor`."""
+    alpha: PositiveInt = 32
+    """What an adapter adds is multiplied by alpha / rank."""
+    targets: Annotated[
+        list[Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]], Field(min_length=1, max_length=4)
+    ] = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+    """Matrices that get an adapter, by megatron-core's names: queries, keys and values together, the output of the attention, gate and up
+    together, and down."""
+
+
 class ModelSpec(Model):
     """The policy's starting point."""
 
@@ -24,6 +39,9 @@ class ModelSpec(Model):
     megatron_checkpoint: AbsolutePath | None = None
     """A torch_dist directory of megatron-core (for example `global_step_100` of another job) whose weights are taken in place of `path`'s
     safetensors, in any parallel layout; config.json and the tokenizer are still `path`'s."""
+    lora: LoraSpec | None = None
+    """Train low-rank adapters; all weights of the model stay as they are, without gradients and optimizer states. Unset: all weights are
+    trained."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of the parameters in training and generation. Optimizer states and gradients are float32."""
     trust_remote_code: bool = False

@@ -41,6 +41,7 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
     yield from _width_violations(spec, config)
     yield from _depth_violations(spec, config)
     yield from _expert_violations(spec, config)
+    yield from _adapter_violations(spec, config)
     if not spec.train.batches.replay:
         yield from _server_violations(spec, config)
 
@@ -129,6 +130,13 @@ def _expert_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
         yield Violation(f"{PARALLELISM}.expert", str(layout.expert), "the model has no experts", "set 1")
     if p.expert_tensor:
         yield Violation(f"{PARALLELISM}.expertTensor", str(p.expert_tensor), "the model has no experts", "remove it")
+
+
+def _adapter_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """Adapters where they are proven: in models without experts."""
+    if spec.model.lora and experts_of(config):
+        rule = "adapters are not proven in models with experts"
+        yield Violation("spec.model.lora", "set", rule, "remove it, or use a model without experts")
 
 
 def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:

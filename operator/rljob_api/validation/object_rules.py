@@ -29,6 +29,8 @@ ADVANTAGE = field("algorithm.advantage")
 BACKEND = field("scheduling.backend")
 UPDATES = (field("train.miniBatches") * field("train.epochsPerStep")).named("miniBatches x epochsPerStep")
 
+LORA = present("model.lora")
+
 KINDS = count(tuple(present(kind) for kind in REWARD_KINDS))
 
 LAYOUT_RULES = (
@@ -58,6 +60,28 @@ LAYOUT_RULES = (
         "parameters are gathered during the forward pass of the next update, and {0} leaves one update in a step",
         "remove it, or raise spec.train.miniBatches",
         (UPDATES,),
+    ),
+)
+
+LORA_RULES = (
+    Rule(
+        "model.lora.rank",
+        LORA.implies(TENSOR.divides(field("model.lora.rank"))),
+        "the columns of an adapter are shared by the tensor-parallel ranks, and {0} does not divide it",
+        "choose a multiple of it",
+        (TENSOR,),
+    ),
+    Rule(
+        "model.megatronCheckpoint",
+        LORA.implies(~present("model.megatronCheckpoint")),
+        "adapters belong to the weights in spec.model.path, by whose name others find them",
+        "export that checkpoint as a Hugging Face directory and name it in spec.model.path, or remove spec.model.lora",
+    ),
+    Rule(
+        "reference.offload",
+        LORA.implies(present("reference.path") | field("reference.offload")),
+        "the reference is the policy without its adapters: there is no second copy that could stay on the device",
+        "remove it, or name another model in spec.reference.path",
     ),
 )
 
@@ -273,6 +297,6 @@ POD_RULES = (
 )
 
 OBJECT_RULES = (
-    *(*TASK_RULES, *LAYOUT_RULES, *BATCH_RULES, *ROLLOUT_RULES, *ALGORITHM_RULES, *SCHEDULING_RULES),
+    *(*TASK_RULES, *LORA_RULES, *LAYOUT_RULES, *BATCH_RULES, *ROLLOUT_RULES, *ALGORITHM_RULES, *SCHEDULING_RULES),
     *POD_RULES,
 )

@@ -4,6 +4,10 @@ do not count."""
 WORDS: dict[str, str] = {
     "model.path": "model_path hf_checkpoint model_name model_name_or_path pretrained_model base_model",
     "model.dtype": "torch_dtype precision bf16 params_dtype",
+    "model.lora": "peft peft_config adapter",
+    "model.lora.rank": "lora_rank r dim lora_r",
+    "model.lora.alpha": "lora_alpha",
+    "model.lora.targets": "target_modules lora_target lora_target_modules",
     "data.train": "train_files train_file train_data dataset dataset_path prompt_data",
     "data.validation": "val_files val_data val eval_data eval_files test_files validation_files",
     "data.promptKey": "input_key prompt_column",

@@ -18,6 +18,7 @@ PAIRS: tuple[Task, ...] = ("dpo", "rewardModel")
 
 READERS: dict[str, tuple[Task, ...]] = {
     "model.megatronCheckpoint": ("rl", "sft", "dpo", "pretrain"),
+    "model.lora": ("rl", "sft", "dpo", "pretrain"),
     "data.format": SUPERVISED,
     "data.promptKey": ("rl", *CONVERSATIONS),
     "data.responseKey": ("sft",),

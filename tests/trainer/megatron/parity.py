@@ -8,6 +8,7 @@ import torch
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
+from trainer.megatron.gang import changed
 from trainer.megatron.models import job, train_step
 from trainer.ranks import run_ranks
 
@@ -23,6 +24,8 @@ class Setting:
     """Arguments of `job`."""
     config: dict[str, Any] = field(default_factory=dict)
     """spec.trainer.transformerConfig"""
+    lora: dict[str, Any] | None = None
+    """spec.model.lora"""
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,13 @@ class Case:
             "learningRate": 1e-3,
             "epsilon": 1e-6,
         }  # Adam makes weights of the rounding of gradients near 0 with less
-        return job(
+        spec = job(
             models[s.model],
             dtype=s.dtype,
             trainer=trainer,
             **{"optimizer": optimizer, "miniBatches": 2, **replayed, **s.train},
         )
+        return changed(spec, model={"lora": s.lora})
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,8 @@ BALANCED = Setting(
     },  # the same micro-batches on one rank and on two: this loss depends on them
     config={"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.1},
 )
+LORA = Setting("Qwen2, LoRA", lora={"rank": 4, "alpha": 8})
+MATRICES = Setting("Qwen2, LoRA of gate and up", lora={"rank": 4, "alpha": 8, "targets": ["linear_fc1"]})
 FULL = {"recompute": {"granularity": "full"}}
 BLOCK = {"recompute": {"granularity": "full", "method": "block", "layers": 1}}
 SELECTIVE = {"recompute": {"granularity": "selective", "modules": ["core_attn", "mlp"]}}
@@ -155,5 +161,14 @@ CASES = [
     Case("EP2 PP2", 4, {"expert": 2, "pipeline": 2}, setting=MOE),
     Case("EP2 CP2 DP2", 4, {"expert": 2, "context": 2}, setting=MOE),
     Case("bfloat16 TP2 PP2", 4, {"tensor": 2, "pipeline": 2}, setting=BF16, loss=4.6e-3, weights=1e-2),
+    Case("LoRA, PP2", 2, {"pipeline": 2}, setting=LORA),
+    Case("LoRA, PP2 VPP2", 2, {"pipeline": 2, "virtualPipeline": 2}, setting=LORA),
+    Case("LoRA, TP2", 2, {"tensor": 2}, setting=LORA),
+    Case("LoRA, TP2 without sequence parallelism", 2, {"tensor": 2, "sequence": False}, setting=LORA),
+    Case("LoRA, DP2, overlap", 2, trainer=OVERLAP, setting=LORA),
+    Case("LoRA, CP2", 2, {"context": 2}, setting=LORA),
+    Case("LoRA, TP2, full recompute", 2, {"tensor": 2}, FULL, setting=LORA),
+    Case("LoRA of gate and up, DP2, selective recompute", 2, {}, SELECTIVE, setting=MATRICES),
+    Case("LoRA, TP2 PP2", 4, {"tensor": 2, "pipeline": 2}, setting=LORA),
     Case("TP2 PP2 CP2", 8, {"tensor": 2, "pipeline": 2, "context": 2}),
 ]

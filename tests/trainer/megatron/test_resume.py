@@ -24,6 +24,7 @@ JOBS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "GRPO": ("qwen2", {}, {}),
     "PPO": ("qwen2", {"algorithm": PPO}, {"critic": {"optimizer": {"learningRate": 1e-3}}}),
     "MoE": ("qwen3_moe", {}, {}),
+    "LoRA": ("qwen2", {}, {"model": {"lora": {"rank": 4, "alpha": 8}}}),
 }
 """Family of the model, arguments of `job`, further sections of the spec."""
 
@@ -48,6 +49,10 @@ CASES = [
     Case("MoE", "tp1-pp1-dp2-ep2", "tp1-pp1-dp2-ep2", "fixed"),
     Case("MoE", "tp1-pp1-dp2-ep2", "tp1-pp1-dp1"),
     Case("MoE", "tp1-pp1-dp2-ep2", "tp2-pp1-dp1"),
+    Case("LoRA", "tp1-pp1-dp2", "tp1-pp1-dp2", "fixed"),
+    Case("LoRA", "tp1-pp1-dp2", "tp2-pp1-dp1"),
+    Case("LoRA", "tp2-pp1-dp1", "tp1-pp2-dp1"),
+    Case("LoRA", "tp2-pp1-dp1", "tp2-pp1-dp1"),
 ]
 
 

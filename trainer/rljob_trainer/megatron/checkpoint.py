@@ -1,5 +1,7 @@
 """Networks, optimizers, schedules and random states as a torch_dist directory.
 
+Of a network with adapters these alone are in it, with a name of what they belong to.
+
 Two formats. `fully_reshardable`: any layout can load it; the optimizer's shards are first gathered on every data-parallel rank
 (compat/optimizer_gathering.py). `dp_reshardable`: every rank writes its own shards as they lie, at once; only the number of data-parallel ranks
 may differ when it is loaded.
@@ -26,6 +28,8 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.compat.load_progress import reporting_reads
 from rljob_trainer.megatron.compat.optimizer_gathering import separate
 from rljob_trainer.megatron.compat.write_queue import new_queue
+from rljob_trainer.megatron.lora import is_adapter
+from rljob_trainer.megatron.lora_base import Base, require_same
 from rljob_trainer.megatron.offload import Offloader, states
 
 THREADS = 8
@@ -38,6 +42,8 @@ class Network:
 
     modules: Sequence[MegatronModule]
     """Its pieces on this rank, without their wrappers, whose names would get into the file."""
+    base: Base | None
+    """What its adapters belong to; None: all of it is trained."""
     optimizer: Any
     scheduler: OptimizerParamScheduler
     offloader: Offloader
@@ -79,6 +85,7 @@ def save(directory: Path, state: State, reshardable: bool) -> Writing:
         "reshardable": reshardable,
         "objective": dict(state.objective),
         "names": sorted(state.networks),
+        "bases": {name: network.base and network.base.as_json() for name, network in state.networks.items()},
         "bucket_sizes": {name: network.bucket_size for name, network in state.networks.items()},
     }
     live = set().union(*(network.storages() for network in state.networks.values()))
@@ -90,10 +97,13 @@ def load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[s
     """Put what `save` wrote into the live objects, and return the objective's state. Random states are taken only in the same layout. Collective.
     `heartbeat` is called with every tensor that this rank has read.
 
-    Raises ConfigurationError when a network that is to be trained is not in it, or does not lie in it as it does here.
+    Raises ConfigurationError when a network that is to be trained is not in it, does not lie in it as it does here, or has adapters of another
+    model.
     """
     common = dist_checkpointing.load_common_state_dict(str(directory))
     _require_networks(common["names"], state)
+    for name, network in state.networks.items():
+        require_same(common["bases"][name], network.base)
     if not common["reshardable"]:
         _require_buckets(common["bucket_sizes"], state)
     wanted = _sharded(state, _formatted(common["reshardable"]), loading=True)
@@ -136,7 +146,7 @@ def _require_buckets(held: dict[str, int | None], state: State) -> None:
 
 def _put(loaded: dict[str, Any], network: Network) -> None:
     for i, module in enumerate(network.modules):
-        module.load_state_dict(loaded["model"][i])
+        module.load_state_dict(loaded["model"][i], strict=network.base is None)
     _keep_settings(loaded["optimizer"], network.optimizer)
     network.optimizer.load_state_dict(loaded["optimizer"])
     network.scheduler.load_state_dict(loaded["scheduler"])
@@ -168,12 +178,17 @@ def _sharded(state: State, metadata: dict[str, Any], loading: bool) -> dict[str,
 
 
 def _sharded_network(network: Network, metadata: dict[str, Any], loading: bool) -> dict[str, Any]:
-    model = {i: module.sharded_state_dict(metadata=metadata) for i, module in enumerate(network.modules)}
+    model = {i: _sharded_module(module, network.base, metadata) for i, module in enumerate(network.modules)}
     return {
         "model": model,
         "optimizer": _sharded_optimizer(network, dict(model), metadata, loading),
         "scheduler": network.scheduler.state_dict(),
     }
+
+
+def _sharded_module(module: MegatronModule, base: Base | None, metadata: dict[str, Any]) -> dict[str, Any]:
+    found = module.sharded_state_dict(metadata=metadata)
+    return {name: part for name, part in found.items() if base is None or is_adapter(name)}
 
 
 def _sharded_optimizer(network: Network, model: dict[Any, Any], metadata: dict[str, Any], loading: bool) -> Any:

@@ -148,6 +148,11 @@ class Engine:
                 self.heartbeat()
                 yield name, tensor
 
+    def export_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See TrainedModel.export_adapters. Every rank must drain it."""
+        with self._policy.offloader.using("parameters"):
+            yield from self._model.export_adapters()
+
     def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
         """The config.json of what `export` gives, from that of the model that the job started from."""
         return self._model.hugging_face_config(config)

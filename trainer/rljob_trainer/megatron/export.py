@@ -1,6 +1,6 @@
 """The tensors of a trained model under their Hugging Face names."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,11 +18,18 @@ class Exporter:
         """`but`: a parameter of megatron's that is left out."""
         self._bridge, self._modules, self._config, self._but = bridge, list(modules), config, but
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Full tensors in the model's dtype, one at a time, on every rank. Collective: every rank must drain it."""
+    def tensors(self, change: Callable[[Any], Any] = lambda task: task) -> Iterator[tuple[str, torch.Tensor]]:
+        """Full tensors in the model's dtype, one at a time, on every rank. Collective: every rank must drain it.
+
+        `change` gives what is done in a task's place when its turn comes.
+        """
         padded = self._padded_names()
         exported = self._bridge.export_hf_weights(
-            self._modules, cpu=False, show_progress=False, conversion_tasks=self._tasks
+            self._modules,
+            cpu=False,
+            show_progress=False,
+            conversion_tasks=map(change, self.tasks),
+            merge_adapter_weights=False,
         )
         for name, tensor in exported:
             yield name, tensor[: self._config.vocab_size] if name in padded else tensor
@@ -31,9 +38,9 @@ class Exporter:
         """Hugging Face names of the tensors with a row per token, when tensor parallelism made us add rows."""
         if not self._config.should_pad_vocab:
             return set()
-        return {str(t.mapping.hf_param) for t in self._tasks if t.global_param_name in _VOCABULARY_WEIGHTS}
+        return {str(t.mapping.hf_param) for t in self.tasks if t.global_param_name in _VOCABULARY_WEIGHTS}
 
     @cached_property
-    def _tasks(self) -> list[Any]:
+    def tasks(self) -> list[Any]:
         """What to make of each parameter. They remember what stages told each other of them, so every export but the first asks nothing."""
         return [t for t in self._bridge.get_conversion_tasks(self._modules) if t.global_param_name != self._but]

@@ -53,12 +53,17 @@ class TENorm(torch.nn.Module):
 class TELayerNormColumnParallelLinear(ColumnParallelLinear):
     """A norm and the column-parallel matrix that reads it."""
 
+    return_layernorm_output = False
+    """Give what the matrix reads beside what it makes of it, for an adapter that reads the same."""
+
     def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(input_size, output_size, config=config, **kwargs)
         self.layer_norm_weight, self.layer_norm_bias = _norm_parameters(config, input_size)
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return super().forward(_norm(x, self.layer_norm_weight, self.layer_norm_bias, self.config), *args, **kwargs)
+        normed = _norm(x, self.layer_norm_weight, self.layer_norm_bias, self.config)
+        output, bias = super().forward(normed, *args, **kwargs)
+        return ((output, normed) if self.return_layernorm_output else output), bias
 
 
 def _norm_parameters(config: TransformerConfig, size: int) -> tuple[Parameter, Parameter | None]:

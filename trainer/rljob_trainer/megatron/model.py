@@ -1,6 +1,7 @@
 """The policy: from a Hugging Face directory or a Megatron checkpoint to a megatron model in this rank's place."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from rljob_trainer.checkpoint.manifest import engine_directory
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.export import Exporter
 from rljob_trainer.megatron.layers import keep_apart
+from rljob_trainer.megatron.lora import Adapters
+from rljob_trainer.megatron.lora_base import Base
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import configure, open_bridge
 
@@ -31,7 +34,7 @@ class PolicyModel:
     """A language model; see network.TrainedModel."""
 
     def __init__(self, spec: RLJobSpec, parallel: ParallelState) -> None:
-        self.bridge = open_bridge(spec)
+        self.bridge, self._path = open_bridge(spec), spec.model.path
         checkpoint = spec.model.megatron_checkpoint
         self.config: Any = self.bridge.to_megatron_provider(load_weights=checkpoint is None)
         configure(self.config, spec, parallel.layout)
@@ -45,9 +48,20 @@ class PolicyModel:
             load_weights(checkpoint, self.modules)
         self.vocabulary: int | None = self.config.vocab_size
         self._exporter = Exporter(self.bridge, self.modules, self.config)
+        self.adapters: Adapters | None = None
+        if spec.model.lora:
+            self.adapters = Adapters(spec.model.lora, spec.data.seed, self.modules, self._exporter.tasks)
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._exporter.tensors()
+        return self._exporter.tensors(self.adapters.merged) if self.adapters else self._exporter.tensors()
+
+    def export_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """`....q_proj.lora_A.weight` [rank, in] and `....lora_B.weight` [out, rank], whole, on every rank. Collective, as `export`."""
+        yield from self.bridge.export_adapter_weights(self.modules, cpu=False, show_progress=False)
+
+    @cached_property
+    def base(self) -> Base | None:
+        return Base.of(self._path, self.adapters.settings, self._exporter.tensors()) if self.adapters else None
 
     def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
         return config

@@ -11,6 +11,8 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import Optimizer
 from rljob_api.spec.roles import Offload
 from rljob_trainer.megatron import checkpoint
+from rljob_trainer.megatron.lora import Adapters
+from rljob_trainer.megatron.lora_base import Base
 from rljob_trainer.megatron.model import freeze, settle, wrap
 from rljob_trainer.megatron.offload import Offloader
 from rljob_trainer.megatron.optimizer import Learner, Update, build_optimizer
@@ -30,13 +32,24 @@ class LoadedModel(Protocol):
     """The pieces of this rank's stage: one, or as many as `virtualPipeline` says."""
     vocabulary: int | None
     """Tokens of a language model; None: it gives values."""
+    adapters: Adapters | None
+    """That are trained in place of all parameters."""
 
 
 class TrainedModel(LoadedModel, Protocol):
     """One whose weights others get."""
 
+    @property
+    def base(self) -> Base | None:
+        """What its adapters belong to; None: it has none. Collective when it is asked for first, with the parameters on the device."""
+        ...
+
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Hugging Face names and full tensors in the model's dtype, one at a time, on every rank. Collective: every rank must drain it."""
+        ...
+
+    def export_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Likewise of its adapters, under the names of the peft library without their prefix; of a model that has some."""
         ...
 
     def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +89,7 @@ class TrainedNetwork(Network):
 
     def __init__(
         self,
-        model: LoadedModel,
+        model: TrainedModel,
         spec: RLJobSpec,
         optimizer: Optimizer,
         steps: int,
@@ -87,7 +100,7 @@ class TrainedNetwork(Network):
         """`steps`: optimizer steps of the whole job."""
         chunks = wrap(model.modules, model.config, spec)
         super().__init__(model, parallel, heartbeat, chunks)
-        self.chunks = chunks
+        self._model, self.chunks = model, chunks
         self.optimizer, self.scheduler = build_optimizer(optimizer, chunks, steps)
         self.offloader = Offloader(offload, model.modules, chunks, self.optimizer)
         skips = spec.train.on_non_finite == "skip"
@@ -120,7 +133,7 @@ class TrainedNetwork(Network):
 
     def checkpointed(self) -> checkpoint.Network:
         """What a checkpoint needs of it; inside `offloader.using("parameters", "optimizer")`."""
-        return checkpoint.Network(self.modules, self.optimizer, self.scheduler, self.offloader)
+        return checkpoint.Network(self.modules, self._model.base, self.optimizer, self.scheduler, self.offloader)
 
     def _gradients(self, batch: MiniBatch, objective: Objective, update: int) -> MetricAccumulator:
         parts = self.passes.backward(batch, partial(self._loss, objective=objective))

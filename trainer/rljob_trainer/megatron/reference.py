@@ -1,12 +1,14 @@
-"""The frozen policy of the KL penalty: a copy in host memory that is swapped in for the policy, or a second model on the device."""
+"""The frozen policy of the KL penalty: a copy in host memory that is swapped in for the policy, a second model on the device, or the policy itself
+without its adapters."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.megatron.lora import is_adapter
 from rljob_trainer.megatron.model import PolicyModel
 from rljob_trainer.megatron.network import LoadedModel, Network
 from rljob_trainer.megatron.packing import MicroBatch
@@ -32,10 +34,16 @@ def reference_of(
     reference = spec.reference
     if not reference.offload:
         return Network(_load(spec, parallel), parallel, heartbeat).log_probs
-    copy = HostCopy(policy.modules, _load(spec, parallel).modules if reference.path else policy.modules)
+    adapters, copy = policy.adapters, None
+    if reference.path or not adapters:
+        copy = HostCopy(policy.modules, _load(spec, parallel).modules if reference.path else policy.modules)
 
     def swapped(micro_batches: Sequence[MicroBatch], temperature: float) -> list[torch.Tensor]:
-        with copy.swapped_in():
+        with ExitStack() as stack:
+            if adapters:
+                stack.enter_context(adapters.off())
+            if copy:
+                stack.enter_context(copy.swapped_in())
             return log_probs(micro_batches, temperature)
 
     return swapped
@@ -45,7 +53,7 @@ def _load(spec: RLJobSpec, parallel: ParallelState) -> PolicyModel:
     path = spec.reference.path
     if path is None:
         return PolicyModel(spec, parallel)
-    model = spec.model.model_copy(update={"path": path, "megatron_checkpoint": None})
+    model = spec.model.model_copy(update={"path": path, "megatron_checkpoint": None, "lora": None})
     try:
         return PolicyModel(spec.model_copy(update={"model": model}), parallel)
     except ConfigurationError as error:
@@ -53,13 +61,16 @@ def _load(spec: RLJobSpec, parallel: ParallelState) -> PolicyModel:
 
 
 class HostCopy:
-    """Values for the parameters of `modules`, in host memory: those of `source` as they are now.
+    """Values for the parameters of `modules` apart from adapters, in host memory: those of `source` as they are now.
 
     Raises ConfigurationError, of spec.reference.path, when they have not the same shapes.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module], source: Sequence[torch.nn.Module]) -> None:
-        ours, theirs = ([p for m in models for p in m.parameters()] for models in (modules, source))
+        ours, theirs = (
+            [p for m in models for name, p in m.named_parameters() if not is_adapter(name)]
+            for models in (modules, source)
+        )
         if [p.shape for p in ours] != [p.shape for p in theirs]:
             fix = "name a model of the same shapes, or set spec.reference.offload: false"
             raise ConfigurationError(FIELD, "set", "is not of the policy's architecture", fix)

@@ -17,6 +17,8 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.validation.model import model_violations
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.export import Exporter
+from rljob_trainer.megatron.lora import Adapters
+from rljob_trainer.megatron.lora_base import Base
 from rljob_trainer.megatron.model import require_all_weights
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import DTYPES, MODEL, configure, converting, read_config
@@ -59,12 +61,17 @@ class ValueModel:
         )
         """The pieces of this rank's stage."""
         self.vocabulary: int | None = None
+        self.adapters: Adapters | None = None
+        self.base: Base | None = None
         require_all_weights(bridge, self.modules, field, path, but=_HEAD)
         self._exporter = Exporter(bridge, self.modules, self.config, but=_HEAD)
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._exporter.tensors()
         yield SCORE, self._head()
+
+    def export_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from ()
 
     def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
         """Of transformers' sequence classifier with one label."""

@@ -23,6 +23,7 @@ MODULES = (
     "torch_layers",
     "bridge_import",
     "bridge_export",
+    "bridge_lora",
     "mixtral",
     "load_progress",
     "write_queue",

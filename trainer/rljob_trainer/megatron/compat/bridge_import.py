@@ -1,4 +1,4 @@
-"""megatron.bridge imports classes of Transformer Engine for LoRA, which we never use, also where Transformer Engine is absent
+"""megatron.bridge imports classes of Transformer Engine for LoRA also where Transformer Engine is absent
 (peft/lora_layers.py:20; NVIDIA-NeMo/Megatron-Bridge#103 made one such import safe). Its import also configures the root logger. Can go when
 `import megatron.bridge` works without Transformer Engine and leaves logging alone.
 """
