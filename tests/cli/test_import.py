@@ -18,6 +18,7 @@ CASES = {
     "verl/dapo-moe.sh": Options(),
     "verl/ppo.yaml": Options(rows=10_000),
     "verl/guide.sh": Options(),
+    "verl/lora.sh": Options(),
     "verl/sft.sh": Options(environment={"1": "8", "2": "/data/sft"}),
     "roll/rlvr-moe.yaml": Options(),
     "roll/async-ppo.yaml": Options(),

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kubectl_rljob.importer import places
+from kubectl_rljob.importer.adapters import adapters
 from kubectl_rljob.importer.amounts import Length, Warmup
 from kubectl_rljob.importer.hydra import plain
 from kubectl_rljob.importer.llama_factory_rows import ROWS
@@ -39,6 +40,15 @@ def stage(settings: Settings) -> Iterator[Said]:
         yield settings.changed("template", "the tokenizer's chat template, whose text may differ")
     if "bf16" in settings:
         yield settings.field("model.dtype", "bfloat16" if settings["bf16"] else "float32", "bf16")
+
+
+def tuning(settings: Settings) -> Iterator[Said]:
+    if settings["finetuning_type"] == "lora":
+        rank = settings.integer("lora_rank")
+        alpha = settings.integer("lora_alpha") if "lora_alpha" in settings else 2 * rank
+        yield from adapters(settings, "lora_rank", "lora_alpha", "lora_target", (rank, alpha))
+    elif settings["finetuning_type"] != "full":
+        yield settings.changed("finetuning_type", "all parameters are trained")
 
 
 def data(settings: Settings) -> Iterator[Said]:
@@ -192,6 +202,8 @@ def unread(settings: Settings) -> dict[str, str]:
         found["sft"] = "read by stages sft and pt only"
     if task != "sft":
         found["data.lossOn"] = "read by stage sft only"
+    if task == "rm":
+        found["model.lora"] = "a reward model is trained whole"
     if task != "dpo" or settings["pref_loss"] in WITHOUT_REFERENCE:
         found["reference"] = "no reference is held"
     return found
@@ -200,7 +212,7 @@ def unread(settings: Settings) -> dict[str, str]:
 LLAMA_FACTORY = System(
     "LLaMA-Factory",
     ROWS,
-    (stage, data, amounts, layout, preferences, output, places.pods),
+    (stage, tuning, data, amounts, layout, preferences, output, places.pods),
     unread,
 )
 

@@ -26,10 +26,12 @@ MODEL = (
     read("megatron_pretrained_checkpoint", "model.megatronCheckpoint"),
     read("stage", "task", "sft", text="sft, dpo, rm and pt"),
     must("do_train", True, "a job trains"),
-    must("finetuning_type", "full", "all parameters are trained: there is no LoRA, and no freezing"),
+    read("finetuning_type", "model.lora", "lora", text="lora; with freeze all parameters are trained"),
     implied("use_mca", "Megatron trains", also=("use_megatron_bridge",)),
-    lacks("lora_rank", "all parameters are trained: there is no LoRA"),
-    *(implied(f"lora_{key}", "read with LoRA only") for key in ("alpha", "dropout", "target")),
+    read("lora_rank", "model.lora.rank", 8),
+    read("lora_alpha", "model.lora.alpha", text="unset: twice lora_rank"),
+    read("lora_target", "model.lora.targets", "all"),
+    lacks("lora_dropout", "adapters have no dropout", 0, 0.0),
     *(
         lacks(key, "weights are not quantised")
         for key in ("quantization_bit", "quantization_method", "double_quantization")

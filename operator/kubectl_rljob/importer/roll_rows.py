@@ -56,7 +56,7 @@ COMMON = (
         )
     ),
     implied("global_template", "the tokenizer's chat template takes its place"),
-    lacks("lora_rank", "all parameters are trained: there is no LoRA"),
+    lacks("lora_rank", "set model.lora: {rank, alpha, targets} by hand"),
     *(implied(f"lora_{key}", "read with LoRA only") for key in ("alpha", "target")),
     lacks("rollout_mock.enable", "see train.batches"),
     implied("rollout_mock.*"),
@@ -95,7 +95,7 @@ def _optimizer(t: str) -> tuple[Row, ...]:
 def _model_and_data(prefix: str) -> tuple[Row, ...]:
     return (
         becomes(f"{prefix}model_args.dtype", "model.dtype", "bf16", DTYPES),
-        lacks(f"{prefix}model_args.lora_rank", "all parameters are trained: there is no LoRA"),
+        lacks(f"{prefix}model_args.lora_rank", "set model.lora: {rank, alpha, targets} by hand"),
         lacks(f"{prefix}model_args.freeze_module_prefix", "all parameters are trained"),
         *(implied(f"{prefix}model_args.{key}", "read with LoRA only") for key in ("lora_alpha", "lora_target")),
         *(
@@ -304,7 +304,7 @@ INFER = (
     lacks("actor_infer.generating_args.stop_strings", "a response ends at the end token"),
     lacks("actor_infer.generating_args.num_beams", "responses are sampled", 1),
     implied("actor_infer.generating_args.num_return_sequences", "is num_return_sequences_in_group"),
-    lacks("actor_infer.model_args.lora_rank", "all parameters are trained: there is no LoRA"),
+    lacks("actor_infer.model_args.lora_rank", "set model.lora: {rank, alpha, targets} by hand"),
     *(
         implied(f"actor_infer.{key}")
         for key in ("model_args.*", "data_args.*", "infer_batch_size", "world_size", "worker_cls")

@@ -43,7 +43,7 @@ MODEL = (
     becomes("model.trust_remote_code", "model.trustRemoteCode"),
     lacks("model.custom_chat_template", "name a file in data.chatTemplate.path, with the template in it"),
     lacks("model.rope_scaling", "the model is as its config.json says"),
-    lacks("model.lora_configs", "all parameters are trained: there is no LoRA"),
+    lacks("model.lora_configs", "set model.lora: {rank, alpha, targets} by hand"),
     lacks("model.tinker.enable", "training is on GPUs of the job"),
     *(
         lacks(f"model.{key}", DISTRIBUTION, *neutral)

@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from kubectl_rljob.importer.adapters import verl_has_adapters
 from kubectl_rljob.importer.hydra import command_line, launch, plain, scalar
 from kubectl_rljob.importer.interpolation import flatten, resolve
 from kubectl_rljob.importer.settings import Settings, System
@@ -13,7 +14,7 @@ from kubectl_rljob.importer.sources import Source, Unreadable, tree_of
 from kubectl_rljob.importer.table import Note, Outcome
 from kubectl_rljob.importer.verl import algorithm, rewards, roles
 from kubectl_rljob.importer.verl.chat import template_arguments
-from kubectl_rljob.importer.verl.rows import PPO_ROWS
+from kubectl_rljob.importer.verl.rows import MODEL, PPO_ROWS, REF
 from kubectl_rljob.importer.verl.sft import SFT
 from kubectl_rljob.importer.words import Variables
 
@@ -25,6 +26,8 @@ def unread(settings: Settings) -> dict[str, str]:
         found["critic"] = "only advantage gae has a critic"
     if not algorithm.has_reference(settings):
         found["reference"] = "without a KL penalty no reference is held"
+    elif verl_has_adapters(settings, MODEL) and not settings[f"{REF}model.path"]:
+        found["reference.offload"] = "the reference is the policy without its adapters"
     if not settings["data.val_files"]:
         found["evaluation"] = "there are no held-out prompts"
     return found

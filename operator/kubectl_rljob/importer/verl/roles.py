@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from kubectl_rljob.importer import places
+from kubectl_rljob.importer.adapters import verl_adapters
 from kubectl_rljob.importer.amounts import Length, Warmup
 from kubectl_rljob.importer.held_out import responses
 from kubectl_rljob.importer.megatron import Layout, other_layout, recompute, transformer_config, virtual_pipeline
@@ -20,6 +21,7 @@ OVERRIDE = f"{M}override_transformer_config"
 def sources(settings: Settings) -> Iterator[Said]:
     """Model and data."""
     yield from places.found(settings, "model.path", f"{MODEL}path")
+    yield from verl_adapters(settings, MODEL)
     yield from places.files(settings, "data.train", "data.train_files")
     yield from places.files(settings, "data.validation", "data.val_files")
     yield Field("data.answerKey", "reward_model.ground_truth", "verl's column of the answer")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kubectl_rljob.importer.adapters import verl_rows
 from kubectl_rljob.importer.megatron import layout_rows, recompute_rows, same_layout_rows, transformer_row
 from kubectl_rljob.importer.table import Row, becomes, implied, lacks, must, read, verbatim
 from kubectl_rljob.importer.values import at_least, choice
@@ -133,11 +134,7 @@ POLICY = (
     read(f"{MODEL}path", "model.path", "~/models/deepseek-llm-7b-chat", also=("model.actor.pretrained",)),
     becomes(f"{MODEL}trust_remote_code", "model.trustRemoteCode", False),
     must(f"{MODEL}use_remove_padding", True, "sequences are always packed", also=(f"{MODEL}remove_padding",)),
-    *(lacks(f"{MODEL}{key}", "all parameters are trained: there is no LoRA", 0) for key in ("lora_rank", "lora.rank")),
-    *(
-        implied(f"{MODEL}{key}", "read with LoRA only")
-        for key in ("lora_alpha", "target_modules", "exclude_modules", "lora_adapter_path", "lora.*")
-    ),
+    *verl_rows(MODEL),
     *(lacks(f"{MODEL}mtp.{key}", "multi-token prediction is not trained") for key in ("enable", "enable_train")),
     implied(f"{MODEL}mtp.*"),
     lacks(f"{MODEL}override_config.*", "the model is as its config.json says"),

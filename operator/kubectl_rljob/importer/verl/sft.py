@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from kubectl_rljob.importer import places
+from kubectl_rljob.importer.adapters import verl_adapters, verl_rows
 from kubectl_rljob.importer.amounts import Length
 from kubectl_rljob.importer.megatron import (
     Layout,
@@ -25,11 +26,7 @@ ROWS = (
     read("model.path", "model.path", "~/models/deepseek-llm-7b-chat", also=("model.partial_pretrain",)),
     becomes("model.trust_remote_code", "model.trustRemoteCode", False),
     must("model.use_remove_padding", True, "sequences are always packed", also=("use_remove_padding",)),
-    *(lacks(f"model.{key}", "all parameters are trained: there is no LoRA", 0) for key in ("lora_rank", "lora.rank")),
-    *(
-        implied(f"model.{key}", "read with LoRA only")
-        for key in ("lora_alpha", "target_modules", "exclude_modules", "lora.*", "lora_adapter_path")
-    ),
+    *verl_rows("model."),
     *(lacks(f"model.mtp.{key}", "multi-token prediction is not trained") for key in ("enable", "enable_train")),
     implied("model.mtp.*"),
     lacks("model.override_config.*", "the model is as its config.json says"),
@@ -129,6 +126,7 @@ ROWS = (
 def sources(settings: Settings) -> Iterator[Said]:
     yield Field("task", "sft", "verl's SFT trainer")
     yield from places.found(settings, "model.path", "model.path")
+    yield from verl_adapters(settings, "model.")
     yield from places.files(settings, "data.train", "data.train_files")
     yield from places.files(settings, "data.validation", "data.val_files")
     if "data.response_key" in settings:
