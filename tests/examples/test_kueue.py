@@ -1,0 +1,69 @@
+"""examples/kueue: the job finds its queue, the queue its nodes, and the gang fits into the quota."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rljob_api import names
+from rljob_api.quantity import Resources, add, parse
+from rljob_api.spec import RLJobSpec
+from rljob_operator.render.template import pod_template
+from rljob_operator.schedulers.kueue import POD_INDEX
+from rljob_placement.gang import Gang
+from simulator.makers import META
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "kueue"
+QUEUES = list(yaml.safe_load_all((EXAMPLE / "queues.yaml").read_text()))
+JOB = yaml.safe_load((EXAMPLE / "rljob.yaml").read_text())
+SPEC = RLJobSpec.model_validate(JOB["spec"])
+
+
+def named(kind: str, name: str, namespace: str | None = None) -> dict[str, Any]:
+    """The spec of the only such object."""
+    (found,) = (
+        o
+        for o in QUEUES
+        if (o["kind"], o["metadata"]["name"], o["metadata"].get("namespace")) == (kind, name, namespace)
+    )
+    spec: dict[str, Any] = found["spec"]
+    return spec
+
+
+def quota_of_the_job() -> dict[str, Any]:
+    """The resource group of the cluster queue behind the job's queue."""
+    assert SPEC.scheduling.queue
+    local = named("LocalQueue", SPEC.scheduling.queue, JOB["metadata"]["namespace"])
+    queue = named("ClusterQueue", local["clusterQueue"])
+    assert queue["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": JOB["metadata"]["namespace"]}
+    (group,) = queue["resourceGroups"]
+    return group
+
+
+def test_every_queue_leads_to_nodes() -> None:
+    for local in (o for o in QUEUES if o["kind"] == "LocalQueue"):
+        for group in named("ClusterQueue", local["spec"]["clusterQueue"])["resourceGroups"]:
+            for flavor in group["flavors"]:
+                assert {r["name"] for r in flavor["resources"]} == set(group["coveredResources"])
+                assert named("Topology", named("ResourceFlavor", flavor["name"])["topologyName"])["levels"]
+
+
+def test_the_jobs_levels_are_those_of_its_nodes() -> None:
+    (flavor,) = quota_of_the_job()["flavors"]
+    levels = named("Topology", named("ResourceFlavor", flavor["name"])["topologyName"])["levels"]
+    assert {level["nodeLabel"] for level in levels} >= set(SPEC.scheduling.topology_levels) != set()
+    annotations = pod_template(META, SPEC, names.ROLE_TRAINER)["metadata"]["annotations"]
+    assert annotations["kueue.x-k8s.io/podset-preferred-topology"] == "example.com/rack"
+    assert annotations["kueue.x-k8s.io/pod-group-pod-index-label"] == POD_INDEX
+
+
+def test_the_whole_gang_fits_into_the_teams_own_quota() -> None:
+    """A resource that the queue does not cover would keep the job from being admitted."""
+    gang, wanted = Gang.of(SPEC), Resources()
+    for demand, count in ((gang.trainer, gang.trainers), (gang.rollout, SPEC.rollout.replicas)):
+        wanted = add(wanted, {k: v * count for k, v in demand.requests.items() if k != "pods"})
+    (flavor,) = quota_of_the_job()["flavors"]
+    quota = {r["name"]: parse(str(r["nominalQuota"])) for r in flavor["resources"]}
+    assert wanted.keys() <= quota.keys()
+    assert {name: amount for name, amount in wanted.items() if amount > quota[name]} == {}
+    assert wanted["nvidia.com/gpu"] == quota["nvidia.com/gpu"], "two nodes, all of it"
