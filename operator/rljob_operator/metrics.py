@@ -80,6 +80,7 @@ class _Observed(Collector):
         yield _states(jobs)
         for name, (sentence, value) in PER_JOB.items():
             yield _gauge(name, sentence, ((job, value(job, status)) for job, status in jobs))
+        yield _ready_servers(jobs)
         yield _step_metrics(jobs)
 
 
@@ -113,6 +114,16 @@ def _gauge(name: str, sentence: str, values: Iterator[tuple[CachedJob, float | N
     for job, value in values:
         if value is not None:
             found.add_metric([job.meta.namespace, job.meta.name], value)
+    return found
+
+
+def _ready_servers(jobs: list[tuple[CachedJob, JobStatus]]) -> Metric:
+    """Of each pool."""
+    labels = ["namespace", "rljob", "pool"]
+    found = GaugeMetricFamily("rljob_job_ready_pool_servers", "Pods of a pool that are ready", labels=labels)
+    for job, status in jobs:
+        for pool, counted in status.pools.items():
+            found.add_metric([job.meta.namespace, job.meta.name, pool], counted.ready)
     return found
 
 

@@ -82,6 +82,13 @@ def test_a_rollout_that_refuses_its_arguments_ends_the_job() -> None:
     assert advance(FIRST, state, "run", 3) == End(1, mistake.message)
 
 
+def test_a_pool_that_refuses_its_arguments_ends_the_job_and_has_its_count_in_the_line() -> None:
+    refused = Failure(kind="configuration", message="vLLM refused its arguments: correct spec.pools[0].vllmArgs")
+    pooled = replace(IDLE, pools={"judge": {"j0": report("j0", failure=refused), "j1": report("j1", state="running")}})
+    assert advance(FIRST, pooled, "run", 3) == End(1, refused.message)
+    assert line(FIRST, pooled).endswith("rollouts 0/1, judge 1/2")
+
+
 def test_a_launcher_that_is_gone_has_ended_its_attempt_as_the_cause_of_broken_collectives() -> None:
     stopping = advance(FIRST, seen(running("t0"), None), "run", 3)
     assert isinstance(stopping, LocalState)
