@@ -28,7 +28,7 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"trainer": {"overlap": {"gradReduce": True, "paramGather": True}}}, "spec.trainer.overlap.paramGather"),
     ({"train": {"miniBatches": 3}}, "spec.train.miniBatches"),
     ({"train": {"tokensPerMicroBatch": 23}}, "spec.train.tokensPerMicroBatch"),
-    ({"evaluation": {"everySteps": 5}}, "spec.evaluation.everySteps"),
+    ({"evaluation": {"everySteps": 5}}, "spec.evaluation"),
     ({"rollout": {"replicas": 0, "minReplicas": 0}}, "spec.rollout.replicas"),
     ({"rollout": COLOCATED | {"replicas": 2}}, "spec.rollout.replicas"),
     ({"rollout": {"replicas": 1, "minReplicas": 2}}, "spec.rollout.minReplicas"),

@@ -49,7 +49,7 @@ CORRECTED = {"algorithm": {"rolloutCorrection": {"importanceSampling": "token"}}
         ({"rewards": [{"model": {"path": "/m"}}], "algorithm": {"dynamicSampling": {}}}, "spec.algorithm.dynamicSampling"),
         ({"rewards": [{"model": {"path": "/m"}}], "algorithm": {"advantage": "remax"}}, "spec.algorithm.advantage"),
         ({"rewards": [{"model": {"path": "/m"}}], "evaluation": {"everySteps": 1}, "data": {"validation": ["/v.parquet"]}},
-         "spec.evaluation.everySteps"),
+         "spec.evaluation"),
         ({"train": {"optimizer": {"learningRate": 1e-5, "minLearningRate": 1e-4, "decay": "cosine"}}}, "spec.train.optimizer.minLearningRate"),
         ({"train": {"optimizer": {"minLearningRate": 1e-7}}}, "spec.train.optimizer.minLearningRate"),
         ({"train": {"optimizer": {"warmupSteps": 10, "decay": "linear"}}}, "spec.train.optimizer.warmupSteps"),

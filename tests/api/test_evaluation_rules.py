@@ -24,7 +24,10 @@ def spec(validation: bool = True, **evaluation: Any) -> dict[str, Any]:
     [
         (spec(sets=[SET]), []),
         (spec(validation=False, sets=[SET]), []),
-        (spec(validation=False), ["spec.evaluation.everySteps"]),
+        (spec(validation=False), ["spec.evaluation"]),
+        ({"evaluation": {"only": True}}, ["spec.evaluation"]),
+        (spec(everySteps=0, only=True), []),
+        (spec(only=True) | {"train": {"batches": {"replay": "/data/b"}}}, ["spec.evaluation.only"]),
         (spec(sets=[SET, SET]), ["spec.evaluation.sets[0].name", "spec.evaluation.sets[1].name"]),
         (spec(sets=[SET | {"name": "validation"}]), ["spec.evaluation.sets[0].name"]),
         (spec(validation=False, sets=[SET | {"name": "validation"}]), []),

@@ -30,7 +30,7 @@ def test_a_violation_names_field_value_rule_and_fix() -> None:
         ({"rollout": {"replicas": 0, "minReplicas": 0}}, "spec.rollout.replicas"),
         ({"rollout": {"replicas": 1, "minReplicas": 2}}, "spec.rollout.minReplicas"),
         ({"rollout": {"sampling": {"temperature": 0}, "vllmArgs": {}}}, "spec.rollout.sampling.temperature"),
-        ({"evaluation": {"everySteps": 5}}, "spec.evaluation.everySteps"),
+        ({"evaluation": {"everySteps": 5}}, "spec.evaluation"),
         ({"env": [{"name": "MASTER_ADDR", "value": "x"}]}, "spec.env[0].name"),
         ({"volumes": [{"name": "d", "mountPath": "/other", "source": {"emptyDir": {}}}]}, "spec.checkpoint.path"),
         ({"volumes": [{"name": "d", "mountPath": "/data", "source": {"emptyDir": {}}},

@@ -55,6 +55,15 @@ def test_the_rljob_breaks_no_rule(case: str) -> None:
     assert checked.valid, str(checked)
 
 
+def test_a_run_of_verls_that_only_validates_becomes_a_job_that_only_evaluates() -> None:
+    text = (HERE / "verl/grpo.sh").read_text()
+    changed = text.replace("trainer.test_freq=5", "trainer.test_freq=-1 trainer.val_only=True")
+    assert changed != text
+    spec = yaml.safe_load(imported("verl", changed, "grpo.sh", Options()).manifest)["spec"]
+    assert spec["evaluation"]["only"] is True and not spec["evaluation"]["everySteps"]
+    assert validate(spec, "demo").valid
+
+
 def test_every_configuration_has_its_case() -> None:
     sources = {
         str(p.relative_to(HERE))

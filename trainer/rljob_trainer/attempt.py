@@ -95,9 +95,12 @@ class Attempt:
             self._save(step, final=False)
 
     def finish(self, step: int, outcome: Outcome) -> None:
-        """Make the last checkpoint, of any layout; export the policy when the job has succeeded; say goodbye to the driver."""
-        self._save(step, final=True)
-        export = self._export(step) if outcome == "succeeded" else ""
+        """Make the last checkpoint, of any layout; export the policy when the job has succeeded; say goodbye to the driver. With evaluation.only
+        there is neither."""
+        export = ""
+        if not self._spec.evaluation.only:
+            self._save(step, final=True)
+            export = self._export(step) if outcome == "succeeded" else ""
         if self._first:
             self._first.driver.end(export)
         self._ranks.barrier()

@@ -2,7 +2,7 @@
 
 from kubectl_rljob.importer.megatron import layout_rows, recompute_rows, same_layout_rows, transformer_row
 from kubectl_rljob.importer.table import Row, becomes, implied, lacks, must, read
-from kubectl_rljob.importer.values import choice
+from kubectl_rljob.importer.values import choice, items
 
 DTYPES = choice(bf16="bfloat16", fp32="float32", float32="float32", bfloat16="bfloat16")
 DECAYS = choice(constant="constant", constant_with_warmup="constant", linear="linear", cosine="cosine")
@@ -301,7 +301,7 @@ INFER = (
         -1,
     ),
     lacks("actor_infer.generating_args.repetition_penalty", "training samples from the whole distribution", 1, 1.0),
-    lacks("actor_infer.generating_args.stop_strings", "a response ends at the end token"),
+    becomes("actor_infer.generating_args.stop_strings", "rollout.sampling.stop", convert=items),
     lacks("actor_infer.generating_args.num_beams", "responses are sampled", 1),
     implied("actor_infer.generating_args.num_return_sequences", "is num_return_sequences_in_group"),
     lacks("actor_infer.model_args.lora_rank", "set model.lora: {rank, alpha, targets} by hand"),

@@ -43,6 +43,9 @@ class EvaluationSpec(Model):
 
     every_steps: NonNegativeInt = 0
     """Steps between evaluations; another one comes before the first step and after the last. 0: never."""
+    only: bool = False
+    """Evaluate the model, or the checkpoint that the job resumes from, and end. Nothing is trained, saved or exported, and `everySteps` is not
+    read."""
     samples_per_prompt: Samples = 1
     """Responses per held-out prompt, for `avg@k`, `pass@k` and `maj@k`. More than one needs a temperature above 0. For `task: rl`."""
     sampling: EvaluationSampling = EvaluationSampling()
@@ -51,3 +54,7 @@ class EvaluationSpec(Model):
     """Sets of held-out prompts, each with metrics of its own, in addition to `data.validation`. For `task: rl`."""
     correct_above: Number = 0.5
     """A response is correct, for `pass@k` and `maj@k`, when its reward is above this. For `task: rl`."""
+
+    @property
+    def takes_place(self) -> bool:
+        return self.only or self.every_steps > 0

@@ -175,6 +175,11 @@ class RLJobSpec(Model):
         return self.dpo.has_reference if self.task == "dpo" else self.algorithm.kl.coefficient > 0
 
     @property
+    def last_step(self) -> int:
+        """The last one that is trained; 0 with evaluation.only."""
+        return 0 if self.evaluation.only else self.train.total_steps
+
+    @property
     def evaluation_sets(self) -> list[EvaluationSet]:
         """Of `task: rl`: that of data.validation first, if there is one; each with what it leaves to spec.evaluation."""
         e, files = self.evaluation, self.data.validation

@@ -183,11 +183,11 @@ def reward_violations(spec: RLJobSpec) -> Iterator[Violation]:
     users = {
         "spec.algorithm.dynamicSampling": spec.algorithm.dynamic_sampling is not None,
         "spec.algorithm.advantage": spec.algorithm.advantage == "remax",
-        "spec.evaluation.everySteps": spec.evaluation.every_steps > 0,
+        "spec.evaluation": spec.evaluation.takes_place,
     }
     late = [i for i, reward in enumerate(spec.rewards) if reward.model]
     for field in (f for f, used in users.items() if used and late):
-        if field == "spec.evaluation.everySteps" and not _judged_by_models_only(spec.rewards):
+        if field == "spec.evaluation" and not _judged_by_models_only(spec.rewards):
             continue
         yield Violation(
             field,

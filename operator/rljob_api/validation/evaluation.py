@@ -35,4 +35,11 @@ def greedy_violations(spec: RLJobSpec) -> Iterator[Violation]:
             yield Violation(f"{fields[s.name]}.samplesPerPrompt", str(s.samples_per_prompt), rule, fix)
 
 
-RULES = (name_violations, greedy_violations)
+def only_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Somebody answers."""
+    if spec.evaluation.only and spec.train.batches.replay:
+        rule = "recorded batches are replayed without rollouts, which would answer held-out prompts"
+        yield Violation("spec.evaluation.only", "true", rule, "remove spec.train.batches.replay")
+
+
+RULES = (only_violations, name_violations, greedy_violations)

@@ -147,10 +147,13 @@ BATCH_RULES = (
         value=lambda spec: f"{len(spec.data.weights)} numbers, {len(spec.data.train)} files",
     ),
     Rule(
-        "evaluation.everySteps",
-        field("evaluation.everySteps").equals(0) | (size("data.validation") > 0) | (size("evaluation.sets") > 0),
+        "evaluation",
+        (field("evaluation.everySteps").equals(0) & ~field("evaluation.only"))
+        | (size("data.validation") > 0)
+        | (size("evaluation.sets") > 0),
         "there is no held-out data",
-        "name files in spec.data.validation, for task rl also in spec.evaluation.sets, or set 0",
+        "name files in spec.data.validation, for task rl also in spec.evaluation.sets, or remove everySteps and only",
+        value=lambda spec: "only" if spec.evaluation.only else f"everySteps: {spec.evaluation.every_steps}",
     ),
 )
 

@@ -69,6 +69,7 @@ WORDS: dict[str, str] = {
     "train.optimizer.beta2": "adam_beta2",
     "train.optimizer.epsilon": "eps adam_eps adam_epsilon",
     "train.optimizer.clipGrad": "max_grad_norm grad_clip gradient_clipping max_norm grad_norm_clip",
+    "evaluation.only": "val_only eval_only",
     "evaluation.samplesPerPrompt": "n_samples_per_eval_prompt eval_n val_n",
     "evaluation.sets": "eval_tasksets eval_sets eval_datasets",
     "rollout.sampling.stop": "stop_strings stop_sequences stop_words",

@@ -103,6 +103,24 @@ def test_an_evaluation_counts_every_prompt_once_whatever_its_set_samples() -> No
     }
 
 
+async def test_a_job_may_evaluate_its_model_and_end(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(main, "load_tokenizer", lambda spec: Characters())
+    bench = Bench(tmp_path)
+    bench.spec["evaluation"] = {"only": True}
+    async with Server("demo-rollout-0") as a:
+        bench.control(rollouts=(a.endpoint,))
+        rank = await bench.connect()
+        await call(rank.start, 7, None, [], "")
+        await until(rank, "newcomers")
+        await publish(rank, 7, [a])
+        assert await until(rank, "over") == "succeeded"
+        await call(rank.end, "")
+        await bench.driver
+    assert len(a.requests) == 3 and {r["temperature"] for r in a.requests} == {0.0}
+    assert [(m["step"], m["evaluation/reward"]) for m in bench.metrics() if "evaluation/reward" in m] == [(7, 1.0)]
+    assert bench.progress().evaluation == {"first": 1.0, "last": 1.0}
+
+
 async def test_every_set_is_answered_as_often_and_as_it_says(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(main, "load_tokenizer", lambda spec: Characters())
     bench = Bench(tmp_path)

@@ -69,6 +69,21 @@ def of(job: Job, name: str) -> dict[int, float]:
     return {m["step"]: m[name] for m in job.metrics() if name in m}
 
 
+def test_a_job_that_only_evaluates_measures_the_checkpoint_and_leaves_nothing_else(
+    material: Path, tmp_path: Path, undisturbed: Any
+) -> None:
+    trained = undisturbed[0]
+    checkpoint = names.step_dir(trained.root, STEPS)
+    own = {"path": str(tmp_path / "run"), "resumeFrom": str(checkpoint)}
+    found = job(material, tmp_path, evaluation={"only": True}, checkpoint=own)
+    running = found.start(1)
+    assert running.wait() == [0, 0, 0]
+    assert (running.outcome(), running.progress().step) == ("succeeded", STEPS)
+    for name in HELD_OUT:
+        assert of(found, name) == {STEPS: of(trained, name)[STEPS]}
+    assert not found.losses() and not list((tmp_path / "run").glob("global_step_*"))
+
+
 def test_fine_tuning_makes_the_steps_of_its_epochs_and_learns(undisturbed: Any) -> None:
     found, running, losses = undisturbed
     progress = running.progress()

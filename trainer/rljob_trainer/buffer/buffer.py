@@ -28,7 +28,7 @@ class RolloutBuffer:
     ):
         """The batches after `step`, of the prompts from `cursor` on. `changed` is called when `take` or `is_idle` may answer otherwise."""
         self._source, self._evaluate, self._changed = source, evaluate, changed
-        self._ahead, self._last = 1 + spec.train.staleness, spec.train.total_steps
+        self._ahead, self._last = 1 + spec.train.staleness, spec.last_step
         self._made, self._cursor = step, cursor
         self._batches: deque[Ready] = deque()
         self._evaluated = False

@@ -69,7 +69,7 @@ class ExampleBuffer:
         await asyncio.wait([self._work])
 
     async def _fill(self) -> None:
-        while self._made < self._spec.train.total_steps:
+        while self._made < self._spec.last_step:
             while len(self._batches) >= AHEAD:
                 self._room.clear()
                 await self._room.wait()

@@ -74,7 +74,7 @@ async def _supervised(
         load = partial(load_examples, spec, tokenizer=tokenizer, workers=workers)
         train = await asyncio.to_thread(load, "train", scratch=directory / "examples")
         held_out = None
-        if spec.evaluation.every_steps:
+        if spec.evaluation.takes_place:
             held_out = await asyncio.to_thread(load, "validation", scratch=directory / "held-out")
         rollouts = RolloutPool(token, control.attempt, 0, 1, lambda: None)
         life = _Life(directory, _counted(control, train), rollouts, Pools((), token), progress)
@@ -186,7 +186,7 @@ def _prompts(directory: Path, spec: RLJobSpec, tokenizer: Tokenizer) -> tuple[Pr
         directory / "rows" / "train",
     )
     require_prompts_of_every_file(spec.data, train)
-    validate = partial(validate_row, spec.rewards, by_driver=spec.evaluation.every_steps > 0)
+    validate = partial(validate_row, spec.rewards, by_driver=spec.evaluation.takes_place)
     held_out = load_held_out(spec, tokenizer, validate, directory / "rows" / "held-out")
     for name, prompts in [("train", train), *((f"held-out set {s.name}", s.prompts) for s in held_out)]:
         log.info("%s: %s", name, _described(prompts))

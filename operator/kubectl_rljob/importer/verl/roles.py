@@ -161,7 +161,7 @@ def asynchrony(settings: Settings) -> Iterator[Said]:
 
 
 def evaluation(settings: Settings) -> Iterator[Said]:
-    if settings.number("trainer.test_freq") <= 0 or not settings["data.val_files"]:
+    if not (settings.number("trainer.test_freq") > 0 or settings["trainer.val_only"]) or not settings["data.val_files"]:
         return
     key, sampled = f"{ROLLOUT}val_kwargs.temperature", f"{ROLLOUT}val_kwargs.do_sample"
     if settings[sampled]:

@@ -520,7 +520,7 @@ TRAINER = (
         text="wandb: WANDB_PROJECT; console and tensorboard are always written",
     ),
     read(f"{AR}nccl_timeout", "lifecycle.stallTimeoutSeconds", text="if longer than the default"),
-    lacks("trainer.val_only", "a job trains"),
+    becomes("trainer.val_only", "evaluation.only", False),
     lacks("trainer.default_hdfs_dir", "checkpoints are on the volume"),
     becomes("trainer.rollout_data_dir", "train.batches.record", convert=bool),
     lacks("trainer.device", "trainers run on NVIDIA GPUs", "cuda", "gpu"),
