@@ -127,13 +127,14 @@ def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[Phase]:
     buffers, of one network at a time: its optimizer is gathered in them.
     """
     weights, awake = _server(spec, shape, device)
-    stages = [_phases(stage, weights, awake) for stage in _stages(spec, shape)]
+    staged = weights * spec.rollout.tensor_parallel  # every worker stages the whole update
+    stages = [_phases(stage, weights, staged, awake) for stage in _stages(spec, shape)]
     most = [max(same, key=lambda p: p.total) for same in zip(*stages, strict=True)]
     return [replace(p, estimate=p.estimate + _beside_tensors(spec)) for p in most]
 
 
-def _phases(stage: "_Stage", weights: float, awake: float) -> list[Phase]:
-    """`weights`, `awake`: what the server holds when its weights are back, and when it generates."""
+def _phases(stage: "_Stage", weights: float, staged: float, awake: float) -> list[Phase]:
+    """`weights`, `awake`: what the server holds when its weights are back, and when it generates; `staged`: the update that it receives."""
     networks, policy = stage.networks, stage.networks[0]
     frozen, trained = ([n for n in networks if bool(n.gradients) == learns] for learns in (False, True))
     backward = max(_held(networks, n, "parameters", "gradients") for n in trained) + stage.passing
@@ -143,7 +144,7 @@ def _phases(stage: "_Stage", weights: float, awake: float) -> list[Phase]:
         Phase("generate", _held(networks), awake),
         Phase("score", max(_held(networks, n, "parameters") for n in networks), 0.0, stage.layer + stage.logits),
         Phase("train", update, 0.0, max(0.0, backward - update)),
-        Phase("sync", _held(networks, policy, "parameters"), weights, weights),
+        Phase("sync", _held(networks, policy, "parameters"), weights, staged),
         Phase("save", _held(frozen) + sum(n.held("parameters", "optimizer") for n in trained) + gathering, awake),
     ]
 
