@@ -15,7 +15,7 @@ Kind = Literal["application", "configuration", "collective", "killed"]
 
 KEPT_LINES = 20
 LONGEST_TEXT = 4096
-COLLECTIVE_ERRORS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "PeerLost"})
+COLLECTIVE_ERRORS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "PeerLost", "RolloutLost"})
 """Class names, so that processes without torch can tell."""
 COLLECTIVE_TEXTS = ("gloo/transport", "Connection closed by peer", "ncclRemoteError", "ncclSystemError")
 """Gloo raises plain RuntimeErrors (torch 2.11); what its messages have in common."""
@@ -55,6 +55,10 @@ def is_outage(error: BaseException) -> bool:
 
 class PeerLost(ConnectionError):
     """Another process of the attempt ended. It, or whoever watches it, says why; the one who raises this only follows."""
+
+
+class RolloutLost(PeerLost):
+    """A colocated server ended. The launcher, which started it, says why."""
 
 
 def is_lost_peer(exception: str, message: str) -> bool:

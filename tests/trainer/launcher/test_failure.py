@@ -1,5 +1,6 @@
 """What an exception means, and which of several failures is the cause."""
 
+import asyncio
 import errno
 import os
 import signal
@@ -9,8 +10,8 @@ import pytest
 
 from rljob_api.protocol import Failure
 from rljob_trainer import failure
-from rljob_trainer.failure import ConfigurationError, PeerLost
-from rljob_trainer.launcher.attempt import unwritable
+from rljob_trainer.failure import ConfigurationError, PeerLost, RolloutLost
+from rljob_trainer.launcher.attempt import settle, unwritable
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711"
 
@@ -109,3 +110,21 @@ def test_long_texts_and_tracebacks_fit_into_a_report(tmp_path: Path) -> None:
     failure.write(tmp_path, 0, ValueError("x" * 10_000 + "\n" * 100))
     (found,) = failure.read(tmp_path)
     assert len(found.message) == 4096 and len(found.lines) == 20
+
+
+@pytest.mark.parametrize(("error", "named"), [(RolloutLost("/rljob/sleep"), True), (ValueError("a rank's own"), False)])
+async def test_a_server_that_a_rank_has_lost_is_given_the_time_to_say_why(
+    tmp_path: Path, error: Exception, named: bool
+) -> None:
+    async def server_ends() -> int:
+        await asyncio.sleep(0.3)
+        failure.record(tmp_path, "server", Failure(kind="killed", exception="ServerLost", message="killed", time=9e9))
+        return 1
+
+    failure.write(tmp_path, 0, error)
+    servers = asyncio.create_task(server_ends())
+    await settle(tmp_path, None, servers)
+    cause = failure.read_first(tmp_path)
+    assert servers.done() == named
+    assert cause and cause.exception == ("ServerLost" if named else "ValueError")
+    servers.cancel()

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer import failure
+from rljob_trainer.failure import RolloutLost
 from rljob_trainer.weights import gloo, protocol
 from rljob_trainer.weights.bucket import Entry, payload_size
 from rljob_trainer.weights.protocol import AttemptSuperseded
@@ -55,6 +57,12 @@ def test_an_error_of_the_export_is_not_swallowed() -> None:
 
     with pytest.raises(RuntimeError, match="a rank died"):
         Publisher(3, "t", "127.0.0.1", "gloo").publish(7, broken(), [dead_endpoint()], lambda: None)
+
+
+def test_a_rank_whose_server_is_gone_is_not_the_cause() -> None:
+    with pytest.raises(RolloutLost, match="/rljob/sleep: ConnectionRefusedError") as raised:
+        Publisher(3, "t", "127.0.0.1", "gloo").sleep([dead_endpoint()])
+    assert failure.classify(raised.value).kind == "collective"
 
 
 class Worker(BaseHTTPRequestHandler):

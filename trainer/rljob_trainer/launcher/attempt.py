@@ -26,6 +26,8 @@ GOODBYE_SECONDS = 10.0
 """For the driver, after the ranks ended well."""
 SETTLE_SECONDS = 0.5
 """For the driver to say why it left the ranks, when all that they say is that they lost somebody."""
+SERVER_SECONDS = 5.0
+"""For the check of a server to find it dead and read its last words (rollout/health.py, rollout/process.py)."""
 STOP_SECONDS = 2.0
 """Between SIGTERM, which makes ranks write where they stand, and SIGKILL."""
 
@@ -109,19 +111,13 @@ class PodAttempt:
         while True:
             done, awaited = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             if any(task.result() for task in done if task is not stop):
-                await self._settle(driver)
+                await settle(self._directory, driver, servers)
                 return "badly"
             if ranks in done:
                 await _bounded(driver, GOODBYE_SECONDS)
                 return "well"
             if stop in done:
                 return "stopped"
-
-    async def _settle(self, driver: asyncio.Task[int] | None) -> None:
-        """Until the driver ended, if it may be the cause."""
-        cause = failure.read_first(self._directory)
-        if cause is None or cause.kind == "collective":
-            await _bounded(driver, SETTLE_SECONDS)
 
     async def _run_ranks(self) -> int:
         """The exit code. Whatever it is but a signal, ranks and monitors have said why."""
@@ -199,6 +195,15 @@ async def _kill(fork_server: ForkServer, task: asyncio.Task[int]) -> None:
         if not task.done():
             fork_server.kill(number)
             await asyncio.wait({task}, timeout=seconds)
+
+
+async def settle(directory: Path, driver: asyncio.Task[int] | None, servers: asyncio.Task[int] | None) -> None:
+    """Until the one ended that may be the cause: the driver, or the colocated servers where a rank says that it lost one."""
+    cause = failure.read_first(directory)
+    if cause and cause.exception == failure.RolloutLost.__name__:
+        await _bounded(servers, SERVER_SECONDS)
+    elif cause is None or cause.kind == "collective":
+        await _bounded(driver, SETTLE_SECONDS)
 
 
 async def _bounded(task: asyncio.Task[int] | None, seconds: float) -> None:

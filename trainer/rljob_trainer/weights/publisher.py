@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer.failure import RolloutLost
 from rljob_trainer.parity import Probe
 from rljob_trainer.weights.bucket import Entry, digest, pack
 from rljob_trainer.weights.protocol import GLOO, IPC, NCCL, PolicyVersion
-from rljob_trainer.weights.session import ENDS, End, ReplicaError, Session
+from rljob_trainer.weights.session import ENDS, End, ReplicaError, ReplicaGoneError, Session
 
 BUCKET_BYTES = {GLOO: 64 * 2**20, NCCL: 2**30, IPC: 512 * 2**20}
 """Most that a bucket holds; a larger tensor has one for itself. On a GPU a bucket takes less time than the message about it."""
@@ -95,9 +96,12 @@ class Publisher:
         return max(found, default=None)
 
     def sleep(self, replicas: list[RolloutEndpoint]) -> None:
-        """Have replicas give up their memory. Raises ReplicaError for the first that does not."""
-        with ThreadPoolExecutor(max(1, len(replicas))) as pool:
-            list(pool.map(lambda r: Session(r, self._token, self._attempt, self._connect).sleep(), replicas))
+        """Have replicas give up their memory. Raises ReplicaError for the first that does not, RolloutLost when it is gone."""
+        try:
+            with ThreadPoolExecutor(max(1, len(replicas))) as pool:
+                list(pool.map(lambda r: Session(r, self._token, self._attempt, self._connect).sleep(), replicas))
+        except ReplicaGoneError as error:
+            raise RolloutLost(str(error)) from None  # of which this rank only learns; see failure.py
 
     def _memory(self) -> torch.device:
         """Where buckets are."""

@@ -21,6 +21,10 @@ class ReplicaError(RuntimeError):
     """A replica refused, broke or did not answer in time. It does not have the new weights."""
 
 
+class ReplicaGoneError(ReplicaError):
+    """It did not answer, or not to the end."""
+
+
 class ReplicaRefusedError(ReplicaError):
     """It answered, and not with yes."""
 
@@ -113,7 +117,7 @@ class Session:
             response = connection.getresponse()
             status, text = response.status, response.read().decode(errors="replace")
         except (OSError, http.client.HTTPException) as error:
-            raise ReplicaError(f"{path}: {type(error).__name__}: {error}") from error
+            raise ReplicaGoneError(f"{path}: {type(error).__name__}: {error}") from error
         finally:
             connection.close()
         if status == http.HTTPStatus.CONFLICT:
