@@ -32,6 +32,7 @@ def test_a_directory_is_written_in_shards_that_transformers_reads(model: Path, t
         "model.safetensors.index.json",
         "tokenizer.json",
     ]
+    assert len({file.stat().st_mode for file in target.iterdir()}) == 1, "who may read one file may read them all"
     tokens = torch.tensor([[1, 2, 3, 4]])
     ours, theirs = (AutoModelForCausalLM.from_pretrained(path)(tokens).logits for path in (target, model))
     assert torch.equal(ours, theirs)

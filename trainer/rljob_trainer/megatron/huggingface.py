@@ -27,6 +27,8 @@ def write_hugging_face(engine: Engine, source: Path, target: Path, shard_bytes: 
         _copy_the_rest(source, target)
         config = engine.hugging_face_config(json.loads((source / "config.json").read_text()))
         _write_config(config, target, dtype)
+        for weights in target.glob("*.safetensors"):
+            shutil.copymode(target / "config.json", weights)  # safetensors lets nobody but the owner read them
     else:
         for _ in engine.export():
             pass
