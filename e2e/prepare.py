@@ -31,7 +31,7 @@ def prepare(kube: Kube, provider: Provider, fresh: bool, say: Callable[[str], No
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "arithmetic-prepare"},
-        "data": {"prepare.py": (EXAMPLES / "arithmetic" / "prepare.py").read_text()},
+        "data": {file: (EXAMPLES / "arithmetic" / file).read_text() for file in ("prepare.py", "warm-up.yaml")},
     }
     say("preparing the example's model and data")
     kube.apply(storage, script)

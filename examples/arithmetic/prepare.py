@@ -1,22 +1,29 @@
 """Make what the example job starts from: a small model that adds two-digit numbers badly, and problems to learn from.
 
-    python prepare.py OUTPUT_DIR [--seed 0] [--accuracy 0.3] [--architecture qwen2|qwen2_large|qwen3_moe] [--device cpu]
+    python prepare.py OUTPUT_DIR [--seed 0] [--architecture qwen2|qwen2_large|qwen3_moe] [--set FIELD=VALUE]
 
     OUTPUT_DIR/model/                 Hugging Face checkpoint with a character tokenizer; parameters: qwen2 0.3 M, qwen2_large 126 M, qwen3_moe 0.6 M
+    OUTPUT_DIR/untrained/             the same before its warm-up
     OUTPUT_DIR/data/train.parquet     prompt "37+48=", answer "85", data_source "arithmetic"
+    OUTPUT_DIR/data/backwards.parquet the same problems with the answer "58"
     OUTPUT_DIR/data/heldout.parquet   problems that are in the training file in neither order of their terms
     OUTPUT_DIR/data/pairs.parquet, pairs_heldout.parquet
                                       the same problems: prompt "37+48=", chosen "85", rejected "75"
+    OUTPUT_DIR/data/pairs_backwards.parquet, pairs_backwards_heldout.parquet
+                                      the same with "58" rejected, without sums such as 88
 
-The warm-up is supervised training on a careless pupil's answers, who writes most sums backwards ("58" for 85). It stops when a
-sample at temperature 1 is right with the given probability. So most groups of samples hold both rewards, and reinforcement
+The warm-up is warm-up.yaml beside this file, an RLJob of task sft that runs on this machine: it learns from a careless teacher's answers, which are
+mostly backwards. A sample at temperature 1 is then right a third of the time. So most groups of samples hold both rewards, and reinforcement
 learning has two things to teach: which way to write, and to add more surely.
 """
 
 import argparse
 import random
+import shutil
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,12 +72,9 @@ PAD, EOS = "<pad>", "<eos>"
 CHARACTERS = "0123456789+-*="
 ANSWER_TOKENS = 4  # three digits and the end
 
-BACKWARDS = 0.65
-BATCH = 64
+WARM_UP = Path(__file__).with_name("warm-up.yaml")
 LEARNING_RATES = {"qwen2": 1e-3, "qwen2_large": 1e-4, "qwen3_moe": 1e-3}
-STEPS_BETWEEN_MEASUREMENTS = 20
 MEASURED_PROBLEMS = 512
-MAX_WARM_UP_STEPS = 3000
 
 
 class Examples(NamedTuple):
@@ -121,15 +125,12 @@ def shape(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     }
 
 
-def encode(problems: list[Problem], tokenizer: PreTrainedTokenizerFast, device: str = "cpu") -> Examples:
+def encode(problems: list[Problem], tokenizer: PreTrainedTokenizerFast) -> Examples:
     """Tokenize problems into rectangles; all prompts are equally long, answers are padded here."""
     # Padding by the tokenizer would be saved with it and then apply to whoever loads it.
     answers = [p.answer + EOS + PAD * (ANSWER_TOKENS - 1 - len(p.answer)) for p in problems]
     return Examples(
-        *(
-            tokenizer(texts, return_tensors="pt").input_ids.to(device)
-            for texts in ([p.prompt for p in problems], answers)
-        )
+        *(tokenizer(texts, return_tensors="pt").input_ids for texts in ([p.prompt for p in problems], answers))
     )
 
 
@@ -147,75 +148,84 @@ def sampled_accuracy(model: PreTrainedModel, examples: Examples) -> float:
     return answer_log_probs(model, examples).sum(1).exp().mean().item()
 
 
-def warm_up(
-    model: PreTrainedModel, right: Examples, careless: Examples, accuracy: float, seed: int, learning_rate: float
-) -> tuple[int, float]:
-    """Train on a mixture of right and careless answers to the same prompts until `sampled_accuracy` reaches `accuracy`.
-
-    Returns the steps taken and the accuracy reached. Raises RuntimeError when MAX_WARM_UP_STEPS do not suffice.
-    """
-    draw = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
-    measured = Examples(*(ids[:MEASURED_PROBLEMS] for ids in right))
-    reached = 0.0
-    for step in range(1, MAX_WARM_UP_STEPS + 1):
-        loss = -answer_log_probs(model, draw_mixture(right, careless, draw)).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step % STEPS_BETWEEN_MEASUREMENTS == 0:
-            reached = sampled_accuracy(model, measured)
-            if reached >= accuracy:
-                return step, reached
-    raise RuntimeError(
-        f"sampled accuracy is {reached:.2f} after {MAX_WARM_UP_STEPS} warm-up steps, not {accuracy}: ask for less"
-    )
+def warm_up(output: Path, architecture: str, seed: int, settings: Sequence[str]) -> None:
+    """Run the RLJob on this machine and put its export into `output`/model. Raises CalledProcessError when it fails; it has said why."""
+    shutil.rmtree(output / "warm-up", ignore_errors=True)  # a former run, which it would resume
+    learning_rate = f"train.optimizer.learningRate={LEARNING_RATES[architecture]}"
+    values = [f"--set={setting}" for setting in (f"data.seed={seed}", learning_rate, *settings)]
+    command = [sys.executable, "-m", "rljob_trainer", "run", str(WARM_UP), f"--mount=/data={output}", *values]
+    subprocess.run(command, check=True)
+    (export,) = output.glob("warm-up/*/huggingface")
+    shutil.rmtree(output / "model", ignore_errors=True)
+    export.rename(output / "model")
+    shutil.rmtree(output / "warm-up")
 
 
-def draw_mixture(right: Examples, careless: Examples, draw: torch.Generator) -> Examples:
-    """A random batch of prompts with their right answers, or with the careless ones in a share BACKWARDS of the rows."""
-    rows = torch.randint(len(right.prompts), (BATCH,), generator=draw).to(right.prompts.device)
-    slips = (torch.rand(BATCH, 1, generator=draw) < BACKWARDS).to(right.prompts.device)
-    return Examples(right.prompts[rows], torch.where(slips, careless.answers[rows], right.answers[rows]))
-
-
-def write_pairs(problems: list[Problem], path: Path, seed: int) -> None:
-    """Write one parquet row per problem: the right sum, and one that is off by 1 or by 10."""
-    order = random.Random(seed)
-    wrong = [str(int(p.answer) + order.choice((-10, -1, 1, 10))) for p in problems]
-    columns = {"prompt": [p.prompt for p in problems], "chosen": [p.answer for p in problems], "rejected": wrong}
+def write_pairs(problems: list[Problem], wrong: Callable[[Problem], str], path: Path) -> None:
+    """Write one parquet row per problem: the right sum, and what `wrong` makes of it, if that is another one."""
+    rows = [(p.prompt, p.answer, found) for p in problems if (found := wrong(p)) != p.answer]
+    columns = dict(zip(("prompt", "chosen", "rejected"), map(list, zip(*rows, strict=True)), strict=True))
     pq.write_table(pa.table(columns), path)
 
 
-def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, path: Path) -> None:
-    """Write a Hugging Face directory that every user can read: pods run as another one, and weights are saved with mode 0600."""
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    for file in path.iterdir():
+def write_data(train: list[Problem], held_out: list[Problem], directory: Path, seed: int) -> None:
+    """All data files."""
+    order = random.Random(seed)
+    write_problems(train, directory / "train.parquet")
+    write_problems([p._replace(answer=backwards(p)) for p in train], directory / "backwards.parquet")
+    write_problems(held_out, directory / "heldout.parquet")
+    for problems, suffix in ((train, ""), (held_out, "_heldout")):
+        write_pairs(problems, partial(slip, order), directory / f"pairs{suffix}.parquet")
+        write_pairs(problems, backwards, directory / f"pairs_backwards{suffix}.parquet")
+
+
+def slip(order: random.Random, problem: Problem) -> str:
+    """A sum that is off by 1 or by 10."""
+    return str(int(problem.answer) + order.choice((-10, -1, 1, 10)))
+
+
+def backwards(problem: Problem) -> str:
+    return problem.answer[::-1]
+
+
+def write_start(output: Path, architecture: str, seed: int) -> None:
+    """Write all data files, and the model before its warm-up."""
+    train, held_out = split_problems(seed)
+    write_data(train, held_out, output / "data", seed)
+    tokenizer = make_tokenizer()
+    model = make_model(architecture, tokenizer, seed)
+    model.save_pretrained(output / "untrained")
+    tokenizer.save_pretrained(output / "untrained")
+    make_readable(output / "untrained")
+    print(
+        f"{output}: {model.num_parameters():,} parameters, {len(train)} training and {len(held_out)} held-out problems",
+        flush=True,
+    )
+
+
+def make_readable(directory: Path) -> None:
+    """By every user: pods run as another one, and weights are saved with mode 0600."""
+    for file in directory.iterdir():
         file.chmod(0o644)
 
 
-def prepare(output: Path, architecture: str, seed: int, accuracy: float, device: str = "cpu") -> None:
-    """Write the model and both data files into `output` and say what was made."""
-    train, held_out = split_problems(seed)
-    write_problems(train, output / "data" / "train.parquet")
-    write_problems(held_out, output / "data" / "heldout.parquet")
-    write_pairs(train, output / "data" / "pairs.parquet", seed)
-    write_pairs(held_out, output / "data" / "pairs_heldout.parquet", seed)
-    tokenizer = make_tokenizer()
-    model = make_model(architecture, tokenizer, seed).to(device)
+def measured(output: Path, seed: int) -> tuple[float, float]:
+    """Sampled accuracy of the model in `output`, on problems that it has learnt from and on held-out ones."""
+    tokenizer, model = make_tokenizer(), AutoModelForCausalLM.from_pretrained(output / "model")
+    train, held_out = (
+        sampled_accuracy(model, encode(problems[:MEASURED_PROBLEMS], tokenizer)) for problems in split_problems(seed)
+    )
+    return train, held_out
+
+
+def prepare(output: Path, architecture: str, seed: int, settings: Sequence[str] = ()) -> None:
+    """Write the model and all data files into `output` and say what was made. `settings`: values of the warm-up's spec."""
+    write_start(output, architecture, seed)
     start = time.monotonic()
-    careless = [problem._replace(answer=problem.answer[::-1]) for problem in train]
-    right, wrong = encode(train, tokenizer, device), encode(careless, tokenizer, device)
-    steps, reached = warm_up(model, right, wrong, accuracy, seed, LEARNING_RATES[architecture])
-    unseen = sampled_accuracy(model, encode(held_out, tokenizer, device))
-    save(model.cpu(), tokenizer, output / "model")
-    print(
-        f"{output}: {model.num_parameters():,} parameters, {len(train)} training and {len(held_out)} held-out problems"
-    )
-    print(
-        f"warm-up: {steps} steps, {time.monotonic() - start:.0f} s; sampled accuracy {reached:.2f}, held out {unseen:.2f}"
-    )
+    warm_up(output, architecture, seed, settings)
+    seconds = time.monotonic() - start
+    train, held_out = measured(output, seed)
+    print(f"warm-up: {seconds:.0f} s; sampled accuracy {train:.2f}, held out {held_out:.2f}")
 
 
 def main(arguments: list[str]) -> None:
@@ -224,20 +234,18 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("output", type=Path, metavar="OUTPUT_DIR")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--accuracy", type=float, default=0.3, help="sampled accuracy that ends the warm-up (default 0.3)"
-    )
-    parser.add_argument(
         "--architecture", choices=list(ARCHITECTURES), default="qwen2", help="of the model (default qwen2)"
     )
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the warm-up (default cpu)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="of warm-up.yaml, such as trainer.device=gpu"
+    )
     options = parser.parse_args(arguments)
-    if not 0 < options.accuracy <= 1 - BACKWARDS:
-        parser.error(
-            f"--accuracy {options.accuracy}: must be above 0 and at most {1 - BACKWARDS:.2f}, the share of right warm-up answers"
-        )
     torch.set_num_threads(1)
     disable_progress_bar()
-    prepare(options.output, options.architecture, options.seed, options.accuracy, options.device)
+    try:
+        prepare(options.output, options.architecture, options.seed, options.set)
+    except subprocess.CalledProcessError:
+        sys.exit("prepare.py: the warm-up failed; its last lines say why")
 
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def briefly_prepared(prepare: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def started(prepare: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("arithmetic")
-    prepare.prepare(output, "qwen2", seed=5, accuracy=0.001)
+    prepare.write_start(output, "qwen2", seed=5)
     return output
 
 
@@ -101,45 +101,63 @@ def test_sampled_accuracy_is_the_chance_to_draw_the_answer_token_by_token(prepar
     assert prepare.sampled_accuracy(model, examples) == pytest.approx(chance, rel=1e-4)
 
 
-def test_an_accuracy_above_the_share_of_right_answers_is_refused(
-    prepare: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    with pytest.raises(SystemExit):
-        prepare.main([str(tmp_path), "--accuracy", "0.5"])
-    assert "--accuracy 0.5: must be above 0 and at most 0.35" in capsys.readouterr().err
-
-
-def test_a_little_warm_up_gives_a_directory_that_any_user_can_load(briefly_prepared: Path) -> None:
-    rows = pq.read_table(briefly_prepared / "data" / "heldout.parquet").to_pylist()
-    assert rows[0].keys() == {"prompt", "answer", "data_source"}
-    assert {row["data_source"] for row in rows} == {"arithmetic"}
-    model = AutoModelForCausalLM.from_pretrained(briefly_prepared / "model")
+def test_the_model_before_its_warm_up_is_a_directory_that_any_user_can_load(started: Path) -> None:
+    held_out = rows(started, "heldout")
+    assert held_out[0].keys() == {"prompt", "answer", "data_source"}
+    assert {row["data_source"] for row in held_out} == {"arithmetic"}
+    model = AutoModelForCausalLM.from_pretrained(started / "untrained")
     assert model.config.architectures == ["Qwen2ForCausalLM"]
     assert model.dtype == torch.float32
-    assert {file.stat().st_mode & 0o777 for file in (briefly_prepared / "model").iterdir()} == {0o644}
+    assert modes(started / "untrained") == {0o644}
 
 
-def test_pairs_are_of_the_same_problems_and_their_rejected_sums_are_wrong(briefly_prepared: Path) -> None:
-    for problems, pairs in (("train", "pairs"), ("heldout", "pairs_heldout")):
-        rows = pq.read_table(briefly_prepared / "data" / f"{pairs}.parquet").to_pylist()
-        right = pq.read_table(briefly_prepared / "data" / f"{problems}.parquet").to_pylist()
-        assert [(row["prompt"], row["chosen"]) for row in rows] == [(row["prompt"], row["answer"]) for row in right]
-        assert {abs(int(row["chosen"]) - int(row["rejected"])) for row in rows} == {1, 10}
+def test_the_careless_pupil_answers_the_same_problems_backwards(started: Path) -> None:
+    right, backwards = rows(started, "train"), rows(started, "backwards")
+    assert [(row["prompt"], row["answer"][::-1]) for row in right] == [
+        (row["prompt"], row["answer"]) for row in backwards
+    ]
 
 
-def test_a_seed_always_gives_the_same_model(prepare: ModuleType, briefly_prepared: Path, tmp_path: Path) -> None:
-    prepare.prepare(tmp_path, "qwen2", seed=5, accuracy=0.001)
-    first, second = (path / "model" / "model.safetensors" for path in (briefly_prepared, tmp_path))
-    assert first.read_bytes() == second.read_bytes()
+def modes(directory: Path) -> set[int]:
+    return {file.stat().st_mode & 0o777 for file in directory.iterdir()}
+
+
+def test_pairs_are_of_the_same_problems_and_their_rejected_sums_are_wrong(started: Path) -> None:
+    for problems, suffix in (("train", ""), ("heldout", "_heldout")):
+        right = [(row["prompt"], row["answer"]) for row in rows(started, problems)]
+        slips, backwards = rows(started, f"pairs{suffix}"), rows(started, f"pairs_backwards{suffix}")
+        assert [(row["prompt"], row["chosen"]) for row in slips] == right
+        assert {abs(int(row["chosen"]) - int(row["rejected"])) for row in slips} == {1, 10}
+        assert [(row["prompt"], row["chosen"]) for row in backwards] == [(p, a) for p, a in right if a != a[::-1]]
+        assert all(row["rejected"] == row["chosen"][::-1] for row in backwards)
+
+
+def rows(started: Path, file: str) -> list[dict[str, str]]:
+    return pq.read_table(started / "data" / f"{file}.parquet").to_pylist()
+
+
+def test_a_seed_always_gives_the_same_start(prepare: ModuleType, started: Path, tmp_path: Path) -> None:
+    prepare.write_start(tmp_path, "qwen2", seed=5)
+    for file in ("untrained/model.safetensors", "data/train.parquet", "data/pairs.parquet"):
+        assert (started / file).read_bytes() == (tmp_path / file).read_bytes()
 
 
 @pytest.mark.slow
-def test_the_whole_warm_up_ends_between_a_fifth_and_two_fifths(
-    prepare: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
+def test_the_warm_up_is_a_job_that_ends_between_a_fifth_and_two_fifths(
+    prepare: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
     prepare.main([str(tmp_path)])
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    held_out = prepare.split_problems(seed=0)[1]
-    assert 0.2 <= prepare.sampled_accuracy(model, prepare.encode(held_out, tokenizer)) <= 0.4
-    assert "300,160 parameters, 7592 training and 508 held-out problems" in capsys.readouterr().out
+    said = capfd.readouterr().out
+    assert "300,160 parameters, 7592 training and 508 held-out problems" in said
+    assert "arithmetic-warm-up: succeeded" in said
+    assert 0.2 <= prepare.measured(tmp_path, seed=0)[1] <= 0.4
+    assert modes(tmp_path / "model") == {0o644}
+    assert not (tmp_path / "warm-up").exists()
+
+
+def test_a_value_that_the_warm_up_does_not_take_is_refused_with_its_field(
+    prepare: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(SystemExit, match="the warm-up failed"):
+        prepare.main([str(tmp_path), "--set", "train.steps=-1"])
+    assert "spec.train.steps" in capfd.readouterr().err

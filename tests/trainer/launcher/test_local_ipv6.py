@@ -21,7 +21,10 @@ def test_the_arithmetic_example_trains_without_ipv4(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     subprocess.run(
-        [sys.executable, EXAMPLE / "prepare.py", data, "--accuracy", "0.02"], check=True, env=environment, timeout=300
+        [sys.executable, EXAMPLE / "prepare.py", data, "--set", "train.steps=2"],
+        check=True,
+        env=environment,
+        timeout=300,
     )
     manifest = yaml.safe_load((EXAMPLE / "rljob.yaml").read_text())
     manifest["spec"]["train"] |= {"steps": STEPS, "promptsPerStep": 4, "samplesPerPrompt": 4}
