@@ -131,6 +131,16 @@ async def test_a_lost_server_costs_no_sample(how: str) -> None:
     await with_servers(check, Server(None), Server({"data": [{"data": [0.5]}]}))
 
 
+@pytest.mark.parametrize("status", [401, 404, 503])
+async def test_whoever_has_the_address_of_a_lost_server_costs_no_sample(status: int) -> None:
+    async def check(job: Job, stranger: Server, other: Server) -> None:
+        job.list(stranger, other)
+        assert await asyncio.gather(*(job.score() for _ in range(4))) == [0.5] * 4
+        assert stranger.bodies
+
+    await with_servers(check, Server(status), Server({"data": [{"data": [0.5]}]}))
+
+
 async def test_the_only_server_may_be_started_again_during_a_request() -> None:
     async def check(job: Job, server: Server) -> None:
         server.answer = None

@@ -14,7 +14,9 @@ from rljob_trainer.rewards.request import RewardFailed
 AT_ONCE = 64
 """Concurrent calls to one server."""
 RETRIES = 4
-"""After a 429 or a 5xx. A server that cannot be reached costs no retry: it is the job's to bring back."""
+"""After a status that another server may not answer. A server that cannot be reached costs no retry: it is the job's to bring back."""
+STRANGERS = (401, 403, 404)
+"""Statuses of whoever has the address of a pod that is gone."""
 REST_SECONDS = 1.0
 """For which a server that failed is asked nothing."""
 
@@ -104,7 +106,7 @@ class PoolPost:
             async with self._pool.server() as url:
                 try:
                     async with asyncio.timeout(self._seconds):
-                        return await self._post.once(url + self._path, body)
+                        return await self._post.once(url + self._path, body, STRANGERS)
                 except TimeoutError as error:
                     raise self.failed("timeout", f"took longer than {self._seconds:g} s") from error
                 except TransientError as error:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 import aiohttp
@@ -80,8 +80,8 @@ class Post:
                 await asyncio.sleep(min(FIRST_WAIT_SECONDS * 2**repetition, LONGEST_WAIT_SECONDS))
         raise AssertionError("the last repetition returns or raises")
 
-    async def once(self, url: str, body: dict[str, Any]) -> Any:
-        """The answer from one address, without retries and limits. Raises TransientError and RewardFailed."""
+    async def once(self, url: str, body: dict[str, Any], transient: Collection[int] = ()) -> Any:
+        """The answer from one address, without retries and limits. Raises TransientError, of further statuses for `transient`, and RewardFailed."""
         assert self._session is not None, "open comes first"
         try:
             # A redirect would carry the headers to somebody whom the spec does not name.
@@ -92,7 +92,7 @@ class Post:
         if response.status == 200:
             return self._parsed(text)
         said = f"answered status {response.status}: {text[:SHOWN]}"
-        if response.status == 429 or response.status >= 500:
+        if response.status == 429 or response.status >= 500 or response.status in transient:
             raise TransientError(said)
         raise self.failed("service", said)
 
