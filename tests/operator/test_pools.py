@@ -37,7 +37,7 @@ async def test_a_job_with_a_pool_lives_as_one_without(backend: str) -> None:
 async def test_an_operator_killed_after_a_write_changes_nothing(backend: str) -> None:
     changes = POOLED | {"scheduling": {"backend": backend}}
     undisturbed = await live(World(steps=12), **changes)
-    for crash_after in range(1, len(undisturbed.cluster.writes), 5):
+    for crash_after in range(1, len(undisturbed.cluster.writes), 11):
         world = World(steps=12)
         world.cluster.crash_after = crash_after
         assert end(await live(world, **changes)) == end(undisturbed), world.cluster.writes[crash_after - 1]
