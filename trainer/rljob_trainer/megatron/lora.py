@@ -28,8 +28,7 @@ class Adapters:
     def __init__(self, lora: LoraSpec, seed: int, modules: Sequence[MegatronModule], tasks: Sequence[Any]) -> None:
         """Freezes `modules` and puts adapters into them. `tasks`: the bridge's, of the modules as they are before."""
         self.settings = lora
-        self.peft = LoRA(target_modules=list(lora.targets), dim=lora.rank, alpha=lora.alpha)
-        self.peft(list(modules), training=True)
+        LoRA(target_modules=list(lora.targets), dim=lora.rank, alpha=lora.alpha)(list(modules), training=True)
         self._wrapped = [m for module in modules for m in module.modules() if isinstance(m, LoRALinear)]
         self._by_matrix = {id(w.to_wrap.weight): w for w in self._wrapped}
         for layer in (w.to_wrap for w in self._wrapped):
