@@ -25,8 +25,8 @@ class HeldOutSet:
 def load_held_out(spec: RLJobSpec, tokenizer: Tokenizer, validate_row: RowValidator, scratch: Path) -> list[HeldOutSet]:
     """Of spec.data.validation and spec.evaluation.sets. The arguments, and what is raised, are those of load_prompts."""
     found = []
-    for s, files in zip(spec.evaluation_sets, _files(spec), strict=True):
-        prompts = load_prompts(spec.data, files, tokenizer, validate_row, scratch / s.name)
+    for i, (s, files) in enumerate(zip(spec.evaluation_sets, _files(spec), strict=True)):
+        prompts = load_prompts(spec.data, files, tokenizer, validate_row, scratch / str(i))
         found.append(HeldOutSet(s.name, prompts, s.samples_per_prompt or 1, s.sampling or spec.evaluation.sampling))
     return found
 
