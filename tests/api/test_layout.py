@@ -134,6 +134,11 @@ RULES = [
     (config(moe_router_fusion=True), f"{T}.moe_router_fusion", "device cpu has none of what it needs"),
     (config(apply_rope_fusion=True), f"{T}.apply_rope_fusion", "device cpu has none of what it needs"),
     (config(cpu_offloading=True), f"{T}.cpu_offloading", "device cpu has none of what it needs"),
+    (
+        config("gpu", fp8="hybrid") | {"model": {"path": "/data/model", "lora": {}}},
+        f"{T}.fp8",
+        "is not proven with spec.model.lora",
+    ),
     (config(cp_comm_type="a2a"), f"{T}.cp_comm_type", "torch layers gather keys and values"),
     (
         with_parallelism(config("gpu", cpu_offloading=True), 2, pipeline=2),

@@ -203,6 +203,20 @@ NEEDS_GPU = {
 """Keys of transformerConfig that fail with `device: cpu`, and what they need."""
 
 
+UNPROVEN_WITH_ADAPTERS = (
+    "use_transformer_engine_op_fuser",
+    "fp8",
+    "fp4",
+    "tp_comm_overlap",
+    "cuda_graph_impl",
+    "enable_cuda_graph",
+    "external_cuda_graph",
+    "cpu_offloading",
+    "fine_grained_activation_offloading",
+)
+"""Keys of transformerConfig that change the layers beside which adapters lie."""
+
+
 def transformer_key_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Unknown keys of Megatron, and keys with an owner."""
     return _check(TRANSFORMER, spec.trainer.transformer_config, TRANSFORMER_CONFIG, OWNED_TRANSFORMER_CONFIG)
@@ -271,6 +285,12 @@ def offload_violations(spec: RLJobSpec) -> Iterator[Violation]:
         yield _refused(spec, "distribute_saved_activations", "sequence parallelism has cut them already")
 
 
+def adapter_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    for key in UNPROVEN_WITH_ADAPTERS if spec.model.lora else ():
+        if spec.trainer.transformer_config.get(key):
+            yield _refused(spec, key, "is not proven with spec.model.lora")
+
+
 def split_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Three ways to cut layers into unequal stages (core/transformer/transformer_config.py:1933-1960), one at a time."""
     ways = [{key for key in way if spec.trainer.transformer_config.get(key)} for way in SPLITS]
@@ -303,4 +323,5 @@ RULES = (
     expert_violations,
     offload_violations,
     split_violations,
+    adapter_violations,
 )
