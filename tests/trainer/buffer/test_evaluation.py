@@ -1,5 +1,6 @@
 """Metrics of held-out sets, against the formulas of their papers and numbers by hand; several sets in the whole driver."""
 
+import json
 from itertools import combinations
 
 import numpy as np
@@ -7,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rljob_api import names
 from rljob_api.metrics import require_known
 from rljob_trainer.buffer.assembly import Outcome
 from rljob_trainer.buffer.evaluation import evaluation_metrics, majority_is_correct, pass_at_k, set_metrics
@@ -107,6 +109,9 @@ async def test_a_job_may_evaluate_its_model_and_end(tmp_path, monkeypatch) -> No
     monkeypatch.setattr(main, "load_tokenizer", lambda spec: Characters())
     bench = Bench(tmp_path)
     bench.spec["evaluation"] = {"only": True}
+    bench.root.mkdir()
+    earlier = {"step": 7, "evaluation/reward": 0.25}  # of the training, with other sets
+    names.metrics_file(bench.root).write_text(json.dumps(earlier) + "\n")
     async with Server("demo-rollout-0") as a:
         bench.control(rollouts=(a.endpoint,))
         rank = await bench.connect()
@@ -117,7 +122,10 @@ async def test_a_job_may_evaluate_its_model_and_end(tmp_path, monkeypatch) -> No
         await call(rank.end, "")
         await bench.driver
     assert len(a.requests) == 3 and {r["temperature"] for r in a.requests} == {0.0}
-    assert [(m["step"], m["evaluation/reward"]) for m in bench.metrics() if "evaluation/reward" in m] == [(7, 1.0)]
+    assert [(m["step"], m["evaluation/reward"]) for m in bench.metrics() if "evaluation/reward" in m] == [
+        (7, 0.25),
+        (7, 1.0),
+    ]
     assert bench.progress().evaluation == {"first": 1.0, "last": 1.0}
 
 

@@ -251,8 +251,11 @@ class Driver:
             self._record_evaluation(step, metrics)
 
     def _evaluation_due(self, step: int) -> bool:
-        every, only = self._spec.evaluation.every_steps, self._spec.evaluation.only
-        due = only or (every > 0 and (step % every == 0 or step >= self._spec.train.total_steps))
+        """An attempt that resumes does not evaluate a step again, unless that is all it is for."""
+        if self._spec.evaluation.only:
+            return True
+        every = self._spec.evaluation.every_steps
+        due = every > 0 and (step % every == 0 or step >= self._spec.train.total_steps)
         return due and not {"evaluation/reward", "evaluation/loss"} & self._sinks.of(step).keys()
 
     def _record_evaluation(self, step: int, metrics: dict[str, float]) -> None:
