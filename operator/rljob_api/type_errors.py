@@ -155,7 +155,10 @@ PATTERNS = {
         "must be a name of letters, digits and `_` that begins with no digit",
         "choose such a name",
     ),
-    r"^[A-Za-z0-9_.-]+$": ("must be a name of letters, digits, `_`, `.` and `-`", "choose such a name"),
+    r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$": (
+        "must be a name of letters, digits, `_`, `.` and `-` that does not begin with `.`",
+        "choose such a name",
+    ),
     r"^-?[0-9]+$": ("must be a whole number, in quotes", 'write for example "8"'),
 }
 """Of texts, by pattern."""

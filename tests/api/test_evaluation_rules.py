@@ -19,6 +19,10 @@ def spec(validation: bool = True, **evaluation: Any) -> dict[str, Any]:
     }
 
 
+def resumed(path: str, checkpoint: str) -> dict[str, Any]:
+    return {"checkpoint": {"path": path, "resumeFrom": checkpoint}}
+
+
 @pytest.mark.parametrize(
     ("changes", "fields"),
     [
@@ -36,6 +40,14 @@ def spec(validation: bool = True, **evaluation: Any) -> dict[str, Any]:
         (spec(sets=[SET | {"samplesPerPrompt": 4}]), ["spec.evaluation.sets[0].samplesPerPrompt"]),
         (spec(sets=[SET | {"samplesPerPrompt": 4, "sampling": WARM}]), []),
         (spec(sets=[SET | {"name": "a/b"}]), ["spec.evaluation.sets[0].name"]),
+        (spec(sets=[SET | {"name": ".."}]), ["spec.evaluation.sets[0].name"]),
+        (spec(sampling={"topP": 0.9, "minP": 0.1}), ["spec.evaluation.sampling.topP", "spec.evaluation.sampling.minP"]),
+        (spec(sampling=WARM | {"topP": 0.9, "topK": 20}), []),
+        (spec(sets=[SET | {"sampling": {"topK": 20}}]), ["spec.evaluation.sets[0].sampling.topK"]),
+        (spec(only=True) | resumed("/run", "/run/global_step_5"), ["spec.checkpoint.resumeFrom"]),
+        (spec(only=True) | resumed("/run", "/run/./global_step_5/"), ["spec.checkpoint.resumeFrom"]),
+        (spec(only=True) | resumed("/run/evaluation", "/run/global_step_5"), []),
+        (spec() | resumed("/run", "/run/global_step_5"), []),
         (spec(sampling={"topP": 0}), ["spec.evaluation.sampling.topP"]),
         (spec(sampling={"stop": [""]}), ["spec.evaluation.sampling.stop[0]"]),
     ],

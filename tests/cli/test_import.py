@@ -64,6 +64,17 @@ def test_a_run_of_verls_that_only_validates_becomes_a_job_that_only_evaluates() 
     assert validate(spec, "demo").valid
 
 
+def test_held_out_prompts_that_are_answered_greedily_keep_no_narrowed_distribution() -> None:
+    text = (HERE / "trinity/dapo.yaml").read_text()
+    changed = text.replace("temperature: 0.6", "temperature: 0").replace("name: AIME 2024", "name: .AIME")
+    assert changed != text
+    spec = yaml.safe_load(imported("trinity", changed, "dapo.yaml", CASES["trinity/dapo.yaml"]).manifest)["spec"]
+    held_out, _ = spec["evaluation"]["sets"]
+    assert held_out["name"] == "_AIME"
+    assert held_out["sampling"].keys() == {"temperature", "maxTokens"} and not held_out["sampling"]["temperature"]
+    assert validate(spec, "demo").valid
+
+
 def test_every_configuration_has_its_case() -> None:
     sources = {
         str(p.relative_to(HERE))

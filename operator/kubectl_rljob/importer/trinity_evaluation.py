@@ -43,7 +43,7 @@ def _file(one: Mapping[str, Any]) -> str:
 
 def _set(settings: Settings, number: int, one: Mapping[str, Any]) -> dict[str, Any]:
     """As it stands in evaluation.sets. Raises NotANumber."""
-    name = re.sub(r"[^A-Za-z0-9_.-]", "_", str(one.get("name") or f"set-{number + 1}"))[:32]
+    name = re.sub(r"^\.|[^A-Za-z0-9_.-]", "_", str(one.get("name") or f"set-{number + 1}"))[:32]
     count, sampling = _number(one.get("repeat_times"), 1), _sampling(settings, one.get("rollout_args") or {})
     if sampling["temperature"] == 0:
         count = 1
@@ -56,12 +56,13 @@ def _set(settings: Settings, number: int, one: Mapping[str, Any]) -> dict[str, A
 
 
 def _sampling(settings: Settings, given: Mapping[str, Any]) -> dict[str, Any]:
-    found = {"temperature": _number(given.get("temperature"), 1.0), "topP": _number(given.get("top_p"), 1.0)}
+    """Greedy answers read neither top_p nor top_k."""
+    temperature, top_p = _number(given.get("temperature"), 1.0), _number(given.get("top_p"), 1.0)
     top_k = max(0, int(_number(given.get("top_k"), 0)))
     return {
-        "temperature": found["temperature"],
-        **({"topP": found["topP"]} if found["topP"] != 1 else {}),
-        **({"topK": top_k} if top_k else {}),
+        "temperature": temperature,
+        **({"topP": top_p} if temperature and top_p != 1 else {}),
+        **({"topK": top_k} if temperature and top_k else {}),
         "maxTokens": settings.integer("model.max_response_tokens"),
     }
 

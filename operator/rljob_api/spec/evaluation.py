@@ -18,17 +18,18 @@ class EvaluationSampling(Sampling):
     temperature: NonNegativeFloat = 0.0
     """Temperature of generation; 0 is greedy."""
     top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
-    """Sample from the most probable tokens whose probabilities add up to this; 1: from all."""
+    """Sample from the most probable tokens whose probabilities add up to this; 1: from all. Needs a temperature above 0."""
     top_k: NonNegativeInt = 0
-    """Sample from so many of the most probable tokens; 0: from all."""
+    """Sample from so many of the most probable tokens; 0: from all. Needs a temperature above 0."""
     min_p: Fraction = 0.0
-    """Sample from the tokens that are at least so probable, as a share of the most probable one's probability; 0: from all."""
+    """Sample from the tokens that are at least so probable, as a share of the most probable one's probability; 0: from all. Needs a temperature
+    above 0."""
 
 
 class EvaluationSet(Model):
     """Held-out prompts with a name of their own (`task: rl`)."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=32)]
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$", max_length=32)]
     """Names its metrics: `evaluation_sets/NAME/avg@4`. `validation` is the set of `data.validation`."""
     files: Annotated[list[AbsolutePath], Field(min_length=1, max_length=1024)]
     """Files of prompts, read as those of `data`, by the same keys."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.evaluation import VALIDATION
@@ -35,11 +36,36 @@ def greedy_violations(spec: RLJobSpec) -> Iterator[Violation]:
             yield Violation(f"{fields[s.name]}.samplesPerPrompt", str(s.samples_per_prompt), rule, fix)
 
 
+def narrowing_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """A greedy answer is the most probable token each time, whatever would narrow the choice."""
+    e = spec.evaluation
+    samplings = {"spec.evaluation": e.sampling} | {
+        f"spec.evaluation.sets[{i}]": s.sampling for i, s in enumerate(e.sets)
+    }
+    for field, sampling in samplings.items():
+        if sampling is None or sampling.temperature > 0:
+            continue
+        given = {"topP": (sampling.top_p, 1), "topK": (sampling.top_k, 0), "minP": (sampling.min_p, 0)}
+        for name, (value, neutral) in given.items():
+            if value != neutral:
+                rule = "temperature 0 is greedy and does not read it"
+                yield Violation(
+                    f"{field}.sampling.{name}", f"{value:g}", rule, "set a temperature above 0, or remove it"
+                )
+
+
 def only_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Somebody answers."""
-    if spec.evaluation.only and spec.train.batches.replay:
+    """Somebody answers, and the run whose checkpoint is measured stays as it is."""
+    if not spec.evaluation.only:
+        return
+    if spec.train.batches.replay:
         rule = "recorded batches are replayed without rollouts, which would answer held-out prompts"
         yield Violation("spec.evaluation.only", "true", rule, "remove spec.train.batches.replay")
+    checkpoint = spec.checkpoint
+    if checkpoint.resume_from and PurePosixPath(checkpoint.resume_from).parent == PurePosixPath(checkpoint.path):
+        rule = "a job that goes back to a checkpoint of its own directory drops the steps and metrics after it"
+        fix = "set spec.checkpoint.path to another directory, for the evaluation alone"
+        yield Violation("spec.checkpoint.resumeFrom", checkpoint.resume_from, rule, fix)
 
 
-RULES = (only_violations, name_violations, greedy_violations)
+RULES = (only_violations, name_violations, greedy_violations, narrowing_violations)
