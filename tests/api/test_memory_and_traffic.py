@@ -136,6 +136,36 @@ def test_each_of_a_tokens_experts_keeps_a_copy_of_it() -> None:
     assert m.activations == 2 * 1024 * 94 * (attention + experts)
 
 
+DEEPSEEK_V3 = {
+    "num_hidden_layers": 61,
+    "hidden_size": 7168,
+    "num_attention_heads": 128,
+    "vocab_size": 129280,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+
+def test_latents_shared_experts_and_leading_dense_layers_count() -> None:
+    """DeepSeek-V3: 671 billion parameters, of which a server keeps 576 numbers per token and layer (arXiv 2412.19437, section 4.2)."""
+    shape = Shape.of(DEEPSEEK_V3)
+    assert shape and shape.parameters == pytest.approx(671e9, rel=0.001)
+    spec = gpu_spec(rollout={"replicas": 2, "tensorParallel": 8, "sampling": {"maxTokens": 8}})
+    assert rollout_memory(spec, shape).kv_cache == 2 * 61 * 576 * 8 * 24, "16 samples over 2 servers, of 16 + 8 tokens"
+    train = {"steps": 10, "promptsPerStep": 4, "samplesPerPrompt": 4, "tokensPerMicroBatch": 1024}
+    attention, experts = 4 * 7168 + 2 * 128 * (192 + 128), 8 * (7168 + 3 * 2048) + 3 * 2048
+    assert trainer_memory(gpu_spec(1, 1, train=train), shape).activations == 2 * 1024 * 61 * (attention + experts)
+
+
 def test_colocated_servers_share_the_samples() -> None:
     rollout = {"placement": "colocated", "tensorParallel": 2, "sampling": {"maxTokens": 8}}
     m = rollout_memory(gpu_spec(2, 4, rollout=rollout), NOMINAL)

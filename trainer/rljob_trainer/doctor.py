@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from rljob_api.validation.model import SUPPORTED
+from rljob_api.families import FAMILIES
 from rljob_trainer import limits
 from rljob_trainer.kernels import has_compiler, has_triton
 
@@ -31,7 +31,7 @@ def describe() -> str:
         "log-probabilities": "Triton kernels" if has_triton(gpu) else "torch, in pieces",
         "Adam": "FusedAdam" if engine or apex else "torch AdamW, fused" if gpu else "torch AdamW",
         "apex": "installed" if apex else "absent; not needed",
-        "models": ", ".join(SUPPORTED),
+        "models": ", ".join(FAMILIES),
         "missing": "; ".join(_missing(gpu, broken)) or "nothing",
     }
     facts |= limits.describe(len(gpus), torch.cuda.can_device_access_peer)

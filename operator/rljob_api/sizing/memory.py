@@ -10,7 +10,7 @@ ranks that share the optimizer's states: data x context parallel):
         with LoRA b (P + A), 4 A and (8 + 4 [b < 4]) A/d, with A the rank's part of the adapters' parameters
     activations
         per layer and token b (4 hidden + 2 queries + 2 keys and values + 3 feed-forward) / t, each tensor that a backward pass needs once,
-        with experts topk (hidden + 3 feed-forward): each of a token's experts has a copy of it
+        with experts topk (hidden + 3 feed-forward): each of a token's experts has a copy of it, and shared ones have 3 feed-forward more
         (Korthikanti et al. arXiv 2205.05198 section 4, for SwiGLU, without the attention matrix, which flash attention computes again);
         without sequence parallelism the hidden part is not divided by t; full recomputation keeps the inputs of the layers that are
         computed again together, and has their activations then; a stage holds as many
@@ -19,7 +19,8 @@ ranks that share the optimizer's states: data x context parallel):
         of the last stage: (b + 4) bytes x tokens x vocabulary / t, kept and in float32
 
 Rollout, per GPU of a server: weights b P / tensorParallel; keys and values 2 b layers groups head tokens / tensorParallel for the samples that one
-server has in flight at their longest, at most vLLM's max-num-seqs. A colocated server takes the whole share that it was given.
+server has in flight at their longest, at most vLLM's max-num-seqs; with multi-latent attention b layers (latent + rotated part) tokens, whole on
+each GPU. A colocated server takes the whole share that it was given.
 
 Beside tensors, by phase: CUDA's contexts, loaded kernels, workspaces of libraries, buffers of NCCL and captured graphs, as measured.
 Not counted: what the allocator cannot use.
@@ -241,11 +242,10 @@ def _own(shape: Shape, lay: Layout, stage: int) -> tuple[float, float]:
 
 def _layer(spec: RLJobSpec, shape: Shape, width: int) -> float:
     """Bytes of activations per token and layer."""
-    heads = 2 * shape.head * (shape.heads + shape.groups)
     wide = 3 * shape.feed_forward
     if shape.experts:
-        wide = shape.experts_per_token * (shape.hidden + 3 * shape.expert_feed_forward)
-    return width * (4 * shape.hidden / _cut(spec) + (heads + wide) / spec.trainer.parallelism.tensor)
+        wide = shape.experts_per_token * (shape.hidden + 3 * shape.expert_feed_forward) + 3 * shape.shared_feed_forward
+    return width * (4 * shape.hidden / _cut(spec) + (shape.attended + wide) / spec.trainer.parallelism.tensor)
 
 
 def _cut(spec: RLJobSpec) -> int:
@@ -301,5 +301,12 @@ def rollout_memory(spec: RLJobSpec, shape: Shape) -> RolloutMemory:
     servers = spec.trainer.nodes * servers_per_pod(spec) or max(1, rollout_pods(spec))
     amounts = Amounts.of(spec)
     samples = min(sequences(spec), -(-amounts.samples_per_step // servers))
-    per_token = 2 * width * shape.layers * max(1.0, shape.groups / t) * shape.head
+    per_token = width * shape.layers * _cached(shape, t)
     return RolloutMemory(weights=width * shape.parameters / t, kv_cache=per_token * samples * amounts.longest)
+
+
+def _cached(shape: Shape, tensor: int) -> float:
+    """Numbers that one GPU of a server keeps of a token, in each layer."""
+    if shape.latent:
+        return shape.latent.key_value + shape.latent.rotated
+    return 2 * max(1.0, shape.groups / tensor) * shape.head

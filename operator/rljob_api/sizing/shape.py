@@ -16,6 +16,39 @@ def experts_of(config: dict[str, Any]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-latent attention (DeepSeek-V2, arXiv 2405.04434): queries, keys and values are made of short vectors."""
+
+    query: int
+    """Width of a token's vector for queries; 0: queries are made of the hidden state."""
+    key_value: int
+    content: int
+    """Of a head's query and key, what is not rotated."""
+    rotated: int
+    value: int
+
+    @staticmethod
+    def of(config: dict[str, Any]) -> "Latent | None":
+        """None: the model has plain attention."""
+        if not config.get("kv_lora_rank"):
+            return None
+        return Latent(
+            query=config.get("q_lora_rank") or 0,
+            key_value=config["kv_lora_rank"],
+            content=config["qk_nope_head_dim"],
+            rotated=config["qk_rope_head_dim"],
+            value=config["v_head_dim"],
+        )
+
+    def parameters(self, hidden: int, heads: int) -> int:
+        """Of one layer: projections into the vectors, out of them, and the output's."""
+        wide = heads * (self.content + self.rotated)
+        queries = (hidden + wide) * self.query if self.query else hidden * wide
+        into, out = hidden * (self.key_value + self.rotated), self.key_value * heads * (self.content + self.value)
+        return queries + into + out + heads * self.value * hidden
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """Widths and counts. A dense model has no experts."""
 
@@ -34,6 +67,11 @@ class Shape:
     experts: int = 0
     experts_per_token: int = 0
     expert_feed_forward: int = 0
+    shared_feed_forward: int = 0
+    """Of the experts that every token has, together."""
+    dense_layers: int = 0
+    """Layers without experts in a model that has some: its first ones."""
+    latent: Latent | None = None
 
     @staticmethod
     def of(config: dict[str, Any]) -> "Shape | None":
@@ -45,6 +83,7 @@ class Shape:
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
         experts = experts_of(config)
         wide = config.get("intermediate_size") or 4 * hidden
+        narrow = (config.get("moe_intermediate_size") or wide) if experts else 0
         return Shape(
             layers=config["num_hidden_layers"],
             hidden=hidden,
@@ -56,23 +95,49 @@ class Shape:
             tied=bool(config.get("tie_word_embeddings", False)),
             experts=experts,
             experts_per_token=config.get("num_experts_per_tok") or 0,
-            expert_feed_forward=(config.get("moe_intermediate_size") or wide) if experts else 0,
+            expert_feed_forward=narrow,
+            shared_feed_forward=narrow * (config.get("n_shared_experts") or 0),
+            dense_layers=(config.get("first_k_dense_replace") or 0) if experts else 0,
+            latent=Latent.of(config),
         )
 
     @property
     def attention(self) -> int:
         """Parameters of one layer's attention: queries and output, keys and values."""
+        if self.latent:
+            return self.latent.parameters(self.hidden, self.heads)
         return 2 * self.hidden * self.head * (self.heads + self.groups)
 
     @property
-    def expert(self) -> int:
-        """Parameters of one layer's experts: three matrices each (SwiGLU)."""
-        return 3 * self.hidden * self.expert_feed_forward * self.experts
+    def keys_and_values(self) -> int:
+        """Numbers of a token in one layer, as attention reads them."""
+        if self.latent:
+            return self.heads * (self.latent.content + self.latent.rotated + self.latent.value)
+        return 2 * self.groups * self.head
 
     @property
-    def dense(self) -> int:
-        """Parameters of one layer outside its experts: attention, and the feed-forward matrices or the router."""
-        return self.attention + (self.hidden * self.experts if self.experts else 3 * self.hidden * self.feed_forward)
+    def attended(self) -> int:
+        """Numbers that the attention of one layer makes of a token: queries, keys, values and the output."""
+        if self.latent:
+            return 2 * self.heads * (self.latent.content + self.latent.rotated + self.latent.value)
+        return 2 * self.head * (self.heads + self.groups)
+
+    @property
+    def expert(self) -> float:
+        """Parameters of a layer's experts, three matrices each (SwiGLU), as the mean of all layers."""
+        whole = 3 * self.hidden * self.expert_feed_forward * self.experts
+        return whole * (self.layers - self.dense_layers) / self.layers
+
+    @property
+    def dense(self) -> float:
+        """Parameters of a layer outside its experts, as the mean of all layers: attention, the feed-forward matrices or the router and the shared
+        experts."""
+        feed_forward = 3 * self.hidden * self.feed_forward
+        if not self.experts:
+            return self.attention + feed_forward
+        beside = self.hidden * (self.experts + 3 * self.shared_feed_forward)
+        mixed = self.layers - self.dense_layers
+        return self.attention + (self.dense_layers * feed_forward + mixed * beside) / self.layers
 
     @property
     def embedding(self) -> int:
@@ -92,7 +157,7 @@ class Shape:
     @property
     def parameters(self) -> int:
         """Norms and biases left out: less than a thousandth."""
-        return self.layers * (self.dense + self.expert) + self.embedding * (1 if self.tied else 2)
+        return round(self.layers * (self.dense + self.expert)) + self.embedding * (1 if self.tied else 2)
 
 
 NOMINAL = Shape(36, 4096, 32, 8, 128, 12288, 151936)

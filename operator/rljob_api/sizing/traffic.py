@@ -75,7 +75,7 @@ class Volumes:
         cut = t if spec.trainer.parallelism.sequence else 1
         return Volumes(
             tensor=8 * width * shape.hidden * tokens * (t - 1) / t * layers * both,
-            context=6 * width * shape.groups * shape.head / t * tokens * (c - 1) * layers * ring,
+            context=3 * width * shape.keys_and_values / t * tokens * (c - 1) * layers * ring,
             expert=4 * width * shape.hidden * shape.experts_per_token * tokens / t / e * layers * both,
             data=updates * exchange * own * (copies - 1) / copies,
             expert_data=updates * exchange * experts * (lay.expert_copies - 1) / lay.expert_copies,

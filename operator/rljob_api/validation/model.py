@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api import names
+from rljob_api.families import FAMILIES, has_latent_attention, rope_of
 from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.serving import longest_context
 from rljob_api.sizing.shape import experts_of
@@ -12,8 +13,6 @@ from rljob_api.validation.layout import PARALLELISM, RECOMPUTE, unfit_module
 from rljob_api.validation.passthrough import SPLITS
 from rljob_api.validation.result import Violation
 
-SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral")
-"""`model_type` of config.json. Llama 2 and 3 are llama, Qwen2.5 is qwen2."""
 UNFIT = {
     "mlp": "the model has experts in its place: name moe",
     "moe": "the model has no experts",
@@ -32,9 +31,9 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
     if not config:
         return
     kind = config.get("model_type")
-    if kind and kind not in SUPPORTED:
+    if kind and kind not in FAMILIES:
         yield Violation(
-            "spec.model.path", spec.model.path, f"its model_type is {kind}", f"use one of {_list(SUPPORTED)}"
+            "spec.model.path", spec.model.path, f"its model_type is {kind}", f"use one of {', '.join(FAMILIES)}"
         )
         return
     yield from _feature_violations(spec, config)
@@ -48,19 +47,19 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
 
 def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """Variants of supported families that would be trained wrongly."""
-    kind = config.get("model_type")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type") or rope.get("type") or "default"
-    allowed = ("default", "linear", "llama3") if kind == "llama" else ("default",)
+    family = FAMILIES.get(config.get("model_type") or "")
+    rope_type, rope = rope_of(config)
+    published = LLAMA3 if rope_type == "llama3" else family.rope if family else {}
+    other_frequencies = any(rope.get(key, number) != number for key, number in published.items())
     unusual = {
-        "rope_type": rope_type if kind and rope_type not in allowed else None,
-        "rope_scaling": rope if rope_type == "llama3" and any(rope.get(k, v) != v for k, v in LLAMA3.items()) else None,
-        "sliding_window": config.get("sliding_window")
-        if kind == "mixtral" or config.get("use_sliding_window")
-        else None,
-        "decoder_sparse_step": config.get("decoder_sparse_step", 1) - 1,
-        "attention_bias": kind != "qwen2" and config.get("attention_bias"),
+        "rope_type": family and rope_type not in family.rotations,
+        "rope_scaling": other_frequencies or (rope_type == "yarn" and rope.get("attention_factor")),
+        "sliding_window": config.get("sliding_window") and config.get("use_sliding_window"),
+        "decoder_sparse_step": config.get("decoder_sparse_step", 1) != 1,
+        "attention_bias": config.get("attention_bias") and not (family and family.biases),
+        "topk_group": _groups_of_experts(config),
         **{key: config.get(key) for key in ("mlp_only_layers", "mlp_bias", "quantization_config")},
+        **{key: config.get(key, values[0]) not in values for key, values in (family.values if family else {}).items()},
     }
     for key in (key for key, broken in unusual.items() if broken):
         value = config.get(key, rope_type)
@@ -69,19 +68,25 @@ def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
         )
 
 
+def _groups_of_experts(config: dict[str, Any]) -> bool:
+    """Whether groups are chosen by another number of their experts than megatron-core takes (core/transformer/moe/moe_utils.py,
+    `group_limited_topk`): DeepSeek-V3 takes the best two."""
+    groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
+    return groups > 1 and config.get("num_experts_per_tok", 0) // chosen != 2
+
+
 def _width_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """Heads and matrices over tensor-parallel ranks. Vocabularies are padded, so they divide always."""
     layout = Layout.of(spec, names.ROLE_TRAINER)
-    heads = config.get("num_attention_heads")
-    groups = config.get("num_key_value_heads") or heads
+    heads, groups = _heads(config)
     if heads and heads % layout.tensor:
         yield _indivisible(f"{PARALLELISM}.tensor", layout.tensor, "num_attention_heads", heads)
     if groups and groups % layout.tensor and layout.tensor % groups:
         yield _unshared(f"{PARALLELISM}.tensor", layout.tensor, groups)
-    name, size = ("expertTensor", layout.expert_tensor) if experts_of(config) else ("tensor", layout.tensor)
-    key, width = _feed_forward(config)
-    if width % size:
-        yield _indivisible(f"{PARALLELISM}.{name}", size, key, width)
+    for key, width, is_expert in _feed_forward(config):
+        name, size = ("expertTensor", layout.expert_tensor) if is_expert else ("tensor", layout.tensor)
+        if width % size:
+            yield _indivisible(f"{PARALLELISM}.{name}", size, key, width)
 
 
 def _depth_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
@@ -114,6 +119,9 @@ def _expert_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
     layout, p, experts = Layout.of(spec, names.ROLE_TRAINER), spec.trainer.parallelism, experts_of(config)
     if experts and experts % layout.expert:
         yield _indivisible(f"{PARALLELISM}.expert", layout.expert, "the number of experts", experts)
+    if experts and layout.expert_tensor > 1 and _are_whole(config):
+        rule = f"the experts of {config['model_type']} are not cut"
+        yield Violation(f"{PARALLELISM}.expertTensor", str(layout.expert_tensor), rule, "set 1")
     if experts and layout.tensor > 1 and not p.sequence:
         yield Violation(
             f"{PARALLELISM}.sequence",
@@ -133,10 +141,20 @@ def _expert_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
 
 
 def _adapter_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """Adapters where they are proven: in models without experts."""
+    """Adapters where they are proven: in some families without experts."""
     if spec.model.lora and experts_of(config):
         rule = "adapters are not proven in models with experts"
         yield Violation("spec.model.lora", "set", rule, "remove it, or use a model without experts")
+        return
+    kind, proven = config.get("model_type"), [f.model_type for f in FAMILIES.values() if f.adapters]
+    if spec.model.lora and kind and kind not in proven:
+        rule = f"adapters are not proven in models of the type {kind}"
+        yield Violation("spec.model.lora", "set", rule, f"remove it, or use one of {', '.join(proven)}")
+
+
+def _are_whole(config: dict[str, Any]) -> bool:
+    family = FAMILIES.get(config.get("model_type") or "")
+    return family is not None and family.whole_experts
 
 
 def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
@@ -144,24 +162,25 @@ def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
     rollout, field = spec.rollout, "spec.rollout.tensorParallel"
     if spec.supervised:
         return
-    heads = config.get("num_attention_heads")
-    groups = config.get("num_key_value_heads") or heads
+    family = FAMILIES.get(config.get("model_type") or "")
+    if family and not family.generates:
+        rule = f"no test shows that vLLM generates with {family.model_type} as it is trained"
+        yield Violation("spec.model.path", spec.model.path, rule, "set spec.task to sft, dpo or pretrain")
+    heads, groups = _heads(config)
     if heads and heads % rollout.tensor_parallel:
         yield _indivisible(field, rollout.tensor_parallel, "num_attention_heads", heads)
     elif groups and groups % rollout.tensor_parallel and rollout.tensor_parallel % groups:
         yield _unshared(field, rollout.tensor_parallel, groups)
-    key, width = _feed_forward(config)
-    whole = experts_of(config) and rollout.vllm_args.get("enable-expert-parallel")
-    if not whole and width % rollout.tensor_parallel:
-        yield _indivisible(field, rollout.tensor_parallel, key, width)
+    for key, width, is_expert in _feed_forward(config):
+        whole = is_expert and rollout.vllm_args.get("enable-expert-parallel")
+        if not whole and width % rollout.tensor_parallel:
+            yield _indivisible(field, rollout.tensor_parallel, key, width)
     yield from _context_violations(spec, config)
 
 
 def _context_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """vllm/config/model.py:2152, `_get_and_verify_max_len`."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    linear = "linear" in (rope.get("rope_type"), rope.get("type"))
-    positions = (config.get("max_position_embeddings") or 0) * (rope.get("factor", 1) if linear else 1)
+    positions = _positions(config)
     longest = longest_context(spec)
     pods = spec.trainer if spec.rollout.placement == "colocated" else spec.rollout
     if any(v.name == LONGER for v in (*spec.env, *pods.template.env)) or "hf-overrides" in spec.rollout.vllm_args:
@@ -176,10 +195,34 @@ def _context_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
     )
 
 
-def _feed_forward(config: dict[str, Any]) -> tuple[str, int]:
-    """Key and width of the feed-forward matrices, an expert's where there are experts."""
-    key = "moe_intermediate_size" if experts_of(config) and "moe_intermediate_size" in config else "intermediate_size"
-    return key, config.get(key) or 0
+def _positions(config: dict[str, Any]) -> float:
+    """That vLLM gives the model: those that it was trained on, times the factor by which they are stretched. 0: not said."""
+    rope_type, rope = rope_of(config)
+    trained, factor = config.get("max_position_embeddings") or 0, rope.get("factor", 1)
+    if rope_type == "yarn":
+        return rope.get("original_max_position_embeddings", trained) * factor
+    return trained * (factor if rope_type == "linear" else 1)
+
+
+def _heads(config: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Heads of queries, and of keys and values: with multi-latent attention each head has its own."""
+    heads = config.get("num_attention_heads")
+    return heads, heads if has_latent_attention(config) else config.get("num_key_value_heads") or heads
+
+
+def _feed_forward(config: dict[str, Any]) -> Iterator[tuple[str, int, bool]]:
+    """Key and width of the feed-forward matrices, and whether they are an expert's; where there are experts also those of the shared experts and of
+    layers without."""
+    if not experts_of(config):
+        yield "intermediate_size", config.get("intermediate_size") or 0, False
+        return
+    key = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
+    width = config.get(key) or 0
+    yield key, width, True
+    if shared := config.get("n_shared_experts"):
+        yield "moe_intermediate_size * n_shared_experts", width * shared, False
+    if config.get("first_k_dense_replace"):
+        yield "intermediate_size", config.get("intermediate_size") or 0, False
 
 
 def _unshared(field: str, size: int, groups: int) -> Violation:
@@ -194,7 +237,3 @@ def _indivisible(field: str, size: int, key: str, value: int) -> Violation:
         f"{key} = {value} of the model is not divisible by it",
         f"choose a divisor of {value}",
     )
-
-
-def _list(names: tuple[str, ...]) -> str:
-    return ", ".join(names)

@@ -1,6 +1,7 @@
 """Tiny Hugging Face models and batches whose log-probabilities come from them."""
 
 import json
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,6 +35,9 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
 } | {"original_max_position_embeddings": 8192}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+DEEPSEEK_YARN = YARN | {"mscale": 0.707, "mscale_all_dim": 0.707, "beta_fast": 32, "beta_slow": 1}
+PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
 EXPERTS = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
@@ -41,40 +45,108 @@ EXPERTS = {
     "norm_topk_prob": True,
     "head_dim": 32,
 }
+MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+GEMMA = {"num_hidden_layers": 8, "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 5}
+"""Every sixth layer sees everything."""
+SHARED = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+GLM = SHARED | {"head_dim": 32, "partial_rotary_factor": 0.5, "attention_bias": True, "num_nextn_predict_layers": 1}
+LATENT = SHARED | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 24,
+    "routed_scaling_factor": 2.5,
+}
+V2 = LATENT | {"q_lora_rank": None, "topk_method": "greedy", "norm_topk_prob": False, "n_shared_experts": 2}
+V3 = LATENT | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
-    "llama3": ("LlamaConfig", {"rope_parameters": LLAMA3}),
+    "llama, linear": ("LlamaConfig", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama, llama3": ("LlamaConfig", {"rope_parameters": LLAMA3}),
+    "llama, yarn": ("LlamaConfig", {"rope_parameters": YARN}),
+    "mistral": ("MistralConfig", {"head_dim": 32, "sliding_window": None}),
+    "mistral, window": ("MistralConfig", {"head_dim": 32, "sliding_window": 5}),
+    "phi3": ("Phi3Config", {"pad_token_id": 0, "sliding_window": None}),
+    "phi3, window": ("Phi3Config", {"pad_token_id": 0, "sliding_window": 5, "rope_parameters": PARTIAL}),
     "qwen2": ("Qwen2Config", {}),
+    "qwen2, yarn": ("Qwen2Config", {"rope_parameters": YARN}),
     "qwen3": ("Qwen3Config", {"head_dim": 32}),
+    "qwen3, yarn": ("Qwen3Config", {"head_dim": 32, "rope_parameters": YARN}),
     "qwen3_moe": ("Qwen3MoeConfig", EXPERTS),
-    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3_moe, yarn": ("Qwen3MoeConfig", EXPERTS | {"rope_parameters": YARN}),
+    "gemma3_text": ("Gemma3TextConfig", GEMMA),
+    "mixtral": ("MixtralConfig", MIXTRAL),
+    "mixtral, window": ("MixtralConfig", MIXTRAL | {"sliding_window": 5}),
+    "glm4_moe": ("Glm4MoeConfig", GLM),
+    "glm4_moe, norms": ("Glm4MoeConfig", GLM | {"use_qk_norm": True}),
+    "gpt_oss": ("GptOssConfig", MIXTRAL | {"head_dim": 32, "sliding_window": 5}),
+    "deepseek_v2": ("DeepseekV2Config", V2),
+    "deepseek_v2, yarn": ("DeepseekV2Config", V2 | {"rope_parameters": DEEPSEEK_YARN}),
+    "deepseek_v3": ("DeepseekV3Config", V3 | {"q_lora_rank": 32, "n_group": 2, "num_nextn_predict_layers": 1}),
+    "deepseek_v3, yarn": ("DeepseekV3Config", V3 | {"q_lora_rank": None, "rope_parameters": DEEPSEEK_YARN}),
 }
-"""Every supported family: the class of its configuration, and what differs from SHAPE."""
+"""Every family of rljob_api.families, by its model_type, and its variants: the class of its configuration, and what differs from SHAPE."""
+TIED = ("qwen2", "qwen3", "gemma3_text")
+"""Those whose output layer is the embedding, in the tests of all families."""
+
+
+def family_of(kind: str) -> str:
+    return kind.partition(",")[0]
+
+
+def make_config(kind: str, vocabulary: int = 160, tied: bool = False, **sizes: int) -> Any:
+    """transformers' configuration of a tiny model. `sizes`: in place of those in SHAPE."""
+    import transformers
+
+    name, more = KINDS[kind]
+    return getattr(transformers, name)(**SHAPE | sizes | more, vocab_size=vocabulary, tie_word_embeddings=tied)
 
 
 def make_model(
     directory: Path, kind: str = "qwen2", tied: bool = True, vocabulary: int = 160, seed: int = 0, **save: Any
 ) -> Path:
     """A random model with norms and biases away from their neutral values. `save`: for save_pretrained."""
-    import transformers
-
-    name, more = KINDS[kind]
-    config = getattr(transformers, name)(**SHAPE | more, vocab_size=vocabulary, tie_word_embeddings=tied)
-    torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    for name, parameter in model.named_parameters():
-        if "norm" in name or name.endswith("bias"):
-            parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    model = random_model(make_config(kind, vocabulary, tied), seed)
     model.save_pretrained(directory, **save)
     (directory / "tokenizer.json").write_text(json.dumps({"stands": "for a tokenizer"}))
     return directory
 
 
-def make_batch(model: Path, step: int = 1, groups: int = 4, samples: int = 4, temperature: float = 1.0) -> Batch:
-    """Random tokens in prompts of 2-8 and responses of 1-8, with the log-probabilities that the model in `model` gives them."""
+def random_model(config: Any, seed: int) -> Any:
+    import transformers
+
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if "norm" in name or name.endswith("bias"):
+            tensor.data.add_(torch.randn_like(tensor) * 0.1)
+    return model
+
+
+def load_model(model: Path) -> Any:
+    """In transformers, in float32. Its DeepSeek-V2 has no YaRN in the softmax; DeepSeek's own code, vLLM, and its DeepSeek-V3 have."""
     from transformers import AutoModelForCausalLM
 
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    rope = policy.config.rope_parameters
+    if policy.config.model_type == "deepseek_v2" and rope["rope_type"] == "yarn":
+        for layer in policy.model.layers:
+            layer.self_attn.scaling *= (0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1) ** 2
+    return policy
+
+
+def make_batch(model: Path, step: int = 1, groups: int = 4, samples: int = 4, temperature: float = 1.0) -> Batch:
+    """Random tokens in prompts of 2-8 and responses of 1-8, with the log-probabilities that the model in `model` gives them."""
+    policy = load_model(model)
     draw = random.Random(step)
     tokens = lambda n: tuple(draw.randrange(policy.config.vocab_size) for _ in range(n))  # noqa: E731
     prompts = [tokens(draw.randrange(2, 9)) for _ in range(groups)]

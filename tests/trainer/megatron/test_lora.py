@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch.func import functional_call
 
+from rljob_api.families import FAMILIES
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
 from rljob_trainer.failure import ConfigurationError
@@ -22,7 +23,7 @@ from trainer.megatron.test_supervised import given
 
 LORA = {"rank": 4, "alpha": 8}
 SCALE = 2.0
-DENSE = ("llama", "qwen2", "qwen3")
+DENSE = tuple(name for name, family in FAMILIES.items() if family.adapters)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

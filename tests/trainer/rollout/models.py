@@ -36,11 +36,15 @@ def make(path: Path, seed: int, tied: bool = False) -> Path:
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.15)
     model.save_pretrained(path)
+    save_tokenizer(path)
+    return path
+
+
+def save_tokenizer(path: Path) -> None:
     words = {"<pad>": 0, "<end>": END} | {f"w{i}": i for i in range(2, VOCABULARY)}
     PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel(words, unk_token="<pad>")), eos_token="<end>", pad_token="<pad>"
     ).save_pretrained(path)
-    return path
 
 
 def tensors(path: Path) -> list[tuple[str, torch.Tensor]]:

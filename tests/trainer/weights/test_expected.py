@@ -50,6 +50,14 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
         manifest(tmp_path).check_complete(["w"])
 
 
+def test_layers_that_guess_further_tokens_are_not_expected(tmp_path: Path) -> None:
+    tensors = {f"model.layers.{i}.w": torch.zeros(2, dtype=torch.bfloat16) for i in range(12)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 11, "num_nextn_predict_layers": 1}))
+    expected = ExpectedTensors.of(tmp_path, "bfloat16")
+    assert expected.tensors.keys() == tensors.keys() - {"model.layers.11.w"}
+
+
 @pytest.mark.parametrize("tied_in_file", [True, False])
 def test_a_tied_output_layer_may_be_sent_or_left_out(tmp_path: Path, tied_in_file: bool) -> None:
     m = manifest(tmp_path, tied=True)

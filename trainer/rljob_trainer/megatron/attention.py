@@ -10,8 +10,11 @@ import torch.nn.functional as F
 from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import is_layer_window_attention, make_sharded_tensors_for_checkpoint
+from torch.nn import Parameter
 from torch.nn.attention.varlen import varlen_attn
 
 from rljob_trainer.megatron import context_parallel
@@ -23,20 +26,30 @@ FLASH_TYPES = (torch.bfloat16, torch.float16)
 class TEDotProductAttention(MegatronModule):
     """Causal attention of packed sequences; grouped queries as they are. Every pass of the trainer is packed, so nothing else is here.
 
-    A context-parallel rank has its zig-zag share of the queries and gathers the keys and values of all ranks.
+    A context-parallel rank has its zig-zag share of the queries and gathers the keys and values of all ranks. In a layer with a sliding window a
+    query sees itself and at most `window` keys before. With sinks every head may also attend to nothing, with a weight that it learns (gpt-oss).
     """
 
     def __init__(
         self,
         config: TransformerConfig,
+        layer_number: int,
         *_: Any,
         pg_collection: ProcessGroupCollection,
         softmax_scale: float | None = None,
         **__: Any,
     ) -> None:
         super().__init__(config=config)
-        self.group = pg_collection.cp
+        self.groups = pg_collection
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+        slides = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
+        self.window: int | None = config.window_size[0] if slides else None
+        if config.softmax_type == "learnable":
+            heads = config.num_attention_heads // pg_collection.tp.size()
+            self.softmax_offset = Parameter(
+                torch.zeros(heads, dtype=config.params_dtype, device=torch.cuda.current_device())
+            )
+            set_tensor_model_parallel_attributes(self.softmax_offset, True, 0, 1)
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, packed_seq_params: Any, **__: Any
@@ -45,19 +58,30 @@ class TEDotProductAttention(MegatronModule):
 
         Whole sequences lie between consecutive `packed_seq_params.cu_seqlens_q`.
         """
-        ranks, rank = self.group.size(), self.group.rank()
-        if ranks == 1 and query.is_cuda and query.dtype in FLASH_TYPES:
+        ranks, rank = self.groups.cp.size(), self.groups.cp.rank()
+        if ranks == 1 and query.is_cuda and query.dtype in FLASH_TYPES and self.sinks is None:
             starts, longest = packed_seq_params.cu_seqlens_q, packed_seq_params.max_seqlen_q
-            out = varlen_attn(
-                query, key, value, starts, starts, longest, longest, scale=self.scale, window_size=(-1, 0)
-            )
+            window = (-1 if self.window is None else self.window, 0)
+            out = varlen_attn(query, key, value, starts, starts, longest, longest, scale=self.scale, window_size=window)
             return cast(torch.Tensor, out).flatten(1)  # a pair only when it is asked for
         starts = context_parallel.boundaries(packed_seq_params.cu_seqlens_q)
         if ranks > 1:
-            both = gather_from_sequence_parallel_region(torch.stack([key, value], 1), group=self.group)
+            both = gather_from_sequence_parallel_region(torch.stack([key, value], 1), group=self.groups.cp)
             key, value = both.unbind(1)
         buckets, place = _buckets(starts, ranks, rank, query.device)
         return torch.cat([self._attend(b, query, key, value) for b in buckets]).index_select(0, place)
+
+    @property
+    def sinks(self) -> torch.Tensor | None:
+        """[heads] of this rank: what a head's softmax has beside the keys."""
+        return getattr(self, "softmax_offset", None)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        tensors = self.state_dict(prefix="", keep_vars=True)
+        groups = {"tp_group": self.groups.tp, "dp_cp_group": (metadata or {}).get("dp_cp_group")}
+        return make_sharded_tensors_for_checkpoint(tensors, prefix, {"softmax_offset": 0}, sharded_offsets, **groups)
 
     def _attend(self, bucket: "_Bucket", query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """[n * w, heads * d]"""
@@ -65,11 +89,25 @@ class TEDotProductAttention(MegatronModule):
             x.index_select(0, rows.flatten()).view(*rows.shape, *x.shape[1:]).transpose(1, 2)
             for x, rows in ((query, bucket.queries), (key, bucket.keys), (value, bucket.keys))
         )
-        mask = bucket.mask()
+        mask = bucket.mask(self.window)
+        if self.sinks is not None:
+            return _attend_with_sinks(q, k, v, mask, self.sinks, self.scale).transpose(1, 2).flatten(0, 1).flatten(1)
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=True
         )
         return out.transpose(1, 2).flatten(0, 1).flatten(1)
+
+
+def _attend_with_sinks(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, sinks: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """q [n, heads, w, d], k and v [n, groups, k, d] -> [n, heads, w, d]. torch's own attention gives a mask no gradient."""
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    scores = (q @ k.transpose(-1, -2)) * scale
+    seen = torch.ones_like(scores[0, 0], dtype=torch.bool).tril() if mask is None else mask
+    nothing = sinks[:, None, None].expand(*scores.shape[:-1], 1)
+    weights = torch.cat([scores.masked_fill(~seen, -math.inf), nothing], -1).float().softmax(-1)
+    return weights[..., :-1].to(v.dtype) @ v
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +121,15 @@ class _Bucket:
     first: torch.Tensor | None
     """[n] place of each piece's first query in its sequence; None: all at the beginning."""
 
-    def mask(self) -> torch.Tensor | None:
+    def mask(self, window: int | None) -> torch.Tensor | None:
         """[n, 1, w, k] True where a query sees a key; None: the triangle. Made anew each time, since it is larger than what it is made of."""
-        if self.first is None:
+        (n, w), k, device = self.queries.shape, self.keys.shape[1], self.queries.device
+        window = k if window is None else window
+        if self.first is None and k <= window + 1:
             return None
-        (w, k), device = (self.queries.shape[1], self.keys.shape[1]), self.queries.device
-        last = self.first[:, None] + torch.arange(w, device=device)
-        return (torch.arange(k, device=device) <= last[..., None])[:, None]
+        first = torch.zeros(n, dtype=torch.long, device=device) if self.first is None else self.first
+        last, key = (first[:, None] + torch.arange(w, device=device))[..., None], torch.arange(k, device=device)
+        return ((key <= last) & (key >= last - window))[:, None]
 
 
 @lru_cache(maxsize=32)

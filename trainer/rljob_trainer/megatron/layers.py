@@ -85,9 +85,31 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, conf
     return F.layer_norm(x, x.shape[-1:], gain, bias, config.layernorm_epsilon)
 
 
+class TELinear(torch.nn.Module):
+    """A matrix that every tensor-parallel rank has whole, and applies to its own rows: the projections into latents of multi-latent attention."""
+
+    parallel_mode = "duplicated"
+
+    def __init__(
+        self, input_size: int, output_size: int, *, config: TransformerConfig, bias: bool, parallel_mode: str, **_: Any
+    ) -> None:
+        super().__init__()
+        if bias or parallel_mode != self.parallel_mode:
+            raise NotImplementedError(f"a {parallel_mode} matrix with bias={bias} needs Transformer Engine")
+        self.weight = Parameter(
+            torch.empty(output_size, input_size, dtype=config.params_dtype, device=torch.cuda.current_device())
+        )
+        setattr(self.weight, SEQUENCE_PARALLEL, config.sequence_parallel)
+        config.init_method(self.weight)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """x [..., in] -> [..., out], and no bias to be added later"""
+        return F.linear(x, self.weight), None
+
+
 class _GroupedLinear(MegatronModule):
-    """The matrices of a rank's experts: weight0, weight1, ..., each [out, in], each applied to the rows of its expert. The dispatcher does all
-    communication."""
+    """The matrices of a rank's experts: weight0, weight1, ..., each [out, in], each applied to the rows of its expert; in some models also
+    bias0, bias1, ... [out]. The dispatcher does all communication."""
 
     cut: int
     """The dimension that expert-tensor-parallel ranks share."""
@@ -100,24 +122,30 @@ class _GroupedLinear(MegatronModule):
         *,
         config: TransformerConfig,
         bias: bool,
+        skip_bias_add: bool,
         pg_collection: ProcessGroupCollection,
         **_: Any,
     ) -> None:
         super().__init__(config=config)
-        if bias:
-            raise NotImplementedError("experts with biases need Transformer Engine")
-        self.groups, self.count = pg_collection, num_gemms
+        self.groups, self.count, self.skips = pg_collection, num_gemms, skip_bias_add
+        self.kinds = ("weight", "bias") if bias else ("weight",)
+        if bias and pg_collection.expt_tp.size() > 1:
+            raise NotImplementedError("experts with biases are not cut")
         shape = [output_size, input_size]
         shape[self.cut] //= pg_collection.expt_tp.size()
         for i in range(num_gemms):
-            weight = Parameter(torch.empty(shape, dtype=config.params_dtype, device=torch.cuda.current_device()))
-            set_tensor_model_parallel_attributes(weight, True, self.cut, 1)
-            setattr(self, f"weight{i}", weight)
+            for kind, size in zip(self.kinds, (shape, shape[:1]), strict=False):
+                tensor = Parameter(torch.zeros(size, dtype=config.params_dtype, device=torch.cuda.current_device()))
+                set_tensor_model_parallel_attributes(tensor, kind == "weight", self.cut, 1)
+                setattr(self, f"{kind}{i}", tensor)
 
-    def forward(self, x: torch.Tensor, m_splits: list[int]) -> tuple[torch.Tensor, None]:
-        """x [t, in], sorted by expert, `m_splits` rows each -> [t, out]"""
-        parts = x.split(m_splits)
-        return torch.cat([F.linear(part, getattr(self, f"weight{i}")) for i, part in enumerate(parts)]), None
+    def forward(self, x: torch.Tensor, m_splits: list[int]) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
+        """x [t, in], sorted by expert, `m_splits` rows each -> [t, out], and the experts' biases where somebody else adds them"""
+        biases = [getattr(self, f"bias{i}", None) for i in range(self.count)]
+        added = [None] * self.count if self.skips else biases
+        parts = zip(x.split(m_splits), added, strict=True)
+        out = torch.cat([F.linear(part, getattr(self, f"weight{i}"), bias) for i, (part, bias) in enumerate(parts)])
+        return out, [b for b in biases if b is not None] if self.skips and "bias" in self.kinds else None
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
@@ -129,7 +157,7 @@ class _GroupedLinear(MegatronModule):
         for i in range(self.count):
             offsets = sharded_offsets if alone else (*sharded_offsets, (len(sharded_offsets), first + i, total))
             part = make_sharded_tensors_for_checkpoint(
-                {f"{i}.weight": getattr(self, f"weight{i}")},
+                {f"{i}.{kind}": getattr(self, f"{kind}{i}") for kind in self.kinds},
                 "",
                 {f"{i}.weight": self.cut},
                 offsets,
@@ -137,9 +165,10 @@ class _GroupedLinear(MegatronModule):
                 dp_cp_group=metadata["dp_cp_group"],
             )
             replace_prefix_for_sharding(part, f"{i}.", f"{first + i}.{prefix}" if alone else prefix)
-            tensor = part[f"{i}.weight"]
-            tensor.replica_id = (*tensor.replica_id[:2], self.groups.expt_dp.rank())
-            found[f"{prefix}weight{i}"] = tensor
+            for kind in self.kinds:
+                tensor = part[f"{i}.{kind}"]
+                tensor.replica_id = (*tensor.replica_id[:2], self.groups.expt_dp.rank())
+                found[f"{prefix}{kind}{i}"] = tensor
         return found
 
 
@@ -159,7 +188,7 @@ class TorchBackend(BackendSpecProvider):
     """What TESpecProvider answers, in plain torch."""
 
     def linear(self) -> type:
-        raise NotImplementedError("multi-latent attention needs Transformer Engine")
+        return TELinear
 
     def column_parallel_linear(self) -> type:
         return ColumnParallelLinear

@@ -26,6 +26,7 @@ from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import configure, open_bridge
 
 CHECKPOINT = "spec.model.megatronCheckpoint"
+GUESSING = "num_nextn_predict_layers"
 _PREFIXES = ("policy.", "")
 """Of the names of tensors: ours, and plain megatron's."""
 
@@ -64,7 +65,8 @@ class PolicyModel:
         return Base.of(self._path, self.adapters.settings, self._exporter.tensors()) if self.adapters else None
 
     def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
-        return config
+        """Layers that guess further tokens (multi-token prediction) are not trained, and not exported."""
+        return config | ({GUESSING: 0} if config.get(GUESSING) else {})
 
 
 def require_all_weights(
@@ -86,7 +88,19 @@ def freeze(modules: Sequence[MegatronModule], config: Any) -> list[torch.nn.Modu
     """The modules for forward passes only, in their type."""
     for module in modules:
         module.requires_grad_(False)
-    return [Float16Module(config, m) if config.bf16 else m for m in modules]
+    return [_in_its_type(m, config) for m in modules]
+
+
+def _in_its_type(module: MegatronModule, config: Any) -> torch.nn.Module:
+    """In megatron's wrapper for bfloat16, which would round the biases by which routers choose experts. They are float32 in checkpoints, and no
+    parameters."""
+    if not config.bf16:
+        return module
+    biases = [(r, r.expert_bias.clone()) for r in module.modules() if getattr(r, "expert_bias", None) is not None]
+    wrapped = Float16Module(config, module)
+    for router, bias in biases:
+        router.expert_bias.data = bias
+    return wrapped
 
 
 def wrap(modules: Sequence[MegatronModule], config: Any, spec: RLJobSpec) -> list[DistributedDataParallel]:
@@ -100,7 +114,7 @@ def wrap(modules: Sequence[MegatronModule], config: Any, spec: RLJobSpec) -> lis
     )
     for module in modules:
         keep_apart(module)
-    whole = [Float16Module(config, m) if config.bf16 else m for m in modules]
+    whole = [_in_its_type(m, config) for m in modules]
     chunks = [DistributedDataParallel(config, ddp, m, disable_bucketing=i > 0) for i, m in enumerate(whole)]
     if overlap.grad_reduce:
         _schedule(config, "no_sync_func", [c.no_sync for c in chunks])

@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 from megatron.bridge import AutoBridge
+from megatron.bridge.models.gemma.gemma3_provider import Gemma3ModelProvider
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import gpt_layer_specs
 
+from rljob_api.families import FAMILIES
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.layout import COMPILED, RECOMPUTE
-from rljob_api.validation.model import SUPPORTED, model_violations
+from rljob_api.validation.model import model_violations
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron import layers
 
@@ -43,8 +45,12 @@ _EXPERTS = {
     "moe_router_load_balancing_type": "none",  # the rollouts' router is not pushed about either
     "moe_aux_loss_coeff": 0.0,
     "moe_router_dtype": "fp32",
+    "moe_router_bias_update_rate": 0.0,  # nor is the bias by which it chooses
+    "moe_shared_expert_overlap": False,  # it takes a CUDA stream of its own
 }
 """What the spec may say otherwise in transformerConfig."""
+
+_YARN = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "yarn_correction_range_round_to_int": True}
 
 
 def open_bridge(spec: RLJobSpec) -> AutoBridge:
@@ -79,7 +85,7 @@ def converting(path: str, field: str) -> Iterator[None]:
     except ValueError as error:
         reason = " ".join(str(error).split())[:300]
         rule = f"megatron-bridge cannot convert this model: {reason}"
-        raise ConfigurationError(field, path, rule, f"use one of {', '.join(SUPPORTED)}") from error
+        raise ConfigurationError(field, path, rule, f"use one of {', '.join(FAMILIES)}") from error
 
 
 def _refuse(config: dict[str, Any], spec: RLJobSpec) -> None:
@@ -92,11 +98,11 @@ def configure(provider: Any, spec: RLJobSpec, layout: Layout) -> None:
 
     Raises ConfigurationError with megatron's own reason when it refuses the result.
     """
-    plain = {"apply_rope_fusion": True} if HAVE_TE else _PLAIN | {"transformer_layer_spec": layers.block_spec}
+    plain = {"apply_rope_fusion": True} if HAVE_TE else _PLAIN | _torch_layers(provider)
     device = _fused(provider) if torch.cuda.is_available() else _ON_CPU
     ours = _layout(layout, spec) | _recompute(spec) | _numbers(provider, spec)
     given = spec.trainer.transformer_config
-    for key, value in (_EXPERTS | plain | device | given | ours).items():
+    for key, value in (_EXPERTS | plain | _rotation(provider) | device | given | ours).items():
         setattr(provider, key, value)
     try:
         provider.finalize()
@@ -105,6 +111,11 @@ def configure(provider: Any, spec: RLJobSpec, layout: Layout) -> None:
             "spec.trainer.transformerConfig", given, f"megatron-core refuses it: {error}", "change or remove the key"
         ) from error
     _require_pieces(provider, spec)
+
+
+def _torch_layers(provider: Any) -> dict[str, Any]:
+    """Gemma 3 has a spec of its own (compat/gemma3.py)."""
+    return {} if isinstance(provider, Gemma3ModelProvider) else {"transformer_layer_spec": layers.block_spec}
 
 
 def _require_pieces(provider: Any, spec: RLJobSpec) -> None:
@@ -137,6 +148,16 @@ def _layout(layout: Layout, spec: RLJobSpec) -> dict[str, Any]:
     }
 
 
+def _rotation(provider: Any) -> dict[str, Any]:
+    """YaRN's numbers that config.json leaves out, as transformers has them (modeling_rope_utils.py). Its factor of sine and cosine, and the
+    interleaved rotation of multi-latent attention, are not in the fused kernel."""
+    yarn = provider.position_embedding_type == "yarn"
+    if not (yarn or provider.multi_latent_attention):
+        return {}
+    usual = _YARN if yarn else {}
+    return {key: value for key, value in usual.items() if getattr(provider, key) is None} | {"apply_rope_fusion": False}
+
+
 def _recompute(spec: RLJobSpec) -> dict[str, Any]:
     r = spec.trainer.recompute
     full = r.granularity == "full"
@@ -162,6 +183,7 @@ def _numbers(provider: Any, spec: RLJobSpec) -> dict[str, Any]:
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "moe_grouped_gemm": bool(provider.num_moe_experts),
+        "mtp_num_layers": None,  # layers that guess further tokens are not trained
         # the bridge fills rows up with zeros, but takes none away
         "should_pad_vocab": provider.vocab_size % spec.trainer.parallelism.tensor != 0,
         "make_vocab_size_divisible_by": 1,

@@ -27,18 +27,21 @@ class ExpectedTensors:
 
     @staticmethod
     def of(model: Path, dtype: str) -> "ExpectedTensors":
-        """Of a Hugging Face directory served as `dtype`. A tensor comes in that type or in the one it has in the checkpoint."""
-        tensors = {}
-        for file in sorted(model.glob("*.safetensors")):
+        """Of a Hugging Face directory served as `dtype`. A tensor comes in that type or in the one it has in the checkpoint. Layers behind the last,
+        which guess further tokens, are not trained and not served."""
+        files, tensors = sorted(model.glob("*.safetensors")), {}
+        if not files:
+            raise RefusedUpdateError(f"{model} holds no .safetensors file to compare an update with")
+        config = json.loads((model / "config.json").read_text())
+        layers = config.get("num_hidden_layers", 0)
+        further = tuple(f"model.layers.{layers + i}." for i in range(config.get("num_nextn_predict_layers") or 0))
+        for file in files:
             with safe_open(file, "pt") as handle:
-                for name in handle.keys():  # noqa: SIM118 not a dictionary
+                for name in (n for n in handle.keys() if not n.startswith(further)):  # noqa: SIM118 not a dictionary
                     part = handle.get_slice(name)
                     own = _DTYPES.get(part.get_dtype(), dtype)
                     tensors[name] = (tuple(part.get_shape()), frozenset({dtype, own}))
-        if not tensors:
-            raise RefusedUpdateError(f"{model} holds no .safetensors file to compare an update with")
-        tied = bool(json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False))
-        return ExpectedTensors(tensors, tied)
+        return ExpectedTensors(tensors, bool(config.get("tie_word_embeddings", False)))
 
     def check(self, entries: Iterable[Entry]) -> None:
         """Every entry is a tensor of the model. Raises RefusedUpdateError for the first that is not."""

@@ -21,10 +21,13 @@ MODULES = (
     "adam",
     "optimizer_gathering",
     "torch_layers",
+    "latent_attention",
     "bridge_import",
     "bridge_export",
     "bridge_lora",
     "mixtral",
+    "phi3",
+    "gemma3",
     "load_progress",
     "write_queue",
 )

@@ -37,6 +37,8 @@ class MixtralBridge(MegatronModelBridge):
         provider.add_qkv_bias = False
         provider.moe_ffn_hidden_size = hf_pretrained.config.intermediate_size
         provider.moe_router_pre_softmax = False
+        if window := hf_pretrained.config.sliding_window:  # as megatron-bridge's Mistral
+            provider.window_size, provider.cp_comm_type = (window - 1, 0), "a2a"
         return provider
 
     def mapping_registry(self) -> MegatronMappingRegistry:

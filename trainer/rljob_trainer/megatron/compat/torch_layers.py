@@ -18,12 +18,16 @@ def has_transformer_engine() -> bool:
 
 
 def _use_torch_layers() -> None:
+    from megatron.core.extensions import transformer_engine_spec_provider
     from megatron.core.models.gpt import gpt_layer_specs, moe_module_specs
+    from megatron.core.transformer import multi_latent_attention
 
-    from rljob_trainer.megatron.layers import TENorm, TorchBackend
+    from rljob_trainer.megatron.layers import TELinear, TENorm, TorchBackend
 
-    gpt_layer_specs.TESpecProvider = moe_module_specs.TESpecProvider = TorchBackend
+    for module in (gpt_layer_specs, moe_module_specs, transformer_engine_spec_provider):
+        module.TESpecProvider = TorchBackend
     gpt_layer_specs.TENorm = TENorm
+    multi_latent_attention.TELinear = TELinear
 
 
 def _rotate_at_once() -> None:

@@ -1,0 +1,122 @@
+"""The families of models that a job can train, and what is proven of each. Validation, sizes and docs/models.md are made of this table, and the
+tests iterate over it (tests/trainer/megatron/test_families.py, tests/trainer/rollout/test_families.py): a line that they do not cover fails."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Way = Literal["tensor", "pipeline", "context", "expert"]
+DENSE: tuple[Way, ...] = ("tensor", "pipeline", "context")
+EXPERTS: tuple[Way, ...] = (*DENSE, "expert")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Models of one `model_type` in config.json."""
+
+    model_type: str
+    models: str
+    """By the names that people know."""
+    layouts: tuple[Way, ...] = DENSE
+    """Kinds of parallelism beside data parallelism."""
+    rotations: tuple[str, ...] = ("default",)
+    """`rope_type` in config.json."""
+    windows: bool = False
+    """Sliding windows are trained."""
+    biases: bool = False
+    """`attention_bias` may be true: queries, keys and values have biases."""
+    latent: bool = False
+    """Multi-latent attention."""
+    adapters: bool = False
+    """LoRA."""
+    generates: bool = True
+    """vLLM's weights can be updated, and its log-probabilities are those of the trainer."""
+    whole_experts: bool = False
+    """Experts are not cut over ranks: `expertTensor` is 1."""
+    values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Keys of config.json that may have these values only, or be left out."""
+    rope: dict[str, Any] = field(default_factory=dict)
+    """Likewise numbers of the rope type."""
+
+
+FAMILIES = {
+    family.model_type: family
+    for family in (
+        Family("llama", "Llama 2, 3, 3.1 to 3.3", rotations=("default", "linear", "llama3", "yarn"), adapters=True),
+        Family("mistral", "Mistral 7B, Nemo, Small", windows=True),
+        Family("phi3", "Phi-3, Phi-4", windows=True),
+        Family("qwen2", "Qwen2, Qwen2.5", rotations=("default", "yarn"), biases=True, adapters=True),
+        Family("qwen3", "Qwen3", rotations=("default", "yarn"), adapters=True),
+        Family("qwen3_moe", "Qwen3-MoE", EXPERTS, rotations=("default", "yarn")),
+        Family("gemma3_text", "Gemma 3 of text: 270M, 1B", windows=True),
+        Family("mixtral", "Mixtral", EXPERTS, windows=True),
+        Family(
+            "glm4_moe",
+            "GLM-4.5, GLM-4.5-Air, GLM-4.6",
+            EXPERTS,
+            biases=True,
+            generates=False,
+            values={"n_shared_experts": (1,), "norm_topk_prob": (True,)},
+        ),
+        Family(
+            "gpt_oss",
+            "gpt-oss 20B and 120B, in bfloat16",
+            EXPERTS,
+            rotations=("yarn",),
+            windows=True,
+            biases=True,
+            generates=False,
+            whole_experts=True,
+            values={"swiglu_limit": (7.0,), "hidden_act": ("silu",)},
+            rope={
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+            },
+        ),
+        Family(
+            "deepseek_v2",
+            "DeepSeek-V2-Lite",
+            EXPERTS,
+            rotations=("default", "yarn"),
+            latent=True,
+            generates=False,
+            values={
+                "topk_method": ("greedy",),
+                "n_group": (1,),
+                "norm_topk_prob": (False,),
+                "scoring_func": ("softmax",),
+                "moe_layer_freq": (1,),
+            },
+        ),
+        Family(
+            "deepseek_v3",
+            "DeepSeek-V3, DeepSeek-R1, Moonlight",
+            EXPERTS,
+            rotations=("default", "yarn"),
+            latent=True,
+            generates=False,
+            values={
+                "topk_method": ("noaux_tc",),
+                "norm_topk_prob": (True,),
+                "scoring_func": ("sigmoid",),
+                "moe_layer_freq": (1,),
+                "rope_interleave": (True,),
+            },
+        ),
+    )
+}
+
+
+def has_latent_attention(config: dict[str, Any]) -> bool:
+    """Of a config.json: keys and values come from a latent of `kv_lora_rank` numbers."""
+    return bool(config.get("kv_lora_rank"))
+
+
+def rope_of(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The rope type of a config.json and its numbers, under the names before and since transformers 5; of the layers that see everything, where
+    others have numbers of their own."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope.get("full_attention", rope)
+    return rope.get("rope_type") or rope.get("type") or "default", rope

@@ -1,0 +1,39 @@
+"""The sizes that plan computes from config.json, against the parameters of transformers' models of the same configuration."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from rljob_api.families import FAMILIES
+from rljob_api.sizing.shape import Shape
+
+EXPERTS = {"num_hidden_layers": 6, "vocab_size": 32000}
+SIZES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {"num_key_value_heads": 8}),
+    "mistral": ("MistralConfig", {"head_dim": 96}),
+    "phi3": ("Phi3Config", {}),
+    "gemma3_text": ("Gemma3TextConfig", {}),
+    "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3Config", {"num_key_value_heads": 8}),
+    "qwen3_moe": ("Qwen3MoeConfig", EXPERTS),
+    "mixtral": ("MixtralConfig", EXPERTS),
+    "glm4_moe": ("Glm4MoeConfig", EXPERTS),
+    "gpt_oss": ("GptOssConfig", EXPERTS),
+    "deepseek_v2": ("DeepseekV2Config", EXPERTS | {"q_lora_rank": None, "first_k_dense_replace": 1}),
+    "deepseek_v3": ("DeepseekV3Config", EXPERTS),
+}
+"""A configuration of each family, of the usual widths."""
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_parameters_are_those_of_transformers(kind: str) -> None:
+    name, more = SIZES[kind]
+    config = getattr(transformers, name)(**more)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    shape = Shape.of(config.to_dict())
+    assert shape
+    assert math.isclose(shape.parameters, sum(p.numel() for p in model.parameters()), rel_tol=1e-3)
