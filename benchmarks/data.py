@@ -3,6 +3,9 @@
 Generated conversations (10 M unless ROWS says otherwise) in one file per format (jsonl, arrow, parquet; below TMPDIR, some GB each) are opened as the
 driver does, and drawn in shuffled steps of 64: in its own process, and by its worker processes. Each format is measured in a process of its own.
 Memory is anonymous memory (RssAnon): what is mapped from files counts only as long as nobody else needs the room.
+
+Tokenising runs beside the steps, so ranks wait for data only when it makes fewer tokens a second than they train: the rate is given in H200s,
+too. What they did wait in a job is its metric time/data.
 """
 
 import asyncio
@@ -30,6 +33,8 @@ FORMATS = ("jsonl", "arrow", "parquet")
 DISTINCT = 10_000
 """Rows that the file repeats."""
 STEP, STEPS = 64, 100
+H200 = 52_500
+"""Tokens a second that one trains of 1.5 billion parameters, packed (docs/performance.md)."""
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -103,7 +108,7 @@ def measure(root: Path, file: Path) -> None:
             "image": "none",
         }
     )
-    tokenizer, before = load_tokenizer(spec.model), anonymous_mib()
+    tokenizer, before = load_tokenizer(spec), anonymous_mib()
     began = time.monotonic()
     workers = Workers(spec)
     examples = load_examples(spec, "train", tokenizer, root / "scratch", workers)
@@ -124,7 +129,10 @@ async def report(who: str, examples: ExampleSet, steps: int) -> None:
         found = await examples.drawn(range(step * STEP, (step + ahead) * STEP))
         tokens += sum(len(segment.tokens) for e in found for variant in e.variants for segment in variant)
     seconds = time.monotonic() - began
-    print(f"  {who}: {steps * STEP / seconds:,.0f} rows/s, {tokens / seconds:,.0f} tokens/s", flush=True)
+    rate = tokens / seconds
+    print(
+        f"  {who}: {steps * STEP / seconds:,.0f} rows/s, {rate:,.0f} tokens/s: of {rate / H200:.1f} H200s", flush=True
+    )
 
 
 def anonymous_mib() -> float:

@@ -191,7 +191,7 @@ def texts(tmp_path: Path, count: int = 40):
 def test_workers_make_the_same_examples_in_the_same_order_and_name_rows_they_refuse(tmp_path):
     rows = texts(tmp_path)
     spec = make_spec(task="sft", model={"path": str(tmp_path / "model"), "dtype": "float32"}, data={"maxTokens": 64})
-    tok, workers = cast(Any, load_tokenizer(spec.model)), Workers(spec, 2)
+    tok, workers = cast(Any, load_tokenizer(spec)), Workers(spec, 2)
     here, there = load(tmp_path, rows, tok=tok), load(tmp_path, rows, tok=tok, workers=workers)
     try:
         assert drawn(there, 60) == drawn(here, 60)
