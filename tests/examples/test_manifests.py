@@ -20,13 +20,19 @@ def test_an_example_breaks_no_rule(path: Path) -> None:
 
 
 def test_there_is_a_job_for_each_way_to_train() -> None:
-    ways = ["arithmetic", "dapo", "dpo", "judge", "lora", "moe", "ppo", "sft"]
+    ways = ["arithmetic", "dapo", "dpo", "judge", "lora", "moe", "ppo", "reward-model", "sft"]
     recipes = ["qwen2.5-1.5b-gsm8k", "qwen2.5-7b-gsm8k", "qwen3-30b-a3b-dapo"]
     assert sorted(path.parent.name for path in EXAMPLES.glob("*/rljob.yaml")) == sorted([*ways, *recipes, "kueue"])
 
 
-def test_a_job_that_builds_on_another_reads_what_that_one_exports() -> None:
-    chain = ("gitops/chain/sft/rljob.yaml", "gitops/chain/grpo/rljob.yaml")
+CHAINS = [
+    ("gitops/chain/sft/rljob.yaml", "gitops/chain/grpo/rljob.yaml"),
+    ("reward-model/rljob.yaml", "reward-model/grpo.yaml"),
+]
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain[0])
+def test_a_job_that_builds_on_another_reads_what_that_one_exports(chain: tuple[str, str]) -> None:
     one, other = (yaml.safe_load((EXAMPLES / path).read_text()) for path in chain)
     spec = RLJobSpec.model_validate(one["spec"])
     assert spec.train.steps is not None
