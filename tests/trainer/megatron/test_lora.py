@@ -48,6 +48,16 @@ def test_parts_of_a_matrix_are_merged_to_the_bits_of_the_whole(megatron: None) -
     assert torch.equal(torch.cat(rows), whole) and torch.equal(torch.cat(columns, 1), whole)
 
 
+def test_who_reads_the_configuration_of_an_adapter_reads_its_weights(megatron: None, tmp_path: Path) -> None:
+    from rljob_api.spec.model import LoraSpec
+    from rljob_trainer.megatron.peft import CONFIG, WEIGHTS, save
+
+    tensors = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.ones(4, 8)}
+    save(tensors, LoraSpec(rank=4, alpha=8), Path("/data/model"), tmp_path / "adapter")
+    modes = {name: (tmp_path / "adapter" / name).stat().st_mode for name in (WEIGHTS, CONFIG)}
+    assert modes[WEIGHTS] == modes[CONFIG]
+
+
 def with_adapters(model: Path, **changes: Any) -> RLJobSpec:
     """Of batches that the starting model wrote, for several steps."""
     return changed(job(model, batches={"replay": "/r"}, **changes), model={"lora": LORA})

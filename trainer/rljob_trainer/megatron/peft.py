@@ -1,6 +1,7 @@
 """The adapters as a directory of the peft library: `PeftModel.from_pretrained(base model, directory)`."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,16 @@ def write_adapters(engine: Engine, lora: LoraSpec, source: Path, target: Path) -
     )
     tensors = {f"{PREFIX}{name}": tensor for name, tensor in copies}
     if dist.get_rank() == 0:
-        target.mkdir(parents=True)
-        save_file(tensors, target / WEIGHTS, {"format": "pt"})
-        (target / CONFIG).write_text(json.dumps(_config(lora, source, list(tensors)), indent=2) + "\n")
+        save(tensors, lora, source, target)
     dist.barrier()
+
+
+def save(tensors: dict[str, torch.Tensor], lora: LoraSpec, source: Path, target: Path) -> None:
+    """The files of the new directory `target`, of adapters by the library's names."""
+    target.mkdir(parents=True)
+    save_file(tensors, target / WEIGHTS, {"format": "pt"})
+    (target / CONFIG).write_text(json.dumps(_config(lora, source, list(tensors)), indent=2) + "\n")
+    shutil.copymode(target / CONFIG, target / WEIGHTS)  # safetensors lets nobody but the owner read it
 
 
 def _config(lora: LoraSpec, source: Path, tensors: list[str]) -> dict[str, Any]:
