@@ -54,7 +54,6 @@ FAMILIES = {
             "GLM-4.5, GLM-4.5-Air, GLM-4.6",
             EXPERTS,
             biases=True,
-            generates=False,
             values={"n_shared_experts": (1,), "norm_topk_prob": (True,)},
         ),
         Family(

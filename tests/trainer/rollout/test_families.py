@@ -59,14 +59,12 @@ def difference(model: Path, answers: list[Generation]) -> float:
     return max(float((a - b).abs().max()) for a, b in theirs)
 
 
-KNOWN = ("qwen2", "qwen3")
-"""Families of test_publish and of the examples."""
-WINDOWS = ("mistral, window", "phi3, window")
+WINDOWS = ("mistral, window", "phi3, window", "mixtral, window")
 
 
 def kinds() -> list[str]:
     """Of families that generate; and the variants in which a server computes something else."""
-    return [k for k in KINDS if k in WINDOWS or (k in FAMILIES and FAMILIES[k].generates and k not in KNOWN)]
+    return [k for k in KINDS if k in WINDOWS or (k in FAMILIES and FAMILIES[k].generates)]
 
 
 @pytest.mark.slow

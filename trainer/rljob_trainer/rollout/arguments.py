@@ -13,7 +13,6 @@ from rljob_trainer.weights.protocol import SERVED_MODEL, backend
 CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCHDYNAMO_DISABLE": "1",
-    "VLLM_MLA_DISABLE": "1",  # its kernels are for GPUs (platforms/cpu.py); as plain attention the same is computed
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # vLLM would bind every server of a node to the same first cores
 }
 CPU_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
