@@ -143,6 +143,27 @@ def test_every_other_task_trains_and_evaluates(
     assert of(found, "evaluation/loss")[steps] < of(found, "evaluation/loss")[0]
 
 
+@pytest.mark.parametrize("task", ["sft", "dpo", "pretrain"])
+def test_adapters_are_trained_resumed_and_exported(material: Path, tmp_path: Path, task: str) -> None:
+    model = {"path": str(material / "model"), "dtype": "float32", "lora": {"rank": 4, "alpha": 16}}
+    steps = 8 if task == "sft" else 4
+    train = {"steps": steps, "optimizer": {"learningRate": 1e-2}}
+    found = job(material, tmp_path, task, train, model=model, evaluation={"everySteps": steps})
+    running = found.start(1)
+    assert running.wait() == [0, 0, 0]
+    assert of(found, "evaluation/loss")[steps] < of(found, "evaluation/loss")[0]
+    export, losses = Path(running.progress().export), found.losses()
+    assert {"config.json", "model.safetensors"} <= {file.name for file in export.iterdir()}
+    assert {file.name for file in (export.parent / "adapter").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    if task == "sft":
+        again = found.start(2, resume=4)
+        assert again.wait() == [0, 0, 0]
+        assert found.losses() == losses, "bit for bit"
+
+
 def test_a_file_of_another_shape_is_refused_with_its_columns(material: Path, tmp_path: Path) -> None:
     running = job(
         material,
