@@ -162,6 +162,15 @@ def log_dir(root: Path, attempt: int) -> Path:
     return root / "logs" / f"attempt-{attempt}"
 
 
+def rank_log(root: Path, attempt: int, rank: int) -> Path:
+    """`rank`: global, since it is what people read, and pods change their ranks between attempts."""
+    return log_dir(root, attempt) / f"rank-{rank}.log"
+
+
+def driver_log(root: Path, attempt: int) -> Path:
+    return log_dir(root, attempt) / "driver.log"
+
+
 def batch_file(root: Path, step: int) -> Path:
     return root / "batches" / f"step_{step}.safetensors"
 

@@ -49,7 +49,7 @@ class PodAttempt:
         self.number = control.attempt
         self._control, self._member, self._settings, self._fork_servers = control, member, settings, fork_servers
         self._directory = settings.directory(control.attempt)
-        self._logs = names.log_dir(Path(control.spec.checkpoint.path), control.attempt)
+        self._root = Path(control.spec.checkpoint.path)
         self._stop = asyncio.Event()
         self._servers = ColocatedServers(control, settings.environment)
 
@@ -162,14 +162,15 @@ class PodAttempt:
         shutil.rmtree(self._directory, ignore_errors=True)
         self._directory.mkdir(parents=True)
         replace(self._directory / names.CONTROL_KEY, self._control.dump_json())
-        self._logs.mkdir(parents=True, exist_ok=True)
+        names.log_dir(self._root, self.number).mkdir(parents=True, exist_ok=True)
 
     def _rank_logs(self) -> list[Path]:
-        ranks = range(self._control.spec.trainer.processes_per_node)
-        return [self._logs / f"{self._settings.pod}-{rank}.log" for rank in ranks]
+        processes = self._control.spec.trainer.processes_per_node
+        first = self._member.node_rank * processes
+        return [names.rank_log(self._root, self.number, rank) for rank in range(first, first + processes)]
 
     def _driver_log(self) -> Path:
-        return self._logs / f"{self._settings.pod}-driver.log"
+        return names.driver_log(self._root, self.number)
 
     def _request(self, module: str, logs: list[Path], rendezvous: Rendezvous | None = None) -> ForkRequest:
         environment = {names.ENV_ATTEMPT_DIR: str(self._directory)}
