@@ -25,6 +25,16 @@ CONNECT_RETRIES = 1
 JOBS = f"/apis/{names.API_VERSION}"
 
 Query = dict[str, str]
+RUNNING: Query = {"fieldSelector": "status.phase=Running"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A container that runs."""
+
+    namespace: str
+    pod: str
+    container: str
 
 
 @dataclass(frozen=True)
@@ -74,13 +84,30 @@ class Cluster:
             "items"
         ]
 
-    def pods(self, job: Job, role: str) -> list[str]:
+    def pods(self, job: Job, role: str, *, running: bool = False) -> list[str]:
         """Names of the role's pods."""
-        path = f"/api/v1/namespaces/{quote(job.namespace)}/pods"
-        answer = self._json(
-            "GET", path, {"labelSelector": names.selector(job.name, role)}, what=f"pods in namespace {job.namespace}"
-        )
+        query = {"labelSelector": names.selector(job.name, role)} | (RUNNING if running else {})
+        answer = self._json("GET", self._pod_path(job.namespace), query, what=f"pods in namespace {job.namespace}")
         return sorted(item["metadata"]["name"] for item in answer["items"])
+
+    def pod_spec(self, job: Job, role: str) -> dict[str, Any]:
+        """Of the role's pods, as the operator has made it; empty when there is none."""
+        path = f"/apis/apps/v1/namespaces/{quote(job.namespace)}/statefulsets"
+        query = {"labelSelector": names.selector(job.name, role)}
+        found = self._json("GET", path, query, what=f"statefulsets in namespace {job.namespace}")["items"]
+        return found[0]["spec"]["template"]["spec"] if found else {}
+
+    def pod(self, namespace: str, name: str) -> dict[str, Any]:
+        return self._json("GET", self._pod_path(namespace, name), what=f"pod {name} in namespace {namespace}")
+
+    def create_pod(self, namespace: str, body: dict[str, Any]) -> str:
+        """Its name."""
+        name: str = body["metadata"]["name"]
+        self._json("POST", self._pod_path(namespace), body=body, what=f"pod {name} in namespace {namespace}")
+        return name
+
+    def delete_pod(self, namespace: str, name: str) -> None:
+        self._json("DELETE", self._pod_path(namespace, name), what=f"pod {name} in namespace {namespace}")
 
     def everything(self, plural: str) -> list[dict[str, Any]]:
         """All objects of a core kind, of all namespaces, from the server's cache."""
@@ -90,7 +117,7 @@ class Cluster:
 
     def log(self, job: Job, pod: str, query: Query) -> Iterator[bytes]:
         """The log as it comes. With follow there is no read timeout: silence is normal."""
-        path = f"/api/v1/namespaces/{quote(job.namespace)}/pods/{quote(pod)}/log"
+        path = f"{self._pod_path(job.namespace, pod)}/log"
         read = None if "follow" in query else READ_SECONDS
         what = f"log of pod {pod} in namespace {job.namespace}"
         response = self._send("GET", path, query, what=what, read_seconds=read)
@@ -103,6 +130,10 @@ class Cluster:
         """Set one annotation of this very object: another one of the same name is refused by its UID."""
         body = {"metadata": {"uid": job.uid, "annotations": {annotation: value}}}
         self._json("PATCH", self._job_path(job.namespace, job.name), body=body, what=job.title)
+
+    @staticmethod
+    def _pod_path(namespace: str, name: str = "") -> str:
+        return f"/api/v1/namespaces/{quote(namespace)}/pods" + (f"/{quote(name)}" if name else "")
 
     @staticmethod
     def _job_path(namespace: str, name: str | None = None) -> str:
@@ -133,7 +164,8 @@ class Cluster:
         what: str,
         read_seconds: int | None = READ_SECONDS,
     ) -> RESTResponse:
-        headers = {"Accept": "application/json, */*", "Content-Type": "application/merge-patch+json"}
+        form = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        headers = {"Accept": "application/json, */*", "Content-Type": form}
         request = self.client.param_serialize(
             method,
             path,

@@ -4,7 +4,7 @@ import click
 
 from kubectl_rljob.options import with_global
 from kubectl_rljob.session import Session
-from kubectl_rljob.verbs import change, importing, logs, metrics, plan, show, watch
+from kubectl_rljob.verbs import change, importing, logs, metrics, plan, shell, show, watch
 from kubectl_rljob.verbs.about import completion, version
 
 PROGRAM = "kubectl rljob"
@@ -14,6 +14,7 @@ VERBS = (
     watch.watch,
     metrics.metrics,
     logs.logs,
+    shell.shell,
     show.describe_failure,
     show.checkpoints,
     change.suspend,

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
+from api.specs import raw_spec
 from chart.chart import HELM, NO_HELM, helm
 from e2e.cluster.steps import BIN
 from e2e.control_plane import ControlPlane
 from e2e.intruder import as_pod, outcome, trials
 from e2e.kube import CommandFailed, Kube, wait_for
+from kubectl_rljob import volume_pod
+from kubectl_rljob.job import Job
 from rljob_api import names
 from rljob_api.status import RLJobMeta
 from rljob_operator.render import render
@@ -66,6 +69,20 @@ def test_a_pods_token_reads_its_control_and_its_gangs_reports_and_writes_its_own
 def test_pods_of_both_roles_are_admitted_where_the_restricted_standard_is_enforced(kube: Kube) -> None:
     found = {p["metadata"]["name"] for p in kube.list("pod", names.selector("demo"))}
     assert found == {"demo-trainer-0", "demo-trainer-1", "demo-rollout-0"}
+
+
+def test_the_pod_of_kubectl_rljob_shell_is_admitted_too(kube: Kube) -> None:
+    """As the plugin makes it, field by field."""
+    claim = {"name": "data", "mountPath": "/data", "source": {"persistentVolumeClaim": {"claimName": "data"}}}
+    metadata = {"name": "demo", "namespace": NAMESPACE, "uid": META["demo"].uid}
+    job = Job({"metadata": metadata, "spec": raw_spec(volumes=[claim], podSecurity={"supplementalGroups": [5000]})})
+    assert job.spec
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+    kube.apply(account)  # which a controller makes where there are controllers
+    pod = volume_pod.manifest(job, job.spec, {})
+    kube.kubectl("create", "--validate=strict", "-f", "-", stdin=json.dumps(pod))
+    (made,) = kube.list("pod", f"{volume_pod.LABEL}=demo")
+    assert made["spec"]["securityContext"] == pod["spec"]["securityContext"]
 
 
 def test_a_pod_that_the_standard_forbids_is_not_admitted(kube: Kube) -> None:

@@ -1,5 +1,6 @@
 """A running API, a kubeconfig for it, and the plugin's main as a call that returns what was printed."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,3 +60,24 @@ def rljob(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch
         return Screen(code, out.decode(), err.decode())
 
     return run
+
+
+KUBECTL = """\
+#!/bin/sh
+# Runs on this machine what it is asked to run in a pod, and notes where that was to be.
+for argument; do shift; [ "$argument" = -- ] && break; echo "$argument" >> "$NOTES"; done
+exec "$@"
+"""
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """A `kubectl` whose pods are this machine; the call returns the arguments that it got so far, without the commands."""
+    directory, notes = tmp_path / "bin", tmp_path / "notes"
+    directory.mkdir()
+    notes.touch()
+    (directory / "kubectl").write_text(KUBECTL)
+    (directory / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    monkeypatch.setenv("NOTES", str(notes))
+    return lambda: notes.read_text().splitlines()

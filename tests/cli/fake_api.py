@@ -22,6 +22,11 @@ class FakeApi:
     pod_roles: dict[str, str] = field(default_factory=dict)
     nodes: list[dict[str, Any]] = field(default_factory=list)
     pods: list[dict[str, Any]] = field(default_factory=list)
+    statefulsets: list[dict[str, Any]] = field(default_factory=list)
+    created: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Pods by name that were created here and are not deleted."""
+    pod_states: list[dict[str, Any]] = field(default_factory=lambda: [{"phase": "Running"}])
+    """Statuses of created pods, one for each look; the last one stays."""
     refuse: tuple[int, str] | None = None
     refusals: list[tuple[int, str]] = field(default_factory=list)
     """Answers to the next requests, one each."""
@@ -43,6 +48,13 @@ class FakeApi:
             return self._job(method, path.removeprefix(JOBS).strip("/").split("/"), body)
         if path in ("/api/v1/nodes", "/api/v1/pods"):
             return 200, {"items": self.nodes if path.endswith("nodes") else self.pods}
+        if path == "/apis/apps/v1/namespaces/research/statefulsets":
+            return 200, {"items": self.statefulsets}
+        if path == "/api/v1/namespaces/research/pods" and method == "POST" and body:
+            self.created[body["metadata"]["name"]] = body
+            return 201, body
+        if (name := path.removeprefix("/api/v1/namespaces/research/pods/")) in self.created:
+            return 200, self._created(method, name)
         return self._core(path.removeprefix("/api/v1/namespaces/").split("/"), query)
 
     def _job(self, method: str, parts: list[str], body: dict[str, Any] | None) -> tuple[int, Any]:
@@ -62,6 +74,12 @@ class FakeApi:
                 return 422, _status(422, f'RLJob.rljob.dev "{name[0]}" is invalid: metadata.uid: field is immutable')
             job["metadata"].setdefault("annotations", {}).update(body["metadata"]["annotations"])
         return 200, job
+
+    def _created(self, method: str, name: str) -> dict[str, Any]:
+        if method == "DELETE":
+            return self.created.pop(name)
+        state = self.pod_states.pop(0) if len(self.pod_states) > 1 else self.pod_states[0]
+        return self.created[name] | {"status": state}
 
     def _core(self, parts: list[str], query: dict[str, str]) -> tuple[int, Any]:
         _, kind, *rest = parts
@@ -87,6 +105,13 @@ class Handler(BaseHTTPRequestHandler):
     def do_PATCH(self) -> None:
         assert self.headers["Content-Type"] == "application/merge-patch+json"
         self._serve(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def do_POST(self) -> None:
+        assert self.headers["Content-Type"] == "application/json"
+        self._serve(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def do_DELETE(self) -> None:
+        self._serve(None)
 
     def _serve(self, body: dict[str, Any] | None) -> None:
         url = urlsplit(self.path)

@@ -83,10 +83,14 @@ def test_a_pod_of_another_job_is_refused_with_the_pods_there_are(rljob: Rljob) -
 
 
 def test_a_job_without_pods_says_where_its_logs_are(api: FakeApi, rljob: Rljob) -> None:
-    api.add(make_job(state="Suspended", suspended=True))
+    api.add(make_job(state="Suspended", suspended=True, attempt={"number": 3}))
     assert rljob("logs", "demo").err == (
         "error: rljob demo in namespace research has no trainer pods (state: Suspended). "
-        "Logs of its attempts are on its volume, under /data/run/logs\n"
+        "The logs of its attempts are on its volume\n"
+        "next:  kubectl rljob logs demo -n research --attempt 3\n"
+    )
+    assert rljob("logs", "demo", "--role", "rollout").err == (
+        "error: rljob demo in namespace research has no rollout pods (state: Suspended)\n"
         "next:  kubectl rljob status demo -n research\n"
     )
 

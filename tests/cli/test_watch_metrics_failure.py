@@ -30,7 +30,7 @@ Cause:
         return hidden @ weight.T
 
 Next:
-  ls /data/run/logs/attempt-1   (on the job's volume)
+  kubectl rljob logs demo -n research --attempt 1 --rank 9
 """
 
 CONFIGURATION = """\

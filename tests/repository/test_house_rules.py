@@ -51,7 +51,10 @@ def test_nearly_all_functions_of_a_package_are_short(package: tuple[str, ...]) -
     assert found[len(found) * 95 // 100][0] <= USUAL, found[len(found) * 95 // 100 :]
 
 
-KUBERNETES_REASONS = {"ContainerCreating", "CrashLoopBackOff", "CreateContainerConfigError", "Invalid", "OOMKilled"}
+KUBERNETES_REASONS = {
+    *("ContainerCreating", "CrashLoopBackOff", "CreateContainerConfigError", "ImagePullBackOff"),
+    *("Evicted", "Invalid", "OOMKilled", "Unschedulable"),
+}
 
 
 def literal_reasons(source: Path) -> Iterator[str]:

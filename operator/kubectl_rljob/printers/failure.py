@@ -55,8 +55,8 @@ def _next(job: Job, last: LastFailure) -> list[str]:
     if FIELD.fullmatch(field or ""):
         explain = f"kubectl explain rljob.{_explained(field)}"
         return [explain, *_fix(job, trusted=not field.startswith("spec.checkpoint"))]
-    root = job.spec.checkpoint.path if job.spec else "spec.checkpoint.path"
-    commands = [f"ls {quote(root)}/logs/attempt-{last.attempt}   (on the job's volume)"]
+    rank = last.failure.rank if last.failure else None
+    commands = [job.command("logs", f"--attempt {last.attempt}" + (f" --rank {rank}" if rank else ""))]
     if last.reason == reasons.CONTAINER_RESTARTED and last.pod:
         commands.insert(0, f"kubectl describe pod {quote(last.pod)} -n {job.namespace}")
     if job.status.outcome:

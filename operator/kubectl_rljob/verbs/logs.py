@@ -1,12 +1,19 @@
-"""The log of one pod."""
+"""The log of one pod, or of a rank in an earlier attempt."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
 
+from kubectl_rljob import kubectl
+from kubectl_rljob.cluster import Cluster, Place
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
 from kubectl_rljob.options import job_name, verb
 from kubectl_rljob.session import Session
+from kubectl_rljob.volume_pod import volume_pod
 from rljob_api import names
 
 
@@ -28,6 +35,12 @@ from rljob_api import names
     help="global rank of a trainer, or ordinal of a server (default: 0)",
 )
 @click.option("--pod", metavar="POD", help="name of a pod of that role")
+@click.option(
+    "--attempt",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="what a rank wrote in this attempt, from the job's volume",
+)
 @click.option("-p", "--previous", is_flag=True, help="log of the container's previous life")
 @click.option("-f", "--follow", is_flag=True, help="continue as it is written")
 @click.option("--tail", type=click.IntRange(min=0), metavar="LINES", help="only the last lines")
@@ -37,6 +50,7 @@ def logs(
     role: str,
     rank: int | None,
     pod: str | None,
+    attempt: int | None,
     previous: bool,
     follow: bool,
     tail: int | None,
@@ -44,12 +58,19 @@ def logs(
     """Print the log of one pod of a job.
 
     By default of the trainer pod of rank 0, which prints the steps. On a terminal, control characters are made visible.
-    Logs of earlier attempts are kept on the job's volume, under logs/attempt-N of spec.checkpoint.path.
+    The output of every attempt is kept on the job's volume, under logs/attempt-N of spec.checkpoint.path: --attempt prints
+    a rank's, also when the job has no pods any more. It is read in one of the job's pods, else in one of its own, as
+    `kubectl rljob shell` makes it.
     """
     if rank is not None and pod is not None:
         raise click.UsageError("--rank and --pod exclude each other.")
+    if attempt is not None and (pod or previous or follow or role != names.ROLE_TRAINER):
+        raise click.UsageError("--attempt is about trainers' ranks: it goes with --rank and --tail.")
     cluster = session.cluster()
     job = cluster.job(name)
+    if attempt is not None:
+        print_attempt(session, cluster, job, attempt, rank or 0, tail)
+        return
     check_role(job, role)
     chosen = pod or pod_of(job, role, rank or 0)
     check_pod(job, role, chosen, cluster.pods(job, role))
@@ -64,6 +85,29 @@ def check_role(job: Job, role: str) -> None:
     known = (*names.ROLES, *(pool.name for pool in job.spec.pools)) if job.spec else (role,)
     if role not in known:
         raise UserError(f"--role {role}: {job.title} has no such role. It has: {', '.join(known)}")
+
+
+def print_attempt(session: Session, cluster: Cluster, job: Job, attempt: int, rank: int, tail: int | None) -> None:
+    """What the rank wrote in the attempt. Raises UserError."""
+    last = job.status.attempt.number if job.status.attempt else 0
+    if attempt > last:
+        raise UserError(f"--attempt {attempt}: the last attempt of {job.title} is {last}", job.command("status"))
+    if job.spec is None:
+        raise UserError(f"{job.title}: this release does not understand its spec", job.command("status"))
+    file = names.rank_log(Path(job.spec.checkpoint.path), attempt, rank)
+    command = ["tail", "-n", "+1" if tail is None else str(tail), str(file)]
+    with reader(session, cluster, job) as place:
+        session.terminal.stream(kubectl.read(session, place, command))
+
+
+@contextmanager
+def reader(session: Session, cluster: Cluster, job: Job) -> Iterator[Place]:
+    """A pod that has the job's volumes: a trainer's that runs, or else one that is made for it."""
+    if running := cluster.pods(job, names.ROLE_TRAINER, running=True):
+        yield Place(job.namespace, running[0], names.container(names.ROLE_TRAINER))
+        return
+    with volume_pod(cluster, session.terminal, job) as place:
+        yield place
 
 
 def pod_of(job: Job, role: str, rank: int) -> str:
@@ -88,9 +132,10 @@ def check_pod(job: Job, role: str, pod: str, pods: list[str]) -> None:
             f"{job.title} has no {role} pod {pod}. It has: {', '.join(pods)}",
             job.command("logs", f"--role {role} --pod {pods[0]}"),
         )
-    root = job.spec.checkpoint.path if job.spec else "spec.checkpoint.path"
+    number = job.status.attempt.number if job.status.attempt else 0
+    kept = role == names.ROLE_TRAINER and number
     raise UserError(
-        f"{job.title} has no {role} pods (state: {job.status.state}). "
-        f"Logs of its attempts are on its volume, under {root}/logs",
-        job.command("status"),
+        f"{job.title} has no {role} pods (state: {job.status.state})"
+        + (". The logs of its attempts are on its volume" if kept else ""),
+        job.command("logs", f"--attempt {number}") if kept else job.command("status"),
     )

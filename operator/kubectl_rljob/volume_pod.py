@@ -1,0 +1,123 @@
+"""A pod of the user's with the volumes of a job, for looking at what the job wrote, also after its end. It lives as long as it is used."""
+
+import secrets
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from kubectl_rljob.cluster import Cluster, Place
+from kubectl_rljob.errors import UserError
+from kubectl_rljob.job import Job
+from kubectl_rljob.terminal import Terminal
+from rljob_api import names
+from rljob_api.spec import RLJobSpec
+
+LABEL = f"{names.GROUP}/shell"
+CONTAINER = "shell"
+LIFETIME = 8 * 3600
+"""Seconds after which the pod ends, if nobody was left to delete it."""
+PATIENCE, POLL = 300.0, 1.0
+"""Seconds to wait for the pod to run, and between two looks."""
+
+
+@contextmanager
+def volume_pod(cluster: Cluster, terminal: Terminal, job: Job) -> Iterator[Place]:
+    """A container that runs until the context ends. Raises UserError."""
+    if job.spec is None:
+        raise UserError(f"{job.title}: this release does not understand its spec", job.command("status"))
+    body = manifest(job, job.spec, cluster.pod_spec(job, names.ROLE_TRAINER))
+    with _ended_by_signals():
+        name = cluster.create_pod(job.namespace, body)
+        try:
+            _until_running(cluster, terminal, job.namespace, name)
+            yield Place(job.namespace, name, CONTAINER)
+        finally:
+            _delete(cluster, terminal, job.namespace, name)
+
+
+def manifest(job: Job, spec: RLJobSpec, trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """The restricted Pod Security standard admits it. `trainer`: spec of the job's trainer pods, as the operator has made it with the
+    administrator's defaults; empty after the job's children are deleted. Then the spec's own user counts, or else the image's."""
+    user = {"runAsNonRoot": True, **spec.pod_security.dump(), "seccompProfile": {"type": "RuntimeDefault"}}
+    pod = {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": LIFETIME,
+        "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "imagePullSecrets": list(spec.image_pull_secrets),
+        "tolerations": list(spec.trainer.template.tolerations),
+        "securityContext": trainer.get("securityContext", user),
+        "containers": [_container(spec)],
+        "volumes": [{"name": "rljob-tmp", "emptyDir": {}}, *({"name": v.name, **v.source} for v in spec.volumes)],
+    }
+    owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": job.name, "uid": job.uid}
+    metadata = {
+        "name": f"{job.name}-shell-{secrets.token_hex(3)}",
+        "labels": {LABEL: job.name, names.LABEL_MANAGED_BY: "kubectl-rljob"},
+        "ownerReferences": [owner],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
+
+
+def _container(spec: RLJobSpec) -> dict[str, Any]:
+    mounts = [{"name": v.name, "mountPath": v.mount_path, "readOnly": v.read_only} for v in spec.volumes]
+    return {
+        "name": CONTAINER,
+        "image": spec.trainer.template.image or spec.image,
+        "imagePullPolicy": spec.image_pull_policy,
+        "command": ["sleep", str(LIFETIME)],
+        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "USER", "value": "rljob"}],
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": "rljob-tmp", "mountPath": "/tmp"}, *mounts],
+    }
+
+
+def _until_running(cluster: Cluster, terminal: Terminal, namespace: str, name: str) -> None:
+    """On standard error what it waits for, whenever that changes."""
+    said, deadline = "", time.monotonic() + PATIENCE
+    while (pod := cluster.pod(namespace, name))["status"].get("phase") != "Running":
+        trouble = _trouble(pod["status"])
+        if pod["status"].get("phase") in ("Failed", "Succeeded") or time.monotonic() > deadline:
+            raise UserError(f"pod {name} in namespace {namespace} does not run: {trouble or 'no reason is known'}")
+        if trouble != said:
+            terminal.tell(f"waiting for pod {name}: {trouble}")
+            said = trouble
+        time.sleep(POLL)
+
+
+def _trouble(status: Mapping[str, Any]) -> str:
+    """What the scheduler or the kubelet says."""
+    waiting = [c["state"].get("waiting", {}) for c in status.get("containerStatuses", []) if "state" in c]
+    unscheduled = [c for c in status.get("conditions", []) if c["type"] == "PodScheduled" and c["status"] == "False"]
+    found = (*waiting, *unscheduled, status)
+    return next((": ".join(x[k] for k in ("reason", "message") if x.get(k)) for x in found if x.get("reason")), "")
+
+
+def _delete(cluster: Cluster, terminal: Terminal, namespace: str, name: str) -> None:
+    try:
+        cluster.delete_pod(namespace, name)
+    except UserError as error:
+        terminal.tell(f"warning: {error}; delete it: kubectl delete pod {name} -n {namespace}")
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """A closed window, or `kill`, is an interrupt too: the pod is deleted."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
