@@ -96,6 +96,27 @@ async def test_a_pool_that_leaves_the_spec_gives_its_pods_back_with_the_next_att
     assert world.control and world.control.pools.keys() == {"other"} == world.status.pools.keys()
 
 
+@pytest.mark.parametrize(
+    ("role", "changed"),
+    [
+        ("judge", {"pools": [JUDGE | {"template": {"image": "new:1"}}]}),
+        ("rollout", {"rollout": {"template": {"image": "new:1"}}}),
+    ],
+)
+async def test_a_restart_brings_servers_their_new_template(role: str, changed: dict[str, Any]) -> None:
+    """The trainers' template is the same, so that the next attempt could open at once and keep the servers as they are."""
+    world = World(steps=4000)
+    world.apply(**POOLED)
+    await world.until(state="Running", step=3)
+    before, trainers = pods(world, role), pods(world, "trainer")
+    world.edit_spec(**changed)
+    world.request("n1", "restart")
+    await world.until(state="Running", attempt=2)
+    made = [p for p in world.cluster.pods(NAMESPACE) if p["metadata"]["name"] in before]
+    assert [p["spec"]["containers"][0]["image"] for p in made] == ["new:1"] * len(before)
+    assert pods(world, "trainer") == trainers
+
+
 async def test_a_gang_waits_until_its_pool_has_room_too() -> None:
     crowd = Crowd({"a": 4})
     crowd.apply("demo", trainers=2, **POOLED)

@@ -10,7 +10,7 @@ from rljob_operator.model.ordinals import certainly_dead, lost_at
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Change, Event
 from rljob_operator.policies.members import member_statuses
-from rljob_operator.render.template import template_hash
+from rljob_operator.policies.opening import outdated
 from rljob_operator.times import seconds
 
 STOP_PATIENCE = 60.0
@@ -31,8 +31,7 @@ def _evict(s: Snapshot, status: JobStatus) -> Change:
         return _unresponsive(s, status, attempt)
     if s.spec is None or status.outcome or status.suspended:
         return Change(status)
-    fresh = {role: template_hash(s.job, s.spec, role, status.token) for role in s.spec.pods}
-    stale = tuple(p for p in s.pods if not p.deleting and p.template_hash != fresh.get(p.role, p.template_hash))
+    stale = outdated(s, s.spec, status)
     return Change(status, tuple(_event(p, "its template is outdated") for p in stale), delete=stale)
 
 

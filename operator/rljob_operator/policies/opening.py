@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from rljob_api import names, reasons
 from rljob_api.protocol import Member
+from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
@@ -44,7 +45,7 @@ def may_open(s: Snapshot, status: JobStatus) -> bool:
 
 
 def problems(s: Snapshot, status: JobStatus) -> Iterator[str]:
-    """What keeps the gang from starting, pod by pod."""
+    """What keeps the gang from starting, pod by pod. Servers need not be there, but one of a former template would stay while an attempt is open."""
     if s.spec is None:
         return
     fresh = template_hash(s.job, s.spec, names.ROLE_TRAINER, status.token)
@@ -55,6 +56,14 @@ def problems(s: Snapshot, status: JobStatus) -> Iterator[str]:
         if problem := _problem(s, status, pod, fresh) if pod else "does not exist yet":
             yield f"{name} {problem}"
     yield from (f"{pod.name} is one too many" for pod in pods.values())
+    servers = (pod for pod in outdated(s, s.spec, status) if pod.role != names.ROLE_TRAINER)
+    yield from (f"{pod.name} has an outdated template" for pod in servers)
+
+
+def outdated(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> tuple[Pod, ...]:
+    """Pods of another template than the spec's, which nobody has deleted yet."""
+    fresh = {role: template_hash(s.job, spec, role, status.token) for role in spec.pods}
+    return tuple(p for p in s.pods if not p.deleting and p.template_hash != fresh.get(p.role, p.template_hash))
 
 
 def _wanted(s: Snapshot, status: JobStatus) -> list[int]:
