@@ -74,9 +74,10 @@ def test_a_pod_in_trouble() -> None:
 def test_a_container_that_somebody_injected_speaks_for_nobody() -> None:
     """Kubelets sort them by name."""
     ended = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
-    mesh = {"name": "istio-proxy", "state": {"running": {}}}
-    pod = parse_pod(pod_object(containerStatuses=[mesh, {"name": "trainer", "state": ended}]))
-    assert (pod.running, pod.exited) == (False, "OOMKilled (exit code 137)")
+    for name in ("istio-proxy", names.POOL_CONTAINER):
+        injected = {"name": name, "state": {"running": {}}}
+        pod = parse_pod(pod_object(containerStatuses=[injected, {"name": "trainer", "state": ended}]))
+        assert (pod.running, pod.exited) == (False, "OOMKilled (exit code 137)")
 
 
 @pytest.mark.parametrize("note", ["soon", "", "0001-01-01"])

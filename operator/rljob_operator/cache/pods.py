@@ -64,7 +64,9 @@ def is_of_a_job(pod: Object) -> bool:
 def parse_pod(pod: Object) -> Pod:
     """Whether its node answers is not said here. Containers that others inject, as service meshes do, are not ours."""
     meta, status = pod["metadata"], pod.get("status", {})
-    container: Object = next((c for c in status.get("containerStatuses", []) if c["name"] in names.CONTAINERS), {})
+    role = (meta.get("labels") or {}).get(names.LABEL_ROLE, "")
+    own = names.container(role)
+    container: Object = next((c for c in status.get("containerStatuses", []) if c["name"] == own), {})
     state = container.get("state", {})
     ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
     ordinal, notes = meta["name"].rpartition("-")[2], meta.get("annotations") or {}
@@ -72,7 +74,7 @@ def parse_pod(pod: Object) -> Pod:
     return Pod(
         name=meta["name"],
         uid=meta["uid"],
-        role=(meta.get("labels") or {}).get(names.LABEL_ROLE, ""),
+        role=role,
         ordinal=int(ordinal) if ordinal.isdecimal() else -1,
         created=_time(meta.get("creationTimestamp")) or 0.0,
         node=pod.get("spec", {}).get("nodeName", ""),

@@ -76,9 +76,9 @@ def _emptied(s: Snapshot) -> list[Object]:
 
 
 def _sets(s: Snapshot) -> dict[str, Mapping[str, Any]]:
-    """StatefulSets that there are, by role."""
+    """StatefulSets that there are, by role, which their names say: labels may be lost."""
     live = (child for (kind, _), child in s.children.items() if kind == "StatefulSet" and controls(s.job, child))
-    return {child["metadata"]["labels"][names.LABEL_ROLE]: child for child in live}
+    return {child["metadata"]["name"].removeprefix(names.gang(s.job.name, "")): child for child in live}
 
 
 def _sizes(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, int]:
