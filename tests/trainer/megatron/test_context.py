@@ -12,7 +12,7 @@ from trainer.ranks import run_ranks
 pytestmark = pytest.mark.slow
 
 LENGTHS, HEADS, GROUPS, WIDTH = (16, 8, 40, 16, 8), 4, 2, 8
-CONFIG = {"kv_channels": WIDTH}
+CONFIG = {"kv_channels": WIDTH, "window_attn_skip_freq": None, "softmax_type": "vanilla"}
 
 
 def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -22,22 +22,27 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return tuple(torch.randn(sum(LENGTHS), *shape, generator=generator) for shape in shapes)
 
 
-def oracle() -> tuple[torch.Tensor, ...]:
-    """One sequence after the other with an explicit softmax: output, and gradients of query, key and value."""
+def oracle(window: int | None) -> tuple[torch.Tensor, ...]:
+    """One sequence after the other with an explicit softmax: output, and gradients of query, key and value. A query sees itself and `window` keys
+    before it."""
     query, key, value, weights = (x.requires_grad_() for x in inputs())
     parts = []
     for q, k, v in zip(*(x.split(LENGTHS) for x in (query, key, value)), strict=True):
         k, v = (x.repeat_interleave(HEADS // GROUPS, dim=1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) / WIDTH**0.5
-        scores = scores + torch.full(scores.shape[1:], float("-inf")).triu(1)
+        unseen = torch.full(scores.shape[1:], float("-inf"))
+        scores = scores + unseen.triu(1) + (0 if window is None else unseen.tril(-window - 1))
         parts.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1))
     out = torch.cat(parts)
     (out * weights).sum().backward()
     return out.detach(), query.grad, key.grad, value.grad
 
 
+@pytest.mark.parametrize("window", [None, 12])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_shared_attention_is_the_attention_of_each_sequence_alone(megatron: None, ranks: int) -> None:
+def test_shared_attention_is_the_attention_of_each_sequence_alone(
+    megatron: None, ranks: int, window: int | None
+) -> None:
     def on_a_rank() -> list[torch.Tensor]:
         from rljob_trainer.megatron import context_parallel
         from rljob_trainer.megatron.attention import TEDotProductAttention
@@ -46,7 +51,8 @@ def test_shared_attention_is_the_attention_of_each_sequence_alone(megatron: None
         starts = tuple(torch.tensor((0, *LENGTHS)).cumsum(0).tolist())
         rows = context_parallel.rows(starts, ranks, group.rank())
         query, key, value, weights = (x[rows] for x in inputs())
-        layer = TEDotProductAttention(SimpleNamespace(**CONFIG), pg_collection=SimpleNamespace(cp=group))
+        config = SimpleNamespace(**CONFIG, window_size=None if window is None else (window, 0))
+        layer = TEDotProductAttention(config, 1, pg_collection=SimpleNamespace(cp=group))
         leaves = [x.clone().requires_grad_() for x in (query, key, value)]
         packed = SimpleNamespace(cu_seqlens_q=torch.tensor(starts, dtype=torch.int32))
         out = layer(*leaves, packed_seq_params=packed)
@@ -57,7 +63,7 @@ def test_shared_attention_is_the_attention_of_each_sequence_alone(megatron: None
         return [*found]
 
     whole = [torch.stack(parts).sum(0) for parts in zip(*run_ranks(ranks, on_a_rank), strict=True)]
-    for found, expected in zip(whole, oracle(), strict=True):
+    for found, expected in zip(whole, oracle(window), strict=True):
         assert (found[:, : expected.flatten(1).shape[1]] - expected.flatten(1)).abs().max() < 1e-5
 
 
