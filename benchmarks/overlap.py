@@ -10,8 +10,6 @@ line per round and setting: the best of `--steps` steps after the first.
 import argparse
 import functools
 import json
-import os
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +46,7 @@ def main() -> None:
 
 def start(options: argparse.Namespace) -> dict[str, Any]:
     """An engine per setting."""
-    from rljob_trainer.megatron import compat
-
-    compat.install()
-    torch.set_num_threads(1)  # as a rank of a job
-    gpu = torch.cuda.is_available()
-    if gpu:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if gpu else "gloo", timeout=timedelta(seconds=120))
+    training.start_rank()
     if dist.get_rank() == 0:
         write_model(options.model)
     dist.barrier()
@@ -65,21 +56,21 @@ def start(options: argparse.Namespace) -> dict[str, Any]:
     # megatron makes its groups once in a process; all settings have the same
     parallel_state.initialize = functools.cache(parallel_state.initialize)
     settings = {name: on for name, on in SETTINGS.items() if options.mini_batches > 1 or not on["paramGather"]}
-    return {name: Engine(spec(options, on, gpu), lambda: None) for name, on in settings.items()}
+    return {name: Engine(spec(options, on), lambda: None) for name, on in settings.items()}
 
 
-def spec(options: argparse.Namespace, overlap: dict[str, bool], gpu: bool) -> Any:
+def spec(options: argparse.Namespace, overlap: dict[str, bool]) -> Any:
     made = training.spec(options.model, "dp2")
     raw = made.model_dump(by_alias=True, exclude_unset=True)
     raw["train"] |= {"promptsPerStep": 32, "tokensPerMicroBatch": options.tokens, "miniBatches": options.mini_batches}
-    raw["trainer"] |= {"overlap": overlap, "device": "gpu" if gpu else "cpu"}
+    raw["trainer"] |= {"overlap": overlap, "device": "gpu" if torch.cuda.is_available() else "cpu"}
     return type(made).model_validate(raw)
 
 
 def measure(engine: Any, shape: Shape, steps: int) -> dict[str, Any]:
     times, metrics = [], {}
     for step in range(1, steps + 2):
-        made = training.batch(shape, step)
+        made = training.sampled(shape, step)
         dist.barrier()
         seconds, metrics = training.timed_step(engine, made)
         times.append(seconds)

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ def main() -> int:
 
 
 def run(scratch: str, which: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "-m", "benchmarks.resume"]
+    command = [sys.executable, *training.torchrun(1), "-m", "benchmarks.resume"]
     done = subprocess.run([*command, "--worker", scratch, which], check=True, stdout=subprocess.PIPE, text=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
     print(line, flush=True)
@@ -51,18 +50,9 @@ def run(scratch: str, which: str) -> dict[str, Any]:
 
 def work(scratch: Path, which: str) -> None:
     """One process: up to the fourth step, from the beginning or from the checkpoint of a format."""
-    import torch
     import torch.distributed as dist
 
-    from rljob_trainer.megatron import compat
-
-    compat.install()
-    torch.set_num_threads(1)  # as a rank of a job
-    torch.cuda.set_device(0)
-    dist.init_process_group("nccl", timeout=timedelta(seconds=120))
-    from rljob_trainer.megatron.engine import Engine
-
-    engine = Engine(training.spec(MODEL, "tp1"), lambda: None)
+    engine = training.start_engine(training.spec(MODEL, "tp1"))
     began = time.monotonic()
     if which in FORMATS:
         engine.load(scratch / which)
@@ -83,7 +73,7 @@ def save(engine: Any, directory: Path, reshardable: bool) -> None:
 
 
 def train(engine: Any, step: int) -> dict[str, float]:
-    measured = engine.measure(training.batch(shapes()["packed"], step))
+    measured = engine.measure(training.sampled(shapes()["packed"], step))
     metrics = engine.update(measured, engine.objective.advantages(measured))
     return {"loss": metrics["train/loss"], "grad_norm": metrics["train/grad_norm"]}
 

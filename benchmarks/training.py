@@ -127,8 +127,8 @@ def product(model: Path, configuration: str, layout: str) -> None:
     dist.destroy_process_group()
 
 
-def start_engine(spec: Any) -> Any:
-    """In a process that torchrun started, as a rank of a job."""
+def start_rank() -> None:
+    """Make a process that torchrun started what a rank of a job is, before it imports megatron."""
     import torch
     import torch.distributed as dist
 
@@ -136,8 +136,15 @@ def start_engine(spec: Any) -> Any:
 
     compat.install()
     torch.set_num_threads(1)
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl", timeout=timedelta(seconds=120))
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if gpu else "gloo", timeout=timedelta(seconds=120))
+
+
+def start_engine(spec: Any) -> Any:
+    """In a process that torchrun started."""
+    start_rank()
     from rljob_trainer.megatron.engine import Engine
     from rljob_trainer.tasks.choice import objective_of
 

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shapes import MODELS, model_of
+from benchmarks.training import torchrun
 from rljob_api import names
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.machine import free_port, gpus
+from rljob_trainer.machine import gpus
 from rljob_trainer.rollout.arguments import server_arguments, server_environment
 
 TOKEN = "benchmark"
@@ -47,9 +48,9 @@ def main() -> int:
     job = spec(model_of(options.size), options.device)
     with server(job, gpus()[1] if options.device == "gpu" else ""):
         size = update(job, options.repeats)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    command = [sys.executable, *torchrun(2)]
     plain = ["-m", "benchmarks.weights", "--plain", str(size), "--device", options.device]
-    subprocess.run([*torchrun, *plain], check=True, timeout=200)
+    subprocess.run([*command, *plain], check=True, timeout=200)
     return 0
 
 
