@@ -161,12 +161,8 @@ class Attempt:
         empty when the spec wants none."""
         if not self._spec.checkpoint.export_hugging_face:
             return ""
-        source, lora, target = (
-            Path(self._spec.model.path),
-            self._spec.model.lora,
-            names.huggingface_dir(self._root, step),
-        )
-        if lora:
+        source, target = Path(self._spec.model.path), names.huggingface_dir(self._root, step)
+        if lora := self._spec.model.lora:
             self._write(names.adapter_dir(self._root, step), partial(write_adapters, self.engine, lora, source))
         self._write(target, partial(write_hugging_face, self.engine, source))
         return str(target)

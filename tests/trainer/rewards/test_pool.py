@@ -12,6 +12,7 @@ from rljob_api.spec.model import RewardSpec
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.pool import AT_ONCE, RETRIES, Pools
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, ServiceDown
+from trainer.rewards.serving import served
 
 CASE = RewardRequest("1+1=", "2", "2", "sum", tokens=(5, 6, 7, 1))
 JUDGE = {"prompt": "Q: {prompt} A: {response} Right: {answer} {x}", "score": r"Score: (\S+)"}
@@ -31,17 +32,12 @@ class Server:
         self.now, self.most = 0, 0
 
     async def __aenter__(self) -> "Server":
-        app = web.Application()
-        app.add_routes([web.post(path, self._answer) for path in ("/pooling", "/v1/chat/completions")])
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        self._served = served(["/pooling", "/v1/chat/completions"], self._answer)
+        self.url = await self._served.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
+    async def __aexit__(self, *error: object) -> None:
+        await self._served.__aexit__(*error)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.json())

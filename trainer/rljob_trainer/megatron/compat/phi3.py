@@ -17,14 +17,10 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from transformers import Phi3ForCausalLM
 
 from rljob_trainer.megatron.compat import VERSIONS
+from rljob_trainer.megatron.compat.mixtral import LLAMA, configure_as_llama
 from rljob_trainer.patches import Patch
 
-_SAME = {
-    "embedding.word_embeddings.weight": "model.embed_tokens.weight",
-    "output_layer.weight": "lm_head.weight",
-    "decoder.final_layernorm.weight": "model.norm.weight",
-    "decoder.layers.*.self_attention.linear_qkv.layer_norm_weight": "model.layers.*.input_layernorm.weight",
-    "decoder.layers.*.self_attention.linear_proj.weight": "model.layers.*.self_attn.o_proj.weight",
+_SAME = LLAMA | {
     "decoder.layers.*.mlp.linear_fc1.layer_norm_weight": "model.layers.*.post_attention_layernorm.weight",
     "decoder.layers.*.mlp.linear_fc2.weight": "model.layers.*.mlp.down_proj.weight",
 }
@@ -58,13 +54,8 @@ class Phi3Bridge(MegatronModelBridge):
 
     def provider_bridge(self, hf_pretrained: Any) -> Any:
         provider, config = super().provider_bridge(hf_pretrained), hf_pretrained.config
-        provider.normalization = "RMSNorm"
-        provider.gated_linear_unit = True
-        provider.add_bias_linear = False
-        provider.add_qkv_bias = False
+        configure_as_llama(provider, config)
         provider.rotary_percent = config.rope_parameters.get("partial_rotary_factor", 1.0)
-        if config.sliding_window:  # as megatron-bridge's Mistral
-            provider.window_size, provider.cp_comm_type = (config.sliding_window - 1, 0), "a2a"
         return provider
 
     def mapping_registry(self) -> MegatronMappingRegistry:
