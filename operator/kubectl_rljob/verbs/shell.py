@@ -17,7 +17,7 @@ def shell(session: Session, name: str, command: tuple[str, ...]) -> None:
     """Open a shell on a job's volumes.
 
     In a pod of its own, with the image, the volumes and the user of the job's trainers, without GPUs; also after the
-    job has ended. The pod is deleted when the shell ends, and ends by itself after 8 hours. With a command after --
+    job has ended. The pod is deleted when the shell ends, and ends after 8 hours. With a command after --
     it runs that, and ends with its exit code. Needs kubectl, and the rights to create, exec into and delete pods.
     """
     cluster = session.cluster()

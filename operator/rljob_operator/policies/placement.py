@@ -138,7 +138,7 @@ def _not_bound(pod: Pod, node: str) -> str:
 
 
 def _ungated(s: Snapshot, placement: PlacementStatus) -> Iterator[Ungate]:
-    """Gated pods that have a seat: not before every pod of the gang has one, but a single server joins an attempt that goes on without it."""
+    """Gated pods that have a seat: not before every pod of the gang has one, but a single server joins an attempt that continues without it."""
     nodes = {x.pod: x.node for x in placement.assignments}
     whole = not placement.problem and _whole(s, nodes)
     for pod in s.pods:

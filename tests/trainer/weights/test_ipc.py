@@ -13,7 +13,7 @@ SIZE = 64 * 2**20
 
 
 def work(worker: int, workers: int, connection: Connection) -> None:
-    """A server's worker: copies what it is told of, and says what it got."""
+    """A server's worker: copies what a message names, and says what it got."""
     end = WorkerEnd("", 0, worker, workers)
     payload = torch.empty(SIZE, dtype=torch.uint8, device="cuda:0")
     while message := connection.recv():

@@ -41,7 +41,7 @@ def save(tensors: dict[str, torch.Tensor], lora: LoraSpec, source: Path, target:
 
 
 def _config(lora: LoraSpec, source: Path, tensors: list[str]) -> dict[str, Any]:
-    """What peft has to be told; all else has its defaults. Modules are called by the last part of their names: `....q_proj.lora_A.weight`."""
+    """What peft needs; all else has its defaults. Modules are called by the last part of their names: `....q_proj.lora_A.weight`."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
