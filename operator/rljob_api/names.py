@@ -17,7 +17,7 @@ PROTOCOL = 1
 MAX_JOB_NAME = 42
 """A StatefulSet's name may have 52 characters (its revision label adds 11 to reach 63); our longest suffix is that of a pool, a `-` and its name."""
 MAX_POOL_NAME = 9
-"""With the job's name it names a StatefulSet."""
+"""With the job's name it names a StatefulSet. Like every role it has no `-`: what precedes the last one is the job, so no two jobs share a name."""
 
 # Labels and annotations
 LABEL_JOB = f"{GROUP}/job"

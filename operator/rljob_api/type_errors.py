@@ -138,6 +138,7 @@ PATTERNS = {
         "must be a DNS label",
         "use lower-case letters, digits and, between them, `-`",
     ),
+    r"^[a-z0-9]+$": ("must be lower-case letters and digits", "use no others, also no `-`"),
     r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$": (
         "must be the name of a Kubernetes object",
         "use lower-case letters, digits and, between them, `-` and `.`",

@@ -171,8 +171,9 @@ class RolloutSpec(Model):
 class PoolSpec(Model):
     """vLLM servers of the job with a model that is not trained, for rewards. They start, are suspended and end with the job."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=names.MAX_POOL_NAME)]
-    """Name by which `rewards[].vllm.pool` refers to the pool. It also names the pool's pods, `<job>-<name>-<n>`."""
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+$", max_length=names.MAX_POOL_NAME)]
+    """Name by which `rewards[].vllm.pool` refers to the pool. It also names the pool's pods, `<job>-<name>-<n>`, and has no `-`, so that these
+    cannot be the pods of another job."""
     model: AbsolutePath
     """Hugging Face directory that the pool's pods can read."""
     replicas: Annotated[int, Field(ge=1, le=256)] = 1
