@@ -4,8 +4,8 @@ Generated conversations (10 M unless ROWS says otherwise) in one file per format
 driver does, and drawn in shuffled steps of 64: in its own process, and by its worker processes. Each format is measured in a process of its own.
 Memory is anonymous memory (RssAnon): what is mapped from files counts only as long as nobody else needs the room.
 
-Tokenising runs beside the steps, so ranks wait for data only when it makes fewer tokens a second than they train: the rate is given in H200s,
-too. What they did wait in a job is its metric time/data.
+Tokenising runs while steps train, so ranks wait for data only when it makes fewer tokens a second than they train. Rates per second of processor
+time, which other work on the machine changes little, are also given in H200s. What ranks did wait in a job is its metric time/data.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -123,16 +124,23 @@ def measure(root: Path, file: Path) -> None:
 
 async def report(who: str, examples: ExampleSet, steps: int) -> None:
     await examples.drawn(range(STEP))  # processes start, tokenizers are loaded
-    began = time.monotonic()
+    began, before = time.monotonic(), processor_seconds()
     tokens, ahead = 0, 4
     for step in range(0, steps, ahead):
         found = await examples.drawn(range(step * STEP, (step + ahead) * STEP))
         tokens += sum(len(segment.tokens) for e in found for variant in e.variants for segment in variant)
     seconds = time.monotonic() - began
-    rate = tokens / seconds
-    print(
-        f"  {who}: {steps * STEP / seconds:,.0f} rows/s, {rate:,.0f} tokens/s: of {rate / H200:.1f} H200s", flush=True
-    )
+    print(f"  {who}: {steps * STEP / seconds:,.0f} rows/s, {tokens / seconds:,.0f} tokens/s", flush=True)
+    for name, a, b in zip(("the driver", "a worker"), before, processor_seconds(), strict=True):
+        if b > a:
+            rate = tokens / (b - a)
+            print(f"    per second of {name}'s processor: {rate:,.0f} tokens, of {rate / H200:.1f} H200s", flush=True)
+
+
+def processor_seconds() -> tuple[float, float]:
+    """Of this process, and of its children together."""
+    children = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
+    return time.process_time(), sum(times.user + times.system for times in children)
 
 
 def anonymous_mib() -> float:

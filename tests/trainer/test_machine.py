@@ -1,14 +1,17 @@
-"""Addresses of this machine, seen by real sockets."""
+"""Addresses of this machine, seen by real sockets, and the CPUs that a container may use."""
 
+import os
 import socket
+from pathlib import Path
 
 import pytest
 
-from rljob_trainer.machine import any_address, interface_of, loopback
+from rljob_trainer.machine import any_address, cpus, interface_of, loopback
 
-pytestmark = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this kernel has no IPv6")
+needs_ipv6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this kernel has no IPv6")
 
 
+@needs_ipv6
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_an_address_is_found_on_its_interface(address: str) -> None:
     assert interface_of(address) == "lo"
@@ -18,6 +21,7 @@ def test_nobody_has_an_address_of_another_machine() -> None:
     assert interface_of("2001:db8::7") is None
 
 
+@needs_ipv6
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_what_is_bound_to_any_address_is_reached_by_both_families(address: str) -> None:
     with socket.socket(socket.AF_INET6) as listener:
@@ -28,3 +32,16 @@ def test_what_is_bound_to_any_address_is_reached_by_both_families(address: str) 
 
 def test_the_loopback_of_a_machine_with_ipv4_is_that() -> None:
     assert loopback() == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [("max 100000", 8), ("350000 100000", 3), ("50000 100000", 1), ("6400000 100000", 8), (None, 8)],
+)
+def test_a_container_may_use_the_cpus_of_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str | None, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    if quota:
+        (tmp_path / "cpu.max").write_text(quota + "\n")
+    assert cpus(tmp_path) == expected

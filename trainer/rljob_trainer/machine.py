@@ -1,4 +1,4 @@
-"""What this machine has: addresses, IPv4 or IPv6, free ports, GPUs."""
+"""What this machine has: addresses, IPv4 or IPv6, free ports, GPUs, CPUs."""
 
 import os
 import random
@@ -49,6 +49,19 @@ def gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev
     if VISIBLE in environment:
         return [name for name in environment[VISIBLE].split(",") if name]
     return [str(i) for i, _ in enumerate(devices.glob("nvidia[0-9]*"))]
+
+
+def cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """CPUs that this process may use: those of its affinity, and no more than the limit of its container, rounded down. At least 1.
+
+    A pod's limit is a quota of time on all CPUs of the node, which neither os.cpu_count nor the affinity shows: cpu.max of cgroup v2 does.
+    """
+    allowed, quota = len(os.sched_getaffinity(0)), cgroup / "cpu.max"
+    if quota.is_file():
+        limit, period = quota.read_text().split()
+        if limit != "max":
+            allowed = min(allowed, int(limit) // int(period))
+    return max(1, allowed)
 
 
 def _taken(port: int) -> bool:

@@ -19,7 +19,7 @@ from api.specs import make_spec
 from rljob_trainer.data.examples import Example, ExampleSet
 from rljob_trainer.data.loading import load_examples
 from rljob_trainer.data.tokenizer import load_tokenizer
-from rljob_trainer.data.workers import Workers
+from rljob_trainer.data.workers import Workers, default_count
 from rljob_trainer.failure import ConfigurationError
 from trainer.data.templates import QWEN, QWEN3, tokenizer
 
@@ -185,6 +185,12 @@ def texts(tmp_path: Path, count: int = 40):
     TOK.save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen2"}')
     return [{"messages": [USER, answer("xy"[i % 2] * (i + 1))]} for i in range(count)]
+
+
+@pytest.mark.parametrize(("available", "count"), [(1, 1), (4, 1), (8, 4), (16, 12), (192, 16)])
+def test_as_many_workers_tokenise_as_the_ranks_of_the_pod_leave_cpus(available, count):
+    trainer = {"device": "cpu", "processesPerNode": 4}
+    assert default_count(make_spec(task="sft", trainer=trainer), available) == count
 
 
 @pytest.mark.slow

@@ -1,14 +1,16 @@
 """Rows by their number, without the others in memory."""
 
 import json
+import random
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from rljob_trainer.data.files import Place
-from rljob_trainer.data.tables import SCAN_BYTES, open_table
+from rljob_trainer.data.tables import SCAN_BYTES, LinesTable, open_table
 from rljob_trainer.failure import ConfigurationError
 
 ROWS = [{"text": f"row {i}", "parts": [{"n": i}]} for i in range(3000)]
@@ -55,6 +57,14 @@ def test_lines_may_be_empty_and_keep_their_numbers_and_their_file_its_mark(tmp_p
     table = opened(file, tmp_path)
     assert [table[i] for i in range(len(table))] == [{"a": 1}, {"a": "ж"}, {}]
     assert [table.number(i) for i in range(3)] == [1, 4, 5]
+
+
+def test_the_number_of_a_line_is_known_without_reading_the_lines_before_it(tmp_path):
+    lines = ["{}" if chance.random() < 0.7 else "  " for chance in [random.Random(0)] for _ in range(500)] + ["{}"]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    table = cast(LinesTable, opened(tmp_path / "a.jsonl", tmp_path))
+    table._bytes.close()
+    assert [table.number(i) for i in range(len(table))] == [n for n, line in enumerate(lines, 1) if line == "{}"]
 
 
 def test_a_file_longer_than_one_scan_is_read_as_a_whole(tmp_path):

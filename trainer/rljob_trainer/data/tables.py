@@ -88,7 +88,9 @@ class LinesTable:
     def __init__(self, path: Path):
         with path.open("rb") as stream:
             self._bytes = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        self._starts, self._ends = _lines(self._bytes)
+        starts, ends, blank = _lines(self._bytes)
+        self._starts, self._ends = np.delete(starts, blank), np.delete(ends, blank)
+        self._rows_before_blank = blank - np.arange(len(blank))
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -97,7 +99,7 @@ class LinesTable:
         return checked_record(json.loads(self._bytes[self._starts[row] : self._ends[row]]))
 
     def number(self, row: int) -> int:
-        return 1 + self._bytes[: self._starts[row]].count(b"\n")
+        return 1 + row + int(np.searchsorted(self._rows_before_blank, row, side="right"))
 
 
 def open_table(file: Place, scratch: Path) -> Table:
@@ -155,8 +157,8 @@ OPENERS: dict[str, tuple[str, Callable[[Path, Path], Table]]] = {
 }
 
 
-def _lines(data: mmap.mmap) -> tuple[Longs, Longs]:
-    """Where lines that are not empty start and end."""
+def _lines(data: mmap.mmap) -> tuple[Longs, Longs, Longs]:
+    """Where lines start and end, and the numbers of those that are empty, from 0."""
     found = [
         np.flatnonzero(np.frombuffer(data[at : at + SCAN_BYTES], np.uint8) == ord("\n")) + at
         for at in range(0, len(data), SCAN_BYTES)
@@ -167,4 +169,4 @@ def _lines(data: mmap.mmap) -> tuple[Longs, Longs]:
     starts = np.concatenate(([3 if data[:3] == b"\xef\xbb\xbf" else 0], ends[:-1] + 1))
     first = np.frombuffer(data, np.uint8)[np.minimum(starts, len(data) - 1)]
     blank = [i for i in np.flatnonzero(first <= ord(" ")) if not data[starts[i] : ends[i]].strip()]
-    return np.delete(starts, blank), np.delete(ends, blank)
+    return starts, ends, np.array(blank, np.int64)

@@ -16,24 +16,31 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.data.encoding import Encoder, RawRow, document
 from rljob_trainer.data.examples import Example
 from rljob_trainer.data.tokenizer import OffsetTokenizer, load_tokenizer
+from rljob_trainer.machine import cpus
 
-MOST = 8
-"""Processes. One makes some hundred thousand tokens a second (docs/measurements.md)."""
+MOST = 16
+"""Processes. Each makes more than one GPU trains (docs/measurements.md)."""
 ROWS_PER_CALL = 16
+"""At most: a call costs as much as a short row."""
+
+
+def default_count(spec: RLJobSpec, available: int) -> int:
+    """Worker processes in a pod with so many CPUs: those that its ranks, which keep one each busy, leave. At least 1."""
+    return min(MOST, max(1, available - spec.trainer.processes_per_node))
 
 
 class Workers:
-    """Up to `count` processes, started when there is work for them."""
+    """Up to `count` processes, started when there is work for them. `count` None: default_count of this machine."""
 
     def __init__(self, spec: RLJobSpec, count: int | None = None):
         self._spec = spec.model_dump_json(by_alias=True)
-        self._count = count or max(1, min(MOST, len(os.sched_getaffinity(0)) - 1))
+        self._count = count or default_count(spec, cpus())
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(self._count, context, initializer=_begin)
 
     async def encode(self, rows: Sequence[RawRow]) -> list[Example]:
-        """In their order. Raises what the encoder raises."""
-        calls = [self._pool.submit(_encode, self._spec, part) for part in batched(rows, ROWS_PER_CALL)]
+        """In their order, by all processes. Raises what the encoder raises."""
+        calls = [self._pool.submit(_encode, self._spec, part) for part in batched(rows, self._share(len(rows)))]
         return [example for part in await asyncio.gather(*map(asyncio.wrap_future, calls)) for example in part]
 
     def tokenise(self, texts: Iterable[str]) -> Iterator[list[int]]:
@@ -45,6 +52,10 @@ class Workers:
                 yield from calls.popleft().result()
         for call in calls:
             yield from call.result()
+
+    def _share(self, rows: int) -> int:
+        """Rows of a call, so that each process has two of them or more: conversations differ in length."""
+        return max(1, min(ROWS_PER_CALL, rows // (2 * self._count)))
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

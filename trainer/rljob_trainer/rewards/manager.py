@@ -4,13 +4,13 @@ If an entry fails, the sample fails. A failure is never counted as a reward of 0
 """
 
 import asyncio
-import os
 from collections import ChainMap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from rljob_api.spec.model import PythonReward, RewardSpec, VllmReward
+from rljob_trainer.machine import cpus
 from rljob_trainer.rewards import builtin
 from rljob_trainer.rewards.entries import entries_of
 from rljob_trainer.rewards.http_service import HttpService
@@ -92,7 +92,7 @@ class RewardManager:
 
 
 def _scorer(field: str, spec: RewardSpec, pools: Pools | None) -> Scorer:
-    workers = min(os.cpu_count() or 1, MAX_WORKERS)
+    workers = min(cpus(), MAX_WORKERS)
     if spec.python:
         return PythonFile(f"{field}.python.path", spec.python.path, spec.python, spec.timeout_seconds, workers)
     if spec.http:
