@@ -38,6 +38,23 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
         {"train": {"staleness": 1, "batches": {"replay": "/data/batches"}}, "algorithm": CORRECTED},
         "spec.train.staleness",
     ),
+    ({"rollout": {"interrupt": "continue"}}, "spec.rollout.interrupt"),
+    (
+        {
+            "rollout": {"interrupt": "continue"},
+            "train": {"staleness": 2, "overSampling": 1.5},
+            "algorithm": CORRECTED,
+        },
+        "spec.rollout.interrupt",
+    ),
+    (
+        {
+            "rollout": {"interrupt": "continue"},
+            "train": {"staleness": 2},
+            "algorithm": CORRECTED | {"advantage": "remax"},
+        },
+        "spec.rollout.interrupt",
+    ),
     ({"rollout": {"sampling": {"temperature": 0, "maxTokens": 8}}}, "spec.rollout.sampling.temperature"),
     ({"train": {"samplesPerPrompt": 1}}, "spec.train.samplesPerPrompt"),
     ({"algorithm": {"advantage": "gae"}}, "spec.algorithm.advantage"),

@@ -40,6 +40,7 @@ VALUES: dict[str, Any] = {
     "rollout.placement": "colocated",
     "rollout.minReplicas": 0,
     "rollout.tensorParallel": 2,
+    "rollout.interrupt": "continue",
     "rollout.sampling": {"maxTokens": 4},
     "rollout.vllmArgs": {"max-num-seqs": 4},
     "rollout.shmSize": "2Gi",

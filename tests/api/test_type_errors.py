@@ -23,8 +23,8 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"train": {"steps": True}}, "spec.train.steps = true: must be a whole number; write a whole number"),
     ({"train": {"steps": 0}}, "spec.train.steps = 0: must be at least 1; set 1 or more"),
     (
-        {"train": {"staleness": 2}},
-        "spec.train.staleness = 2: must be one of 0, 1; choose one of them",
+        {"train": {"staleness": 9}},
+        "spec.train.staleness = 9: must be at most 8; set 8 or less",
     ),
     (
         {"algorithm": {"gamma": "high"}},

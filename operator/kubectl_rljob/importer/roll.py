@@ -1,5 +1,6 @@
 """ROLL: the pipelines RLVR, SFT and DPO. What several of its keys say together, and how its YAML is written."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from kubectl_rljob.importer.settings import NotANumber, Settings, System, show
 from kubectl_rljob.importer.sources import Source, Unreadable, tree_of
 from kubectl_rljob.importer.table import Field, Note, Outcome, Said
 from kubectl_rljob.importer.values import SEQUENCE_CLIP, divisor, items
+from rljob_api.spec.algorithm import MOST_STALENESS
 from rljob_api.validation.algorithm import WIDEST_SEQUENCE_CLIP
 
 AGGREGATIONS = {
@@ -209,11 +211,13 @@ def rollouts(settings: Settings) -> Iterator[Said]:
 def asynchrony(settings: Settings) -> Iterator[Said]:
     ratio, weight = "async_generation_ratio", "train_infer_correction.is_weight."
     ahead = settings.number(ratio)
-    if ahead > 1:
-        yield settings.lacking(ratio, "samples are at most one update old: 1 in its place")
+    if ahead > MOST_STALENESS:
+        yield settings.lacking(
+            ratio, f"samples are at most {MOST_STALENESS} updates old: {MOST_STALENESS} in its place"
+        )
     separate = not {*gpus(settings, "actor_train.device_mapping")} & {*gpus(settings, "actor_infer.device_mapping")}
     if ahead and separate:
-        yield settings.field("train.staleness", 1, ratio)
+        yield settings.field("train.staleness", min(math.ceil(ahead), MOST_STALENESS), ratio)
     elif ahead:
         yield settings.lacking(ratio, "colocated rollouts sleep while the policy is trained")
     kind = settings[f"{weight}weight_type"] if settings[f"{weight}enabled"] else None

@@ -13,6 +13,7 @@ from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Said
 from kubectl_rljob.importer.trinity_evaluation import sets
 from kubectl_rljob.importer.trinity_rows import ACTOR, CRITIC, REF, ROWS, TASKS
 from kubectl_rljob.importer.values import divisor, items
+from rljob_api.spec.algorithm import MOST_STALENESS
 
 TYPES = {
     "ppo": ("gae", "ppo"),
@@ -214,15 +215,15 @@ def synchronising(settings: Settings) -> Iterator[Said]:
     if settings.integer(interval) != 1:
         yield settings.lacking(interval, "weights are published after every step")
     if settings.integer(offset) > 0:
-        yield settings.field("train.staleness", 1, offset)
+        yield settings.field("train.staleness", min(settings.integer(offset), MOST_STALENESS), offset)
         yield settings.field(
             "algorithm.rolloutCorrection.importanceSampling",
             "token",
             offset,
             why="samples of an older policy are weighted",
         )
-    if settings.integer(offset) > 1:
-        yield settings.lacking(offset, "samples are at most one update old")
+    if settings.integer(offset) > MOST_STALENESS:
+        yield settings.lacking(offset, f"samples are at most {MOST_STALENESS} updates old")
     timeout = "synchronizer.sync_timeout"
     if timeout in settings and settings.integer(timeout) > 1800:
         yield settings.field("lifecycle.stallTimeoutSeconds", settings.integer(timeout), timeout)

@@ -175,6 +175,22 @@ class RLJobSpec(Model):
         return self.dpo.has_reference if self.task == "dpo" else self.algorithm.kl.coefficient > 0
 
     @property
+    def generates_on(self) -> bool:
+        """Responses continue under the next policy, wherever they are when it comes."""
+        return self.train.staleness > 0 and self.rollout.interrupt == "continue"
+
+    @property
+    def keeps_groups(self) -> bool:
+        """What a step leaves over is kept for the next one."""
+        return self.generates_on or self.train.partial_rollouts is not None
+
+    @property
+    def max_age(self) -> int:
+        """Policy versions that a trajectory may begin before the policy that it trains."""
+        partial = self.train.partial_rollouts
+        return max(self.train.staleness, partial.max_age if partial else 0)
+
+    @property
     def last_step(self) -> int:
         """The last one that is trained; 0 with evaluation.only."""
         return 0 if self.evaluation.only else self.train.total_steps

@@ -148,6 +148,10 @@ class RolloutSpec(Model):
     """Fewest servers that must have the current policy; generation waits while there are fewer."""
     tensor_parallel: PositiveInt = 1
     """GPUs of one server."""
+    interrupt: Literal["wait", "continue"] = "wait"
+    """What a new policy does to responses that are being generated ahead (`train.staleness` of at least 1). `wait`: it is published once the batches
+    that the policy before may begin are complete, so that a batch has one policy. `continue`: it is published at once; responses continue behind
+    the tokens that they have, which keep their policy and log-probabilities, and the first groups to complete make the next step."""
     sampling: Sampling = Sampling()
     """How training responses are sampled."""
     vllm_args: Verbatim = {}

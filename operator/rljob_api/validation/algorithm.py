@@ -127,6 +127,17 @@ def staleness_violations(spec: RLJobSpec) -> Iterator[Violation]:
             )
 
 
+def interrupt_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """What cannot continue under another policy."""
+    if spec.rollout.interrupt == "continue" and spec.rollout.sampling.stop:
+        yield Violation(
+            "spec.rollout.interrupt",
+            "continue",
+            "a text of spec.rollout.sampling.stop that begins in one part of a response and ends in the next would not be seen",
+            "set wait, or remove spec.rollout.sampling.stop",
+        )
+
+
 def over_sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """What is begun beyond the step, and who can go on with it."""
     field, train = "spec.train.overSampling", spec.train
@@ -243,6 +254,7 @@ RULES = (
     kl_violations,
     sampling_violations,
     staleness_violations,
+    interrupt_violations,
     over_sampling_violations,
     partial_rollouts_violations,
     reward_violations,

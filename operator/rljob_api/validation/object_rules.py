@@ -25,6 +25,7 @@ LONGEST_EXAMPLE = ((field("data.maxTokens") + ALIGNMENT - 1) // ALIGNMENT * ALIG
 
 REPLICAS, MINIMUM = field("rollout.replicas"), field("rollout.minReplicas")
 REPLAYED, COLOCATED = present("train.batches.replay"), field("rollout.placement").equals("colocated")
+CONTINUES = field("rollout.interrupt").equals("continue")
 ADVANTAGE = field("algorithm.advantage")
 BACKEND = field("scheduling.backend")
 UPDATES = (field("train.miniBatches") * field("train.epochsPerStep")).named("miniBatches x epochsPerStep")
@@ -201,6 +202,24 @@ ROLLOUT_RULES = (
         REPLAYED.implies(field("train.staleness").equals(0)),
         "recorded batches are replayed as they are",
         "remove it",
+    ),
+    Rule(
+        "rollout.interrupt",
+        CONTINUES.implies(field("train.staleness") > 0),
+        "nothing is generated when a new policy comes, because spec.train.staleness is 0",
+        "set spec.train.staleness of at least 1, or remove it",
+    ),
+    Rule(
+        "rollout.interrupt",
+        CONTINUES.implies(field("train.overSampling").equals(1.0)),
+        "every prompt that is begun is trained within spec.train.staleness, and spec.train.overSampling begins more than that",
+        "remove spec.train.overSampling, or set wait",
+    ),
+    Rule(
+        "rollout.interrupt",
+        CONTINUES.implies(~ADVANTAGE.equals("remax")),
+        "the baseline of remax is the greedy response of one policy, the samples would be of several",
+        "set wait, or choose another advantage",
     ),
     Rule(
         "rollout.sampling.temperature",

@@ -53,6 +53,7 @@ READERS: dict[str, tuple[Task, ...]] = {
     "rollout.placement": ("rl",),
     "rollout.minReplicas": ("rl",),
     "rollout.tensorParallel": ("rl",),
+    "rollout.interrupt": ("rl",),
     "rollout.sampling": ("rl",),
     "rollout.vllmArgs": ("rl",),
     "rollout.shmSize": ("rl",),

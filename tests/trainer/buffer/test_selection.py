@@ -81,9 +81,9 @@ def test_others_are_sampled_in_the_place_of_what_is_too_hard_or_too_easy():
     selection = dynamic(difficulty={"low": 0.3, "high": 0.7})
     hard, easy, fits = (0.0, 0.0, 0.0, 1.0), (0.0, 1.0, 1.0, 1.0), (0.0, 0.0, 1.0, 1.0)
     selection.begin_round(2)
-    assert not selection.choose(complete(0, hard, fits), ())
+    assert not selection.choose(complete(0, hard, fits), {})
     selection.begin_round(4)
-    assert selection.choose(complete(2, easy, fits), ())
+    assert selection.choose(complete(2, easy, fits), {})
     metrics = selection.metrics()
     assert [*selection.chosen] == [1, 3]
     assert [metrics[f"sampling/{name}"] for name in ("kept", "too_hard", "too_easy")] == [0.5, 0.25, 0.25]
@@ -98,7 +98,7 @@ def complete(first: int, *groups: tuple[float | None, ...]) -> dict[int, list[Ou
 def test_without_dynamic_sampling_one_round_is_the_step_whatever_its_rewards():
     selection = Selection(job())
     selection.begin_round(2)
-    assert selection.choose(complete(0, RIGHT, UNSCORED), ())
+    assert selection.choose(complete(0, RIGHT, UNSCORED), {})
     assert selection.metrics() == {} and [*selection.chosen] == [0, 1] and len(selection.failed) == 1
 
 
@@ -107,7 +107,7 @@ def test_a_step_is_made_of_what_is_due_and_of_the_first_complete_groups():
         selection = Selection(job(train={"overSampling": 2}))
         selection.begin_round(4)
         found = {p: complete(p, RIGHT)[p] for p in positions}
-        return [*selection.chosen] if selection.choose(found, due) else None
+        return [*selection.chosen] if selection.choose(found, dict.fromkeys(due, 0)) else None
 
     assert chosen([7, 3, 5]) == [3, 5]
     assert chosen([7, 3, 5], due=(7,)) == [3, 7]
@@ -121,9 +121,9 @@ def test_rounds_follow_until_the_step_is_full_and_what_is_more_is_dropped_and_co
     for first, groups in ((0, (RIGHT, WRONG)), (2, (MIXED, UNSCORED)), (4, (MIXED, MIXED))):
         selection.begin_round(first + 2)
         half = complete(first, groups[0])
-        assert not selection.choose(found | half, ()) and not selection.round_is_over, "a round is looked at as a whole"
+        assert not selection.choose(found | half, {}) and not selection.round_is_over, "a round is looked at as a whole"
         found |= complete(first, *groups)
-        assert selection.choose(found, ()) == (first == 4)
+        assert selection.choose(found, {}) == (first == 4)
         assert selection.round_is_over
     assert [*selection.chosen] == [2, 4] and selection.useless == [0, 1, 3]
     assert selection.metrics() == {
@@ -140,8 +140,8 @@ def test_rounds_follow_until_the_step_is_full_and_what_is_more_is_dropped_and_co
 def test_with_over_sampling_a_step_waits_for_no_more_useful_groups_than_it_needs():
     selection = dynamic(train={"overSampling": 2})
     selection.begin_round(4)
-    assert not selection.choose(found := complete(0, RIGHT, MIXED), ())
-    assert selection.choose(found | complete(3, MIXED), ()), "the third group is still being generated"
+    assert not selection.choose(found := complete(0, RIGHT, MIXED), {})
+    assert selection.choose(found | complete(3, MIXED), {}), "the third group is still being generated"
     assert [*selection.chosen] == [1, 3] and not selection.round_is_over
     assert selection.metrics()["sampling/kept"] == 2 / 3
 
@@ -149,10 +149,10 @@ def test_with_over_sampling_a_step_waits_for_no_more_useful_groups_than_it_needs
 def test_over_sampled_rounds_follow_each_other_as_well():
     selection = dynamic(rounds=2, train={"overSampling": 2})
     selection.begin_round(4)
-    assert not selection.choose(found := complete(0, RIGHT, MIXED, WRONG, (FAILED, FAILED)), ())
+    assert not selection.choose(found := complete(0, RIGHT, MIXED, WRONG, (FAILED, FAILED)), {})
     assert selection.round_is_over
     selection.begin_round(8)
-    assert selection.choose(found | complete(6, MIXED), ()) and [*selection.chosen] == [1, 6]
+    assert selection.choose(found | complete(6, MIXED), {}) and [*selection.chosen] == [1, 6]
     assert len(selection.failed) == 2
 
 
@@ -161,7 +161,7 @@ def test_partial_rollouts_give_the_next_step_what_was_too_much():
     correction = {"rolloutCorrection": {"importanceSampling": "token"}}
     selection = dynamic(train=train, **correction)
     selection.begin_round(4)
-    assert selection.choose(complete(0, MIXED, MIXED, MIXED, WRONG), due=(1,))
+    assert selection.choose(complete(0, MIXED, MIXED, MIXED, WRONG), {1: 0})
     assert [*selection.chosen] == [0, 1] and selection.useless == [3]
     metrics = selection.metrics()
     assert (metrics["sampling/surplus"], metrics["sampling/kept"]) == (0.0, 2 / 3), "the third one is not used up"
@@ -170,9 +170,9 @@ def test_partial_rollouts_give_the_next_step_what_was_too_much():
 def test_a_step_that_does_not_fill_fails_with_the_counts():
     selection = dynamic(rounds=2)
     selection.begin_round(2)
-    assert not selection.choose(found := complete(0, RIGHT, MIXED), ())
+    assert not selection.choose(found := complete(0, RIGHT, MIXED), {})
     selection.begin_round(4)
-    assert not selection.choose(found | complete(2, RIGHT, WRONG), ())
+    assert not selection.choose(found | complete(2, RIGHT, WRONG), {})
     with pytest.raises(
         ConfigurationError, match=r"only 1 of the 2 .* of 4 prompts 2 were all right, 1 all wrong, 0 had"
     ) as caught:
@@ -185,5 +185,5 @@ def test_a_round_that_nobody_could_score_is_the_users_to_fix(rounds):
     selection = dynamic(rounds) if rounds else Selection(job())
     selection.begin_round(2)
     with pytest.raises(ConfigurationError, match="every reward of a step failed; the first said: took longer than 1 s"):
-        selection.choose(complete(0, (FAILED, FAILED), (FAILED, FAILED)), ())
+        selection.choose(complete(0, (FAILED, FAILED), (FAILED, FAILED)), {})
         selection.begin_round(4)

@@ -11,7 +11,7 @@ from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverLost
 from rljob_trainer.failure import ConfigurationError
 from trainer.driver.bench import METRICS, Bench, Characters, Rank, batch, begun, call, publish, replicas, trained, until
-from trainer.driver.servers import Server
+from trainer.driver.servers import Server, Thinker
 
 
 @pytest.fixture
@@ -218,3 +218,29 @@ async def test_a_batch_that_fails_beside_training_ends_the_attempt_after_the_ste
                 await replicas(rank)
             with pytest.raises(ConfigurationError, match="only 0 of the 1 prompts"):
                 await bench.driver
+
+
+async def test_with_continue_a_policy_is_published_at_once_and_responses_continue_behind_their_tokens(bench):
+    """A slow prompt of the first step is trained as late as it may be, with tokens of all policies since."""
+    bench.spec["train"] |= {"staleness": 2, "promptsPerStep": 2, "samplesPerPrompt": 2}
+    bench.spec["rollout"]["interrupt"] = "continue"
+    slowest = divmod(permutation(12, 0, 0)[0], 3)
+    async with (
+        Thinker("demo-rollout-0", lambda a, b: 400 if (a - 1, b - 1) == slowest else 5) as a,
+        begun(bench, [a]) as rank,
+    ):
+        found = []
+        for step in (1, 2, 3, 4):
+            found.append(await batch(rank))
+            began = time.monotonic()
+            await trained(rank, step)
+            assert time.monotonic() - began < 2, "nobody waits for what is being generated"
+            await publish(rank, step, [a])
+        assert await until(rank, "over") == "succeeded"
+    late = [(f.step, s) for f in found for s in f.samples if s.prompt_index == permutation(12, 0, 0)[0]]
+    assert [step for step, _ in late] == [3, 3]
+    for _, sample in late:
+        assert [part.policy_step for part in sample.sampled_segments] == [0, 1, 2]
+        assert [set(part.log_probs.tolist()) for part in sample.sampled_segments] == [{-1.0}, {-2.0}, {-3.0}]
+        assert "".join(map(chr, sample.response_tokens)) == f"{' ' * 400}{sum(slowest) + 2}."
+    assert sorted(s.prompt_index for f in found for s in f.samples) == sorted(2 * permutation(12, 0, 0)[:8])

@@ -96,6 +96,12 @@ def batch_metrics(samples: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
+def begun_age(step: int, outcomes: Iterable[Outcome]) -> float:
+    """Mean over the trajectories of `step`: how many policy versions before the one that they train they were begun."""
+    found = [o.result.sampled_segments for o in outcomes if isinstance(o.result, Trajectory)]
+    return sum(step - 1 - segments[0].policy_step for segments in found if segments) / len(found)
+
+
 def reward_metrics(prefix: str, outcomes: Iterable[Outcome]) -> dict[str, float]:
     """Means of what reward functions reported, each over the samples that have it; of too many names those that most samples have."""
     found: dict[str, list[float]] = defaultdict(list)

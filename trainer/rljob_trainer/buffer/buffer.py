@@ -26,9 +26,9 @@ class RolloutBuffer:
         step: int,
         cursor: Cursor,
     ):
-        """The batches after `step`, of the prompts from `cursor` on. `changed` is called when `take` or `is_idle` may answer otherwise."""
+        """The batches after `step`, of the prompts from `cursor` on. `changed` is called when `take` or `may_stop` may answer otherwise."""
         self._source, self._evaluate, self._changed = source, evaluate, changed
-        self._ahead, self._last = 1 + spec.train.staleness, spec.last_step
+        self._ahead, self._last, self._generates_on = 1 + spec.train.staleness, spec.last_step, spec.generates_on
         self._made, self._cursor = step, cursor
         self._batches: deque[Ready] = deque()
         self._evaluated = False
@@ -42,12 +42,13 @@ class RolloutBuffer:
         self._work.add_done_callback(lambda _: self._changed())
 
     async def stop(self) -> None:
-        """End what is generated under this policy. The prompts of a batch that is not complete come again under the next one, with
-        `partialRollouts` behind what is there of their responses."""
+        """End what is generated under this policy. The prompts of a batch that is not complete come again under the next one; where groups are
+        kept, behind what is there of their responses."""
         work, self._work = self._work, None
         if work is not None:
             work.cancel()
             await asyncio.wait([work])
+            await self._source.stop()
 
     def take(self) -> Ready | None:
         """The next batch, once it is there and the policy that is to be trained with it has been evaluated."""
@@ -57,6 +58,11 @@ class RolloutBuffer:
     def is_idle(self) -> bool:
         """Nothing is left to do under this policy. Raises what went wrong."""
         return self._work is not None and self._work.done() and self._work.result() is None
+
+    @property
+    def may_stop(self) -> bool:
+        """Another policy may come: this one has done what it has to, or responses continue under the next one. Raises what went wrong."""
+        return self.is_idle or self._generates_on
 
     async def _fill(self, policy: int) -> None:
         await self._evaluate(policy)

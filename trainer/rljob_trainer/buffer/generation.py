@@ -39,6 +39,29 @@ class Request:
     seed: int
 
 
+@dataclass(slots=True)
+class Draft:
+    """A sample while it is generated in pieces."""
+
+    response: tuple[Segment, ...] = ()
+    finish_reason: FinishReason = "abort"
+    outcome: Outcome | None = None
+    """Once it is scored."""
+
+    @property
+    def begun(self) -> bool:
+        return bool(self.response) or self.finish_reason != "abort" or self.outcome is not None
+
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+        return sum(len(s.tokens) for s in self.response)
+
+    def add(self, piece: Generation) -> None:
+        self.response = appended(self.response, _segment(piece))
+        self.finish_reason = piece.finish_reason
+
+
 class Generator:
     """Generates from the pool and has the responses scored. `beat` is called once per scored sample."""
 
@@ -61,17 +84,22 @@ class Generator:
         )
         self._resumed = asyncio.Event()
 
-    def group(self, step: int, position: int, prompt: Prompt) -> Coroutine[Any, Any, list[Outcome]]:
-        """Every sample of the prompt at `position` of the data. With `remax` each has the reward of the greedy response."""
+    def group(
+        self, step: int, position: int, prompt: Prompt, drafts: Sequence[Draft]
+    ) -> Coroutine[Any, Any, list[Outcome]]:
+        """Every sample of the prompt at `position` of the data, begun in `step`. With `remax` each has the reward of the greedy response.
+
+        Where samples are generated in pieces, `drafts` hold what there is of each at any time, and they may begin with something.
+        """
         spec = self._spec
         seed = training_seed(self._job_uid, spec.data.seed, step, position)
         request = Request(position, prompt, spec.train.samples_per_prompt, spec.rollout.sampling, seed)
         if spec.algorithm.advantage == "remax":
             return self._with_baseline(request)
-        return self._in_pieces(request) if spec.train.partial_rollouts else self._request(request)
+        return self._in_pieces(request, drafts) if spec.keeps_groups else self._request(request)
 
     def resume(self) -> None:
-        """Groups that are drawn in pieces may generate."""
+        """Groups that are generated in pieces may continue."""
         self._resumed.set()
 
     async def interrupt(self) -> None:
@@ -94,25 +122,28 @@ class Generator:
 
     async def _request(self, request: Request) -> list[Outcome]:
         generations = await self._pool.generate(request.prompt.tokens, request.count, request.sampling, request.seed)
-        scored = (self._score(request, i, _behind((), g), g.finish_reason) for i, g in enumerate(generations))
+        scored = (
+            self._score(request, i, appended((), _segment(g)), g.finish_reason) for i, g in enumerate(generations)
+        )
         return list(await asyncio.gather(*scored))
 
-    async def _in_pieces(self, request: Request) -> list[Outcome]:
-        """As `_request`, whatever interrupts it: each sample that is not complete goes on by itself, behind the tokens that it has."""
-        begun = await self._pieces(request.prompt.tokens, request.count, request.sampling, request.seed)
-        scored = (self._complete(request, i, g) for i, g in enumerate(begun))
-        return list(await asyncio.gather(*scored))
+    async def _in_pieces(self, request: Request, drafts: Sequence[Draft]) -> list[Outcome]:
+        """As `_request`, whatever interrupts it: each sample that is not complete continues on its own, behind the tokens that it has."""
+        if not any(draft.begun for draft in drafts):
+            pieces = await self._pieces(request.prompt.tokens, request.count, request.sampling, request.seed)
+            for draft, piece in zip(drafts, pieces, strict=True):
+                draft.add(piece)
+        return list(await asyncio.gather(*(self._complete(request, i, draft) for i, draft in enumerate(drafts))))
 
-    async def _complete(self, request: Request, index: int, piece: Generation) -> Outcome:
-        response = _behind((), piece)
-        while piece.finish_reason == "abort":
-            sampled_tokens = sum(len(s.tokens) for s in response)
-            rest = request.sampling.model_copy(update={"max_tokens": request.sampling.max_tokens - sampled_tokens})
-            seed = continuation_seed(request.seed, index, sampled_tokens)
-            so_far = np.concatenate((request.prompt.tokens, *(s.tokens for s in response)))
-            (piece,) = await self._pieces(so_far, 1, rest, seed)
-            response = _behind(response, piece)
-        return await self._score(request, index, response, piece.finish_reason)
+    async def _complete(self, request: Request, index: int, draft: Draft) -> Outcome:
+        while draft.finish_reason == "abort":
+            rest = request.sampling.model_copy(update={"max_tokens": request.sampling.max_tokens - draft.length})
+            seed = continuation_seed(request.seed, index, draft.length)
+            so_far = np.concatenate((request.prompt.tokens, *(s.tokens for s in draft.response)))
+            draft.add(*await self._pieces(so_far, 1, rest, seed))
+        if draft.outcome is None:
+            draft.outcome = await self._score(request, index, draft.response, draft.finish_reason)
+        return draft.outcome
 
     async def _pieces(self, tokens: Sequence[int] | Ints, n: int, sampling: Sampling, seed: int) -> list[Generation]:
         """What follows `tokens`, as far as it is drawn before an interruption."""
@@ -167,8 +198,8 @@ class Generator:
         return Outcome(request.group, index, sample, reward.metrics, reward.prediction)
 
 
-def _behind(response: tuple[Segment, ...], piece: Generation) -> tuple[Segment, ...]:
-    return appended(response, sampled(piece.tokens, piece.log_probs, piece.policy_step))
+def _segment(piece: Generation) -> Segment:
+    return sampled(piece.tokens, piece.log_probs, piece.policy_step)
 
 
 def _against(outcome: Outcome, baseline: float) -> Outcome:

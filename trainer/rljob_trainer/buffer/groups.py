@@ -1,36 +1,45 @@
 """The groups that are being generated: begun, complete, taken; kept for the next step, or dropped."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
-from rljob_api.spec.algorithm import TrainSpec
+from rljob_api.spec import RLJobSpec
 from rljob_trainer.buffer.assembly import Outcome
-from rljob_trainer.buffer.generation import Generator
+from rljob_trainer.buffer.generation import Draft, Generator
 from rljob_trainer.data.prompts import Prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The samples of one prompt, complete once `task` is done."""
+    """The samples of one prompt, wherever they are."""
 
+    position: int
+    """Of its prompt in the data."""
+    step: int
+    """In which it was begun."""
     policy: int
     """Step of the policy under which it was begun: none of its tokens is of an older one."""
-    task: asyncio.Task[list[Outcome]]
+    drafts: tuple[Draft, ...]
+    """Its samples, where they are generated in pieces."""
+
+    @property
+    def is_complete(self) -> bool:
+        return all(draft.outcome for draft in self.drafts)
 
 
 class Groups:
     """By the position of their prompt in the data.
 
-    With `partialRollouts` those that a step leaves over continue in the next one, under its policy; else they are dropped. A step waits for
-    groups that would be too old for the next. They fit into it: at most twice what a step needs is under way, so that it leaves over no more
-    than it takes.
+    Where the spec keeps groups, those that a step leaves over continue in the next one, under its policy; else they are dropped. A step leaves over
+    no more than the following ones can take before it is too old (Selection.choose): of `staleness` because no more are begun than these steps
+    need, of `partialRollouts` because at most twice what a step needs is under way.
     """
 
-    def __init__(self, train: TrainSpec, generator: Generator):
-        self._train, self._generator = train, generator
+    def __init__(self, spec: RLJobSpec, generator: Generator):
+        self._spec, self._generator = spec, generator
         self._groups: dict[int, Group] = {}
+        self._tasks: dict[int, asyncio.Task[list[Outcome]]] = {}
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
 
@@ -40,29 +49,37 @@ class Groups:
 
     def begin(self, step: int, policy: int, prompts: Mapping[int, Prompt]) -> None:
         """Those of these prompts, by their positions, that have not been begun; the rollouts serve `policy`."""
+        samples = range(self._spec.train.samples_per_prompt)
         for position in sorted(prompts.keys() - self._groups.keys()):
-            task = asyncio.create_task(self._generator.group(step, position, prompts[position]))
-            task.add_done_callback(partial(self._ended, position))
-            self._groups[position] = Group(policy, task)
+            self._add(Group(position, step, policy, tuple(Draft() for _ in samples)), prompts[position])
+
+    def restore(self, groups: Iterable[Group], prompts: Mapping[int, Prompt]) -> None:
+        """Those of an earlier attempt, which continue where they were."""
+        for group in groups:
+            self._add(group, prompts[group.position])
+
+    @property
+    def kept(self) -> list[Group]:
+        """What there is now of every group, for a checkpoint, if groups are kept at all."""
+        return [self._groups[position] for position in self.positions] if self._spec.keeps_groups else []
 
     @property
     def complete(self) -> dict[int, list[Outcome]]:
         """The samples of every complete group. Raises what a group raised."""
         if self._failure:
             raise self._failure
-        return {
-            position: self._groups[position].task.result() for position in self.positions if self._is_complete(position)
-        }
+        return {position: self._tasks[position].result() for position in self.positions if self._tasks[position].done()}
 
     @property
     def positions(self) -> list[int]:
         """Of all groups, in the order of the data."""
         return sorted(self._groups)
 
-    def due(self, step: int) -> list[int]:
-        """Positions of those whose tokens might be older than they may be in the step after `step`."""
-        kept = self._train.partial_rollouts
-        return [p for p, group in self._groups.items() if kept and step - 1 - group.policy >= kept.max_age]
+    def waits(self, step: int) -> dict[int, int]:
+        """For how many steps after `step` each group may wait before it is too old; empty when nothing is kept."""
+        if not self._spec.keeps_groups:
+            return {}
+        return {p: group.policy + self._spec.max_age - (step - 1) for p, group in self._groups.items()}
 
     async def changed(self) -> None:
         """Returns once another group is complete, or has failed."""
@@ -72,26 +89,37 @@ class Groups:
     def remove(self, positions: Collection[int]) -> None:
         """Complete ones, which have been used."""
         for position in positions:
-            del self._groups[position]
+            self._groups.pop(position, None)
+            self._tasks.pop(position, None)
 
     async def leave(self, step: int) -> None:
-        """The step is made, or given up: what it leaves over waits for the next one, or ends here."""
-        if self._train.partial_rollouts and step < self._train.total_steps:
+        """The step is full: what it leaves over continues, waits for the next policy, or ends here."""
+        if not self._spec.keeps_groups or step == self._spec.train.total_steps:
+            await self._drop()
+        elif not self._spec.generates_on:
+            await self._generator.interrupt()
+
+    async def stop(self) -> None:
+        """Nothing is generated under this policy any more."""
+        if self._spec.keeps_groups:
             await self._generator.interrupt()
         else:
             await self._drop()
 
+    def _add(self, group: Group, prompt: Prompt) -> None:
+        work = self._generator.group(group.step, group.position, prompt, group.drafts)
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        self._groups[group.position], self._tasks[group.position] = group, task
+
     async def _drop(self) -> None:
-        tasks = [group.task for group in self._groups.values()]
-        self._groups = {}
+        tasks = [*self._tasks.values()]
+        self._groups, self._tasks = {}, {}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _is_complete(self, position: int) -> bool:
-        return self._groups[position].task.done()
-
-    def _ended(self, position: int, task: asyncio.Task[list[Outcome]]) -> None:
+    def _ended(self, task: asyncio.Task[list[Outcome]]) -> None:
         if task.cancelled():
             return
         self._failure = self._failure or task.exception()

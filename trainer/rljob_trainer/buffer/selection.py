@@ -2,6 +2,7 @@
 arXiv 2503.14476, section 3.2). No I/O.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
@@ -29,13 +30,18 @@ def verdict(group: Group, difficulty: Difficulty | None = None) -> Verdict:
     return "right" if rewards[0] > 0 else "wrong"
 
 
+def fit_later(waits: Collection[int], wanted: int) -> bool:
+    """Whether groups that may wait for so many more steps fit into these, `wanted` into each: the earliest deadline first."""
+    return all(i < wait * wanted for i, wait in enumerate(sorted(waits)))
+
+
 class Selection:
     """The groups of one step, by the positions of their prompts. Rewards are the reward functions', before any penalty."""
 
     def __init__(self, spec: RLJobSpec):
         self._wanted, self._dynamic = spec.train.prompts_per_step, spec.algorithm.dynamic_sampling
         self._difficulty = spec.algorithm.difficulty
-        self._partial = spec.train.partial_rollouts is not None
+        self._keeps = spec.keeps_groups
         self._rounds = self._begun = 0
         self._groups: dict[int, Group] = {}
         """Every complete group of the step, as far as they have been looked at."""
@@ -52,22 +58,24 @@ class Selection:
             raise self._unfilled(self._dynamic.max_rounds)
         self._rounds, self._begun, self._round = self._rounds + 1, begun, []
 
-    def choose(self, complete: Mapping[int, Group], due: Collection[int]) -> bool:
-        """Whether the step is full with what is complete by now. It has to hold every group that is `due` and useful.
+    def choose(self, complete: Mapping[int, Group], waits: Mapping[int, int]) -> bool:
+        """Whether the step is full with what is complete by now: the oldest of it, so that all that is left over can still be trained in time.
 
         Without over-sampling a round is looked at as a whole, so that the choice does not depend on which group is complete first. Raises
         as require_scored.
+
+        Args:
+            waits: of every group that is under way, complete or not, for how many more steps it may wait; 0: this step has to hold it
         """
-        enough = min(self._rounds * self._wanted, self._begun)
-        if len(self._groups.keys() | complete.keys()) < enough or not set(due) <= self._groups.keys() | complete.keys():
+        if len(self._groups.keys() | complete.keys()) < min(self._rounds * self._wanted, self._begun):
             return False
         self._look_at(complete)
-        if len(self._useful) < self._wanted:
+        chosen = sorted(self._useful, key=lambda p: (waits.get(p, math.inf), p))[: self._wanted]
+        used = {*chosen, *self.useless}
+        if len(chosen) < self._wanted or not fit_later([w for p, w in waits.items() if p not in used], self._wanted):
             return False
         self._require_scored()
-        first = [p for p in due if p in self._useful][: self._wanted]
-        others = [p for p in self._useful if p not in first]
-        self._chosen = sorted([*first, *others[: self._wanted - len(first)]])
+        self._chosen = sorted(chosen)
         return True
 
     @property
@@ -123,7 +131,7 @@ class Selection:
 
     def _used(self) -> dict[int, Group]:
         """What was chosen, what was no use, and with dynamic sampling what was too much, unless the next step gets that."""
-        if self._dynamic and not self._partial:
+        if self._dynamic and not self._keeps:
             return self._groups
         return {p: group for p, group in self._groups.items() if p in self._chosen or p not in self._useful}
 

@@ -12,6 +12,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
 from rljob_trainer.buffer.assembly import (
     assemble,
+    begun_age,
     data_source_metrics,
     failure_metrics,
     require_scored,
@@ -22,7 +23,7 @@ from rljob_trainer.buffer.assembly import (
 from rljob_trainer.buffer.batch_files import record, replay
 from rljob_trainer.buffer.evaluation import evaluation_metrics
 from rljob_trainer.buffer.generation import Generator, warn_of_failures
-from rljob_trainer.buffer.groups import Groups
+from rljob_trainer.buffer.groups import Group, Groups
 from rljob_trainer.buffer.selection import Selection
 from rljob_trainer.data.held_out import HeldOutSet
 from rljob_trainer.data.order import Cursor, prompt_at
@@ -51,6 +52,18 @@ class Source(Protocol):
         """The batch of `step`, while the rollouts serve the policy of step `policy`."""
         ...
 
+    async def stop(self) -> None:
+        """Generate no more under this policy. What is kept of unfinished groups continues with the next batch."""
+        ...
+
+    def kept(self) -> list[Group]:
+        """What there is of groups that no batch has, for a checkpoint."""
+        ...
+
+    def restore(self, groups: Sequence[Group]) -> None:
+        """Continue these of an earlier attempt."""
+        ...
+
 
 class RecordedBatches:
     """Needs no rollouts, and does not evaluate."""
@@ -65,6 +78,13 @@ class RecordedBatches:
     async def batch(self, step: int, policy: int, cursor: Cursor) -> Ready:
         positions, after = cursor.draw(self._spec.train.prompts_per_step)
         return Ready(await asyncio.to_thread(replay, self._directory, step), after.use(positions))
+
+    async def stop(self) -> None: ...
+
+    def kept(self) -> list[Group]:
+        return []
+
+    def restore(self, groups: Sequence[Group]) -> None: ...
 
 
 class GeneratedBatches:
@@ -82,7 +102,7 @@ class GeneratedBatches:
     ):
         self._spec, self._train, self._held_out, self._tokenizer = spec, train, held_out, tokenizer
         self._generator, self._rollouts, self._phase = generator, rollouts, phase
-        self._groups = Groups(spec.train, generator)
+        self._groups = Groups(spec, generator)
 
     async def evaluate(self) -> dict[str, float]:
         if not self._held_out:
@@ -98,8 +118,11 @@ class GeneratedBatches:
         await self._rollouts.enough()
         began, redispatched = time.monotonic(), self._rollouts.redispatched
         selection, after = await self._select(step, policy, cursor)
+        waiting = len(self._groups.complete) - len(selection.chosen) - len(selection.useless)
+        await self._groups.leave(step)
         metrics = {
             "time/generate": time.monotonic() - began,
+            "rollout/groups_waiting": float(waiting),
             "rollout/redispatched": float(self._rollouts.redispatched - redispatched),
             "data/epoch": after.epoch(self._train),
             "data/too_long": float(self._train.counts.too_long),
@@ -107,44 +130,59 @@ class GeneratedBatches:
         }
         assembling = asyncio.ensure_future(asyncio.to_thread(self._assembled, step, policy, selection, metrics))
         try:
-            return Ready(await asyncio.shield(assembling), after)
-        except asyncio.CancelledError:
+            batch = await asyncio.shield(assembling)
+        except asyncio.CancelledError:  # the groups stay complete, and make the same batch again
             await asyncio.wait(
                 [assembling]
             )  # a thread cannot be ended, and would write into the files of the batch that follows
             raise
+        self._groups.remove([*selection.chosen, *selection.useless])
+        return Ready(batch, after)
+
+    async def stop(self) -> None:
+        await self._groups.stop()
+
+    def kept(self) -> list[Group]:
+        return self._groups.kept
+
+    def restore(self, groups: Sequence[Group]) -> None:
+        self._groups.restore(groups, {g.position: prompt_at(g.position, self._spec.data, self._train) for g in groups})
 
     async def _select(self, step: int, policy: int, cursor: Cursor) -> tuple[Selection, Cursor]:
         """Rounds of generation until the step is full, and the cursor behind them.
 
         Prompts that are left out are used up as well; those whose groups continue in the next step are not.
         """
-        train, groups, selection = self._spec.train, self._groups, Selection(self._spec)
+        spec, groups, selection = self._spec, self._groups, Selection(self._spec)
         groups.resume()
-        try:
-            full = False
-            while not full:
-                positions, cursor = cursor.draw(train.prompts_begun)
-                groups.begin(step, policy, {p: prompt_at(p, self._spec.data, self._train) for p in positions})
-                selection.begin_round(len(groups.positions))
-                due = groups.due(step)
-                while not (full := selection.choose(groups.complete, due)) and not selection.round_is_over:
-                    await groups.changed()
-                used = [*selection.chosen, *selection.useless]
-                cursor = cursor.use(used if train.partial_rollouts else positions)
-            groups.remove(used)
-        finally:
-            await groups.leave(step)
+        cursor, full = (
+            cursor.including(groups.positions),
+            False,
+        )  # some were begun for a batch that another policy interrupted
+        while not full:
+            positions, cursor = cursor.draw(self._under_way(step, policy))
+            groups.begin(step, policy, {p: prompt_at(p, spec.data, self._train) for p in positions})
+            selection.begin_round(len(groups.positions))
+            waits = groups.waits(step)
+            while not (full := selection.choose(groups.complete, waits)) and not selection.round_is_over:
+                await groups.changed()
+            used = [*selection.chosen, *selection.useless]
+            cursor = cursor.use(used if spec.keeps_groups else positions)
         return selection, cursor
+
+    def _under_way(self, step: int, policy: int) -> int:
+        """Prompts that may be under way while the batch of `step` is made: those of the step, or of all that this policy may begin."""
+        spec = self._spec
+        last = min(policy + 1 + spec.train.staleness, spec.last_step) if spec.generates_on else step
+        return (last - step + 1) * spec.train.prompts_begun
 
     def _assembled(self, step: int, policy: int, selection: Selection, metrics: dict[str, float]) -> Batch:
         """In a thread of its own: a large step is seconds of work, and generation is not to wait for it."""
         spec, train = self._spec, self._spec.train
+        policies = range(step - 1 - spec.max_age, policy + 1)
         outcomes = [o.at(number) for number, group in enumerate(selection.chosen.values()) for o in group]
         warn_of_failures(outcomes)
         chosen, penalty = shaped(outcomes, spec)
-        kept = train.partial_rollouts
-        policies = range(step - 1 - kept.max_age if kept else policy, policy + 1)
         metrics = (
             metrics
             | failure_metrics(selection.failed)
@@ -152,6 +190,7 @@ class GeneratedBatches:
             | reward_metrics(REWARD_METRICS, outcomes)
             | data_source_metrics(DATA_SOURCES, chosen)
             | penalty
+            | {"train_rollout/begun_age": begun_age(step, chosen)}
         )
         batch = assemble(step, policies, train.prompts_per_step, train.samples_per_prompt, chosen, metrics)
         root = Path(spec.checkpoint.path)

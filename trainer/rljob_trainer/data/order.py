@@ -69,6 +69,11 @@ class Cursor:
         pending = (*self.pending, *range(self.consumed, end))
         return pending[:count], Cursor(end, pending)
 
+    def including(self, positions: Collection[int]) -> "Cursor":
+        """The cursor to which all positions up to the last of these are drawn."""
+        end = max([self.consumed, *(position + 1 for position in positions)])
+        return Cursor(end, (*self.pending, *range(self.consumed, end)))
+
     def use(self, positions: Collection[int]) -> "Cursor":
         """The cursor once these pending positions are used."""
         return Cursor(self.consumed, tuple(p for p in self.pending if p not in positions))

@@ -242,7 +242,7 @@ class Driver:
 
     def _is_still(self) -> bool:
         """Nothing more is generated under the policy before, or what is need not be waited for."""
-        return self._command == "drain" or not self._rollouts.is_enough or self._buffer.is_idle
+        return self._command == "drain" or not self._rollouts.is_enough or self._buffer.may_stop
 
     async def _evaluate(self, step: int) -> None:
         """The policy of `step`, when that is due."""

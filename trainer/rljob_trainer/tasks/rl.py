@@ -1,5 +1,6 @@
 """Reinforcement learning: batches of what the policy itself generated, scored, from rank 0's driver."""
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,17 +27,20 @@ class RolloutSource:
         self._ranks, self._driver, self._scatter = ranks, driver, scatter
         self._publication, self._between = publication, between
         self.outcome: Outcome = "succeeded"
+        self._starved = 0.0
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        return self._publication.metrics
+        return {**self._publication.metrics, "time/starved": self._starved}
 
     def next(self, step: int) -> Batch | None:
         """The batch after `step`, once it is there. Colocated rollouts sleep when this returns."""
+        began = time.monotonic()
         while True:
             self._between()
             match self._ask():
                 case {"batch": described}:
+                    self._starved = time.monotonic() - began
                     self._publication.suspend(described["probe"])
                     return self._scatter.receive(described)
                 case {"newcomers": replicas}:
