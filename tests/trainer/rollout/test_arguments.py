@@ -72,6 +72,23 @@ def test_the_users_environment_wins_over_our_defaults() -> None:
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in server_environment(spec(Path("/model")), 2, {})
 
 
+def test_servers_on_several_gpus_need_no_multicast_unless_the_user_says_otherwise() -> None:
+    gpu = TrainerSpec(device="gpu")
+    several = spec(Path("/model"), tensorParallel=2).model_copy(update={"trainer": gpu})
+    pool = PoolSpec.model_validate({"name": "judge", "model": "/judge", "tensorParallel": 2})
+    for arguments in (server_arguments(several, 1), pool_arguments(several, pool, 1)):
+        assert '"fuse_allreduce_rms": false' in option(arguments, "compilation-config")
+    environment = server_environment(several, 2, {"VLLM_ALLREDUCE_USE_SYMM_MEM": "1"})
+    assert environment["VLLM_FLASHINFER_ALLREDUCE_BACKEND"] == "trtllm"
+    assert environment["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "1"
+    users = {"compilation-config": {"pass_config": {"fuse_allreduce_rms": True}}}
+    asked = spec(Path("/model"), tensorParallel=2, vllmArgs=users).model_copy(update={"trainer": gpu})
+    assert '"fuse_allreduce_rms": true' in option(server_arguments(asked, 1), "compilation-config")
+    one = spec(Path("/model")).model_copy(update={"trainer": gpu})
+    assert "--compilation-config" not in server_arguments(one, 1)
+    assert "VLLM_FLASHINFER_ALLREDUCE_BACKEND" not in server_environment(one, 1, {})
+
+
 def test_a_server_of_a_pool_has_the_users_arguments_and_none_of_a_rollouts() -> None:
     pool = PoolSpec.model_validate({"name": "judge", "model": "/judge", "vllmArgs": {"runner": "pooling", "port": 1}})
     arguments = pool_arguments(spec(Path("/model")), pool, 8000)

@@ -17,6 +17,10 @@ CPU_ENVIRONMENT = {
 }
 CPU_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """Without it vLLM on CPU overrules `uni` and spawns a worker of its own, which imports everything again and holds 1.2 GB."""
+WITHOUT_MULTICAST = {"compilation-config": {"pass_config": {"fuse_allreduce_rms": False}}}
+WITHOUT_MULTICAST_ENVIRONMENT = {"VLLM_FLASHINFER_ALLREDUCE_BACKEND": "trtllm", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
+"""Of tensor parallelism on GPUs. vLLM 0.26 joins the all-reduce with the norm behind it in a kernel that wants NVLink multicast, and ends where a pod
+has none. Without it a server starts everywhere."""
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -49,6 +53,8 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
         default |= {"enforce-eager": True}
     elif rollout.placement == "colocated":
         own |= {"enable-sleep-mode": True}
+    if _on_several_gpus(spec, rollout.tensor_parallel):
+        default |= WITHOUT_MULTICAST
     return list(_command_line(default | rollout.vllm_args | own))
 
 
@@ -66,6 +72,8 @@ def pool_arguments(spec: RLJobSpec, pool: PoolSpec, port: int) -> list[str]:
     default: dict[str, Any] = {"disable-uvicorn-access-log": True}
     if spec.trainer.device == "cpu":
         default |= {"enforce-eager": True} | server_defaults(spec)
+    if _on_several_gpus(spec, pool.tensor_parallel):
+        default |= WITHOUT_MULTICAST
     return list(_command_line(default | pool.vllm_args | own))
 
 
@@ -75,10 +83,16 @@ def server_environment(spec: RLJobSpec, tensor_parallel: int, inherited: Mapping
     Engine and workers of a server are in one pod and meet on its loopback. vLLM's default asks for a route to the
     internet, takes the address that it finds, and 0.0.0.0 where there is none.
     """
-    cpu: dict[str, str] = {}
+    device: dict[str, str] = {}
     if spec.trainer.device == "cpu":
-        cpu = CPU_ENVIRONMENT | (CPU_ONE_PROCESS if tensor_parallel == 1 else {})
-    return ENVIRONMENT | {"VLLM_HOST_IP": loopback()} | cpu | dict(inherited)
+        device = CPU_ENVIRONMENT | (CPU_ONE_PROCESS if tensor_parallel == 1 else {})
+    elif _on_several_gpus(spec, tensor_parallel):
+        device = WITHOUT_MULTICAST_ENVIRONMENT
+    return ENVIRONMENT | {"VLLM_HOST_IP": loopback()} | device | dict(inherited)
+
+
+def _on_several_gpus(spec: RLJobSpec, tensor_parallel: int) -> bool:
+    return spec.trainer.device == "gpu" and tensor_parallel > 1
 
 
 def _command_line(arguments: Mapping[str, Any]) -> Iterator[str]:
