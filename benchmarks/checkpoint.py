@@ -1,14 +1,17 @@
 """What a save costs the loop, and how long it takes: both formats, waited for and beside training, in one run on this machine.
 
-    python -m benchmarks.checkpoint [--ranks N] [--device cpu|gpu] [--repeats N] [--scratch DIR]
+    python -m benchmarks.checkpoint [--ranks N] [--repeats N] [--rows N] [--scratch DIR]
+    torchrun --nproc-per-node N -m benchmarks.checkpoint --device gpu [--size NAME] [--repeats N] [--rows N] [--scratch DIR]
 
-On CPU a Qwen2 of 30 M parameters, fp32, on N (2) data-parallel ranks of gloo; on a GPU the 1.5 B shape, bf16, on one rank. Each save is made after
-a training step and while further steps run; the stall is the time that the loop did not train, the total the time until the checkpoint was
-committed. Medians, after one that is not counted. The last column is the length of a training step beside the writer, over that without.
+On CPU a Qwen2 of 30 M parameters, fp32, on N (2) data-parallel ranks of gloo; on GPUs the 1.5 B shape, or another of benchmarks/shapes.py, bf16, in
+tensor parallelism over all of them. Each save is made after a training step and while further steps run; the stall is the time that the loop did not
+train, the total the time until the checkpoint was committed. Medians, after one that is not counted. The last columns are the length of a training
+step during a save, over that without, and the bytes of a checkpoint over the total. `--rows 1`: only the save of a job that goes on training.
 """
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
 import tempfile
@@ -19,6 +22,8 @@ from typing import Any
 
 import torch
 
+from benchmarks import training
+from benchmarks.shapes import MODELS, model_of
 from rljob_api.protocol import Resume
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
@@ -35,39 +40,49 @@ SHAPE = {
     "tie_word_embeddings": False,
 }
 
+ROWS = ((False, False), (False, True), (True, False), (True, True))
+"""Fully reshardable, and waited for."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.checkpoint")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
+    parser.add_argument("--size", choices=list(MODELS), default="1.5b", help="on GPUs")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=4, help="how many of the table's rows")
     parser.add_argument("--scratch", type=Path, help="where checkpoints go; a temporary directory otherwise")
     options = parser.parse_args()
     torch.set_num_threads(1)
     compat.install()
-    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
-        run = on_cpu if options.device == "cpu" else on_gpu
-        run(options, Path(scratch))
+    run = on_cpu if options.device == "cpu" else on_gpu
+    run(options)
 
 
-def on_cpu(options: argparse.Namespace, scratch: Path) -> None:
+def on_cpu(options: argparse.Namespace) -> None:
     sys.path.append(str(Path(__file__).parents[1] / "tests"))
     from trainer.ranks import run_ranks
 
-    model = random_model(scratch / "model")
-    made = spec(scratch, model, "cpu", options.ranks)
-    run_ranks(options.ranks, lambda: measure(made, options.repeats))
+    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
+        model = random_model(Path(scratch) / "model")
+        made = spec(Path(scratch), model, {"device": "cpu", "nodes": options.ranks})
+        run_ranks(options.ranks, lambda: measure(made, options))
 
 
-def on_gpu(options: argparse.Namespace, scratch: Path) -> None:
+def on_gpu(options: argparse.Namespace) -> None:
     import torch.distributed as dist
 
-    from benchmarks.shapes import write_model
-
-    model = write_model()
-    torch.cuda.set_device(0)
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    measure(spec(scratch, model, "gpu", 1), options.repeats)
+    training.start_rank()
+    chosen = [tempfile.mkdtemp(dir=options.scratch) if dist.get_rank() == 0 else ""]
+    if dist.get_rank() == 0:
+        model_of(options.size)
+    dist.broadcast_object_list(chosen)
+    gpus = dist.get_world_size()
+    trainer = {"processesPerNode": gpus, "parallelism": {"tensor": gpus}}
+    measure(spec(Path(chosen[0]), model_of(options.size), trainer), options)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(chosen[0])
     dist.destroy_process_group()
 
 
@@ -81,14 +96,14 @@ def random_model(directory: Path) -> Path:
     return directory
 
 
-def spec(root: Path, model: Path, device: str, ranks: int) -> RLJobSpec:
+def spec(root: Path, model: Path, trainer: dict[str, Any]) -> RLJobSpec:
     return RLJobSpec.model_validate(
         {
-            "model": {"path": str(model), "dtype": "float32" if device == "cpu" else "bfloat16"},
+            "model": {"path": str(model), "dtype": "float32" if trainer.get("device") == "cpu" else "bfloat16"},
             "data": {"train": ["/none"]},
             "rewards": [{"rule": "exactMatch"}],
             "train": {"steps": 1000, "promptsPerStep": 4, "samplesPerPrompt": 4, "tokensPerMicroBatch": 256},
-            "trainer": {"device": device, "nodes": ranks},
+            "trainer": trainer,
             "rollout": {"sampling": {"maxTokens": 32}},
             "checkpoint": {"path": str(root / "run"), "keepLast": 1},
             "image": "none",
@@ -96,7 +111,7 @@ def spec(root: Path, model: Path, device: str, ranks: int) -> RLJobSpec:
     )
 
 
-def measure(spec: RLJobSpec, repeats: int) -> None:
+def measure(spec: RLJobSpec, options: argparse.Namespace) -> None:
     """On every rank; the first prints a row as soon as it has it."""
     from rljob_trainer.checkpoint.lineage import Run
     from rljob_trainer.checkpoint.saving import Saver
@@ -114,12 +129,13 @@ def measure(spec: RLJobSpec, repeats: int) -> None:
         resume_from=None,
         keep_last=1,
     )
-    saver = Saver(engine, ranks, Store(Path(spec.checkpoint.path), run) if ranks.is_first else None)
+    root = Path(spec.checkpoint.path)
+    saver = Saver(engine, ranks, Store(root, run) if ranks.is_first else None)
     steps = Steps(engine)
     say = partial(print, flush=True) if ranks.is_first else lambda _: None
-    say("format              waited for    stall s    total s    step beside / alone")
-    for reshardable, waited in ((False, False), (False, True), (True, False), (True, True)):
-        say(row(saver, steps, reshardable, waited, repeats))
+    say("format              waited for    stall s    total s    step beside / alone       GB/s")
+    for reshardable, waited in ROWS[: options.rows]:
+        say(row(saver, steps, root, reshardable, waited, options.repeats))
 
 
 class Steps:
@@ -132,7 +148,7 @@ class Steps:
     def take(self) -> float:
         """Train once; seconds."""
         began, self.done = time.monotonic(), self.done + 1
-        response = ((1, 2, 3, 4), range(5, 37), [-9.7] * 32, -1)
+        response = ((1, 2, 3, 4), range(5, 37), [-9.7] * 32, self.done - 1)
         samples = [
             Trajectory.of_response(
                 *response,
@@ -146,17 +162,25 @@ class Steps:
             for g in range(4)
             for s in range(4)
         ]
-        measured = self._engine.measure(Batch.of(self.done, samples, {}))
+        measured = self._engine.measure(Batch.of(self.done + 1, samples, {}))
         self._engine.update(measured, self._engine.objective.advantages(measured))
         return time.monotonic() - began
 
 
-def row(saver: Any, steps: Steps, reshardable: bool, waited: bool, repeats: int) -> str:
+def row(saver: Any, steps: Steps, root: Path, reshardable: bool, waited: bool, repeats: int) -> str:
     found = [save(saver, steps, reshardable, waited) for _ in range(repeats + 1)][1:]
     stall, total, beside, alone = (statistics.median(column) for column in zip(*found, strict=True))
     name = "fully_reshardable" if reshardable else "dp_reshardable"
     ratio = "-" if waited else f"{beside / alone:.2f}"
-    return f"{name:20s}{'yes' if waited else 'no':11s}{stall:10.2f}{total:11.2f}{ratio:>12s}"
+    rate = newest_bytes(root) / total / 1e9
+    return f"{name:20s}{'yes' if waited else 'no':11s}{stall:10.2f}{total:11.2f}{ratio:>12s}{rate:>18.2f}"
+
+
+def newest_bytes(root: Path) -> int:
+    """Of the newest checkpoint."""
+    steps = {d.name.rpartition("_")[2]: d for d in root.glob("global_step_*")}
+    newest = steps[max((n for n in steps if n.isdigit()), key=int)]
+    return sum(f.stat().st_size for f in newest.rglob("*") if f.is_file())
 
 
 def save(saver: Any, steps: Steps, reshardable: bool, waited: bool) -> tuple[float, float, float, float]:

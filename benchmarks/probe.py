@@ -1,14 +1,17 @@
 """How fast megatron-core alone trains: a GPT model of its own, its cross entropy, its optimizer, nothing of ours.
 
-    python -m benchmarks.probe CONFIGURATION    one of CONFIGURATIONS; prints one JSON line per shape
+    torchrun --nproc-per-node N -m benchmarks.probe CONFIGURATION [--size NAME]
 
-`torch` needs no Transformer Engine and must not find one. The figure that our training phase is compared with (training.py).
+One of CONFIGURATIONS; rank 0 prints one JSON line per shape. `torch` needs no Transformer Engine and must not find one. Several ranks are data
+parallel, and the experts of a model that has some are cut over them. The figure that our training phase is compared with (training.py).
 """
 
+import argparse
 import json
 import os
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,47 +19,59 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
 
-from benchmarks.shapes import QWEN2_1_5B, Shape, shapes
+from benchmarks.shapes import MODELS, PEAK_FLOPS, Shape, shapes
 
 CONFIGURATIONS = ("torch", "fused", "te")
 STEPS = 6
 
 
-def main(configuration: str) -> None:
-    for key, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}.items():
-        os.environ.setdefault(key, value)
-    torch.cuda.set_device(0)
-    dist.init_process_group("nccl", device_id=torch.device("cuda:0"))
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.probe")
+    parser.add_argument("configuration", choices=CONFIGURATIONS)
+    parser.add_argument("--size", choices=list(MODELS), default="1.5b")
+    options = parser.parse_args()
+    device = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", device))
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-    parallel_state.initialize_model_parallel(1, 1)
+    model = MODELS[options.size]
+    ranks = dist.get_world_size()
+    parallel_state.initialize_model_parallel(1, 1, expert_model_parallel_size=ranks if "num_experts" in model else 1)
     model_parallel_cuda_manual_seed(1)
-    ddp, optimizer = build(configuration)
+    ddp, optimizer = build(options.configuration, model)
     for shape in shapes().values():
-        print(json.dumps(measure(ddp, optimizer, shape, configuration)), flush=True)
+        row = measure(ddp, optimizer, shape, options.configuration, model)
+        if dist.get_rank() == 0:
+            print(json.dumps(row), flush=True)
+    dist.destroy_process_group()
 
 
-def build(configuration: str) -> tuple[Any, Any]:
+def build(configuration: str, q: dict[str, Any]) -> tuple[Any, Any]:
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.models.gpt import gpt_layer_specs
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-    config = transformer_config(configuration)
+    config = transformer_config(configuration, q)
     if configuration == "te":
-        spec = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec()
+        experts = (
+            {"num_experts": q["num_experts"], "moe_grouped_gemm": True, "qk_layernorm": True}
+            if "num_experts" in q
+            else {}
+        )
+        spec = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(**experts)
     else:
         spec = gpt_layer_specs.get_gpt_layer_local_spec(normalization="RMSNorm")
         spec.submodules.self_attention.submodules.core_attention = attention()
-    q = QWEN2_1_5B
     model = GPTModel(
         config=config,
         transformer_layer_spec=spec,
         vocab_size=q["vocab_size"],
         max_sequence_length=q["max_position_embeddings"],
         position_embedding_type="rope",
-        share_embeddings_and_output_weights=True,
+        share_embeddings_and_output_weights=q["tie_word_embeddings"],
         rotary_base=int(q["rope_theta"]),
     )
     model = model.cuda().to(torch.bfloat16)
@@ -66,10 +81,9 @@ def build(configuration: str) -> tuple[Any, Any]:
     return ddp, get_megatron_optimizer(settings, [ddp])
 
 
-def transformer_config(configuration: str) -> Any:
+def transformer_config(configuration: str, q: dict[str, Any]) -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    q = QWEN2_1_5B
     fused: dict[str, Any] = {"cross_entropy_loss_fusion": False}
     if configuration != "torch":
         stand_in_for_apex()
@@ -95,7 +109,7 @@ def transformer_config(configuration: str) -> Any:
             "normalization": "RMSNorm",
             "layernorm_epsilon": q["rms_norm_eps"],
             "add_bias_linear": False,
-            "add_qkv_bias": True,
+            "add_qkv_bias": q["model_type"] == "qwen2",
             "hidden_dropout": 0.0,
             "attention_dropout": 0.0,
             "bias_activation_fusion": True,
@@ -104,7 +118,28 @@ def transformer_config(configuration: str) -> Any:
             "persist_layer_norm": False,
         }
         | fused
+        | experts_of(q)
     )
+
+
+def experts_of(q: dict[str, Any]) -> dict[str, Any]:
+    """What the configuration says of experts, as the product has it: no auxiliary loss, a router in float32."""
+    if "num_experts" not in q:
+        return {}
+    return {
+        "kv_channels": q["head_dim"],
+        "qk_layernorm": True,
+        "num_moe_experts": q["num_experts"],
+        "moe_router_topk": q["num_experts_per_tok"],
+        "moe_ffn_hidden_size": q["moe_intermediate_size"],
+        "moe_grouped_gemm": True,
+        "moe_permute_fusion": True,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_router_load_balancing_type": "none",
+        "moe_router_dtype": "fp32",
+        "moe_router_pre_softmax": False,
+        "expert_model_parallel_size": dist.get_world_size(),
+    }
 
 
 def stand_in_for_apex() -> None:
@@ -145,10 +180,12 @@ def attention() -> type:
     return Attention
 
 
-def measure(ddp: Any, optimizer: Any, shape: Shape, configuration: str) -> dict[str, Any]:
+def measure(ddp: Any, optimizer: Any, shape: Shape, configuration: str, model: dict[str, Any]) -> dict[str, Any]:
     """The best of STEPS steps after the first."""
-    micro_batches = rectangles(shape) if len(set(shape.lengths)) == 1 else packs(shape)
-    parameters = sum(p.numel() for p in ddp.parameters())
+    gpus = dist.get_world_size()
+    own = shape.lengths[dist.get_rank() :: gpus]
+    cut = rectangles if len(set(shape.lengths)) == 1 else partial(packs, limit=shape.tokens_per_micro_batch)
+    micro_batches = cut(own, model["vocab_size"])
     torch.cuda.reset_peak_memory_stats()
     times = []
     for _ in range(STEPS):
@@ -168,29 +205,29 @@ def measure(ddp: Any, optimizer: Any, shape: Shape, configuration: str) -> dict[
         "what": "probe",
         "configuration": configuration,
         "shape": shape.name,
-        "tokens_per_s": round(shape.tokens / best),
-        "mfu": round(shape.flops(parameters) / best / 989e12, 4),
+        "tokens_per_s": round(shape.tokens / best / gpus),
+        "mfu": round(shape.flops(model) / best / gpus / PEAK_FLOPS, 4),
         "seconds": [round(t, 4) for t in times],
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
         "loss": float(loss.detach()),
     }
 
 
-def rectangles(shape: Shape) -> list[tuple[torch.Tensor, torch.Tensor, None]]:
+def rectangles(lengths: tuple[int, ...], vocabulary: int) -> list[tuple[torch.Tensor, torch.Tensor, None]]:
     """Sequences of one length as rows of one micro-batch."""
-    rows, length = len(shape.lengths), shape.lengths[0]
-    tokens = torch.randint(0, QWEN2_1_5B["vocab_size"], (rows, length), device="cuda")
+    rows, length = len(lengths), lengths[0]
+    tokens = torch.randint(0, vocabulary, (rows, length), device="cuda")
     return [(tokens, torch.arange(length, device="cuda").expand(rows, length).contiguous(), None)]
 
 
-def packs(shape: Shape) -> list[tuple[torch.Tensor, torch.Tensor, Any]]:
+def packs(lengths: tuple[int, ...], vocabulary: int, limit: int) -> list[tuple[torch.Tensor, torch.Tensor, Any]]:
     """Sequences behind each other, as they come, filled up to a multiple of 16 each as flash attention likes it."""
     from megatron.core.packed_seq_params import PackedSeqParams
 
     groups: list[list[int]] = [[]]
-    for length in shape.lengths:
+    for length in lengths:
         length = -(-length // 16) * 16
-        if sum(groups[-1]) + length > shape.tokens_per_micro_batch:
+        if sum(groups[-1]) + length > limit:
             groups.append([])
         groups[-1].append(length)
     found = []
@@ -203,10 +240,10 @@ def packs(shape: Shape) -> list[tuple[torch.Tensor, torch.Tensor, Any]]:
             max_seqlen_q=max(group),
             max_seqlen_kv=max(group),
         )
-        tokens = torch.randint(0, QWEN2_1_5B["vocab_size"], (1, sum(group)), device="cuda")
+        tokens = torch.randint(0, vocabulary, (1, sum(group)), device="cuda")
         found.append((tokens, torch.cat([torch.arange(n) for n in group])[None].cuda(), packed))
     return found
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

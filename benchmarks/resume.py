@@ -1,10 +1,10 @@
 """Does training on a GPU resume bit for bit? Three steps, a save in either format and a fourth step; then, in new processes, each checkpoint and the
 fourth step again.
 
-    python -m benchmarks.resume [--scratch DIR]
+    python -m benchmarks.resume [--layout tp1|tp2|pp2|dp2|cp2] [--scratch DIR]
 
-Two layers of the 1.5 B shape. Prints one JSON line for each of the three fourth steps: loss, norm of the gradient, and a digest of all exported
-weights. Exits 1 when they differ.
+Two layers of the 1.5 B shape, on one GPU or, in another layout, two. Prints one JSON line for each of the three fourth steps: loss, norm of the
+gradient, and a digest of all exported weights. Exits 1 when they differ.
 """
 
 import argparse
@@ -28,31 +28,33 @@ SAME = ("loss", "grad_norm", "digest")
 
 def main() -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.resume")
+    parser.add_argument("--layout", choices=[*training.ONE_GPU, *training.TWO_GPUS], default="tp1")
     parser.add_argument("--scratch", type=Path, help="where the checkpoint goes; a temporary directory otherwise")
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        work(Path(options.worker[0]), options.worker[1])
+        scratch, layout, which = options.worker
+        work(Path(scratch), layout, which)
         return 0
     write_model(MODEL, QWEN2_1_5B | {"num_hidden_layers": 2})
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
-        rows = [run(scratch, which) for which in ("uninterrupted", *FORMATS)]
+        rows = [run(scratch, options.layout, which) for which in ("uninterrupted", *FORMATS)]
     return int(any(row[name] != rows[0][name] for row in rows for name in SAME))
 
 
-def run(scratch: str, which: str) -> dict[str, Any]:
-    command = [sys.executable, *training.torchrun(1), "-m", "benchmarks.resume"]
-    done = subprocess.run([*command, "--worker", scratch, which], check=True, stdout=subprocess.PIPE, text=True)
+def run(scratch: str, layout: str, which: str) -> dict[str, Any]:
+    command = [sys.executable, *training.torchrun(1 if layout in training.ONE_GPU else 2), "-m", "benchmarks.resume"]
+    done = subprocess.run([*command, "--worker", scratch, layout, which], check=True, stdout=subprocess.PIPE, text=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
     print(line, flush=True)
     return json.loads(line)
 
 
-def work(scratch: Path, which: str) -> None:
-    """One process: up to the fourth step, from the beginning or from the checkpoint of a format."""
+def work(scratch: Path, layout: str, which: str) -> None:
+    """One rank: up to the fourth step, from the beginning or from the checkpoint of a format."""
     import torch.distributed as dist
 
-    engine = training.start_engine(training.spec(MODEL, "tp1"))
+    engine = training.start_engine(training.spec(MODEL, layout))
     began = time.monotonic()
     if which in FORMATS:
         engine.load(scratch / which)
@@ -61,8 +63,10 @@ def work(scratch: Path, which: str) -> None:
             train(engine, step)
         for name, reshardable in FORMATS.items():
             save(engine, scratch / name, reshardable)
-    row = {"which": which, "seconds": round(time.monotonic() - began, 1)} | train(engine, STEPS + 1)
-    print(json.dumps(row | {"digest": digest(engine)}), flush=True)
+    row = {"layout": layout, "which": which, "seconds": round(time.monotonic() - began, 1)} | train(engine, STEPS + 1)
+    row["digest"] = digest(engine)
+    if dist.get_rank() == 0:
+        print(json.dumps(row), flush=True)
     dist.destroy_process_group()
 
 

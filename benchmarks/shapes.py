@@ -4,8 +4,10 @@ import random
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 QWEN2_1_5B = {
+    "model_type": "qwen2",
     "vocab_size": 151936,
     "hidden_size": 1536,
     "intermediate_size": 8960,
@@ -26,8 +28,41 @@ QWEN2_7B = QWEN2_1_5B | {
     "num_key_value_heads": 4,
     "tie_word_embeddings": False,
 }
-MODELS = {"1.5b": QWEN2_1_5B, "7b": QWEN2_7B, "7b-14-layers": QWEN2_7B | {"num_hidden_layers": 14}}
-"""The last: 4.3 B parameters, which one GPU trains."""
+QWEN2_14B = QWEN2_7B | {
+    "hidden_size": 5120,
+    "intermediate_size": 13824,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+}
+QWEN3_30B_A3B = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1000000.0,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+SMALL = QWEN2_1_5B | {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
+MODELS = {
+    "1.5b": QWEN2_1_5B,
+    "7b": QWEN2_7B,
+    "7b-14-layers": QWEN2_7B | {"num_hidden_layers": 14},
+    "14b": QWEN2_14B,
+    "30b-a3b-8-layers": QWEN3_30B_A3B | {"num_hidden_layers": 8},
+    "0.1b": SMALL,
+}
+"""Cut to fewer layers: 4.3 and 5.6 B parameters, of which one GPU trains the first, and two train the second. `0.1b`: for what takes many steps."""
 MODEL = Path(tempfile.gettempdir()) / "rljob-bench-1.5b"
 PEAK_FLOPS = 989e12
 """Dense bfloat16 of an H200 or H100 SXM, by its data sheet."""
@@ -45,10 +80,28 @@ class Shape:
     def tokens(self) -> int:
         return sum(self.lengths)
 
-    def flops(self, parameters: int) -> float:
-        """Of forward and backward: 6 per parameter and token, and 6 x layers x width x length^2 / 2 x 2 for causal attention's two products."""
-        attention = 6 * QWEN2_1_5B["num_hidden_layers"] * QWEN2_1_5B["hidden_size"]
-        return 6.0 * parameters * self.tokens + attention * sum(n * n for n in self.lengths)
+    def flops(self, model: dict[str, Any] = QWEN2_1_5B) -> float:
+        """Of forward and backward: 6 per parameter that a token meets; of causal attention's two products 6 x layers x width x length^2."""
+        attention = 6 * model["num_hidden_layers"] * attention_width(model)
+        return 6.0 * activated_parameters(model) * self.tokens + attention * sum(n * n for n in self.lengths)
+
+
+def attention_width(model: dict[str, Any]) -> int:
+    """Of all queries of a token."""
+    heads = model["num_attention_heads"]
+    return heads * model.get("head_dim", model["hidden_size"] // heads)
+
+
+def activated_parameters(model: dict[str, Any]) -> int:
+    """Of the matrices that a token is multiplied with: the output layer, and of experts those that it chooses."""
+    width, queries = model["hidden_size"], attention_width(model)
+    keys = queries // model["num_attention_heads"] * model["num_key_value_heads"]
+    feed_forward = 3 * width * model["intermediate_size"]
+    if "num_experts" in model:
+        experts = 3 * width * model["moe_intermediate_size"] * model["num_experts_per_tok"]
+        feed_forward = experts + width * model["num_experts"]
+    layer = 2 * width * queries + 2 * width * keys + feed_forward
+    return model["num_hidden_layers"] * layer + width * model["vocab_size"]
 
 
 def shapes() -> dict[str, Shape]:
@@ -68,11 +121,11 @@ def model_of(size: str) -> Path:
 def write_model(directory: Path = MODEL, shape: dict = QWEN2_1_5B) -> Path:
     """A Hugging Face directory with random weights in bfloat16, once."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     if not (directory / "config.json").is_file():
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
             torch.manual_seed(0)
-            model = Qwen2ForCausalLM(Qwen2Config(**shape)).to(torch.bfloat16)
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape), dtype=torch.bfloat16)
         model.save_pretrained(directory)
     return directory

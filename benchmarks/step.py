@@ -1,17 +1,16 @@
 """A whole GRPO step with real vLLM: the product's own command on a job of the Qwen2.5-1.5B shape with random weights.
 
     python -m benchmarks.step [--placement separate|colocated] [--lengths fixed|mixed] [--staleness 0|1] [--size NAME] [--gpus N]
-        [--tensor N] [--quantization NAME] [--steps N] [--out FILE]
+        [--tensor N] [--expert N] [--lora RANK] [--quantization NAME] [--prompts N] [--steps N] [--out FILE]
 
-64 prompts x 8 samples, 256 tokens of prompt and 1,024 of response (`mixed`: prompts of 128 to 256, responses of up to 2,048), GRPO without KL,
-one mini-batch. `--gpus N`: of the trainer; `--tensor N`: tensor parallelism of trainer and servers. Random weights hardly ever end a response, so
-its length is maxTokens, and rewards are as good as random: gradients must not be zero, on which a GPU multiplies faster. Prints the split of the
-steps and writes it as JSON.
+64 prompts (or `--prompts`) x 8 samples, 256 tokens of prompt and 1,024 of response (`mixed`: prompts of 128 to 256, responses of up to 2,048), GRPO
+without KL, one mini-batch. `--gpus N`: of the trainer; `--tensor N`: tensor parallelism of trainer and servers; `--expert N`: expert parallelism of
+the trainer; `--lora RANK`: adapters are trained in place of all weights. Random weights hardly ever end a response, so its length is maxTokens, and
+rewards are as good as random: gradients must not be zero, on which a GPU multiplies faster. Prints the split of the steps and writes it as JSON.
 """
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
@@ -24,16 +23,10 @@ import yaml
 
 from benchmarks.shapes import MODELS, model_of
 
-PROMPTS, SAMPLES = 64, 8
+SAMPLES = 8
 SPLIT = ("time/step", "time/generate", "time/train", "time/sync", "time/save", "perf/tokens_per_s")
 AGREEMENT = ("train_rollout/log_prob_diff_mean", "train_rollout/log_prob_diff_max")
 LIMIT_SECONDS = 560
-WITHOUT_MULTICAST = {
-    "compilation-config": {"pass_config": {"fuse_allreduce_rms": False}},
-}
-"""Of vLLM in tensor parallelism: by default it fuses the all-reduce with the norm through FlashInfer, which wants NVLink multicast. A program that
-uses multicast where GPUs are shared can put them out of service; see ENVIRONMENT, too."""
-ENVIRONMENT = {"VLLM_FLASHINFER_ALLREDUCE_BACKEND": "trtllm", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
 REWARD = """
 def reward(prompt: str, response: str, answer: str) -> float:
     return float(len(response) % 2)
@@ -47,6 +40,9 @@ def main() -> int:
     parser.add_argument("--size", choices=list(MODELS), default="1.5b")
     parser.add_argument("--gpus", type=int, default=1, help="of the trainer")
     parser.add_argument("--tensor", type=int, default=1, help="tensor parallelism of trainer and servers")
+    parser.add_argument("--expert", type=int, default=1, help="expert parallelism of the trainer")
+    parser.add_argument("--lora", type=int, default=0, help="rank of adapters; 0: all weights are trained")
+    parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--quantization", default="", help="of vLLM: fp8, for example")
     parser.add_argument("--staleness", type=int, choices=[0, 1], default=0)
     parser.add_argument("--steps", type=int, default=4)
@@ -62,7 +58,7 @@ def main() -> int:
     manifest.write_text(yaml.safe_dump(job(options, model, data)))
     began = time.monotonic()
     command = [sys.executable, "-m", "rljob_trainer", "run", str(manifest), "--work", str(options.work / "logs")]
-    code = subprocess.run(command, timeout=LIMIT_SECONDS, env=os.environ | ENVIRONMENT).returncode
+    code = subprocess.run(command, timeout=LIMIT_SECONDS).returncode
     log = data / "run" / "metrics.jsonl"
     rows = by_step(log.read_text()) if log.exists() else {}
     result = {
@@ -70,6 +66,9 @@ def main() -> int:
         "size": options.size,
         "gpus": options.gpus,
         "tensor": options.tensor,
+        "expert": options.expert,
+        "lora": options.lora,
+        "prompts": options.prompts,
         "quantization": options.quantization,
         "lengths": options.lengths,
         "staleness": options.staleness,
@@ -129,17 +128,18 @@ def job(options: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
     colocated = {"placement": "colocated"}
     correction = {"rolloutCorrection": {"importanceSampling": "token"}} if options.staleness else {}
     placement = colocated if options.placement == "colocated" else {"replicas": 1}
+    lora = {"lora": {"rank": options.lora, "alpha": options.lora}} if options.lora else {}
     extra = {"quantization": options.quantization} if options.quantization else {}
-    share = 0.9 if options.placement == "separate" else 0.45 if options.size == "1.5b" else 0.3
+    share = 0.9 if options.placement == "separate" else 0.45 if options.size in ("0.1b", "1.5b", "14b") else 0.3
     spec = {
         "image": "none",
-        "model": {"path": str(model), "dtype": "bfloat16"},
+        "model": {"path": str(model), "dtype": "bfloat16"} | lora,
         "data": {"train": [str(data / "train.parquet")], "maxPromptTokens": 256},
         "rewards": [{"python": {"path": str(data / "reward.py")}}],
         "algorithm": {"advantage": "grpo"} | correction,
         "train": {
             "steps": options.steps,
-            "promptsPerStep": PROMPTS,
+            "promptsPerStep": options.prompts,
             "samplesPerPrompt": SAMPLES,
             "staleness": options.staleness,
             "tokensPerMicroBatch": 16384 if options.size == "1.5b" else 8192,
@@ -147,12 +147,12 @@ def job(options: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
         "trainer": {
             "device": "gpu",
             "processesPerNode": options.gpus,
-            "parallelism": {"tensor": options.tensor},
+            "parallelism": {"tensor": options.tensor, "expert": options.expert},
         },
         "rollout": {
             "sampling": {"maxTokens": 1024 if options.lengths == "fixed" else 2048},
             "tensorParallel": options.tensor,
-            "vllmArgs": {"gpu-memory-utilization": share} | (WITHOUT_MULTICAST if options.tensor > 1 else {}) | extra,
+            "vllmArgs": {"gpu-memory-utilization": share} | extra,
         }
         | placement,
         "checkpoint": {"path": str(data / "run"), "everySteps": 0, "exportHuggingFace": False},

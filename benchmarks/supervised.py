@@ -58,7 +58,7 @@ def main() -> int:
 
 def command(part: str, model: Path) -> list[str]:
     if part == "probe":
-        return ["-m", "benchmarks.probe", "te"]
+        return [*torchrun(1), "-m", "benchmarks.probe", "te"]
     module = ["-m", "benchmarks.supervised", "--model", str(model), "--worker", part]
     return module if part == "transformers" else torchrun(1) + module
 
@@ -163,7 +163,6 @@ def trained(model: Path, shape: Shape, rows: int) -> dict[str, Any]:
 
     torch.cuda.reset_peak_memory_stats()
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
-    parameters = sum(p.numel() for p in network.parameters())
     steps = STEPS + 2
     arguments = TrainingArguments(
         output_dir="/tmp/rljob-bench-trainer",
@@ -186,7 +185,7 @@ def trained(model: Path, shape: Shape, rows: int) -> dict[str, Any]:
         "configuration": f"{rows} rows",
         "shape": shape.name,
         "tokens_per_s": round(shape.tokens / best),
-        "mfu": round(shape.flops(parameters) / best / PEAK_FLOPS, 4),
+        "mfu": round(shape.flops() / best / PEAK_FLOPS, 4),
         "seconds": [round(t, 4) for t in clock.seconds],
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
     }

@@ -1,12 +1,12 @@
 """Training speed: the product's own training phase beside bare megatron-core on the same GPU, in the same run.
 
-    python -m benchmarks.training [--gpus N] [--out FILE] [--model DIR]
+    python -m benchmarks.training [--gpus N] [--size NAME] [--layouts NAME,NAME] [--out FILE]
 
 One GPU: configurations `torch` (Transformer Engine hidden from the process) and `te` where it is installed, each as a bare probe (probe.py)
-and as the product, each in a process of its own. Two GPUs: the product as TP2, PP2 and DP2. Prints a Markdown table; FILE gets
-the rows as JSON lines.
+and as the product, each in a process of its own. Two GPUs: the product as TP2, PP2, DP2 and CP2; a model with experts as EP2, and the probe likewise.
+Prints a Markdown table; FILE gets the rows as JSON lines.
 
-MFU = (6 x parameters x tokens + 6 x layers x width x sum of squared lengths) / seconds / 989 TFLOP/s; tied embeddings count once.
+MFU = (6 x parameters that a token meets x tokens + 6 x layers x width x sum of squared lengths) / seconds / 989 TFLOP/s; embeddings count once.
 """
 
 import argparse
@@ -21,13 +21,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shapes import MODEL, PEAK_FLOPS, Shape, shapes, write_model
+from benchmarks.shapes import MODELS, PEAK_FLOPS, QWEN2_1_5B, Shape, model_of, shapes
 from rljob_trainer.machine import free_port
 
 STEPS = 6
 LIMIT_SECONDS = 420
 ONE_GPU = {"tp1": {}}
-TWO_GPUS = {"tp2": {"tensor": 2}, "pp2": {"pipeline": 2}, "dp2": {}}
+TWO_GPUS = {"tp2": {"tensor": 2}, "pp2": {"pipeline": 2}, "dp2": {}, "cp2": {"context": 2}}
+EXPERTS = {"ep2": {"expert": 2}}
 COLUMNS = ("what", "configuration", "layout", "shape", "tokens_per_s", "mfu", "peak_gib", "of_probe")
 
 
@@ -35,14 +36,15 @@ def main() -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.training")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("training.jsonl"))
-    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--size", choices=list(MODELS), default="1.5b")
+    parser.add_argument("--layouts", default="", help="comma-separated")
     parser.add_argument("--only", default="", help="configurations, comma-separated")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        product(options.model, *options.worker)
+        product(options.size, *options.worker)
         return 0
-    write_model(options.model)
+    model_of(options.size)
     rows: list[dict[str, Any]] = []
     for command, environment in runs(options):
         rows += run(command, environment)
@@ -59,14 +61,22 @@ def runs(options: argparse.Namespace) -> list[tuple[list[str], dict[str, str]]]:
         if (configuration != "torch" and not te) or configuration not in (options.only or configuration).split(","):
             continue
         environment = hidden_engine() if configuration == "torch" else {}
-        if options.gpus == 1:
-            found.append((["-m", "benchmarks.probe", configuration], environment))
+        layouts = layouts_of(options)
+        if options.gpus == 1 or "ep2" in layouts:
+            probe = ["-m", "benchmarks.probe", configuration, "--size", options.size]
+            found.append((torchrun(options.gpus) + probe, environment))
         if configuration == "fused":
             continue  # the product takes all of Transformer Engine where it is
-        for layout in ONE_GPU if options.gpus == 1 else TWO_GPUS:
-            worker = ["-m", "benchmarks.training", "--model", str(options.model), "--worker", configuration, layout]
+        for layout in layouts:
+            worker = ["-m", "benchmarks.training", "--size", options.size, "--worker", configuration, layout]
             found.append((torchrun(options.gpus) + worker, environment))
     return found
+
+
+def layouts_of(options: argparse.Namespace) -> list[str]:
+    """Those asked for, of those that number of GPUs and model have."""
+    every = ONE_GPU if options.gpus == 1 else EXPERTS if "num_experts" in MODELS[options.size] else TWO_GPUS
+    return [name for name in every if name in (options.layouts or name).split(",")]
 
 
 def torchrun(gpus: int) -> list[str]:
@@ -115,13 +125,13 @@ def table(rows: list[dict[str, Any]], columns: Sequence[str] = COLUMNS) -> str:
     return "\n".join(lines + ["| " + " | ".join(str(r.get(c, "")) for c in columns) + " |" for r in rows])
 
 
-def product(model: Path, configuration: str, layout: str) -> None:
+def product(size: str, configuration: str, layout: str) -> None:
     """One rank: measure the engine on every shape; rank 0 prints."""
     import torch.distributed as dist
 
-    engine = start_engine(spec(model, layout))
+    engine = start_engine(spec(model_of(size), layout))
     for shape in shapes().values():
-        row = measure(engine, shape, sampled)
+        row = measure(engine, shape, sampled, MODELS[size])
         if dist.get_rank() == 0:
             print(json.dumps({"what": "product", "configuration": configuration, "layout": layout} | row), flush=True)
     dist.destroy_process_group()
@@ -154,7 +164,7 @@ def start_engine(spec: Any) -> Any:
 def spec(model: Path, layout: str) -> Any:
     from rljob_api.spec import RLJobSpec
 
-    parallelism = (ONE_GPU | TWO_GPUS)[layout]
+    parallelism = (ONE_GPU | TWO_GPUS | EXPERTS)[layout]
     return RLJobSpec.model_validate(
         {
             "image": "none",
@@ -171,17 +181,24 @@ def spec(model: Path, layout: str) -> Any:
 
 def timed_step(engine: Any, made: Any) -> tuple[float, dict[str, float]]:
     """Seconds from the batch to the new parameters, and the metrics of the update."""
-    import torch
-
-    torch.cuda.synchronize()
+    synchronize()
     began = time.perf_counter()
     measured = engine.measure(made)
     metrics = engine.update(measured, engine.objective.advantages(measured))
-    torch.cuda.synchronize()
+    synchronize()
     return time.perf_counter() - began, metrics
 
 
-def measure(engine: Any, shape: Shape, batch: Callable[[Shape, int], Any]) -> dict[str, Any]:
+def synchronize() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def measure(
+    engine: Any, shape: Shape, batch: Callable[[Shape, int], Any], model: dict[str, Any] = QWEN2_1_5B
+) -> dict[str, Any]:
     """The best of STEPS steps after the first two, from the batch to the new parameters."""
     import torch
 
@@ -192,11 +209,10 @@ def measure(engine: Any, shape: Shape, batch: Callable[[Shape, int], Any]) -> di
         times.append(seconds)
     best = min(times[2:])
     gpus = torch.distributed.get_world_size()
-    parameters = 1543714304  # of QWEN2_1_5B, tied embeddings once
     return {
         "shape": shape.name,
         "tokens_per_s": round(shape.tokens / best / gpus),
-        "mfu": round(shape.flops(parameters) / best / gpus / PEAK_FLOPS, 4),
+        "mfu": round(shape.flops(model) / best / gpus / PEAK_FLOPS, 4),
         "seconds": [round(t, 4) for t in times],
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1),
         "backend": engine.backend,
@@ -217,7 +233,7 @@ def sampled(shape: Shape, step: int) -> Any:
             tokens.choices(range(1000, 150000), k=prompt),
             tokens.choices(range(1000, 150000), k=length + 1 - prompt),
             [-12.0] * (length + 1 - prompt),
-            policy_step=step - 2,
+            policy_step=step - 1,
             prompt_index=0,
             group=i // 2,
             sample=i % 2,
@@ -227,7 +243,7 @@ def sampled(shape: Shape, step: int) -> Any:
         )
         for i, length in enumerate(shape.lengths)
     ]
-    return Batch.of(step, samples, {})
+    return Batch.of(step + 1, samples, {})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,147 @@
+"""Every family of models on a GPU, with real vLLM: three GRPO steps of `python -m rljob_trainer run`, colocated, on a small random model.
+
+    python -m benchmarks.families [--kinds 'NAME;NAME'] [--gpus N] [--jobs N] [--lora RANK] [--out FILE]
+
+Small, with heads and widths that kernels of GPUs are made for. Prints for each the difference between the log-probabilities of trainer and
+vLLM, mean and largest, in bfloat16, and what the job said at its end. `--jobs` of them share a GPU at a time.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import yaml
+
+from benchmarks import step, training
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+VOCABULARY = 1024
+SIZES = {
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "head_dim": 64,
+    "moe_intermediate_size": 256,
+    "sliding_window": 64,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "query_pre_attn_scalar": 64,
+    "q_lora_rank": 256,
+}
+"""In place of those of a kind, where it has them."""
+LIMIT_SECONDS = 240
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m benchmarks.families")
+    parser.add_argument(
+        "--kinds", default="", help="of tests/trainer/megatron/models.py; every family that generates otherwise"
+    )
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="at a time on a GPU")
+    parser.add_argument(
+        "--lora", type=int, default=0, help="rank of adapters, for families that take them; 0: all weights are trained"
+    )
+    parser.add_argument("--out", type=Path, default=Path("families.jsonl"))
+    options = parser.parse_args()
+    devices: SimpleQueue[int] = SimpleQueue()
+    for number in range(options.gpus * options.jobs):
+        devices.put(number % options.gpus)
+    with ThreadPoolExecutor(options.gpus * options.jobs) as pool:
+        rows = list(pool.map(lambda kind: measure(kind, options, devices), chosen(options)))
+    options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    print(training.table(rows, ("kind", "lora", "exit", *step.AGREEMENT, "said")))
+    return int(any(row["exit"] for row in rows))
+
+
+def chosen(options: argparse.Namespace) -> list[str]:
+    from rljob_api.families import FAMILIES
+
+    every = [name for name, f in FAMILIES.items() if f.generates and (f.adapters or not options.lora)]
+    return options.kinds.split(";") if options.kinds else every
+
+
+def measure(kind: str, options: argparse.Namespace, devices: "SimpleQueue[int]") -> dict[str, Any]:
+    device = devices.get()
+    try:
+        return train(kind, options.lora, options.jobs, device)
+    finally:
+        devices.put(device)
+
+
+def train(kind: str, lora: int, jobs: int, device: int) -> dict[str, Any]:
+    root = Path(tempfile.gettempdir()) / "rljob-bench-families" / kind.replace(", ", "-")
+    model = write(root / "model", kind)
+    step.tokenizer(model, VOCABULARY)
+    step.prompts(root / "train.parquet", "fixed")
+    (root / "reward.py").write_text(step.REWARD)
+    (root / "rljob.yaml").write_text(yaml.safe_dump(job(root, lora, jobs)))
+    command = [sys.executable, "-m", "rljob_trainer", "run", str(root / "rljob.yaml"), "--work", str(root / "logs")]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(device)}
+    done = subprocess.run(
+        command, env=environment, timeout=LIMIT_SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    log = root / "run" / "metrics.jsonl"
+    steps = step.by_step(log.read_text()).values() if log.exists() else []
+    worst = {name: max((s[name] for s in steps if name in s), default=None) for name in step.AGREEMENT}
+    said = done.stdout.strip().splitlines()[-1:] if done.returncode == 0 else done.stdout.strip().splitlines()[-12:]
+    row = (
+        {"kind": kind, "lora": lora, "exit": done.returncode, "steps": len(steps)}
+        | worst
+        | {"said": " ".join(said)[:1500]}
+    )
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def write(directory: Path, kind: str) -> Path:
+    """A random model of that kind in bfloat16."""
+    import torch
+    import transformers
+
+    from trainer.megatron.models import KINDS, SHAPE, random_model
+
+    name, more = KINDS[kind]
+    values = SHAPE | {"num_hidden_layers": 4} | more
+    values |= {key: size for key, size in SIZES.items() if values.get(key) is not None}
+    if "kv_lora_rank" in values:
+        values["num_key_value_heads"] = values["num_attention_heads"]
+    values |= {"vocab_size": VOCABULARY, "eos_token_id": VOCABULARY - 1, "tie_word_embeddings": kind == "gemma3_text"}
+    config = getattr(transformers, name)(**values)
+    random_model(config, seed=1).to(torch.bfloat16).save_pretrained(directory)
+    return directory
+
+
+def job(root: Path, lora: int, jobs: int) -> dict[str, Any]:
+    spec = {
+        "image": "none",
+        "model": {"path": str(root / "model")} | ({"lora": {"rank": lora, "alpha": lora}} if lora else {}),
+        "data": {"train": [str(root / "train.parquet")], "maxPromptTokens": 256},
+        "rewards": [{"python": {"path": str(root / "reward.py")}}],
+        "algorithm": {"advantage": "grpo"},
+        "train": {"steps": 3, "promptsPerStep": 16, "samplesPerPrompt": 4, "optimizer": {"learningRate": 1e-4}},
+        "trainer": {"device": "gpu", "processesPerNode": 1},
+        "rollout": {
+            "placement": "colocated",
+            "sampling": {"maxTokens": 64},
+            "vllmArgs": {"gpu-memory-utilization": round(0.4 / jobs, 2), "max-model-len": 512},
+        },
+        "checkpoint": {"path": str(root / "run"), "everySteps": 0, "exportHuggingFace": False},
+    }
+    return {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "bench-family"}, "spec": spec}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
