@@ -1,6 +1,6 @@
 """Load on a real kube-apiserver, controller manager and scheduler with KWOK's nodes, and what we cost: each figure beside plain StatefulSets.
 
-    python -m benchmarks.scale [--nodes 200] [--gang 64] [--crowd 100] [--live 500] [--window 60] [--tree DIRECTORY]
+    python -m benchmarks.scale [gang] [crowd] [live] [--nodes 200] [--gang 64] [--crowd 100] [--live 500] [--window 60] [--tree DIRECTORY]
 
 Prints a Markdown table. Needs what `make cluster-up` compiles, and compiles KWOK. No cluster is touched: all of it runs on loopback.
 """
@@ -43,6 +43,7 @@ ROLES = (("trainer", 3), ("rollout", 1))
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("phases", nargs="*", help="what is measured: gang, crowd, live. Otherwise all of them")
     for name, default in (("nodes", 200), ("gang", 64), ("crowd", 100), ("live", 500), ("window", 60), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument(
@@ -56,7 +57,10 @@ def main() -> None:
         build(KWOK)
     directory = Path(tempfile.mkdtemp(prefix="rljob-scale-"))
     print("| what | plain StatefulSets | RLJob | ratio |\n| --- | --- | --- | --- |", flush=True)
-    for qps, phases in ((None, (Bench.gang,)), (500, (Bench.crowd, Bench.live))):
+    for qps, known in ((None, (Bench.gang,)), (500, (Bench.crowd, Bench.live))):
+        phases = [phase for phase in known if not args.phases or phase.__name__ in args.phases]
+        if not phases:
+            continue
         with ControlPlane(directory / str(qps), managers=True, qps=qps) as plane:
             plane.install_crd(args.tree / "crds" / "rljob.yaml")
             asyncio.run(measure(plane, args, phases))
@@ -166,15 +170,17 @@ class Bench:
         names_, first = set[str](), 0.0
         query = {"watch": "1", "resourceVersion": version}
         url = self.plane.url + path("Pod", namespace)
-        async with self.credentials.session(1) as session, session.get(url, params=query) as response:
-            async for line in response.content:
-                pod = json.loads(line)["object"]
-                first = first or time.monotonic()
-                if pod.get("spec", {}).get("nodeName"):
-                    names_.add(pod["metadata"]["name"])
-                if len(names_) == pods:
-                    return first
-        raise RuntimeError("the watch ended")
+        async with self.credentials.session(1) as session:
+            while True:  # the server ends the watch of a client that reads too slowly
+                async with session.get(url, params=query) as response:
+                    async for line in response.content:
+                        pod = json.loads(line)["object"]
+                        query["resourceVersion"] = pod["metadata"]["resourceVersion"]
+                        first = first or time.monotonic()
+                        if pod.get("spec", {}).get("nodeName"):
+                            names_.add(pod["metadata"]["name"])
+                        if len(names_) == pods:
+                            return first
 
     async def empty(self, namespace: str) -> None:
         for kind in ("RLJob", "StatefulSet"):

@@ -12,16 +12,18 @@ import kopf
 
 from rljob_operator import health
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.handlers import EVERYWHERE, SERVED, EventHandlers
+from rljob_operator.handlers import EVERYWHERE, REFLECTED, SERVED, EventHandlers
 from rljob_operator.job_policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator.kube.api import ApiError, Key
 from rljob_operator.kube.client import KubernetesApi
 from rljob_operator.kube.credentials import LIFETIME, Credentials
 from rljob_operator.kube.leader_election import LeaderElector
 from rljob_operator.kube.rate_limit import RateLimiter, WatchLimiter
+from rljob_operator.kube.watches import Watches
 from rljob_operator.metrics import Metrics
 from rljob_operator.reconcile.queue import WorkQueue
 from rljob_operator.reconcile.reconciler import Reconciler
+from rljob_operator.reflector import reflect
 from rljob_operator.relist import Relist
 from rljob_operator.settings import kopf_settings
 
@@ -53,6 +55,7 @@ class Operator:
     def __init__(self, options: Options, credentials: Credentials) -> None:
         self._options, self._credentials = options, credentials
         self._api = KubernetesApi(credentials, RateLimiter(options.qps, options.burst))
+        self._watches = Watches(credentials)
         self._lease_api = KubernetesApi(credentials, RateLimiter(qps=5, burst=10), 1)  # renewals wait behind nothing
         cache = ClusterCache(time.time, options.job_policy)
         self._metrics = Metrics(cache, self._api.calls, lambda: self._queue.lag())
@@ -83,15 +86,17 @@ class Operator:
             await self._cleanup()
             await server.cleanup()
             await self._api.close()
+            await self._watches.close()
             await self._lease_api.close()
 
     def _watched(self) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
         """Kinds and namespaces (none: all), for one operator of kopf each: it has one list of namespaces for all kinds."""
+        everywhere, served = ([kind for kind in kinds if kind not in REFLECTED] for kinds in (EVERYWHERE, SERVED))
         if self._options.namespaces:
-            yield EVERYWHERE, ()
-            yield SERVED, self._options.namespaces
+            yield everywhere, ()
+            yield served, self._options.namespaces
         else:
-            yield (*EVERYWHERE, *SERVED), ()
+            yield [*everywhere, *served], ()
 
     async def _kopf(self, kinds: Sequence[str], namespaces: Sequence[str]) -> None:
         """All stop as soon as one does."""
@@ -148,7 +153,8 @@ class Operator:
         log.info("%s holds the lease", self._options.identity)
         try:
             async with asyncio.TaskGroup() as group:
-                for work in (self._elector.renew(), self._relist.run(), self._reconcile_all()):
+                reflectors = reflect(self._relist, self._watches, self._handlers.take)
+                for work in (self._elector.renew(), self._relist.run(), reflectors, self._reconcile_all()):
                     group.create_task(work)
         except asyncio.CancelledError:
             await self._elector.release_lease()

@@ -1,7 +1,8 @@
 """What kopf does not say: when everything has been listed, and which objects vanished while a watch was down.
 
 kopf lists a kind when it begins, and again when the API server has forgotten the version from which a watch would continue (410). Whatever is gone by
-then is never reported as deleted. So whenever kopf has listed, the same is listed here, and what the list lacks leaves the cache.
+then is never reported as deleted. So whenever kopf has listed, the same is listed here, and what the list lacks leaves the cache. All lists are made
+here, also those of what kopf does not watch (reflector.py).
 """
 
 import asyncio
@@ -36,7 +37,7 @@ class Relist:
     ) -> None:
         self._api, self._cache, self._changed = api, cache, changed
         self._namespaces: Sequence[str | None] = namespaces or [None]
-        self._scopes = {*_scopes(EVERYWHERE, [None]), *_scopes(SERVED, self._namespaces)}
+        self.scopes = {*_scopes(EVERYWHERE, [None]), *_scopes(SERVED, self._namespaces)}
         self._due, self._listed, self._forbidden = set[Scope](), set[Scope](), set[Scope]()
         self._served = set[str | None]()
         self._news = asyncio.Condition()
@@ -47,7 +48,7 @@ class Relist:
         """A middleware for the session of kopf: sees what it lists, and what it may not read."""
         response = await handler(request)
         query, scope = request.url.query, scope_of(request.url.path)
-        if scope in self._scopes and "continue" not in query:
+        if scope in self.scopes and "continue" not in query:
             await self.seen(*scope, response.status, watch="watch" in query)
         return response
 
@@ -58,13 +59,13 @@ class Relist:
     async def complete(self) -> None:
         """Waits until everything has been listed that may be."""
         async with self._news:
-            await self._news.wait_for(lambda: self._scopes <= self._listed | self._forbidden)
+            await self._news.wait_for(lambda: self.scopes <= self._listed | self._forbidden)
 
     async def run(self) -> None:
         """For ever."""
         while True:
             await self._wait()
-            failed = [scope for scope in self._take() if not await self._list(*scope)]
+            failed = [scope for scope in self._take() if not await self._tried(*scope)]
             if failed:
                 await asyncio.sleep(RETRY)
                 self._due |= set(failed) - self._forbidden
@@ -93,7 +94,7 @@ class Relist:
             async with asyncio.timeout(LONGEST), self._news:
                 await self._news.wait_for(lambda: self._due)
         except TimeoutError:
-            self._due = self._scopes - self._forbidden
+            self._due = self.scopes - self._forbidden
 
     def _take(self) -> list[Scope]:
         """Jobs first, also if only others are due: children of a job that vanished as well are not to be made again."""
@@ -101,23 +102,34 @@ class Relist:
         jobs = {scope for scope in _scopes(["RLJob"], self._namespaces) if scope not in self._forbidden}
         return [*jobs, *(due - jobs)]
 
-    async def _list(self, kind: str, namespace: str | None) -> bool:
+    async def _tried(self, kind: str, namespace: str | None) -> bool:
         """Whether it could be listed."""
-        cache, listed, version = self._cache.of_kind(kind), set[Key](), "0"
         try:
-            async for page in self._api.pages(kind, namespace, SELECTORS[kind]):
-                self._changed(kind, set[Key]().union(*map(cache.put, page.objects)))
-                listed |= set(map(key_of, page.objects))
-                version = page.version
+            await self._list(kind, namespace)
         except ApiError as error:
             log.warning("%s: listed again in %.0f s", error, RETRY)
             return False
+        return True
+
+    async def list_after_jobs(self, kind: str, namespace: str | None) -> str:
+        """The version of the list, from which a watch may continue. Raises ApiError."""
+        if ("RLJob", namespace) in self.scopes - self._forbidden:
+            await self._list("RLJob", namespace)
+        return await self._list(kind, namespace)
+
+    async def _list(self, kind: str, namespace: str | None) -> str:
+        cache, listed, version = self._cache.of_kind(kind), set[Key](), "0"
+        async for page in self._api.pages(kind, namespace, SELECTORS[kind]):
+            self._changed(kind, set[Key]().union(*map(cache.put, page.objects)))
+            listed |= set(map(key_of, page.objects))
+            version = page.version
         self._changed(kind, cache.prune(listed, version, namespace))
         async with self._news:
             self._listed.add((kind, namespace))
+            self._forbidden.discard((kind, namespace))
             self._news.notify_all()
         self._serve()
-        return True
+        return version
 
     def _serve(self) -> None:
         """Jobs of a namespace that is served from now on are reconciled."""

@@ -50,6 +50,10 @@ class Conflict(ApiError):
     """409: something was read that is no longer so, or others write at this moment."""
 
 
+class Gone(ApiError):
+    """410: the version from which a watch or a list should continue is too old."""
+
+
 class AlreadyExists(Conflict):
     """409: the name is taken."""
 
@@ -99,7 +103,7 @@ def scope_of(url_path: str) -> tuple[str, str | None] | None:
 
 def error(status: int, what: str, answer: str) -> ApiError:
     """By the `Status` that the API server, or a proxy before it, has answered with."""
-    known = {404: NotFound, 409: AlreadyExists if _reason(answer) == "AlreadyExists" else Conflict}
+    known = {404: NotFound, 410: Gone, 409: AlreadyExists if _reason(answer) == "AlreadyExists" else Conflict}
     return known.get(status, ApiError)(status, one_line(f"{what}: {answer[:2000]}"), _causes(answer))
 
 

@@ -1,0 +1,155 @@
+"""Pods and reports, which kopf does not watch: before a small server that says what a real one says."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import kopf
+import pytest
+from aiohttp import web
+
+from rljob_operator import reflector
+from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.handlers import EventHandlers
+from rljob_operator.kube.api import Object
+from rljob_operator.kube.client import KubernetesApi
+from rljob_operator.kube.credentials import Credentials
+from rljob_operator.kube.rate_limit import RateLimiter
+from rljob_operator.kube.watches import Watches, lines
+from rljob_operator.reflector import Reflector
+from rljob_operator.relist import Relist
+
+GONE = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
+JOBS, PODS = "/apis/rljob.dev/v1alpha1/rljobs", "/api/v1/pods"
+
+
+def pod(name: str, version: int, node: str = "n1") -> Object:
+    meta = {"name": name, "namespace": "research", "uid": name, "resourceVersion": str(version)}
+    return {"metadata": meta, "spec": {"nodeName": node, "containers": []}}
+
+
+def change(type_: str, obj: Object) -> Object:
+    return {"type": type_, "object": obj}
+
+
+class Server:
+    """Lists `pods`, or after 410 `later`; answers each watch with the next of `watches`: a status code, or events. Then it is silent."""
+
+    def __init__(self) -> None:
+        self.pods: list[Object] = []
+        self.later: list[Object] = []
+        self.version = 10
+        self.watches: list[int | list[Object]] = []
+        self.asked: list[str] = []
+        """`list`, or the version from which a watch was asked for."""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            return await self._watch(request)
+        if request.path == PODS:
+            self.asked.append("list")
+        items = self.pods if request.path == PODS else []
+        return web.json_response(
+            {"apiVersion": "v1", "metadata": {"resourceVersion": str(self.version)}, "items": items}
+        )
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(request.query["resourceVersion"])
+        events = self.watches.pop(0) if self.watches else None
+        if isinstance(events, int):
+            return web.json_response({"kind": "Status", "message": "injected"}, status=events)
+        if GONE in (events or []):
+            self.pods, self.version = self.later, 20
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for event in events or []:
+            await response.write(json.dumps(event).encode() + b"\n")
+        if events is None:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+        return response
+
+
+class Case:
+    def __init__(self, url: str, server: Server) -> None:
+        credentials = Credentials(lambda: kopf.ConnectionInfo(server=url))
+        self.server, self.cache = server, ClusterCache(lambda: 0.0)
+        self.api, self.watches = KubernetesApi(credentials, RateLimiter(1000, 1000)), Watches(credentials)
+        handlers = EventHandlers(self.cache, lambda job, after: None, 0)
+        self.relist = Relist(self.api, self.cache, (), handlers.changed)
+        self.reflector = Reflector(self.relist, self.watches, handlers.take, ("Pod", None))
+
+    def known(self) -> set[str]:
+        return {name for name in ("a", "b", "c") if self.cache.usage.get(("research", name))}
+
+    async def until(self, known: set[str], asked: list[str]) -> None:
+        async with asyncio.timeout(30):
+            while (self.known(), self.server.asked) != (known, asked):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def case(
+    *watches: int | list[Object], pods: tuple[Object, ...] = (), later: tuple[Object, ...] = ()
+) -> AsyncIterator[Case]:
+    server, app = Server(), web.Application()
+    server.watches, server.pods, server.later = list(watches), list(pods), list(later)
+    app.router.add_get("/{path:.*}", server.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    found = Case(f"http://127.0.0.1:{runner.addresses[0][1]}", server)
+    running = asyncio.create_task(found.reflector.run())
+    try:
+        yield found
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        await found.api.close()
+        await found.watches.close()
+        await runner.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(reflector, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(reflector, "LONGEST_PAUSE", 0.01)
+    yield
+
+
+async def test_a_watch_begins_where_the_list_ended_and_continues_where_the_last_one_did() -> None:
+    events = [change("ADDED", pod("b", 11)), change("DELETED", pod("a", 12)), change("BOOKMARK", pod("", 15))]
+    async with case(events, pods=(pod("a", 9),)) as found:
+        await found.until({"b"}, ["list", "10", "15"])
+
+
+async def test_after_410_a_new_list_says_what_vanished() -> None:
+    async with case(
+        [change("ADDED", pod("b", 11)), GONE], pods=(pod("a", 9), pod("c", 9)), later=(pod("c", 9),)
+    ) as found:
+        await found.until({"c"}, ["list", "10", "list", "20"])
+
+
+@pytest.mark.parametrize("code", [401, 429, 500, 503])
+async def test_a_watch_that_fails_is_begun_again_without_a_list(code: int) -> None:
+    async with case(code, [change("ADDED", pod("b", 11))]) as found:
+        await found.until({"b"}, ["list", "10", "10", "11"])
+
+
+async def test_what_may_not_be_watched_is_listed_again_when_it_may() -> None:
+    async with case(403, pods=(pod("a", 9),)) as found:
+        await found.until({"a"}, ["list", "10", "list", "10"])
+
+
+@pytest.mark.parametrize("size", [7, 1000, 10**6])
+async def test_lines_of_any_length_are_whole_however_they_arrive(size: int) -> None:
+    text = b"short\n\n" + b"x" * 300_000 + b"\nlast\nunfinished"
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for i in range(0, len(text), size):
+            yield text[i : i + size]
+
+    found: list[Any] = [line async for line in lines(chunks())]
+    assert found == [b"short", b"x" * 300_000, b"last"]
