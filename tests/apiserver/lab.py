@@ -78,6 +78,9 @@ class Operator:
     def tells(self, words: str) -> bool:
         return self.log.exists() and words in self.log.read_text()
 
+    def last_words(self) -> str:
+        return self.log.read_text()[-6000:] if self.log.exists() else ""
+
     def kill(self) -> None:
         if self._process and self._process.poll() is None:
             self._process.kill()
@@ -121,8 +124,11 @@ async def lab(plane: ControlPlane, namespace: str, faults: Faults, deaths: int =
         try:
             await world.prepare()
             yield world
-            assert operator.deaths <= deaths, operator.log.read_text()[-4000:]
+            assert operator.deaths <= deaths
             await world.bears_no_marks()
+        except BaseException as error:
+            error.add_note(f"the operator's last words:\n{operator.last_words()}")
+            raise
         finally:
             operator.kill()
             await api.close()
