@@ -17,12 +17,18 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import torch
+import transformers
 import yaml
 
 from benchmarks import step, training
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
+from rljob_api.families import FAMILIES
+from trainer.megatron.models import KINDS, SHAPE, random_model
+
+ROOT = Path(tempfile.gettempdir()) / "rljob-bench-families"
 VOCABULARY = 1024
 SIZES = {
     "hidden_size": 512,
@@ -59,31 +65,29 @@ def main() -> int:
     devices: SimpleQueue[int] = SimpleQueue()
     for number in range(options.gpus * options.jobs):
         devices.put(number % options.gpus)
+    models = {kind: write(ROOT / kind.replace(", ", "-") / "model", kind) for kind in chosen(options)}
     with ThreadPoolExecutor(options.gpus * options.jobs) as pool:
-        rows = list(pool.map(lambda kind: measure(kind, options, devices), chosen(options)))
+        rows = list(pool.map(lambda kind: measure(kind, models[kind], options, devices), models))
     options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     print(training.table(rows, ("kind", "lora", "exit", *step.AGREEMENT, "said")))
     return int(any(row["exit"] for row in rows))
 
 
 def chosen(options: argparse.Namespace) -> list[str]:
-    from rljob_api.families import FAMILIES
-
     every = [name for name, f in FAMILIES.items() if f.generates and (f.adapters or not options.lora)]
     return options.kinds.split(";") if options.kinds else every
 
 
-def measure(kind: str, options: argparse.Namespace, devices: "SimpleQueue[int]") -> dict[str, Any]:
+def measure(kind: str, model: Path, options: argparse.Namespace, devices: "SimpleQueue[int]") -> dict[str, Any]:
     device = devices.get()
     try:
-        return train(kind, options.lora, options.jobs, device)
+        return train(kind, model, options.lora, options.jobs, device)
     finally:
         devices.put(device)
 
 
-def train(kind: str, lora: int, jobs: int, device: int) -> dict[str, Any]:
-    root = Path(tempfile.gettempdir()) / "rljob-bench-families" / kind.replace(", ", "-")
-    model = write(root / "model", kind)
+def train(kind: str, model: Path, lora: int, jobs: int, device: int) -> dict[str, Any]:
+    root = model.parent
     step.tokenizer(model, VOCABULARY)
     step.prompts(root / "train.parquet", "fixed")
     (root / "reward.py").write_text(step.REWARD)
@@ -108,11 +112,6 @@ def train(kind: str, lora: int, jobs: int, device: int) -> dict[str, Any]:
 
 def write(directory: Path, kind: str) -> Path:
     """A random model of that kind in bfloat16."""
-    import torch
-    import transformers
-
-    from trainer.megatron.models import KINDS, SHAPE, random_model
-
     name, more = KINDS[kind]
     values = SHAPE | {"num_hidden_layers": 4} | more
     values |= {key: size for key, size in SIZES.items() if values.get(key) is not None}

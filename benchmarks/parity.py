@@ -32,7 +32,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, int]]] = {
     "cp2": ("dense", {"context": 2}),
     "dp2": ("dense", {}),
     "ep2": ("experts", {"expert": 2}),
-    "tp2, experts": ("experts", {"tensor": 2}),
+    "tp2-experts": ("experts", {"tensor": 2}),
 }
 """Model and parallelism of each, on two GPUs."""
 SHAPE = Shape("parity", (300, 500, 200, 900, 640, 250, 410, 730), 2048)

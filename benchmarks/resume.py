@@ -1,15 +1,17 @@
 """Does training on a GPU resume bit for bit? Three steps, a save in either format and a fourth step; then, in new processes, each checkpoint and the
 fourth step again.
 
-    python -m benchmarks.resume [--layout tp1|tp2|pp2|dp2|cp2] [--scratch DIR]
+    python -m benchmarks.resume [--layout tp1|tp2|pp2|dp2|cp2] [--deterministic] [--scratch DIR]
 
-Two layers of the 1.5 B shape, on one GPU or, in another layout, two. Prints one JSON line for each of the three fourth steps: loss, norm of the
-gradient, and a digest of all exported weights. Exits 1 when they differ.
+Two layers of the 1.5 B shape, on one GPU or, in another layout, two. Prints one JSON line for each of the fourth steps: loss, norm of the gradient,
+and a digest of all exported weights. The uninterrupted run is made twice, because kernels that add in any order make two of them differ;
+`--deterministic` asks megatron and Transformer Engine for others. Exits 1 when they differ.
 """
 
 import argparse
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,45 +25,57 @@ from benchmarks.shapes import QWEN2_1_5B, shapes, write_model
 MODEL = Path(tempfile.gettempdir()) / "rljob-bench-two-layers"
 STEPS = 3
 FORMATS = {"periodic": False, "reshardable": True}
+DETERMINISTIC_ENVIRONMENT = {
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    "NCCL_ALGO": "Ring",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
 SAME = ("loss", "grad_norm", "digest")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.resume")
     parser.add_argument("--layout", choices=[*training.ONE_GPU, *training.TWO_GPUS], default="tp1")
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--scratch", type=Path, help="where the checkpoint goes; a temporary directory otherwise")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         scratch, layout, which = options.worker
-        work(Path(scratch), layout, which)
+        work(Path(scratch), layout, which, options.deterministic)
         return 0
     write_model(MODEL, QWEN2_1_5B | {"num_hidden_layers": 2})
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
-        rows = [run(scratch, options.layout, which) for which in ("uninterrupted", *FORMATS)]
+        rows = [run(scratch, options, which) for which in ("uninterrupted", "again", *FORMATS)]
     return int(any(row[name] != rows[0][name] for row in rows for name in SAME))
 
 
-def run(scratch: str, layout: str, which: str) -> dict[str, Any]:
-    command = [sys.executable, *training.torchrun(1 if layout in training.ONE_GPU else 2), "-m", "benchmarks.resume"]
-    done = subprocess.run([*command, "--worker", scratch, layout, which], check=True, stdout=subprocess.PIPE, text=True)
+def run(scratch: str, options: argparse.Namespace, which: str) -> dict[str, Any]:
+    gpus = 1 if options.layout in training.ONE_GPU else 2
+    command = [sys.executable, *training.torchrun(gpus), "-m", "benchmarks.resume", "--worker"]
+    command += [scratch, options.layout, which, *(["--deterministic"] if options.deterministic else [])]
+    environment = os.environ | (DETERMINISTIC_ENVIRONMENT if options.deterministic else {})
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
     print(line, flush=True)
     return json.loads(line)
 
 
-def work(scratch: Path, layout: str, which: str) -> None:
+def work(scratch: Path, layout: str, which: str, deterministic: bool) -> None:
     """One rank: up to the fourth step, from the beginning or from the checkpoint of a format."""
     import torch.distributed as dist
 
-    engine = training.start_engine(training.spec(MODEL, layout))
+    spec = training.spec(MODEL, layout)
+    if deterministic:
+        spec.trainer.transformer_config["deterministic_mode"] = True
+    engine = training.start_engine(spec)
     began = time.monotonic()
     if which in FORMATS:
         engine.load(scratch / which)
     else:
         for step in range(1, STEPS + 1):
             train(engine, step)
-        for name, reshardable in FORMATS.items():
+        for name, reshardable in FORMATS.items() if which == "uninterrupted" else ():
             save(engine, scratch / name, reshardable)
     row = {"layout": layout, "which": which, "seconds": round(time.monotonic() - began, 1)} | train(engine, STEPS + 1)
     row["digest"] = digest(engine)
