@@ -42,6 +42,7 @@ VALUES: dict[str, Any] = {
     "rollout.tensorParallel": 2,
     "rollout.interrupt": "continue",
     "rollout.sampling": {"maxTokens": 4},
+    "rollout.agent": {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 8},
     "rollout.vllmArgs": {"max-num-seqs": 4},
     "rollout.shmSize": "2Gi",
     "rollout.template": {"labels": {"team": "a"}},

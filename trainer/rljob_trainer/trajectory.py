@@ -52,6 +52,11 @@ def prompt(tokens: Sequence[int] | Ints) -> Segment:
     return Segment(np.asarray(tokens, np.int32), "prompt")
 
 
+def environment(tokens: Sequence[int] | Ints) -> Segment:
+    """What somebody else wrote in between."""
+    return Segment(np.asarray(tokens, np.int32), "environment")
+
+
 def demonstration(tokens: Sequence[int] | Ints) -> Segment:
     """What is learnt from, though no policy wrote it."""
     return Segment(np.asarray(tokens, np.int32), "demonstration")

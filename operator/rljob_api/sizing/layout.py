@@ -137,7 +137,7 @@ class Amounts:
         groups = t.samples_per_step if spec.supervised else t.prompts_per_step
         group = (2 if spec.paired else 1) if spec.supervised else t.samples_per_prompt
         updates = t.mini_batches * t.epochs_per_step
-        response = spec.data.max_prompt_tokens + spec.rollout.sampling.max_tokens
+        response = spec.data.max_prompt_tokens + spec.longest_response
         return Amounts(
             longest=spec.data.max_tokens if spec.supervised else response,
             groups_per_step=groups,

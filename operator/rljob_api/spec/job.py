@@ -191,6 +191,17 @@ class RLJobSpec(Model):
         return max(self.train.staleness, partial.max_age if partial else 0)
 
     @property
+    def longest_response(self) -> int:
+        """Tokens behind the prompt of a training sample at most: of one response, or of an agent's whole trajectory."""
+        agent = self.rollout.agent
+        return agent.max_tokens if agent else self.rollout.sampling.max_tokens
+
+    @property
+    def longest_response_field(self) -> str:
+        """Path of the field that says so."""
+        return "spec.rollout.agent.maxTokens" if self.rollout.agent else "spec.rollout.sampling.maxTokens"
+
+    @property
     def last_step(self) -> int:
         """The last one that is trained; 0 with evaluation.only."""
         return 0 if self.evaluation.only else self.train.total_steps

@@ -6,6 +6,7 @@ from pydantic import Field, StringConstraints
 
 from rljob_api import names
 from rljob_api.base import Model
+from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.algorithm import Optimizer
 from rljob_api.spec.common import (
     AbsolutePath,
@@ -154,6 +155,8 @@ class RolloutSpec(Model):
     the tokens that they have, which keep their policy and log-probabilities, and the first groups to complete make the next step."""
     sampling: Sampling = Sampling()
     """How training responses are sampled."""
+    agent: AgentSpec | None = None
+    """Samples of several turns. Unset: a sample is one response to its prompt."""
     vllm_args: Verbatim = {}
     """Arguments of `vllm serve` by their long names without dashes in front, verbatim. Those that rljob sets are refused here."""
     shm_size: Quantity = "1Gi"

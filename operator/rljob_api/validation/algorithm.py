@@ -83,7 +83,7 @@ def kl_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 def sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Which samples reach training."""
-    a, longest = spec.algorithm, spec.rollout.sampling.max_tokens
+    a, longest = spec.algorithm, spec.longest_response
     if a.dynamic_sampling and spec.train.samples_per_prompt < 2:
         yield Violation(
             "spec.algorithm.dynamicSampling",
@@ -105,7 +105,7 @@ def sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
         yield Violation(
             "spec.algorithm.overlong.bufferTokens",
             str(a.overlong.buffer_tokens),
-            f"the buffer lies within spec.rollout.sampling.maxTokens = {longest}",
+            f"the buffer lies within {spec.longest_response_field} = {longest}",
             f"set less than {longest}",
         )
 

@@ -188,8 +188,8 @@ def _context_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
     if not positions or longest <= positions:
         return
     yield Violation(
-        "spec.rollout.sampling.maxTokens",
-        str(spec.rollout.sampling.max_tokens),
+        spec.longest_response_field,
+        str(spec.longest_response),
         f"the longest prompt and response, also in evaluation, have {longest} tokens, and the model has {positions:g} positions",
         f"lower it, spec.data.maxPromptTokens or maxTokens in spec.evaluation, or set {LONGER} in spec.env",
     )

@@ -15,7 +15,10 @@ RANKS = (field("trainer.nodes") * field("trainer.processesPerNode")).named("node
 RANKS_OF_A_COPY = (TENSOR * PIPELINE * CONTEXT).named("tensor x pipeline x context")
 
 RL, PAIRS = field("task").equals("rl"), field("task").is_in(PAIRED)
-LONGEST = (field("data.maxPromptTokens") + field("rollout.sampling.maxTokens")).named("maxPromptTokens + maxTokens")
+AGENT, TURN = present("rollout.agent"), field("rollout.sampling.maxTokens")
+LONGEST = (field("data.maxPromptTokens") + either(AGENT, field("rollout.agent.maxTokens"), TURN)).named(
+    "maxPromptTokens + maxTokens"
+)
 ALIGNMENT = TENSOR * either(CONTEXT > 1, CONTEXT * 2, 1)
 """As `Layout.alignment`."""
 ALIGNED = ((LONGEST + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT).named("rounded up for tensor and context parallelism")
@@ -89,7 +92,7 @@ LORA_RULES = (
 TASK_RULES = (
     Rule(
         "rewards",
-        RL.implies(size("rewards") > 0),
+        RL.implies((size("rewards") > 0) | AGENT),
         "without a reward nothing tells good responses from bad ones",
         "name at least one, for example [{rule: exactMatch}], or set another spec.task",
         value=lambda _: "[]",
@@ -130,7 +133,7 @@ BATCH_RULES = (
         "train.tokensPerMicroBatch",
         RL.implies(field("train.tokensPerMicroBatch") >= ALIGNED),
         "the longest sample must fit into a micro-batch: {0}, {1}",
-        "raise it, or lower spec.data.maxPromptTokens or spec.rollout.sampling.maxTokens",
+        "raise it, or lower spec.data.maxPromptTokens or maxTokens of spec.rollout.agent or else spec.rollout.sampling",
         (LONGEST, ALIGNED),
     ),
     Rule(
@@ -226,6 +229,13 @@ ROLLOUT_RULES = (
         field("rollout.sampling.temperature") > 0.0,
         "all greedy responses to a prompt are equal, so there is nothing to compare",
         "set a temperature above 0; spec.evaluation.sampling may be greedy",
+    ),
+    Rule(
+        "rollout.agent.maxTokens",
+        AGENT.implies(field("rollout.agent.maxTokens") >= TURN),
+        "a turn may have {0} tokens, and has to fit into the trajectory",
+        "raise it, or lower spec.rollout.sampling.maxTokens",
+        (TURN,),
     ),
 )
 

@@ -55,6 +55,7 @@ READERS: dict[str, tuple[Task, ...]] = {
     "rollout.tensorParallel": ("rl",),
     "rollout.interrupt": ("rl",),
     "rollout.sampling": ("rl",),
+    "rollout.agent": ("rl",),
     "rollout.vllmArgs": ("rl",),
     "rollout.shmSize": ("rl",),
     "rollout.template": ("rl",),

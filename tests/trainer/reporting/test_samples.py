@@ -44,7 +44,8 @@ def test_a_few_samples_of_a_step_are_readable_with_their_reward_and_end(tmp_path
     found = lines(tmp_path, 3)
     assert len(found) == PROMPTS * SAMPLES
     expected = {"prompt_index": 7, "sample": 0, "data_source": "sum", "reward": 0.5, "truncated": True}
-    assert found[0] == expected | {"prompt": "?", "response": "ä."}
+    written = [{"source": "prompt", "text": "?"}, {"source": "policy", "policy_step": 2, "text": "ä."}]
+    assert found[0] == expected | {"prompt": "?", "response": "ä.", "segments": written}
     assert found[1] == found[0] | {"sample": 1, "metrics": {"acc": 1.0}, "prediction": "4"}
 
 

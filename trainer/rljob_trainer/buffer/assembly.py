@@ -7,9 +7,10 @@ from typing import Any
 
 from rljob_api.metrics import MOST_REWARD_METRICS, own_name
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.agents import failures
 from rljob_trainer.batch import Batch
 from rljob_trainer.objectives.overlong import overlong_penalty
-from rljob_trainer.rewards.request import KINDS, RewardFailed
+from rljob_trainer.rewards.request import KINDS, RewardFailed, SampleFailed
 from rljob_trainer.trajectory import Trajectory
 
 
@@ -19,11 +20,13 @@ class Outcome:
 
     group: int
     sample: int
-    result: Trajectory | RewardFailed
+    result: Trajectory | SampleFailed
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What its reward functions reported besides the reward."""
     prediction: str | None = None
     """The answer that it gives, for `maj@k`."""
+    agent: Mapping[str, float] = field(default_factory=dict)
+    """What is measured of an agent's trajectory, in the names of the metric table."""
 
     def at(self, group: int) -> "Outcome":
         """As a member of the group of that number."""
@@ -33,10 +36,10 @@ class Outcome:
 
 
 def require_scored(outcomes: Iterable[Outcome]) -> None:
-    """Raises RewardFailed.as_error when no sample could be scored."""
+    """Raises SampleFailed.as_error when no sample could be scored."""
     results = [o.result for o in outcomes]
     if results and not any(isinstance(r, Trajectory) for r in results):
-        raise next(r for r in results if isinstance(r, RewardFailed)).as_error()
+        raise next(r for r in results if isinstance(r, SampleFailed)).as_error()
 
 
 def assemble(
@@ -65,7 +68,7 @@ def require_complete(ordered: Sequence[Outcome], groups: range, samples_per_prom
 
 def penalised(sample: Trajectory, spec: RLJobSpec) -> Trajectory:
     """With spec.algorithm.overlong's penalty taken from the reward."""
-    length, longest = sample.response_length, spec.rollout.sampling.max_tokens
+    length, longest = sample.response_length, spec.longest_response
     return replace(sample, reward=sample.reward - overlong_penalty(length, longest, spec.algorithm.overlong))
 
 
@@ -92,7 +95,8 @@ def batch_metrics(samples: Sequence[Trajectory]) -> dict[str, float]:
         "reward/zero_std": sum(len(rewards) == 1 for rewards in groups.values()) / len(groups),
         "response_length/mean": sum(s.response_length for s in samples) / len(samples),
         "response_length/clipped": sum(s.finish_reason == "length" for s in samples) / len(samples),
-        "sampling/continued": sum(len(s.sampled_segments) > 1 for s in samples) / len(samples),
+        "sampling/continued": sum(len({part.policy_step for part in s.sampled_segments}) > 1 for s in samples)
+        / len(samples),
     }
 
 
@@ -131,7 +135,25 @@ def said(outcome: Outcome) -> dict[str, Any]:
     return metrics | ({"prediction": outcome.prediction} if outcome.prediction is not None else {})
 
 
-def failure_metrics(outcomes: Iterable[Outcome]) -> dict[str, float]:
-    """How many samples could not be scored, in total and by reason."""
-    kinds = Counter(o.result.kind for o in outcomes if isinstance(o.result, RewardFailed))
-    return {"reward/failed": float(kinds.total())} | {f"reward/failed_{kind}": float(kinds[kind]) for kind in KINDS}
+def agent_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Means over the trajectories; empty where no agent makes them."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for outcome in outcomes:
+        for name, value in outcome.agent.items():
+            found[name].append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+def failure_metrics(outcomes: Sequence[Outcome], with_agent: bool = False) -> dict[str, float]:
+    """How many samples have no trajectory or could not be scored, in total and by reason."""
+    results = [o.result for o in outcomes]
+    found = _counted("reward/failed", KINDS, [r.kind for r in results if isinstance(r, RewardFailed)])
+    if not with_agent:
+        return found
+    failed = [r.kind for r in results if isinstance(r, failures.AgentFailed)]
+    return found | _counted("agent/failed", failures.KINDS, failed)
+
+
+def _counted(name: str, kinds: Sequence[str], failed: Sequence[str]) -> dict[str, float]:
+    count = Counter(failed)
+    return {name: float(len(failed))} | {f"{name}_{kind}": float(count[kind]) for kind in kinds}

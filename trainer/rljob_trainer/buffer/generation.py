@@ -5,21 +5,25 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
+from rljob_trainer.agents.failures import AgentFailed
+from rljob_trainer.agents.python_file import Agent
+from rljob_trainer.agents.recording import Rollout, measured, single
+from rljob_trainer.agents.session import Session
 from rljob_trainer.buffer.assembly import Outcome, penalised
-from rljob_trainer.buffer.seeds import continuation_seed, evaluation_seed, training_seed
+from rljob_trainer.buffer.seeds import continuation_seed, evaluation_seed, training_seed, turn_seed
 from rljob_trainer.data.held_out import HeldOutSet
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.rows import answer_in
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.rewards.manager import RewardManager
-from rljob_trainer.rewards.request import RewardFailed, RewardRequest
+from rljob_trainer.rewards.request import RewardFailed, RewardRequest, SampleFailed
 from rljob_trainer.rollout.client import FinishReason, Generation
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.trajectory import Ints, Segment, Trajectory, appended, prompt, sampled
@@ -37,6 +41,8 @@ class Request:
     count: int
     sampling: Sampling
     seed: int
+    in_pieces: bool = False
+    """Interrupted by updates of the weights, and continued behind them."""
 
 
 @dataclass(slots=True)
@@ -63,7 +69,7 @@ class Draft:
 
 
 class Generator:
-    """Generates from the pool and has the responses scored. `beat` is called once per scored sample."""
+    """Generates from the pool and has the responses scored. `beat` is called once per scored sample, and per turn of an agent's."""
 
     def __init__(
         self,
@@ -73,15 +79,11 @@ class Generator:
         rewards: RewardManager,
         pool: RolloutPool,
         beat: Callable[[], None],
+        agent: Agent | None = None,
     ):
-        self._spec, self._job_uid, self._tokenizer, self._rewards, self._pool, self._beat = (
-            spec,
-            job_uid,
-            tokenizer,
-            rewards,
-            pool,
-            beat,
-        )
+        """`agent`: makes the samples, where they are more than one response."""
+        self._spec, self._job_uid, self._tokenizer, self._rewards = spec, job_uid, tokenizer, rewards
+        self._pool, self._beat, self._agent = pool, beat, agent
         self._resumed = asyncio.Event()
 
     def group(
@@ -96,7 +98,10 @@ class Generator:
         request = Request(position, prompt, spec.train.samples_per_prompt, spec.rollout.sampling, seed)
         if spec.algorithm.advantage == "remax":
             return self._with_baseline(request)
-        return self._in_pieces(request, drafts) if spec.keeps_groups else self._request(request)
+        if not spec.keeps_groups:
+            return self._request(request)
+        request = replace(request, in_pieces=True)
+        return self._with_agents(self._agent, request, drafts) if self._agent else self._in_pieces(request, drafts)
 
     def resume(self) -> None:
         """Groups that are generated in pieces may continue."""
@@ -121,11 +126,13 @@ class Generator:
             yield Request(p.index, p, held_out.count, held_out.sampling, seed)
 
     async def _request(self, request: Request) -> list[Outcome]:
+        drafts = [Draft() for _ in range(request.count)]
+        if self._agent:
+            return await self._with_agents(self._agent, request, drafts)
         generations = await self._pool.generate(request.prompt.tokens, request.count, request.sampling, request.seed)
-        scored = (
-            self._score(request, i, appended((), _segment(g)), g.finish_reason) for i, g in enumerate(generations)
-        )
-        return list(await asyncio.gather(*scored))
+        for draft, generation in zip(drafts, generations, strict=True):
+            draft.add(generation)
+        return list(await asyncio.gather(*(self._complete(request, i, draft) for i, draft in enumerate(drafts))))
 
     async def _in_pieces(self, request: Request, drafts: Sequence[Draft]) -> list[Outcome]:
         """As `_request`, whatever interrupts it: each sample that is not complete continues on its own, behind the tokens that it has."""
@@ -136,14 +143,47 @@ class Generator:
         return list(await asyncio.gather(*(self._complete(request, i, draft) for i, draft in enumerate(drafts))))
 
     async def _complete(self, request: Request, index: int, draft: Draft) -> Outcome:
-        while draft.finish_reason == "abort":
-            rest = request.sampling.model_copy(update={"max_tokens": request.sampling.max_tokens - draft.length})
-            seed = continuation_seed(request.seed, index, draft.length)
-            so_far = np.concatenate((request.prompt.tokens, *(s.tokens for s in draft.response)))
-            draft.add(*await self._pieces(so_far, 1, rest, seed))
+        await self._continue(draft, request.prompt.tokens, request.sampling, request.seed, index)
         if draft.outcome is None:
-            draft.outcome = await self._score(request, index, draft.response, draft.finish_reason)
+            rollout = single(prompt(request.prompt.tokens), draft.response, draft.finish_reason == "length")
+            draft.outcome = await self._score(request, index, rollout)
         return draft.outcome
+
+    async def _continue(
+        self, draft: Draft, tokens: Sequence[int] | Ints, sampling: Sampling, seed: int, index: int
+    ) -> None:
+        """Until it is complete, behind `tokens`: the response of that index among those that were begun with `seed`."""
+        while draft.finish_reason == "abort":
+            rest = sampling.model_copy(update={"max_tokens": sampling.max_tokens - draft.length})
+            so_far = np.concatenate((tokens, *(s.tokens for s in draft.response)))
+            draft.add(*await self._pieces(so_far, 1, rest, continuation_seed(seed, index, draft.length)))
+
+    async def _with_agents(self, agent: Agent, request: Request, drafts: Sequence[Draft]) -> list[Outcome]:
+        """As `_request`: every sample is a trajectory of the agent's. What a draft holds is a trajectory that is scored; one that is not complete
+        lives in the agent's process."""
+        return list(await asyncio.gather(*(self._with_agent(agent, request, i, d) for i, d in enumerate(drafts))))
+
+    async def _with_agent(self, agent: Agent, request: Request, index: int, draft: Draft) -> Outcome:
+        sample = partial(self._turn, request, index)
+        if draft.outcome is None:
+            session = Session(agent.spec, request.prompt, request.sampling, self._tokenizer, sample)
+            try:
+                draft.outcome = await self._score(request, index, await agent.rollout(session))
+            except AgentFailed as failure:
+                draft.outcome = Outcome(request.group, index, failure)
+        return draft.outcome
+
+    async def _turn(
+        self, request: Request, index: int, tokens: Ints, sampling: Sampling, turn: int
+    ) -> tuple[tuple[Segment, ...], bool]:
+        """What the policy writes behind `tokens` in the turn of this number, and whether it was cut off."""
+        seed, draft = turn_seed(request.seed, index, turn), Draft()
+        if request.in_pieces:
+            await self._continue(draft, tokens, sampling, seed, index)
+        else:
+            draft.add(*await self._pool.generate(tokens, 1, sampling, seed))
+        self._beat()
+        return draft.response, draft.finish_reason == "length"
 
     async def _pieces(self, tokens: Sequence[int] | Ints, n: int, sampling: Sampling, seed: int) -> list[Generation]:
         """What follows `tokens`, as far as it is drawn before an interruption."""
@@ -161,41 +201,40 @@ class Generator:
             return [_against(o, penalised(baseline.result, self._spec).reward) for o in outcomes]
         return [Outcome(o.group, o.sample, baseline.result) for o in outcomes]
 
-    async def _score(
-        self, request: Request, index: int, response: tuple[Segment, ...], finish_reason: FinishReason
-    ) -> Outcome:
-        assert finish_reason != "abort", "only complete responses are scored"
+    async def _score(self, request: Request, index: int, rollout: Rollout) -> Outcome:
         row = request.prompt
-        tokens = [t for s in response for t in s.tokens.tolist()]
-        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        read = cache(row.row)  # once for all values that come from it
-        asked = RewardRequest(
-            row.text,
-            text,
-            row.answer,
-            row.data_source,
-            (*row.tokens, *tokens),
-            prompt_length=len(row.tokens),
-            truncated=finish_reason == "length",
-            row=read,
-            answer_value=lambda: answer_in(read(), self._spec.data),
+        sample = Trajectory(
+            segments=rollout.segments,
+            prompt_index=row.index,
+            group=request.group,
+            sample=index,
+            finish_reason="length" if rollout.truncated else "stop",
+            reward=rollout.reward,
+            data_source=row.data_source,
         )
         try:
-            reward = await self._rewards.score(asked)
+            reward = await self._rewards.score(self._asked(row, sample, rollout.last_turn))
         except RewardFailed as failure:
             return Outcome(request.group, index, failure)
         finally:
             self._beat()
-        sample = Trajectory(
-            segments=(prompt(row.tokens), *response),
-            prompt_index=row.index,
-            group=request.group,
-            sample=index,
-            finish_reason=finish_reason,
-            reward=reward.score,
-            data_source=row.data_source,
+        scored = replace(sample, reward=rollout.reward + reward.score)
+        metrics, agent = {**rollout.metrics, **reward.metrics}, measured(scored, rollout) if self._agent else {}
+        return Outcome(request.group, index, scored, metrics, reward.prediction, agent)
+
+    def _asked(self, row: Prompt, sample: Trajectory, last_turn: Ints) -> RewardRequest:
+        read = cache(row.row)  # once for all values that come from it
+        return RewardRequest(
+            row.text,
+            self._tokenizer.decode(last_turn.tolist(), skip_special_tokens=True),
+            row.answer,
+            row.data_source,
+            tuple(sample.tokens.tolist()),
+            prompt_length=sample.prompt_length,
+            truncated=sample.finish_reason == "length",
+            row=read,
+            answer_value=lambda: answer_in(read(), self._spec.data),
         )
-        return Outcome(request.group, index, sample, reward.metrics, reward.prediction)
 
 
 def _segment(piece: Generation) -> Segment:
@@ -212,12 +251,13 @@ def _against(outcome: Outcome, baseline: float) -> Outcome:
 
 
 def warn_of_failures(outcomes: Sequence[Outcome]) -> None:
-    failures = [o.result for o in outcomes if isinstance(o.result, RewardFailed)]
-    for kind, count in Counter(f.kind for f in failures).items():
+    failures = [o.result for o in outcomes if isinstance(o.result, SampleFailed)]
+    for (what, kind), count in Counter((f.what, f.kind) for f in failures).items():
         log.warning(
-            "%d of %d rewards failed (%s), their samples are left out; the first: %s",
+            "%d of %d %s failed (%s), their samples are left out; the first: %s",
             count,
             len(outcomes),
+            what,
             kind,
-            next(f for f in failures if f.kind == kind),
+            next(f for f in failures if (f.what, f.kind) == (what, kind)),
         )

@@ -8,6 +8,11 @@ def training_seed(job_uid: str, seed: int, step: int, position: int) -> int:
     return _hash(job_uid, "train", seed, step, position)
 
 
+def turn_seed(seed: int, sample: int, turn: int) -> int:
+    """For the response of number `turn`, from 0, in a sample of an agent's."""
+    return _hash("turn", seed, sample, turn)
+
+
 def continuation_seed(seed: int, sample: int, drawn: int) -> int:
     """For what follows the first `drawn` tokens of a sample. With the seed of its beginning the same random numbers would come again."""
     return _hash(seed, sample, drawn)

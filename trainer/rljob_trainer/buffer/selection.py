@@ -12,7 +12,7 @@ from rljob_api.spec.algorithm import Difficulty
 from rljob_trainer.buffer.assembly import Outcome, require_scored
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.objectives.difficulty import fit
-from rljob_trainer.rewards.request import RewardFailed
+from rljob_trainer.rewards.request import SampleFailed
 from rljob_trainer.trajectory import Trajectory
 
 Verdict = Literal["kept", "right", "wrong", "hard", "easy", "unscored"]
@@ -96,7 +96,7 @@ class Selection:
     @property
     def failed(self) -> list[Outcome]:
         """What could not be scored, of all groups that this step has used up."""
-        return [o for group in self._used().values() for o in group if isinstance(o.result, RewardFailed)]
+        return [o for group in self._used().values() for o in group if isinstance(o.result, SampleFailed)]
 
     def metrics(self) -> dict[str, float]:
         """Of all groups that this step has used up. Empty without dynamic sampling."""

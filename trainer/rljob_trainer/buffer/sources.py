@@ -11,6 +11,7 @@ from rljob_api.metrics import DATA_SOURCES, REWARD_METRICS
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
 from rljob_trainer.buffer.assembly import (
+    agent_metrics,
     assemble,
     begun_age,
     data_source_metrics,
@@ -185,7 +186,8 @@ class GeneratedBatches:
         chosen, penalty = shaped(outcomes, spec)
         metrics = (
             metrics
-            | failure_metrics(selection.failed)
+            | failure_metrics(selection.failed, spec.rollout.agent is not None)
+            | agent_metrics(outcomes)
             | selection.metrics()
             | reward_metrics(REWARD_METRICS, outcomes)
             | data_source_metrics(DATA_SOURCES, chosen)

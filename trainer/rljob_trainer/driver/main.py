@@ -15,6 +15,7 @@ from rljob_api.sizing.layout import required_servers
 from rljob_api.sizing.serving import sequences
 from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure
+from rljob_trainer.agents.python_file import Agent
 from rljob_trainer.buffer.examples import Examples
 from rljob_trainer.buffer.generation import Generator
 from rljob_trainer.buffer.sources import GeneratedBatches, RecordedBatches, Source
@@ -90,13 +91,15 @@ async def _reinforcement(
 ) -> AsyncIterator["_Life"]:
     spec, pools = control.spec, Pools((pool.name for pool in control.spec.pools), token)
     rewards = RewardManager(spec.rewards, pools)
+    agent = Agent(spec.rollout.agent) if spec.rollout.agent and not spec.train.batches.replay else None
+    parts: list[RewardManager | Agent] = [rewards, *([agent] if agent else [])]
     try:
         train, held_out = _prompts(directory, spec, tokenizer)
-        await rewards.start()
+        await asyncio.gather(*(part.start() for part in parts))
         control = _counted(control, train)
         pool = RolloutPool(token, control.attempt, required_servers(spec), sequences(spec), lambda: life.wake())
         life = _Life(directory, control, pool, pools, progress)
-        generator = Generator(control.spec, control.job_uid, tokenizer, rewards, pool, progress.heartbeat)
+        generator = Generator(control.spec, control.job_uid, tokenizer, rewards, pool, progress.heartbeat, agent)
         source: Source = (
             RecordedBatches(control.spec)
             if spec.train.batches.replay
@@ -105,7 +108,7 @@ async def _reinforcement(
         life.begin(source, train)
         yield life
     finally:
-        await rewards.stop()
+        await asyncio.gather(*(part.stop() for part in parts))
 
 
 def _counted(control: Control, data: Drawn) -> Control:

@@ -73,7 +73,7 @@ class PolicyObjective(Objective):
         return self._algorithm.kl.coefficient > 0 and self._algorithm.kl.where == "reward"
 
     def weights(self, counts: Sequence[int]) -> list[float]:
-        return token_weights(counts, self._algorithm.aggregation, self._spec.rollout.sampling.max_tokens)
+        return token_weights(counts, self._algorithm.aggregation, self._spec.longest_response)
 
     def learns(self, step: int) -> bool:
         """Not while the critic warms up."""
@@ -112,7 +112,7 @@ class PolicyObjective(Objective):
 
     def _fits(self, columns: Columns) -> dict[int, Fit]:
         """By group: whether the mean reward of its samples, before the penalty for length, lies within spec.algorithm.difficulty."""
-        difficulty, longest = self._algorithm.difficulty, self._spec.rollout.sampling.max_tokens
+        difficulty, longest = self._algorithm.difficulty, self._spec.longest_response
         assert difficulty is not None
         rewards: dict[int, list[float]] = defaultdict(list)
         for group, reward, length in zip(columns.group, columns.reward, columns.response_length, strict=True):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from rljob_api import names
 from rljob_trainer.batch import Batch
 from rljob_trainer.textfile import replace
-from rljob_trainer.trajectory import Ints
+from rljob_trainer.trajectory import Ints, Segment
 
 PROMPTS = 4
 SAMPLES = 4
@@ -55,4 +55,11 @@ def _lines(batch: Batch, tokenizer: Decoder, scored: Scored) -> Iterator[dict[st
             "truncated": s.finish_reason == "length",
             "prompt": text(s.prompt_tokens),
             "response": text(s.response_tokens),
+            "segments": [_said(segment, text(segment.tokens)) for segment in s.segments],
         }
+
+
+def _said(segment: Segment, text: str) -> dict[str, Any]:
+    """Who wrote it, and of the policy which one."""
+    step = {"policy_step": segment.policy_step} if segment.source == "policy" else {}
+    return {"source": segment.source, **step, "text": text}

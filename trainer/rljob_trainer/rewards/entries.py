@@ -21,6 +21,8 @@ def validate_row(
     rewards: Sequence[RewardSpec], data_source: str, answer: str, by_driver: bool
 ) -> tuple[str, str] | None:
     """Why no entry scores a row of the data, as rule and fix. With `by_driver` the entries with `model` do not count."""
+    if not rewards:  # an agent may give all there are
+        return None
     entries = [(i, r) for i, r in entries_of(rewards, data_source) if not (by_driver and r.model)]
     if not entries:
         missing = "no entry of spec.rewards that scores during generation" if by_driver else "no entry of spec.rewards"

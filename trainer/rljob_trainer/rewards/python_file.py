@@ -1,6 +1,7 @@
 """Runs a user's reward function in worker processes, over pipes, so that it cannot corrupt, block or end the driver."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from rljob_api.spec.model import PythonReward
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.arguments import READ_FROM_FILES, arguments, known_values, require_arguments
 from rljob_trainer.rewards.request import Reward, RewardFailed, RewardRequest
+from rljob_trainer.rewards.respawning import Respawning
 from rljob_trainer.rewards.worker_process import WorkerLost, WorkerProcess
 
 AT_ONCE = 64
@@ -80,20 +82,16 @@ class _Worker:
     """One process after another."""
 
     def __init__(self, spec: PythonReward, seconds: float):
-        self._start = (spec.path, spec.function_name, list(known_values(spec)), seconds)
-        self._process: WorkerProcess | None = None
-        self._changing = asyncio.Lock()
+        arguments = (spec.path, spec.function_name, json.dumps([*known_values(spec)]))
+        self._process = Respawning(lambda: WorkerProcess.start(arguments, seconds))
         self.takes: list[str] = []
         """Names of what the function is called with, once a process has run."""
 
     async def running(self) -> WorkerProcess:
-        """The process, a new one where there is none. Raises WorkerLost."""
-        async with self._changing:
-            if self._process is None or self._process.ended:
-                await self._stopped()
-                self._process = await WorkerProcess.start(*self._start)
-                self.takes = list(self._process.takes)
-            return self._process
+        """Raises WorkerLost."""
+        process = await self._process.running()
+        self.takes = list(process.takes)
+        return process
 
     async def call(self, values: dict[str, Any]) -> dict[str, Any]:
         """The function's answer. Raises WorkerLost, after which the next call gets a new process."""
@@ -101,23 +99,12 @@ class _Worker:
         try:
             return await process.call(values)
         except WorkerLost:
-            await self._end(process)
+            await self._process.end(process)
             raise
         except asyncio.CancelledError:
             if not process.concurrent:
-                await self._end(process)  # the next call would wait for this one
+                await self._process.end(process)  # the next call would wait for this one
             raise
 
     async def stop(self) -> None:
-        async with self._changing:
-            await self._stopped()
-
-    async def _end(self, process: WorkerProcess) -> None:
-        async with self._changing:
-            if self._process is process:
-                await self._stopped()
-
-    async def _stopped(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            await process.stop()
+        await self._process.stop()

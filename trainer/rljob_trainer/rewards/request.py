@@ -54,13 +54,30 @@ class ServiceDown(RuntimeError):
     """A reward service scored no sample of a whole step."""
 
 
-class RewardFailed(Exception):
-    """One call failed."""
+class SampleFailed(Exception):
+    """Why a sample leaves its step."""
 
-    def __init__(self, kind: Kind, field: str, target: str, reason: str):
+    what: str
+    """What failed, in the plural."""
+
+    def __init__(self, kind: str, field: str, target: str, reason: str):
         """`target` is the file, rule or address at `field` of the spec."""
         super().__init__(f"{field}: {reason}")
         self.kind, self.field, self.target, self.reason = kind, field, target, reason
+
+    def as_error(self) -> Exception:
+        """The error when all samples of a step failed."""
+        raise NotImplementedError
+
+
+class RewardFailed(SampleFailed):
+    """One call failed."""
+
+    what = "rewards"
+    kind: Kind
+
+    def __init__(self, kind: Kind, field: str, target: str, reason: str):
+        super().__init__(kind, field, target, reason)
 
     def as_error(self) -> Exception:
         """The error when no sample of a step could be scored. A service may be back after a restart; the user has to fix anything else."""

@@ -33,25 +33,31 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 def main() -> None:
     path, name, known, seconds = sys.argv[1:]
-    _die_with_parent()
-    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    os.register_at_fork(after_in_child=answers.close)  # the driver would wait for the end of a child that outlives us
+    die_with_parent()
+    questions, answers = channel()
     try:
         function = load(path, name)
         takes = taken(function, json.loads(known))
     except BaseException as error:
-        _say(answers, error=explain(error, path, name))
+        say(answers, error=explain(error, path, name))
         return
     concurrent = inspect.iscoroutinefunction(function)
-    _say(answers, takes=takes, concurrent=concurrent)
+    say(answers, takes=takes, concurrent=concurrent)
     with contextlib.suppress(EOFError):
         if concurrent:
             asyncio.run(serve(function, questions, answers, path, name, float(seconds)))
         while True:
             number, values = pickle.load(questions)
-            _say(answers, number=number, **answer(function, values, path, name))
+            say(answers, number=number, **answer(function, values, path, name))
+
+
+def channel() -> tuple[BinaryIO, IO[str]]:
+    """What the driver asks and where it is answered: stdin and stdout, which the user's code has no hold of."""
+    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    os.register_at_fork(after_in_child=answers.close)  # the driver would wait for the end of a child that outlives us
+    return questions, answers
 
 
 async def serve(
@@ -60,7 +66,7 @@ async def serve(
     """An async function, whose calls do not wait for each other. Raises EOFError when there are no more questions."""
 
     async def one(number: int, values: dict[str, Any]) -> None:
-        _say(answers, number=number, **await async_answer(function, values, path, name, seconds))
+        say(answers, number=number, **await async_answer(function, values, path, name, seconds))
 
     calls = set()
     while True:
@@ -122,11 +128,11 @@ def explain(error: BaseException, path: str, name: str) -> str:
     return f"{name}() in {Path(path).name}: {type(error).__name__}: {error}"[:3000] + place
 
 
-def _say(stream: IO[str], **message: object) -> None:
+def say(stream: IO[str], **message: object) -> None:
     stream.write(json.dumps(message) + "\n")
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """A function that never returns must not outlive a driver that was killed. Linux only; elsewhere the closed pipe ends this process."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The driver's end of a process that runs a user's reward function (rewards/worker.py)."""
+"""The driver's end of a process that runs a user's function (rewards/worker.py)."""
 
 import asyncio
 import json
@@ -7,9 +7,9 @@ import pickle
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 from rljob_api import names
 from rljob_trainer.processes import kill_group
@@ -18,8 +18,8 @@ from rljob_trainer.rewards.request import Kind
 START_SECONDS = 60.0
 GRACE_SECONDS = 2.0
 """An async function's process ends its late calls itself, without the others. It is ended as a whole if it does not."""
-LINE_LIMIT = 2**20
-MODULE = "rljob_trainer.rewards.worker"
+LINE_LIMIT = 2**26
+"""Bytes. The longest lines are token ids of an agent's context."""
 
 
 class WorkerLost(Exception):
@@ -33,6 +33,8 @@ class WorkerLost(Exception):
 class WorkerProcess:
     """One life of it, from `start` to `stop`."""
 
+    MODULE = "rljob_trainer.rewards.worker"
+
     def __init__(self, process: Process, seconds: float):
         self._process, self._seconds = process, seconds
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -43,14 +45,15 @@ class WorkerProcess:
         self.concurrent = False
         """It may be asked again before it has answered: the function is async."""
 
-    @staticmethod
-    async def start(path: str, function: str, known: Sequence[str], seconds: float) -> "WorkerProcess":
-        """`known`: names of the values that there are. `seconds` limits one call. Raises WorkerLost with what the file's import said."""
-        command = (sys.executable, "-m", MODULE, path, function, json.dumps(known), str(seconds))
+    @classmethod
+    async def start(cls, arguments: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None) -> Self:
+        """`arguments`: of the process, but for its last one, `seconds`, which limits one call. Raises WorkerLost with what the file's import said."""
+        command = (sys.executable, "-m", cls.MODULE, *arguments, str(seconds))
+        environment = _environment() | dict(variables or {})
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, env=_environment(), limit=LINE_LIMIT, start_new_session=True
+            *command, stdin=PIPE, stdout=PIPE, env=environment, limit=LINE_LIMIT, start_new_session=True
         )
-        worker = WorkerProcess(process, seconds)
+        worker = cls(process, seconds)
         try:
             await worker._greet()
         except BaseException:
@@ -101,14 +104,16 @@ class WorkerProcess:
         """Hand out answers until the process ends. Nobody waits any more for one that comes late."""
         try:
             while line := await answers.readline():
-                reply = json.loads(line)
-                call = self._calls.get(reply.pop("number"))
-                if call and not call.done():
-                    call.set_result(reply)
+                self._received(json.loads(line))
         finally:
             for call in self._calls.values():
                 if not call.done():
                     call.set_exception(WorkerLost("its process ended during the call"))
+
+    def _received(self, reply: dict[str, Any]) -> None:
+        call = self._calls.get(reply.pop("number"))
+        if call and not call.done():
+            call.set_result(reply)
 
 
 def _environment() -> dict[str, str]:

@@ -1,0 +1,36 @@
+"""spec.rollout.agent: samples of several turns, in which the policy acts and something answers."""
+
+from typing import Annotated
+
+from pydantic import StringConstraints
+
+from rljob_api.base import Model
+from rljob_api.spec.common import AbsolutePath, PositiveFloat, PositiveInt
+
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
+
+
+class PythonAgent(Model):
+    """A Python function that makes one trajectory: `async def rollout(prompt, policy, row)`, run in a process of its own."""
+
+    path: AbsolutePath
+    """A Python file that the trainer pods can read, for example from a ConfigMap volume."""
+    function: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)] = "rollout"
+    """Name of the async function. It returns a Trajectory, or None for a sample that is left out."""
+
+
+class AgentSpec(Model):
+    """How a sample comes into being when it is more than one response: turns of the policy, with what tools, users or an environment say in between.
+    Only tokens that the policy generated are learnt from."""
+
+    python: PythonAgent
+    """A function of your own."""
+    max_turns: PositiveInt
+    """Most responses that one trajectory may ask of the policy. Each has at most `sampling.maxTokens` tokens."""
+    max_tokens: PositiveInt
+    """Longest trajectory, in tokens: all turns and what is said in between, without the prompt of the data."""
+    timeout_seconds: PositiveFloat = 60.0
+    """Longest time that the agent takes for one trajectory; its waiting for the policy does not count. A trajectory that takes longer has failed: it
+    is counted and reported, and leaves the batch; it is never a silent 0."""
+    env: dict[VariableName, str] = {}
+    """Environment variables of the agent's processes, in addition to the trainer's. Secrets belong into `trainer.template.env`."""

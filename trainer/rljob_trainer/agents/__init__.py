@@ -1,0 +1,8 @@
+"""Samples of several turns: an agent asks the policy, and what the policy did not write is not learnt from.
+
+An agent's file imports from here what its function works with.
+"""
+
+from rljob_trainer.agents.api import Policy, PolicyError, Prompt, Trajectory, Turn
+
+__all__ = ["Policy", "PolicyError", "Prompt", "Trajectory", "Turn"]

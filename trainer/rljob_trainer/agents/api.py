@@ -1,0 +1,98 @@
+"""What the function of an agent works with: `async def rollout(prompt, policy, row) -> Trajectory | None`.
+
+Imported by the function's process, so nothing large: tokens are lists of ids here.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from operator import index
+from typing import Any, Literal
+
+LARGEST = 2**31
+Ask = Callable[[str, dict[str, Any]], Awaitable[Any]]
+"""A question to the driver, by its name and arguments, and the answer."""
+
+
+class PolicyError(Exception):
+    """The policy cannot be asked that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the row of the data says."""
+
+    tokens: list[int]
+    """Through the chat template where the row holds messages."""
+    text: str
+    """What the tokens stand for."""
+    answer: str
+    data_source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the policy wrote behind `context`."""
+
+    context: list[int]
+    tokens: list[int]
+    log_probs: list[float]
+    """Of each of `tokens`, at the temperature of the job."""
+    policy_steps: list[int]
+    """Of each of `tokens`, the step of the policy that wrote it."""
+    text: str
+    """Of `tokens`, without special tokens."""
+    finish_reason: Literal["stop", "length"]
+    """`stop`: with the end-of-sequence token or a text of `stop`; `length`: cut off."""
+
+    @property
+    def whole(self) -> list[int]:
+        """Context and tokens: what the next turn continues."""
+        return self.context + self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """What is trained on: of `tokens` those that `policy.generate` returned at that place. All others are context."""
+
+    tokens: Sequence[int]
+    """From the beginning of the prompt, as they were generated: never a text that was tokenised again."""
+    reward: float = 0.0
+    """Added to what spec.rewards make of the last turn."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers to report, by names of your own."""
+
+
+class Policy:
+    """The policy that is trained, for one trajectory."""
+
+    def __init__(self, ask: Ask):
+        self._ask = ask
+
+    async def generate(
+        self, context: Sequence[int], *, max_tokens: int | None = None, stop: Sequence[str] | None = None
+    ) -> Turn | None:
+        """What the policy writes behind these tokens; None when maxTurns or maxTokens of spec.rollout.agent leave no room for another turn.
+
+        Temperature and seed are the job's. Raises PolicyError.
+
+        Args:
+            max_tokens: at most so many, in place of spec.rollout.sampling.maxTokens, if these are fewer
+            stop: texts that end the turn, in place of spec.rollout.sampling.stop; the turn keeps them
+        """
+        tokens = ids(context)
+        arguments = {"context": tokens, "max_tokens": max_tokens, "stop": None if stop is None else list(stop)}
+        answer = await self._ask("generate", arguments)
+        return None if answer is None else Turn(tokens, **answer)
+
+    async def encode(self, text: str) -> list[int]:
+        """The tokens of a text, for what somebody else says: no special tokens are added in front or behind. Raises PolicyError."""
+        found: list[int] = await self._ask("encode", {"text": text})
+        return found
+
+
+def ids(tokens: Sequence[int]) -> list[int]:
+    """As a list. Raises TypeError or ValueError for what is no token id."""
+    found = [index(token) for token in tokens]
+    if strange := [token for token in found if not 0 <= token < LARGEST]:
+        raise ValueError(f"{strange[0]} is no token id")
+    return found

@@ -1,0 +1,77 @@
+"""The driver's side of one trajectory: it answers the agent, and keeps what the policy generated."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+
+from rljob_api.spec.agent import AgentSpec
+from rljob_api.spec.common import Sampling
+from rljob_trainer.agents.api import PolicyError
+from rljob_trainer.agents.recording import Recorded, Rollout, rollout_of
+from rljob_trainer.data.prompts import Prompt
+from rljob_trainer.data.tokenizer import Tokenizer
+from rljob_trainer.rollout.client import RequestRefusedError
+from rljob_trainer.trajectory import Ints, Segment
+
+Response = tuple[tuple[Segment, ...], bool]
+"""What the policy wrote, and whether it was cut off."""
+Sample = Callable[[Ints, Sampling, int], Awaitable[Response]]
+"""One response to a context, in the turn of this number."""
+
+
+class Session:
+    """Of one agent and one sample of `prompt`."""
+
+    def __init__(self, spec: AgentSpec, prompt: Prompt, sampling: Sampling, tokenizer: Tokenizer, sample: Sample):
+        self.prompt = prompt
+        self._spec, self._sampling, self._tokenizer, self._sample = spec, sampling, tokenizer, sample
+        self._begun, self._ended_early = 0, False
+        self._answers: list[Recorded] = []
+
+    async def answer(self, method: str, arguments: dict[str, Any]) -> Any:
+        """To a question of the agent's. Raises PolicyError."""
+        if method == "generate":
+            return await self._generate(**arguments)
+        return self._encode(**arguments)
+
+    def rollout(self, tokens: list[int]) -> Rollout | None:
+        """The trajectory of these tokens; None when the policy wrote none of them."""
+        return rollout_of(np.array(tokens, np.int32), self._answers, self._ended_early)
+
+    async def _generate(
+        self, context: list[int], max_tokens: int | None, stop: list[str] | None
+    ) -> dict[str, Any] | None:
+        """As Policy.generate, a Turn without its context."""
+        if not context:
+            raise PolicyError("nothing to continue: the context has no token")
+        room = self._spec.max_tokens - (len(context) - len(self.prompt.tokens))
+        longest = min(room, self._sampling.max_tokens, room if max_tokens is None else max_tokens)
+        if self._begun >= self._spec.max_turns or longest < 1:
+            self._ended_early = True
+            return None
+        self._begun += 1
+        changes = {"max_tokens": longest} | ({} if stop is None else {"stop": stop})
+        sampling, tokens = self._sampling.model_copy(update=changes), np.array(context, np.int32)
+        try:
+            segments, truncated = await self._sample(tokens, sampling, self._begun - 1)
+        except RequestRefusedError as error:
+            raise PolicyError(str(error)) from error
+        self._answers.append(Recorded(tokens, segments, truncated))
+        return self._turn(self._answers[-1])
+
+    def _turn(self, answer: Recorded) -> dict[str, Any]:
+        tokens = answer.tokens.tolist()
+        return {
+            "tokens": tokens,
+            "log_probs": [float(p) for s in answer.segments if s.log_probs is not None for p in s.log_probs],
+            "policy_steps": [s.policy_step for s in answer.segments for _ in s.tokens],
+            "text": self._tokenizer.decode(tokens, skip_special_tokens=True),
+            "finish_reason": "length" if answer.truncated else "stop",
+        }
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        except Exception as error:  # the tokenizers library raises plain Exceptions
+            raise PolicyError(f"the tokenizer cannot encode {text[:200]!r}: {error}") from error

@@ -1,0 +1,118 @@
+"""The process that runs an agent's function: `python -m rljob_trainer.agents.worker FILE FUNCTION SECONDS`.
+
+First it says {"takes": names, "concurrent": true} or {"error": text}. Then it reads pickled triples: ("begin", number, values) begins a trajectory,
+("cancel", number, None) ends it, and ("answer", number, (question, {"value": ...} or {"error": text})) answers a question. It writes lines of JSON:
+{"number", "question", "method", "arguments"} asks the driver, and the last line of a trajectory is {"number", "trajectory": {"tokens", "reward",
+"metrics"} or null} or {"number", "error": text, "kind": text} with a kind of failures.py. A trajectory may take SECONDS of its own time.
+"""
+
+import asyncio
+import inspect
+import pickle
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
+from typing import IO, Any, BinaryIO
+
+from rljob_trainer.agents.api import Policy, PolicyError, Prompt, Trajectory, ids
+from rljob_trainer.agents.own_time import OwnTime
+from rljob_trainer.rewards.returned import NotAReward, split
+from rljob_trainer.rewards.worker import Function, channel, die_with_parent, explain, load, say
+
+PARAMETERS = ("prompt", "policy", "row")
+
+
+def main() -> None:
+    path, name, seconds = sys.argv[1:]
+    die_with_parent()
+    questions, answers = channel()
+    try:
+        function = load(path, name)
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError("has to be async: async def rollout(prompt, policy, row)")
+        inspect.signature(function).bind(*PARAMETERS)
+    except BaseException as error:
+        say(answers, error=explain(error, path, name))
+        return
+    say(answers, takes=PARAMETERS, concurrent=True)
+    rollouts = Rollouts(function, answers, partial(explain, path=path, name=name), float(seconds))
+    asyncio.run(rollouts.serve(questions))
+
+
+class Rollouts:
+    """The trajectories that are under way."""
+
+    def __init__(self, function: Function, answers: IO[str], explained: Any, seconds: float):
+        self._function, self._answers, self._explained, self._seconds = function, answers, explained, seconds
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._waiting: dict[tuple[int, int], asyncio.Future[Any]] = {}
+        """By trajectory and question."""
+        self._questions = count()
+
+    async def serve(self, messages: BinaryIO) -> None:
+        """Until the driver hangs up. Messages are read in a thread of their own: the function's threads are the function's."""
+        loop, reader = asyncio.get_running_loop(), ThreadPoolExecutor(1)
+        while True:
+            try:
+                kind, number, value = await loop.run_in_executor(reader, pickle.load, messages)
+            except EOFError:
+                return
+            if kind == "begin":
+                self._tasks[number] = asyncio.create_task(self._run(number, value))
+            elif kind == "cancel" and number in self._tasks:
+                self._tasks[number].cancel()
+            elif kind == "answer" and (future := self._waiting.get((number, value[0]))) and not future.done():
+                future.set_result(value[1])
+
+    async def _run(self, number: int, values: Mapping[str, Any]) -> None:
+        own_time = OwnTime(self._seconds)
+        try:
+            async with own_time.limited():
+                policy = Policy(partial(self._ask, number, own_time))
+                found = await self._function(Prompt(**values["prompt"]), policy, values["row"])
+            say(self._answers, number=number, **returned(found))
+        except BaseException as error:
+            late = own_time.is_over
+            text = f"took longer than {self._seconds:g} s of its own" if late else self._explained(error)
+            say(self._answers, number=number, error=text, kind="timeout" if late else "raised")
+        finally:
+            del self._tasks[number]
+
+    async def _ask(self, number: int, own_time: OwnTime, method: str, arguments: dict[str, Any]) -> Any:
+        question = next(self._questions)
+        future = self._waiting[number, question] = asyncio.get_running_loop().create_future()
+        try:
+            with own_time.stopped():
+                say(self._answers, number=number, question=question, method=method, arguments=arguments)
+                answer = await future
+        finally:
+            del self._waiting[number, question]
+        if "error" in answer:
+            raise PolicyError(answer["error"])
+        return answer["value"]
+
+
+def returned(found: Any) -> dict[str, Any]:
+    """What the function returned, as JSON says it."""
+    if found is None:
+        return {"trajectory": None}
+    if not isinstance(found, Trajectory):
+        return _strange(f"returned {type(found).__name__}, not a Trajectory of rljob_trainer.agents or None")
+    try:
+        tokens = ids(found.tokens)
+        said = split({**found.metrics, "score": found.reward})
+    except NotAReward as error:
+        return _strange(f"returned a Trajectory whose reward or metrics hold {error}")
+    except (TypeError, ValueError) as error:
+        return _strange(f"returned a Trajectory whose tokens are no ids: {error}")
+    return {"trajectory": {"tokens": tokens, "reward": said.score, "metrics": said.metrics}}
+
+
+def _strange(text: str) -> dict[str, Any]:
+    return {"error": text, "kind": "value"}
+
+
+if __name__ == "__main__":
+    main()
