@@ -4,7 +4,7 @@ import click
 
 from kubectl_rljob.options import with_global
 from kubectl_rljob.session import Session
-from kubectl_rljob.verbs import change, importing, logs, metrics, plan, shell, show, watch
+from kubectl_rljob.verbs import change, importing, logs, metrics, plan, samples, shell, show, watch
 from kubectl_rljob.verbs.about import completion, version
 
 PROGRAM = "kubectl rljob"
@@ -13,6 +13,7 @@ VERBS = (
     show.status,
     watch.watch,
     metrics.metrics,
+    samples.samples,
     logs.logs,
     shell.shell,
     show.describe_failure,

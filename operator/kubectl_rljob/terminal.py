@@ -41,6 +41,9 @@ class Colours(RegexHighlighter):
         r"(?m)^(?P<heading>[A-Z][A-Z /-]{3,}\b)",
         r"(?m)(?P<good>\b(Succeeded|Running|serving)\b|^Valid\.$)",
         r"(?m)(?P<bad>\b(Failed|Unreadable|LAST FAILURE)\b|^error:)",
+        r"(?m)^(?P<policy>  policy \d+ .*(\n {15}.*)*)",
+        r"(?m)^(?P<environment>  environment .*(\n {15}.*)*)",
+        r"(?m)^(?P<prompt>  prompt .*(\n {15}.*)*)",
         r"(?m)(?P<held>\b(Pending|Starting|Draining|Suspended|Restarting)\b|^warning:)",
     ]
 
@@ -52,6 +55,9 @@ _THEME = Theme(
         "rljob.good": "green",
         "rljob.bad": "bold red",
         "rljob.held": "yellow",
+        "rljob.policy": "green",
+        "rljob.environment": "yellow",
+        "rljob.prompt": "dim",
     }
 )
 

@@ -37,6 +37,16 @@ def volume_pod(cluster: Cluster, terminal: Terminal, job: Job) -> Iterator[Place
             _delete(cluster, terminal, job.namespace, name)
 
 
+@contextmanager
+def reading_pod(cluster: Cluster, terminal: Terminal, job: Job) -> Iterator[Place]:
+    """A container that has the job's volumes: a trainer's that runs, or else one that is made for it. Raises UserError."""
+    if running := cluster.pods(job, names.ROLE_TRAINER, running=True):
+        yield Place(job.namespace, running[0], names.container(names.ROLE_TRAINER))
+        return
+    with volume_pod(cluster, terminal, job) as place:
+        yield place
+
+
 def manifest(job: Job, spec: RLJobSpec, trainer: Mapping[str, Any]) -> dict[str, Any]:
     """The restricted Pod Security standard admits it. `trainer`: spec of the job's trainer pods, as the operator has made it with the
     administrator's defaults; empty after the job's children are deleted. Then the spec's own user counts, or else the image's."""

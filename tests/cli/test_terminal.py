@@ -12,6 +12,7 @@ from rich.text import Text
 
 from cli.fake_api import FakeApi
 from cli.makers import make_job, running
+from kubectl_rljob.terminal import Colours
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,3 +72,15 @@ def test_watch_draws_the_page_and_leaves_the_last_one(api: FakeApi, terminal: Ca
     text, code = terminal(120, "watch", "demo", "--interval", "0.05")
     assert code == 3
     assert "OutOfMemoryError" in text
+
+
+def test_each_text_of_a_sample_has_the_colour_of_who_wrote_it() -> None:
+    page = "prompt 7\n  prompt       1+1=\n  policy 9     a\n               b\n  environment  c\n  policy 9     d"
+    styles = {str(span.style): span for span in Colours()(page).spans}
+    written = {name.removeprefix("rljob."): page[span.start : span.end] for name, span in styles.items()}
+    assert written == {
+        "prompt": "  prompt       1+1=",
+        "environment": "  environment  c",
+        "policy": "  policy 9     d",
+    }
+    assert next(s for s in Colours()(page).spans if str(s.style) == "rljob.policy").end == page.index("\n  environment")

@@ -1,19 +1,17 @@
 """The log of one pod, or of a rank in an earlier attempt."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
 
 from kubectl_rljob import kubectl
-from kubectl_rljob.cluster import Cluster, Place
+from kubectl_rljob.cluster import Cluster
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
 from kubectl_rljob.options import job_name, verb
 from kubectl_rljob.session import Session
-from kubectl_rljob.volume_pod import volume_pod
+from kubectl_rljob.volume_pod import reading_pod
 from rljob_api import names
 
 
@@ -96,18 +94,8 @@ def print_attempt(session: Session, cluster: Cluster, job: Job, attempt: int, ra
         raise UserError(f"{job.title}: this release does not understand its spec", job.command("status"))
     file = names.rank_log(Path(job.spec.checkpoint.path), attempt, rank)
     command = ["tail", "-n", "+1" if tail is None else str(tail), str(file)]
-    with reader(session, cluster, job) as place:
+    with reading_pod(cluster, session.terminal, job) as place:
         session.terminal.stream(kubectl.read(session, place, command))
-
-
-@contextmanager
-def reader(session: Session, cluster: Cluster, job: Job) -> Iterator[Place]:
-    """A pod that has the job's volumes: a trainer's that runs, or else one that is made for it."""
-    if running := cluster.pods(job, names.ROLE_TRAINER, running=True):
-        yield Place(job.namespace, running[0], names.container(names.ROLE_TRAINER))
-        return
-    with volume_pod(cluster, session.terminal, job) as place:
-        yield place
 
 
 def pod_of(job: Job, role: str, rank: int) -> str:

@@ -35,7 +35,7 @@ async def rollout(prompt, policy, row):
         gate.with_name(f"waiting-{id(policy)}").touch()
         while not gate.exists():
             await asyncio.sleep(0.05)
-        context = turn.whole + await policy.encode("w7 w8 w9")
+        context = turn.whole + [7, 8, 9]
     return Trajectory(context)
 """
 """Its first turn is of the first policy; the others come when the gate is opened."""

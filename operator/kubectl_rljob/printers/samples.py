@@ -1,0 +1,27 @@
+"""Samples of a step, with who wrote what."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+WIDTH = 13
+"""Of the column that says who wrote a text."""
+
+
+def samples_page(step: int, samples: Iterable[Mapping[str, Any]]) -> str:
+    """Each sample below a line about it, each text behind its author: the policy with the step of its weights."""
+    return "\n\n".join([f"STEP {step}", *map(_sample, samples)])
+
+
+def _sample(sample: Mapping[str, Any]) -> str:
+    facts = [f"prompt {sample['prompt_index']}", f"sample {sample['sample']}", f"reward {sample['reward']:g}"]
+    facts += [f"answers {sample['prediction']}"] if "prediction" in sample else []
+    facts += [f"{name} {value:g}" for name, value in sample.get("metrics", {}).items()]
+    facts += ["cut off"] if sample["truncated"] else []
+    return "\n".join([", ".join(facts), *map(_segment, sample["segments"])])
+
+
+def _segment(segment: Mapping[str, Any]) -> str:
+    """Lines of the text under each other."""
+    author = f"policy {segment['policy_step']}" if segment["source"] == "policy" else segment["source"]
+    first, *rest = str(segment["text"]).split("\n")
+    return "\n".join([f"  {author:<{WIDTH}}{first}", *(" " * (WIDTH + 2) + line for line in rest)])

@@ -1,0 +1,66 @@
+"""What the policy wrote in a step."""
+
+import json
+import re
+from pathlib import Path
+
+import click
+
+from kubectl_rljob import kubectl
+from kubectl_rljob.cluster import Place
+from kubectl_rljob.errors import UserError
+from kubectl_rljob.job import Job
+from kubectl_rljob.options import job_name, verb
+from kubectl_rljob.printers.samples import samples_page
+from kubectl_rljob.session import Session
+from kubectl_rljob.volume_pod import reading_pod
+from rljob_api import names
+from rljob_api.spec import RLJobSpec
+
+
+@verb()
+@job_name
+@click.option("--step", type=click.IntRange(min=1), metavar="N", help="of this step (default: the last that has any)")
+@click.option("--count", type=click.IntRange(min=1), default=4, metavar="N", help="how many samples (default: 4)")
+def samples(session: Session, name: str, step: int | None, count: int) -> None:
+    """Print a few samples of a step, with who wrote what.
+
+    The policy, with the step of its weights; the prompt; or the environment, such as a tool or a user, whose texts
+    are not learnt from. On a terminal each has a colour. Samples of the last 50 steps are on the job's volume, under
+    samples of spec.checkpoint.path. They are read in one of the job's pods, else in one that is made for it, as
+    `kubectl rljob shell` makes it.
+    """
+    cluster = session.cluster()
+    job = cluster.job(name)
+    spec = generating(job)
+    with reading_pod(cluster, session.terminal, job) as place:
+        chosen = existing(session, place, job, spec, step)
+        file = names.samples_file(Path(spec.checkpoint.path), chosen)
+        lines = read(session, place, "cat", str(file)).splitlines()
+    session.terminal.show(samples_page(chosen, map(json.loads, lines[:count])))
+
+
+def generating(job: Job) -> RLJobSpec:
+    """The spec of a job that has samples. Raises UserError."""
+    if job.spec is None:
+        raise UserError(f"{job.title}: this release does not understand its spec", job.command("status"))
+    if job.spec.supervised:
+        raise UserError(f"{job.title} learns from given data (task {job.spec.task}): its policy writes nothing")
+    return job.spec
+
+
+def existing(session: Session, place: Place, job: Job, spec: RLJobSpec, step: int | None) -> int:
+    """The step, or the last one. Raises UserError when there are no samples of it."""
+    directory = names.samples_file(Path(spec.checkpoint.path), 1).parent
+    listed = read(session, place, "find", str(directory.parent), "-maxdepth", "2", "-path", f"{directory}/step_*.jsonl")
+    steps = sorted(int(number) for number in re.findall(r"step_(\d+)\.jsonl", listed))
+    if not steps:
+        raise UserError(f"{job.title} has no samples yet, or its volume was emptied", job.command("status"))
+    if step is not None and step not in steps:
+        raise UserError(f"--step {step}: {job.title} has samples of steps {steps[0]} to {steps[-1]}")
+    return step or steps[-1]
+
+
+def read(session: Session, place: Place, *command: str) -> str:
+    """What the command writes, run where the job's volumes are. Raises UserError."""
+    return b"".join(kubectl.read(session, place, command)).decode(errors="replace")
