@@ -4,12 +4,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.pictures import architecture, learning, memory, states, timeline
+from docs.pictures import architecture, asynchrony, learning, memory, states, timeline
 from docs.pictures.svg import THEMES, Canvas
 
 PICTURES: dict[str, Callable[[dict[str, str]], Canvas]] = {
     "architecture": architecture.draw,
     "timeline": timeline.draw,
+    "asynchrony": asynchrony.draw,
     "states": states.draw,
     "memory": memory.draw,
     "learning": learning.draw,

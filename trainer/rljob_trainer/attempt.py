@@ -63,7 +63,8 @@ class Attempt:
             if start:
                 self.source.restored(step, start.manifest.digest)
             data = dict(start.manifest.data) if start else None
-            self._first.driver.start(step, data, self._first.store.checkpoints(), self.engine.backend)
+            buffer = names.buffer_dir(start.directory) if start else None
+            self._first.driver.start(step, data, self._first.store.checkpoints(), self.engine.backend, buffer)
         self._held = self._ranks.broadcast(self._own(step))
         self._start = step
         self.evaluate(step)
@@ -143,11 +144,16 @@ class Attempt:
             return
         digest = self.source.digest(step)
         self.engine.memory.enter("save")
-        self._saver.begin(step, digest, data, reshardable=not alongside)
+        self._saver.begin(step, digest, data, reshardable=not alongside, further=self._save_buffer)
         self._held = [step, not alongside]
         self.engine.memory.enter("generate")
         if not alongside:
             self._settle(wait=True)
+
+    def _save_buffer(self, directory: Path) -> None:
+        """What was generated and not trained becomes part of the checkpoint."""
+        if self._first:
+            self._first.driver.save_buffer(names.buffer_dir(directory))
 
     def _settle(self, wait: bool = False) -> None:
         """Complete the checkpoint that is being written: if it is on the disk, or once it is. Raises SaveFailed when it cannot be."""

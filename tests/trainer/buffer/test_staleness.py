@@ -244,3 +244,35 @@ async def test_with_continue_a_policy_is_published_at_once_and_responses_continu
         assert [set(part.log_probs.tolist()) for part in sample.sampled_segments] == [{-1.0}, {-2.0}, {-3.0}]
         assert "".join(map(chr, sample.response_tokens)) == f"{' ' * 400}{sum(slowest) + 2}."
     assert sorted(s.prompt_index for f in found for s in f.samples) == sorted(2 * permutation(12, 0, 0)[:8])
+
+
+async def test_with_continue_rollouts_come_and_go_without_a_wait_and_no_sample_is_lost(bench):
+    """One of two leaves while it writes, another comes: what the first had at the last policy is continued elsewhere."""
+    bench.spec["train"] |= {"steps": 6, "staleness": 2, "promptsPerStep": 2, "samplesPerPrompt": 2}
+    bench.spec["rollout"]["interrupt"] = "continue"
+    pace = lambda a, b: 20 + 40 * (b == 2)  # noqa: E731
+    async with (
+        Thinker("demo-rollout-0", pace) as a,
+        Thinker("demo-rollout-1", pace) as b,
+        Thinker("new", pace) as c,
+        begun(bench, [a, b]) as rank,
+    ):
+        found = []
+        for step in range(1, 7):
+            found.append(await batch(rank))
+            if step == 2:
+                assert b.requests
+                bench.control(rollouts=(a.endpoint, c.endpoint))
+                await asyncio.sleep(1.2)
+            began = time.monotonic()
+            told = await trained(rank, step)
+            assert time.monotonic() - began < 2
+            assert set(told) == ({"demo-rollout-0", "demo-rollout-1"} if step == 1 else {"demo-rollout-0", "new"})
+            await publish(rank, step, [a, b, c])
+        assert await until(rank, "over") == "succeeded"
+    assert c.requests, "a newcomer has work"
+    assert sorted(s.prompt_index for f in found for s in f.samples) == sorted(2 * permutation(12, 0, 0))
+    for f in found:
+        for sample in f.samples:
+            said = "".join(map(chr, sample.response_tokens))
+            assert said.strip().endswith(".") and max(ages(f)) <= 2

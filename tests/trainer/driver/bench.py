@@ -41,8 +41,15 @@ class Rank(DriverClient):
 
     policy: int | None = None
 
-    def start(self, step: int, data: dict[str, Any] | None, checkpoints: Sequence[Checkpoint], backend: str) -> None:
-        super().start(step, data, checkpoints, backend)
+    def start(
+        self,
+        step: int,
+        data: dict[str, Any] | None,
+        checkpoints: Sequence[Checkpoint],
+        backend: str,
+        buffer: Path | None = None,
+    ) -> None:
+        super().start(step, data, checkpoints, backend, buffer)
         self.evaluate(step)
 
     def evaluate(self, step: int) -> None:
@@ -144,11 +151,13 @@ async def publish(rank: Rank, step: int, servers: list[Server], failed: dict[str
 
 
 @asynccontextmanager
-async def begun(bench: Bench, servers: list[Server], step: int = 0, data: dict | None = None) -> AsyncIterator[Rank]:
+async def begun(
+    bench: Bench, servers: list[Server], step: int = 0, data: dict | None = None, buffer: Path | None = None
+) -> AsyncIterator[Rank]:
     """Rank 0's end, with the first policy published."""
     bench.control(rollouts=tuple(s.endpoint for s in servers))
     rank = await bench.connect()
-    await call(rank.start, step, data, [], "")
+    await call(rank.start, step, data, [], "", buffer)
     await until(rank, "newcomers")
     await publish(rank, step, servers)
     try:

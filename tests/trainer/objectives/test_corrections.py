@@ -1,6 +1,7 @@
 """The rollouts' probabilities against the trainer's: measured, weighed, rejected."""
 
 import math
+import random
 from typing import Any
 
 import pytest
@@ -40,6 +41,23 @@ def test_the_weight_is_of_old_against_rollout_and_the_clipped_ratio_of_new_again
     assert found.weight.tolist() == pytest.approx([1.5, 0.8, 2.0, 0.2])
     assert found.ratio.tolist() == pytest.approx([1.1] * 4)
     assert found.policy.tolist() == pytest.approx([-1.65, -0.88, -2.2, -0.22])
+
+
+def test_with_token_weights_ppo_is_the_decoupled_objective() -> None:
+    """-min(pi_prox / mu, cap) x min(u A, clip(u) A), u = pi / pi_prox (arXiv 2110.00641, 2505.24298), and its gradient, in plain Python."""
+    chance = random.Random(0)
+    new, old, rollout = ([chance.uniform(-3, -0.1) for _ in range(200)] for _ in range(3))
+    advantages = [chance.gauss(0, 1) for _ in range(200)]
+    log_probs = tensor(new).requires_grad_()
+    tokens = columns(log_probs=log_probs, old_log_probs=old, rollout_log_probs=rollout, advantages=advantages)
+    spec = algorithm(rolloutCorrection={"importanceSampling": "token", "cap": 5}, clip={"low": 0.2, "high": 0.3})
+    found = policy_terms(spec, 0.0, tokens, responses(120, 80)).loss
+    found.sum().backward()
+    for i in range(200):
+        u, weight, a = math.exp(new[i] - old[i]), min(math.exp(old[i] - rollout[i]), 5), advantages[i]
+        clipped = min(max(u, 0.8), 1.3)
+        assert found[i].item() == pytest.approx(-weight * min(u * a, clipped * a))
+        assert log_probs.grad[i].item() == pytest.approx(-weight * u * a if u * a <= clipped * a else 0.0)
 
 
 def test_the_weight_is_a_constant() -> None:

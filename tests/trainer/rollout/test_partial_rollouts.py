@@ -46,7 +46,7 @@ class Lab:
         sampling = {"maxTokens": LONGEST, "temperature": TEMPERATURE}
         self._job = job = spec(self.policies[0], sampling=sampling).model_copy(update={"train": TRAIN})
         self.pool, self.rewards = RolloutPool(TOKEN, 1, 1, ROOM, lambda: None), RewardManager(job.rewards)
-        self._groups = Groups(TRAIN, Generator(job, "u", load_tokenizer(job), self.rewards, self.pool, lambda: None))
+        self._groups = Groups(job, Generator(job, "u", load_tokenizer(job), self.rewards, self.pool, lambda: None))
         self.pending: list[int] = []
         self._drawn = 0
 
@@ -73,7 +73,7 @@ class Lab:
         groups.resume()
         groups.begin(step, step - 1, prompts)
         selection.begin_round(len(groups.positions))
-        while not selection.choose(groups.complete, groups.due(step)):
+        while not selection.choose(groups.complete, groups.waits(step)):
             await groups.changed()
         groups.remove(selection.chosen)
         await groups.leave(step)

@@ -29,6 +29,11 @@ def record(root: Path, batch: Batch) -> None:
     """Write a whole batch below the checkpoint path, whole or not at all."""
     file = names.batch_file(root, batch.step)
     file.parent.mkdir(parents=True, exist_ok=True)
+    write(file, batch)
+
+
+def write(file: Path, batch: Batch) -> None:
+    """A whole batch, whole or not at all."""
     scratch = file.with_name(file.name + ".tmp")
     columns = batch.columns.arrays()
     texts = {"step": batch.step, "metrics": dict(batch.metrics), "data_source": columns.pop("data_source").tolist()}
@@ -51,6 +56,11 @@ def replay(directory: Path, step: int) -> Batch:
         rule = f"holds no batch of step {step}: there is no {file.name}"
         fix = "name the batches/ directory of a run that recorded at least spec.train.steps steps"
         raise ConfigurationError("spec.train.batches.replay", str(directory), rule, fix)
+    return read(file)
+
+
+def read(file: Path) -> Batch:
+    """What `write` wrote."""
     found, texts = _read(file)
     found["data_source"] = np.array(texts["data_source"], np.str_)
     columns = Columns(**{field.name: found[field.name] for field in fields(Columns)})

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.buffer.saved import Contents
 from rljob_trainer.buffer.sources import Ready, Source
 from rljob_trainer.data.order import Cursor
 
@@ -33,6 +34,18 @@ class RolloutBuffer:
         self._batches: deque[Ready] = deque()
         self._evaluated = False
         self._work: asyncio.Task[None] | None = None
+
+    def restore(self, contents: Contents) -> None:
+        """Continue with what an earlier attempt had made and begun."""
+        self._batches.extend(contents.batches)
+        if contents.batches:
+            self._made, self._cursor = contents.batches[-1].batch.step, contents.batches[-1].cursor
+        self._source.restore(contents.groups)
+
+    @property
+    def contents(self) -> Contents:
+        """What there is now, for a checkpoint: of responses under way what they had when the last policy was published."""
+        return Contents(tuple(self._batches), self._source.kept())
 
     def begin(self, policy: int) -> None:
         """Generate under the policy of this step. What was generated under the one before must have been stopped."""

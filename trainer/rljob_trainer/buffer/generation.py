@@ -143,8 +143,8 @@ class Generator:
         return list(await asyncio.gather(*(self._complete(request, i, draft) for i, draft in enumerate(drafts))))
 
     async def _complete(self, request: Request, index: int, draft: Draft) -> Outcome:
-        await self._continue(draft, request.prompt.tokens, request.sampling, request.seed, index)
         if draft.outcome is None:
+            await self._continue(draft, request.prompt.tokens, request.sampling, request.seed, index)
             rollout = single(prompt(request.prompt.tokens), draft.response, draft.finish_reason == "length")
             draft.outcome = await self._score(request, index, rollout)
         return draft.outcome

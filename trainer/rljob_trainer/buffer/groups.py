@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.buffer.assembly import Outcome
@@ -22,10 +23,6 @@ class Group:
     """Step of the policy under which it was begun: none of its tokens is of an older one."""
     drafts: tuple[Draft, ...]
     """Its samples, where they are generated in pieces."""
-
-    @property
-    def is_complete(self) -> bool:
-        return all(draft.outcome for draft in self.drafts)
 
 
 class Groups:
@@ -61,7 +58,7 @@ class Groups:
     @property
     def kept(self) -> list[Group]:
         """What there is now of every group, for a checkpoint, if groups are kept at all."""
-        return [self._groups[position] for position in self.positions] if self._spec.keeps_groups else []
+        return [self._kept(self._groups[p]) for p in self.positions] if self._spec.keeps_groups else []
 
     @property
     def complete(self) -> dict[int, list[Outcome]]:
@@ -106,9 +103,21 @@ class Groups:
         else:
             await self._drop()
 
+    def _kept(self, group: Group) -> Group:
+        """Drafts are written to while others read the copy."""
+        task = self._tasks[group.position]
+        done = task.done() and not task.exception()
+        return replace(
+            group, drafts=tuple(Draft(outcome=o) for o in task.result()) if done else tuple(map(copy, group.drafts))
+        )
+
     def _add(self, group: Group, prompt: Prompt) -> None:
-        work = self._generator.group(group.step, group.position, prompt, group.drafts)
-        task = asyncio.create_task(work)
+        whole = [draft.outcome for draft in group.drafts if draft.outcome]
+        is_complete = len(whole) == len(group.drafts)
+        generate = self._generator.group
+        task = asyncio.create_task(
+            _of(whole) if is_complete else generate(group.step, group.position, prompt, group.drafts)
+        )
         task.add_done_callback(self._ended)
         self._groups[group.position], self._tasks[group.position] = group, task
 
@@ -124,3 +133,7 @@ class Groups:
             return
         self._failure = self._failure or task.exception()
         self._changed.set()
+
+
+async def _of(outcomes: list[Outcome]) -> list[Outcome]:
+    return outcomes

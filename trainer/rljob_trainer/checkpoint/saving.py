@@ -59,11 +59,23 @@ class Saver:
         self._engine, self._ranks, self._store = engine, ranks, store
         self._pending: _Pending | None = None
 
-    def begin(self, step: int, digest: str, data: Mapping[str, Any], reshardable: bool) -> None:
-        """Copy the state as it is now and start to write it. `digest` and `data` are rank 0's, see Contents. Settle the save before first."""
+    def begin(
+        self,
+        step: int,
+        digest: str,
+        data: Mapping[str, Any],
+        reshardable: bool,
+        further: Callable[[Path], None] = lambda directory: None,
+    ) -> None:
+        """Copy the state as it is now and start to write it. `digest` and `data` are rank 0's, see Contents. Settle the save before first.
+
+        `further` puts more files into the checkpoint's directory, on rank 0.
+        """
         assert self._pending is None, "one save at a time"
         began = time.monotonic()
         directory = Path(self._ranks.broadcast(str(self._store.begin(step)) if self._store else None))
+        if self._store:
+            further(directory)
         writing = self._engine.save(directory / engine_directory(reshardable), reshardable)
         stall = time.monotonic() - began
         self._pending = _Pending(step, reshardable, digest, data, directory, writing, stall)

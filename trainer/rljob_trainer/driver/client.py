@@ -40,9 +40,18 @@ class DriverClient:
                     raise DriverLost("the driver did not start") from None
                 time.sleep(RETRY_SECONDS)
 
-    def start(self, step: int, data: dict[str, Any] | None, checkpoints: Sequence[Checkpoint], backend: str) -> None:
-        """The attempt continues after `step`, with the data cursor of its checkpoint (None: from the beginning)."""
-        self._call("start", step=step, data=data, checkpoints=[c.dump() for c in checkpoints], backend=backend)
+    def start(
+        self,
+        step: int,
+        data: dict[str, Any] | None,
+        checkpoints: Sequence[Checkpoint],
+        backend: str,
+        buffer: Path | None = None,
+    ) -> None:
+        """The attempt continues after `step`, with the data cursor of its checkpoint (None: from the beginning) and the rollout buffer in that
+        directory, if there is one."""
+        listed = [c.dump() for c in checkpoints]
+        self._call("start", step=step, data=data, buffer=str(buffer or ""), checkpoints=listed, backend=backend)
 
     def steps(self) -> int:
         """Of the whole job, once the driver has counted the data."""
@@ -114,6 +123,10 @@ class DriverClient:
     def saving(self) -> dict[str, Any]:
         """The data cursor as of the last trained step, for the checkpoint that is being made."""
         return self._call("saving")
+
+    def save_buffer(self, directory: Path) -> None:
+        """Write what the rollout buffer holds into a directory that this makes, if it holds anything."""
+        self._call("save_buffer", directory=str(directory))
 
     def saved(self, step: int, checkpoints: Sequence[Checkpoint], stall: float, background: float) -> None:
         """The checkpoint of `step` is complete; the loop waited `stall` seconds for it, and it was written alongside in `background` seconds."""

@@ -11,6 +11,7 @@ from typing import Any
 from rljob_api.protocol import Checkpoint, Control, RolloutEndpoint
 from rljob_trainer import arrays
 from rljob_trainer.batch import Batch
+from rljob_trainer.buffer import saved
 from rljob_trainer.buffer.buffer import Ready, RolloutBuffer
 from rljob_trainer.buffer.examples import ExampleBuffer, Examples
 from rljob_trainer.buffer.sources import Source
@@ -98,7 +99,9 @@ class Driver:
         self._work_phase = name
         self._show()
 
-    async def start(self, step: int, data: dict[str, Any] | None, checkpoints: list[dict], backend: str) -> None:
+    async def start(
+        self, step: int, data: dict[str, Any] | None, buffer: str, checkpoints: list[dict], backend: str
+    ) -> None:
         self._step = step
         self._cursor = Cursor.restore(data, self._data) if data else Cursor()
         self._sinks = Sinks(Path(self._spec.checkpoint.path), step, self._spec.train.total_steps, self._run)
@@ -115,6 +118,8 @@ class Driver:
             checkpoints=[Checkpoint.model_validate(c) for c in checkpoints],
         )
         self._buffer = self._new_buffer(step)
+        if buffer and isinstance(self._buffer, RolloutBuffer):
+            self._buffer.restore(await asyncio.to_thread(saved.read, Path(buffer), self._spec, step))
         self._ending.callback(self._sinks.close)
         self._ending.push_async_callback(self._buffer.stop)
 
@@ -189,6 +194,11 @@ class Driver:
         self._enter("saving")
         return self._cursor.state(self._data)
 
+    async def save_buffer(self, directory: str) -> None:
+        assert self._handed is None, "the buffer has what was not trained"
+        if isinstance(self._buffer, RolloutBuffer):
+            await asyncio.to_thread(saved.write, Path(directory), self._buffer.contents, self._spec)
+
     async def saved(self, step: int, checkpoints: list[dict], stall: float, background: float) -> None:
         self._sinks.record(step, {"time/save": stall, "time/save_background": background})
         self._progress.update(checkpoints=[Checkpoint.model_validate(c) for c in checkpoints])
@@ -242,6 +252,7 @@ class Driver:
 
     def _is_still(self) -> bool:
         """Nothing more is generated under the policy before, or what is need not be waited for."""
+        assert isinstance(self._buffer, RolloutBuffer), "somebody generates"
         return self._command == "drain" or not self._rollouts.is_enough or self._buffer.may_stop
 
     async def _evaluate(self, step: int) -> None:

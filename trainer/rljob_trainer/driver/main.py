@@ -151,6 +151,7 @@ class _Life:
             "replicas": d.replicas,
             "published": d.published,
             "saving": d.saving,
+            "save_buffer": d.save_buffer,
             "saved": d.saved,
             "end": d.end,
         }

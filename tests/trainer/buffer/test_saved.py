@@ -1,0 +1,93 @@
+"""The rollout buffer in a checkpoint: what comes back, and what is left out because it may not be trained any more."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.agents.failures import AgentFailed
+from rljob_trainer.batch import Batch
+from rljob_trainer.buffer import saved
+from rljob_trainer.buffer.assembly import Outcome
+from rljob_trainer.buffer.generation import Draft
+from rljob_trainer.buffer.groups import Group
+from rljob_trainer.buffer.saved import Contents
+from rljob_trainer.buffer.sources import Ready
+from rljob_trainer.data.order import Cursor
+from rljob_trainer.rewards.request import RewardFailed
+from rljob_trainer.trajectory import Trajectory, sampled
+from trainer.buffer.specs import job
+
+
+def spec_of(staleness: int = 3, interrupt: str = "continue", **changes: Any) -> RLJobSpec:
+    """Of 2 prompts a step."""
+    train = {"steps": 20, "staleness": staleness}
+    algorithm = {"rolloutCorrection": {"importanceSampling": "token"}}
+    return job(train=train, algorithm=algorithm, rollout={"interrupt": interrupt}, **changes)
+
+
+def sample(group: int, index: int, policy: int, reward: float = 0.5) -> Trajectory:
+    fields = {"prompt_index": group, "group": group, "sample": index, "finish_reason": "stop"}
+    return Trajectory.of_response((1, 2), (3, 4), (-0.5, -0.25), policy, reward=reward, data_source="sum", **fields)
+
+
+def ready(step: int, policy: int) -> Ready:
+    samples = [sample(g, i, policy) for g in range(2) for i in range(2)]
+    return Ready(Batch.of(step, samples, {"reward/mean": 0.5}), Cursor(2 * step + 1, (2 * step - 1,)))
+
+
+def group(position: int, policy: int) -> Group:
+    """One sample is scored, one is not complete."""
+    outcome = Outcome(position, 0, sample(position, 0, policy), {"length": 2.0}, "4", {"agent/turns": 2.0})
+    return Group(position, policy + 1, policy, (Draft(outcome=outcome), Draft((sampled((9,), (-1.5,), policy),))))
+
+
+def test_everything_comes_back_bit_by_bit(tmp_path: Path) -> None:
+    failed = Draft(outcome=Outcome(13, 0, RewardFailed("timeout", "spec.rewards[0]", "/r.py", "took long")))
+    empty, whole = Draft(), Draft((sampled((5, 6), (-0.5, -2.0), 4), sampled((7,), (-3.0,), 5)), "length")
+    lost = Draft(
+        outcome=Outcome(13, 1, AgentFailed("none", "spec.rollout.agent.python.path", "/a.py", "returned None"))
+    )
+    groups = [group(12, 5), Group(13, 6, 5, (failed, lost)), Group(14, 7, 6, (whole, empty))]
+    saved.write(tmp_path / "buffer", Contents([ready(7, 4), ready(8, 5)], groups), spec_of())
+    found = saved.read(tmp_path / "buffer", spec_of(), 6)
+    for before, after in zip([ready(7, 4), ready(8, 5)], found.batches, strict=True):
+        assert after.cursor == before.cursor and after.batch.columns == before.batch.columns
+        assert after.batch.samples == before.batch.samples and after.batch.metrics == before.batch.metrics
+    assert found.groups[0] == groups[0] and found.groups[2] == groups[2]
+    for after, before in zip(found.groups[1].drafts, (failed, lost), strict=True):
+        assert after.outcome and before.outcome
+        assert str(after.outcome.result) == str(before.outcome.result)
+        assert type(after.outcome.result) is type(before.outcome.result)
+        assert (after.outcome.group, after.outcome.sample) == (13, before.outcome.sample)
+
+
+def test_an_empty_buffer_leaves_nothing_behind_and_comes_back_empty(tmp_path: Path) -> None:
+    saved.write(tmp_path / "buffer", Contents(), spec_of())
+    assert not (tmp_path / "buffer").exists()
+    assert saved.read(tmp_path / "buffer", spec_of(), 0) == Contents()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rewards": [{"rule": "number"}]}, {"rollout": {"interrupt": "continue", "sampling": {"maxTokens": 7}}}]
+)
+def test_what_was_made_with_other_settings_is_generated_again(tmp_path: Path, changes: dict[str, Any]) -> None:
+    saved.write(tmp_path / "buffer", Contents([ready(7, 4)], [group(12, 5)]), spec_of())
+    other = RLJobSpec.model_validate(spec_of().model_dump(by_alias=True, exclude_unset=True) | changes)
+    assert saved.read(tmp_path / "buffer", other, 6) == Contents()
+
+
+def test_what_would_be_too_old_by_now_is_left_out() -> None:
+    contents = Contents([ready(7, 4), ready(8, 5)], [group(12, 5), group(13, 5), group(14, 5), group(15, 6)])
+
+    def steps_and_positions(step: int = 6, **changes: Any) -> tuple[list[int], list[int]]:
+        found = saved.usable(contents, spec_of(**changes), step)
+        return [r.batch.step for r in found.batches], [g.position for g in found.groups]
+
+    assert steps_and_positions() == ([7, 8], [12, 13, 15]), "the third of policy 5 would be trained in step 10"
+    assert steps_and_positions(staleness=4) == ([7, 8], [12, 13, 14, 15])
+    assert steps_and_positions(staleness=2) == ([7, 8], [15])
+    assert steps_and_positions(staleness=1) == ([], [12, 13, 15]), "policy 4 is too old for step 7"
+    assert steps_and_positions(interrupt="wait") == ([7, 8], []), "no response continues under another policy"
+    assert steps_and_positions(step=7) == ([], [12, 13, 14, 15]), "batches of other steps are none"

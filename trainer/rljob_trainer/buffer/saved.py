@@ -1,0 +1,161 @@
+"""What the rollout buffer holds, in a directory of a checkpoint: batches that wait to be trained, and groups that are being generated.
+
+step-N.safetensors   a batch (batch_files.py)
+groups.safetensors   in the same format: the trajectories of groups, those of samples that are not scored without reward
+buffer.json          cursors of the batches; groups and their samples; what of the spec all of it was made with
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.agents.failures import AgentFailed
+from rljob_trainer.batch import Batch
+from rljob_trainer.buffer import batch_files
+from rljob_trainer.buffer.assembly import Outcome
+from rljob_trainer.buffer.generation import Draft
+from rljob_trainer.buffer.groups import Group
+from rljob_trainer.buffer.sources import Ready
+from rljob_trainer.checkpoint.files import write_json
+from rljob_trainer.data.order import Cursor
+from rljob_trainer.rewards.request import RewardFailed, SampleFailed
+from rljob_trainer.trajectory import Trajectory
+
+FAILURES: dict[str, type[SampleFailed]] = {kind.__name__: kind for kind in (RewardFailed, AgentFailed)}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Of a rollout buffer at one moment."""
+
+    batches: Sequence[Ready] = ()
+    """Of the steps that follow the one that was trained last."""
+    groups: Sequence[Group] = ()
+
+
+def made_with(spec: RLJobSpec) -> dict[str, Any]:
+    """What responses and rewards depend on besides the policy, by field: under other values they are generated again."""
+    train, algorithm = spec.train, spec.algorithm
+    return {
+        "train.promptsPerStep": train.prompts_per_step,
+        "train.samplesPerPrompt": train.samples_per_prompt,
+        "rollout.sampling": spec.rollout.sampling.model_dump(mode="json"),
+        "rollout.agent": spec.rollout.agent and spec.rollout.agent.model_dump(mode="json"),
+        "rewards": [reward.model_dump(mode="json") for reward in spec.rewards],
+        "algorithm.advantage": algorithm.advantage,
+        "algorithm.overlong": algorithm.overlong.model_dump(mode="json"),
+        "algorithm.dynamicSampling": algorithm.dynamic_sampling is not None,
+        "algorithm.difficulty": algorithm.difficulty and algorithm.difficulty.model_dump(mode="json"),
+    }
+
+
+def write(directory: Path, contents: Contents, spec: RLJobSpec) -> None:
+    """Make the directory, unless there is nothing to write."""
+    if not (contents.batches or contents.groups):
+        return
+    directory.mkdir()
+    for ready in contents.batches:
+        batch_files.write(_batch_file(directory, ready.batch.step), ready.batch)
+    trajectories = [_trajectory(draft) for group in contents.groups for draft in group.drafts]
+    batch_files.write(_groups_file(directory), Batch.of(0, trajectories, {}))
+    described = {
+        "madeWith": made_with(spec),
+        "batches": [[r.batch.step, r.cursor.consumed, list(r.cursor.pending)] for r in contents.batches],
+        "groups": [[g.position, g.step, g.policy, [_described(d) for d in g.drafts]] for g in contents.groups],
+    }
+    write_json(directory / "buffer.json", described)
+
+
+def read(directory: Path, spec: RLJobSpec, step: int) -> Contents:
+    """What can be used of it after `step`; nothing where there is no such directory. What is left out is generated again."""
+    if not directory.is_dir():
+        return Contents()
+    described = json.loads((directory / "buffer.json").read_text())
+    if changed := [name for name, value in made_with(spec).items() if described["madeWith"].get(name) != value]:
+        log.warning("spec.%s differs from the checkpoint's: what was generated ahead is left out", changed[0])
+        return Contents()
+    found = batch_files.read(_groups_file(directory)).samples
+    contents = Contents(
+        [
+            Ready(batch_files.read(_batch_file(directory, number)), Cursor(consumed, tuple(pending)))
+            for number, consumed, pending in described["batches"]
+        ],
+        list(_groups(described["groups"], iter(found))),
+    )
+    return usable(contents, spec, step)
+
+
+def usable(contents: Contents, spec: RLJobSpec, step: int) -> Contents:
+    """Without what would be too old, or come too late, when it is trained after `step`."""
+    batches: list[Ready] = []
+    for ready in contents.batches:
+        made = step + len(batches)
+        if ready.batch.step != made + 1 or made >= spec.last_step or _oldest(ready.batch) < made - spec.max_age:
+            break
+        batches.append(ready)
+    groups: list[Group] = []
+    for group in sorted(contents.groups, key=lambda g: (g.policy, g.position)) if spec.keeps_groups else ():
+        made = step + len(batches) + len(groups) // spec.train.prompts_per_step
+        if group.policy + spec.max_age >= made:
+            groups.append(group)
+    return Contents(batches, groups)
+
+
+def _oldest(batch: Batch) -> int:
+    """Step of the oldest policy that wrote some of it."""
+    steps = [segment.policy_step for sample in batch.samples for segment in sample.sampled_segments]
+    return min(steps, default=batch.step - 1)
+
+
+def _batch_file(directory: Path, step: int) -> Path:
+    return directory / f"step-{step}.safetensors"
+
+
+def _groups_file(directory: Path) -> Path:
+    return directory / "groups.safetensors"
+
+
+def _trajectory(draft: Draft) -> Trajectory:
+    """The scored one; what there is of the response otherwise."""
+    if draft.outcome and isinstance(draft.outcome.result, Trajectory):
+        return draft.outcome.result
+    return Trajectory(draft.response, 0, 0, 0, finish_reason="stop", reward=0.0, data_source="")
+
+
+def _described(draft: Draft) -> dict[str, Any]:
+    """A sample, but for its tokens."""
+    if draft.outcome is None:
+        return {"finishReason": draft.finish_reason}
+    found = draft.outcome
+    described: dict[str, Any] = {
+        "metrics": dict(found.metrics),
+        "prediction": found.prediction,
+        "agent": dict(found.agent),
+    }
+    result = found.result
+    if isinstance(result, SampleFailed):
+        described["failure"] = [type(result).__name__, result.kind, result.field, result.target, result.reason]
+    return described
+
+
+def _groups(described: Sequence[Any], found: Iterator[Trajectory]) -> Iterator[Group]:
+    for position, step, policy, samples in described:
+        drafts = [_draft(sample, next(found), position, index) for index, sample in enumerate(samples)]
+        yield Group(position, step, policy, tuple(drafts))
+
+
+def _draft(described: Mapping[str, Any], found: Trajectory, position: int, index: int) -> Draft:
+    if "finishReason" in described:
+        return Draft(found.segments, described["finishReason"])
+    further = {name: described[name] for name in ("metrics", "prediction", "agent")}
+    result: Trajectory | SampleFailed = replace(found, group=position)
+    if "failure" in described:
+        kind, *of = described["failure"]
+        result = FAILURES[kind](*of)
+    return Draft(outcome=Outcome(position, index, result, **further))
