@@ -1,15 +1,17 @@
 """Does the example learn? Three seeds of model, data and sampling, each with the product's own command on this machine.
 
-    python -m benchmarks.learning [SEEDS]
+    python -m benchmarks.learning [SEEDS] [--staleness 0 2] [--steps 60]
 
-Prints, per seed, the mean reward of the first and last 10 steps and greedy held-out accuracy before and after. Exits 1 when a seed rose by
-less than 0.2.
+Prints, per seed and staleness, the mean reward of the first and last 10 steps and greedy held-out accuracy before and after. Above 0, responses
+continue under the next policy and samples are weighed for their age. Exits 1 when a run rose by less than 0.2.
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -18,23 +20,42 @@ from e2e.job import EXAMPLES, example, series
 REQUIRED_RISE = 0.2
 
 
-def main(seeds: int) -> int:
-    print("seed   reward first 10   last 10    rise   held-out before   after")
-    rises = [learn(seed) for seed in range(seeds)]
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m benchmarks.learning")
+    parser.add_argument("seeds", type=int, nargs="?", default=3)
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0])
+    parser.add_argument("--steps", type=int, default=60)
+    options = parser.parse_args()
+    print("seed staleness   reward first 10   last 10    rise   held-out before   after   age   effective")
+    rises = [learn(seed, n, options.steps) for seed in range(options.seeds) for n in options.staleness]
     return int(min(rises) < REQUIRED_RISE)
 
 
-def learn(seed: int) -> float:
+def ahead(staleness: int) -> dict[str, Any]:
+    """Sections of the spec."""
+    if not staleness:
+        return {}
+    correction = {"rolloutCorrection": {"importanceSampling": "token"}}
+    return {"algorithm": correction, "rollout": {"interrupt": "continue"}}
+
+
+def learn(seed: int, staleness: int, steps: int) -> float:
     """Prepare, train, print a row; the rise of the mean reward."""
+    train = {"steps": steps, "staleness": staleness}
     with tempfile.TemporaryDirectory() as scratch:
         data, manifest = Path(scratch) / "data", Path(scratch) / "rljob.yaml"
-        manifest.write_text(yaml.safe_dump(example(f"learning-{seed}", data={"seed": seed})))
+        manifest.write_text(
+            yaml.safe_dump(example(f"learning-{seed}", data={"seed": seed}, train=train, **ahead(staleness)))
+        )
         call(str(EXAMPLES / "arithmetic" / "prepare.py"), str(data), "--seed", str(seed))
         call("-m", "rljob_trainer", "run", str(manifest), "--mount", f"/data={data}")
         log = (data / "run/metrics.jsonl").read_text()
     rewards, held_out = (list(series(log, name).values()) for name in ("reward/mean", "evaluation/reward"))
     first, last = sum(rewards[:10]) / 10, sum(rewards[-10:]) / 10
-    row = f"{seed:4d} {first:17.3f} {last:9.3f} {last - first:7.3f} {held_out[0]:17.3f} {held_out[-1]:7.3f}"
+    names = ("train_rollout/begun_age", "train_rollout/effective_sample_size")
+    age, effective = (sum(found := list(series(log, name).values())) / len(found) for name in names)
+    row = f"{seed:4d} {staleness:9d} {first:17.3f} {last:9.3f} {last - first:7.3f} {held_out[0]:17.3f} {held_out[-1]:7.3f}"
+    row += f" {age:5.2f} {effective:11.3f}"
     print(row, flush=True)
     return last - first
 
@@ -46,4 +67,4 @@ def call(*arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 3))
+    sys.exit(main())
