@@ -13,6 +13,7 @@ import pytest
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.buffer.buffer import RolloutBuffer
+from rljob_trainer.buffer.pause import Pause, Place
 from rljob_trainer.buffer.selection import fit_later
 from rljob_trainer.buffer.sources import GeneratedBatches, Ready
 from rljob_trainer.data.order import Cursor, permutation
@@ -124,3 +125,26 @@ def test_the_choice_leaves_nothing_over_that_would_be_too_old() -> None:
             if slot is not None:
                 room[slot] -= 1
         assert fit_later(waits, 2) is possible
+
+
+async def test_what_began_first_continues_first() -> None:
+    """Also what was interrupted again before it could."""
+    pause, passed = Pause(), list[Place]()
+
+    async def wait(place: Place) -> None:
+        await pause.over(place)
+        passed.append(place)
+
+    places = [(7, 0), (3, 1), (5, 0), (3, 0)]
+    tasks = [asyncio.create_task(wait(place)) for place in places]
+    await asyncio.sleep(0)
+    pause.open()
+    pause.close()
+    await asyncio.sleep(0)
+    assert not passed
+    tasks.append(asyncio.create_task(wait((1, 0))))
+    await asyncio.sleep(0)
+    tasks[2].cancel()
+    pause.open()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert passed == [(1, 0), (3, 0), (3, 1), (7, 0)]

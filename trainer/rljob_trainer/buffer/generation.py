@@ -17,6 +17,7 @@ from rljob_trainer.agents.python_file import Agent
 from rljob_trainer.agents.recording import Rollout, measured, single
 from rljob_trainer.agents.session import Session
 from rljob_trainer.buffer.assembly import Outcome, penalised
+from rljob_trainer.buffer.pause import Pause, Place
 from rljob_trainer.buffer.seeds import continuation_seed, evaluation_seed, training_seed, turn_seed
 from rljob_trainer.data.held_out import HeldOutSet
 from rljob_trainer.data.prompts import Prompt
@@ -84,7 +85,7 @@ class Generator:
         """`agent`: makes the samples, where they are more than one response."""
         self._spec, self._job_uid, self._tokenizer, self._rewards = spec, job_uid, tokenizer, rewards
         self._pool, self._beat, self._agent = pool, beat, agent
-        self._resumed = asyncio.Event()
+        self._pause = Pause()
 
     def group(
         self, step: int, position: int, prompt: Prompt, drafts: Sequence[Draft]
@@ -105,11 +106,11 @@ class Generator:
 
     def resume(self) -> None:
         """Groups that are generated in pieces may continue."""
-        self._resumed.set()
+        self._pause.open()
 
     async def interrupt(self) -> None:
         """They may not any more; what they have generated so far is theirs when this returns. Complete responses are scored meanwhile."""
-        self._resumed.clear()
+        self._pause.close()
         await self._pool.interrupt()
 
     async def evaluate(self, sets: Sequence[HeldOutSet]) -> dict[str, list[list[Outcome]]]:
@@ -137,26 +138,28 @@ class Generator:
     async def _in_pieces(self, request: Request, drafts: Sequence[Draft]) -> list[Outcome]:
         """As `_request`, whatever interrupts it: each sample that is not complete continues on its own, behind the tokens that it has."""
         if not any(draft.begun for draft in drafts):
-            pieces = await self._pieces(request.prompt.tokens, request.count, request.sampling, request.seed)
+            place, sampling = (request.group, 0), request.sampling
+            pieces = await self._pieces(request.prompt.tokens, request.count, sampling, request.seed, place)
             for draft, piece in zip(drafts, pieces, strict=True):
                 draft.add(piece)
         return list(await asyncio.gather(*(self._complete(request, i, draft) for i, draft in enumerate(drafts))))
 
     async def _complete(self, request: Request, index: int, draft: Draft) -> Outcome:
         if draft.outcome is None:
-            await self._continue(draft, request.prompt.tokens, request.sampling, request.seed, index)
+            place = request.group, index
+            await self._continue(draft, request.prompt.tokens, request.sampling, request.seed, place)
             rollout = single(prompt(request.prompt.tokens), draft.response, draft.finish_reason == "length")
             draft.outcome = await self._score(request, index, rollout)
         return draft.outcome
 
     async def _continue(
-        self, draft: Draft, tokens: Sequence[int] | Ints, sampling: Sampling, seed: int, index: int
+        self, draft: Draft, tokens: Sequence[int] | Ints, sampling: Sampling, seed: int, place: Place
     ) -> None:
-        """Until it is complete, behind `tokens`: the response of that index among those that were begun with `seed`."""
+        """Until it is complete, behind `tokens`: the response of that number among those that were begun with `seed`."""
         while draft.finish_reason == "abort":
             rest = sampling.model_copy(update={"max_tokens": sampling.max_tokens - draft.length})
             so_far = np.concatenate((tokens, *(s.tokens for s in draft.response)))
-            draft.add(*await self._pieces(so_far, 1, rest, continuation_seed(seed, index, draft.length)))
+            draft.add(*await self._pieces(so_far, 1, rest, continuation_seed(seed, place[1], draft.length), place))
 
     async def _with_agents(self, agent: Agent, request: Request, drafts: Sequence[Draft]) -> list[Outcome]:
         """As `_request`: every sample is a trajectory of the agent's. What a draft holds is a trajectory that is scored; one that is not complete
@@ -179,17 +182,18 @@ class Generator:
         """What the policy writes behind `tokens` in the turn of this number, and whether it was cut off."""
         seed, draft = turn_seed(request.seed, index, turn), Draft()
         if request.in_pieces:
-            await self._continue(draft, tokens, sampling, seed, index)
+            await self._continue(draft, tokens, sampling, seed, (request.group, index))
         else:
             draft.add(*await self._pool.generate(tokens, 1, sampling, seed))
         self._beat()
         return draft.response, draft.finish_reason == "length"
 
-    async def _pieces(self, tokens: Sequence[int] | Ints, n: int, sampling: Sampling, seed: int) -> list[Generation]:
+    async def _pieces(
+        self, tokens: Sequence[int] | Ints, n: int, sampling: Sampling, seed: int, place: Place
+    ) -> list[Generation]:
         """What follows `tokens`, as far as it is drawn before an interruption."""
         while True:
-            while not self._resumed.is_set():  # it may be closed again before a waiting task has run
-                await self._resumed.wait()
+            await self._pause.over(place)
             if pieces := await self._pool.generate(tokens, n, sampling, seed):
                 return pieces
 
