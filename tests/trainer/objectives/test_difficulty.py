@@ -76,5 +76,12 @@ def test_the_penalty_for_length_makes_no_prompt_harder_and_cut_off_responses_sta
     assert learnt(found) == [[0.0] * 4, [0.0] * 4, [1.0, 0.0, 1.0, 1.0]]
 
 
+def test_cut_off_responses_are_left_out_of_any_step_with_the_filter_and_learnt_without() -> None:
+    found = targets(REWARDS, 4, (2, 1), overlong={"filter": True})
+    assert learnt(found) == [[1.0] * 4, [1.0] * 4, [1.0, 0.0, 1.0, 1.0]] and not found.metrics
+    assert "mask" not in targets(REWARDS, 4, (2, 1)).columns
+    assert "mask" not in targets(REWARDS, 4, overlong={"filter": True}).columns
+
+
 def test_with_dynamic_sampling_the_driver_has_chosen_already() -> None:
     assert "mask" not in targets(REWARDS, difficulty={"low": 0.25}, dynamicSampling={}).columns

@@ -44,9 +44,6 @@ class Step:
         own = {i: batch.trajectories[i] for i in plan.rows(parallel.data_rank)}
         step.put("rollout_log_probs", {i: torch.from_numpy(t.response_log_probs.copy()) for i, t in own.items()})
         step.put("age", {i: torch.from_numpy(_age(t, batch.step)) for i, t in own.items()})
-        if spec.algorithm.overlong.filter:
-            learnt = {i: t.response_mask & (t.finish_reason == "stop") for i, t in own.items()}
-            step.put("mask", {i: torch.from_numpy(mask) for i, mask in learnt.items()})
         return step
 
     @property

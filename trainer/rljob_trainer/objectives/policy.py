@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from rljob_api.sizing.layout import Amounts
@@ -21,6 +22,7 @@ from rljob_trainer.objectives.terms import Terms, policy_terms
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 from rljob_trainer.objectives.value import ValueObjective
 from rljob_trainer.parity import require_match
+from rljob_trainer.trajectory import Bools
 
 MEANS = {
     "train/policy_loss": "policy",
@@ -88,9 +90,11 @@ class PolicyObjective(Objective):
         lengths = columns.response_length.tolist()
         targets = {"advantages": _rows(found.advantages, kept, lengths)}
         metrics: dict[str, float] = {}
-        if self._algorithm.difficulty and not self._algorithm.dynamic_sampling:
-            fits = self._fits(columns)
-            targets["mask"] = self._mask(columns, learnt, fits)
+        fits = self._fits(columns)
+        left_out = self._left_out(columns, fits)
+        if left_out.any():
+            targets["mask"] = [mask * float(not out) for mask, out in zip(learnt, left_out, strict=True)]
+        if fits:
             metrics |= {f"train/too_{kind}": list(fits.values()).count(kind) / len(fits) for kind in ("hard", "easy")}
         if self.critic and found.returns is not None and episodes.values is not None:
             targets["returns"] = _rows(found.returns, kept, lengths)
@@ -111,19 +115,21 @@ class PolicyObjective(Objective):
         )
 
     def _fits(self, columns: Columns) -> dict[int, Fit]:
-        """By group: whether the mean reward of its samples, before the penalty for length, lies within spec.algorithm.difficulty."""
+        """By group: whether the mean reward of its samples, before the penalty for length, lies within spec.algorithm.difficulty. Empty without
+        such bounds, and with dynamic sampling, which has chosen by them."""
         difficulty, longest = self._algorithm.difficulty, self._spec.longest_response
-        assert difficulty is not None
+        if difficulty is None or self._algorithm.dynamic_sampling:
+            return {}
         rewards: dict[int, list[float]] = defaultdict(list)
         for group, reward, length in zip(columns.group, columns.reward, columns.response_length, strict=True):
             rewards[int(group)].append(float(reward) + overlong_penalty(int(length), longest, self._algorithm.overlong))
         return {group: fit(of_group, difficulty) for group, of_group in rewards.items()}
 
-    def _mask(self, columns: Columns, learnt: Sequence[torch.Tensor], fits: Mapping[int, Fit]) -> list[torch.Tensor]:
-        """Per trajectory [response tokens]: 1 for tokens of groups that fit, without what overlong.filter leaves out."""
+    def _left_out(self, columns: Columns, fits: Mapping[int, Fit]) -> Bools:
+        """[n], trajectories that count in advantages and of which no token is learnt: those that were cut off, with overlong.filter, and those of
+        groups that do not fit."""
         cut = columns.truncated & self._algorithm.overlong.filter
-        fitting = [fits[int(group)] == "kept" for group in columns.group]
-        return [mask * float(fits_in and not gone) for mask, fits_in, gone in zip(learnt, fitting, cut, strict=True)]
+        return cut | np.array([fits.get(int(group), "kept") != "kept" for group in columns.group], np.bool_)
 
     def _penalties(self, step: StepColumns, mask: torch.Tensor) -> torch.Tensor:
         """[n, T], the divergence as a reward of tokens."""
