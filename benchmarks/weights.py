@@ -115,12 +115,12 @@ def update(job: RLJobSpec, repeats: int) -> int:
     store = dist.HashStore()
     dist.init_process_group("nccl" if gpu else "gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=60))
     from rljob_trainer.megatron.engine import Engine
-    from rljob_trainer.weights.protocol import backend
     from rljob_trainer.weights.publisher import Publisher
+    from rljob_trainer.weights.transport import transport_of
 
     engine = Engine(job, lambda: None)
     size = sum(tensor.nbytes for _, tensor in engine.export())
-    publisher = Publisher(1, TOKEN, "127.0.0.1", backend(job))
+    publisher = Publisher(1, TOKEN, transport_of(job, "127.0.0.1"))
     endpoint = RolloutEndpoint(pod="rollout", pod_uid="uid", url=f"http://127.0.0.1:{PORT}")
     tensors = [(name, tensor.clone()) for name, tensor in engine.export()]
     cases: dict[str, tuple[Any, list[RolloutEndpoint]]] = {
@@ -163,8 +163,7 @@ def broadcast(size: int, device: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from rljob_trainer.weights.protocol import GLOO, NCCL
-    from rljob_trainer.weights.publisher import BUCKET_BYTES
+    from rljob_trainer.weights.transport import over_gloo, over_nccl
 
     rank = int(os.environ["RANK"])
     gpu = device == "gpu"
@@ -172,7 +171,7 @@ def broadcast(size: int, device: str) -> None:
         torch.cuda.set_device(rank)
     dist.init_process_group("nccl" if gpu else "gloo", timeout=timedelta(seconds=60))
     where = torch.device("cuda", rank) if gpu else torch.device("cpu")
-    bucket = BUCKET_BYTES[NCCL if gpu else GLOO]
+    bucket = (over_nccl if gpu else over_gloo)("").bucket_bytes
     parts = [torch.zeros(min(bucket, size - i), dtype=torch.uint8, device=where) for i in range(0, size, bucket)]
     times = []
     for _ in range(5):

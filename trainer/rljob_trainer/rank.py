@@ -28,9 +28,9 @@ from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.driver.control import POLL_SECONDS, read_control
 from rljob_trainer.megatron import compat
 from rljob_trainer.patches import UnsupportedVersionError
-from rljob_trainer.weights.protocol import backend
 from rljob_trainer.weights.publisher import Publisher
 from rljob_trainer.weights.senders import Senders
+from rljob_trainer.weights.transport import transport_of
 
 log = logging.getLogger(__name__)
 
@@ -121,8 +121,7 @@ def _senders(
 ) -> Senders:
     """Colocated servers sleep when this returns, and the driver knows all of them."""
     spec, token = control.spec, os.environ[names.ENV_ROLLOUT_TOKEN]
-    workers = spec.rollout.tensor_parallel
-    publisher = Publisher(control.attempt, token, os.environ[names.ENV_POD_IP], backend(spec), workers)
+    publisher = Publisher(control.attempt, token, transport_of(spec, os.environ[names.ENV_POD_IP]))
     if spec.rollout.placement != "colocated":
         return Senders(ranks, publisher if ranks.is_first else None, beat)
     leads = os.environ["LOCAL_RANK"] == "0"

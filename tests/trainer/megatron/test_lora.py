@@ -58,6 +58,15 @@ def test_who_reads_the_configuration_of_an_adapter_reads_its_weights(megatron: N
     assert modes[WEIGHTS] == modes[CONFIG]
 
 
+def test_a_chat_template_in_a_file_of_its_own_goes_with_the_adapters(megatron: None, tmp_path: Path) -> None:
+    from rljob_api.spec.model import LoraSpec
+    from rljob_trainer.megatron.peft import TEMPLATE, save
+
+    (tmp_path / TEMPLATE).write_text("{{ messages }}")
+    save({"base_model.model.q_proj.lora_A.weight": torch.ones(4, 8)}, LoraSpec(rank=4), tmp_path, tmp_path / "adapter")
+    assert (tmp_path / "adapter" / TEMPLATE).read_text() == "{{ messages }}"
+
+
 def with_adapters(model: Path, **changes: Any) -> RLJobSpec:
     """Of batches that the starting model wrote, for several steps."""
     return changed(job(model, batches={"replay": "/r"}, **changes), model={"lora": LORA})

@@ -12,6 +12,7 @@ from rljob_api.families import FAMILIES
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout.client import Generation, RolloutClient
 from rljob_trainer.weights.publisher import Publisher
+from rljob_trainer.weights.transport import over_gloo
 from trainer.megatron.models import KINDS, load_model, make_config, random_model, response_log_probs
 from trainer.rollout import models
 from trainer.rollout.servers import TOKEN, Server
@@ -34,7 +35,7 @@ def make(path: Path, kind: str, seed: int) -> Path:
 
 def publish_and_generate(server: Server, model: Path) -> list[Generation]:
     """One response to each of PROMPTS."""
-    publisher = Publisher(1, TOKEN, "127.0.0.1", "gloo")
+    publisher = Publisher(1, TOKEN, over_gloo("127.0.0.1"))
     published = publisher.publish(0, iter(tensors(model)), [server.endpoint], lambda: None, None)
     assert not published.failed
 

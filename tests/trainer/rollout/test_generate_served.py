@@ -20,6 +20,7 @@ from rljob_trainer.rollout.generate import NEUTRAL
 from rljob_trainer.weights import protocol
 from rljob_trainer.weights.protocol import SERVED_MODEL
 from rljob_trainer.weights.publisher import Publisher
+from rljob_trainer.weights.transport import over_gloo
 from trainer.rollout import models
 from trainer.rollout.servers import TOKEN, Server
 
@@ -35,7 +36,7 @@ LONGEST = Sampling(temperature=2.0, max_tokens=100)
 def server(start: Callable[..., Server], checkpoints: dict[str, Path]) -> Server:
     """It serves the policy of step 3."""
     server = start(checkpoints["old"])
-    publisher = Publisher(1, TOKEN, "127.0.0.1", "gloo")
+    publisher = Publisher(1, TOKEN, over_gloo("127.0.0.1"))
     assert publisher.publish(3, iter(models.tensors(checkpoints["old"])), [server.endpoint], lambda: None).ok
     return server
 

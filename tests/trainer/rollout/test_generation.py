@@ -15,6 +15,7 @@ from rljob_trainer.rollout.client import Generation
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.weights import protocol
 from rljob_trainer.weights.publisher import Published, Publisher
+from rljob_trainer.weights.transport import over_gloo
 from trainer.rollout import models
 from trainer.rollout.servers import TOKEN, Server
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 def publish(servers: list[Server], model: Path, step: int) -> Published:
-    publisher = Publisher(1, TOKEN, "127.0.0.1", "gloo")
+    publisher = Publisher(1, TOKEN, over_gloo("127.0.0.1"))
     return publisher.publish(step, iter(models.tensors(model)), [s.endpoint for s in servers], lambda: None)
 
 

@@ -17,6 +17,7 @@ from rljob_trainer.rollout.client import RolloutClient
 from rljob_trainer.rollout.engine_processes import ENGINE
 from rljob_trainer.rollout.health import EngineClock, HealthCheck, Lost
 from rljob_trainer.weights.publisher import Publisher
+from rljob_trainer.weights.transport import over_gloo
 from trainer.rollout import models
 from trainer.rollout.servers import TOKEN, Server
 
@@ -71,7 +72,7 @@ async def checked(server: Server) -> AsyncIterator["asyncio.Task[Lost]"]:
 
 
 def publish(server: Server, model: Path) -> None:
-    published = Publisher(1, TOKEN, "127.0.0.1", "gloo").publish(
+    published = Publisher(1, TOKEN, over_gloo("127.0.0.1")).publish(
         1, iter(models.tensors(model)), [server.endpoint], lambda: None
     )
     assert published.ok

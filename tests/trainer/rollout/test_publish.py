@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,20 +21,29 @@ from rljob_trainer.rollout.client import Generation, ReplicaLost, RolloutClient
 from rljob_trainer.weights.bucket import pack
 from rljob_trainer.weights.gloo import TrainerEnd
 from rljob_trainer.weights.protocol import AttemptSuperseded, PolicyVersion
-from rljob_trainer.weights.publisher import BUCKET_BYTES, Published, Publisher
+from rljob_trainer.weights.publisher import Published, Publisher
 from rljob_trainer.weights.session import ReplicaError, Session
+from rljob_trainer.weights.transport import Transport, over_gloo
 from trainer.rollout import models
 from trainer.rollout.servers import TOKEN, Server
 
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
+GLOO = over_gloo("127.0.0.1")
 LIMIT = 2**30
 PROMPTS = [tuple(2 + (i * 7 + j * 3) % 120 for j in range(length)) for i, length in enumerate((5, 17, 150))]
 
 
-def publish(server: Server, model: Path, step: int, attempt: int = 1, probe: Probe | None = None) -> Published:
-    return Publisher(attempt, TOKEN, "127.0.0.1", "gloo").publish(
+def publish(
+    server: Server,
+    model: Path,
+    step: int,
+    attempt: int = 1,
+    probe: Probe | None = None,
+    transport: Transport = GLOO,
+) -> Published:
+    return Publisher(attempt, TOKEN, transport).publish(
         step, iter(models.tensors(model)), [server.endpoint], lambda: None, probe
     )
 
@@ -111,7 +121,7 @@ def test_an_update_that_does_not_fit_the_model_is_refused(
 ) -> None:
     publish(server, checkpoints["old"], 3)
     wrong = change(models.tensors(checkpoints["new"]))
-    published = Publisher(1, TOKEN, "127.0.0.1", "gloo").publish(4, iter(wrong), [server.endpoint], lambda: None)
+    published = Publisher(1, TOKEN, over_gloo("127.0.0.1")).publish(4, iter(wrong), [server.endpoint], lambda: None)
     assert published.ok == [] and message in published.failed[server.endpoint.pod]
     assert served(server) == 3
     assert difference(checkpoints["old"], generate(server)) < 1e-4
@@ -171,19 +181,17 @@ def test_prompts_that_were_cached_under_the_old_weights_are_computed_anew(
         assert difference(checkpoints[name], generate(server)) < 1e-4, "with a warm prefix cache"
 
 
-def test_an_update_in_many_buckets_equals_one_in_a_single_bucket(
-    server: Server, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_in_many_buckets_equals_one_in_a_single_bucket(server: Server, checkpoints: dict[str, Path]) -> None:
     whole = publish(server, checkpoints["new"], 12).version
-    monkeypatch.setitem(BUCKET_BYTES, "gloo", 50_000)
-    assert publish(server, checkpoints["new"], 12).version == whole
+    in_many = replace(GLOO, bucket_bytes=50_000)
+    assert publish(server, checkpoints["new"], 12, transport=in_many).version == whole
     assert difference(checkpoints["new"], generate(server)) < 1e-4
 
 
 def test_a_connection_serves_many_updates_and_a_server_in_the_place_of_another_gets_a_new_one(
     server: Server, start: Callable[..., Server], checkpoints: dict[str, Path]
 ) -> None:
-    publisher, other = Publisher(1, TOKEN, "127.0.0.1", "gloo"), start(checkpoints["old"])
+    publisher, other = Publisher(1, TOKEN, over_gloo("127.0.0.1")), start(checkpoints["old"])
     for step, (name, target) in enumerate((("old", server), ("new", server), ("old", other), ("new", other)), start=20):
         endpoint = target.endpoint.model_copy(update={"pod_uid": "the same"})
         assert publisher.publish(step, iter(models.tensors(checkpoints[name])), [endpoint], lambda: None).ok
@@ -220,7 +228,7 @@ def test_tied_embeddings_follow_an_update(start: Callable[..., Server], checkpoi
         assert difference(checkpoints[name], generate(tied)) < 1e-4
     with_head = [*models.tensors(checkpoints["tied"])]
     with_head.append(("lm_head.weight", dict(with_head)["model.embed_tokens.weight"]))
-    published = Publisher(1, TOKEN, "127.0.0.1", "gloo").publish(2, iter(with_head), [tied.endpoint], lambda: None)
+    published = Publisher(1, TOKEN, over_gloo("127.0.0.1")).publish(2, iter(with_head), [tied.endpoint], lambda: None)
     assert published.ok
     assert difference(checkpoints["tied"], generate(tied)) < 1e-4
 

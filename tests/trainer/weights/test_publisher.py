@@ -17,6 +17,7 @@ from rljob_trainer.weights import gloo, protocol
 from rljob_trainer.weights.bucket import Entry, payload_size
 from rljob_trainer.weights.protocol import AttemptSuperseded
 from rljob_trainer.weights.publisher import Publisher
+from rljob_trainer.weights.transport import over_gloo
 
 TENSORS = [(f"t{i}", torch.full((4,), float(i))) for i in range(5)]
 
@@ -37,7 +38,7 @@ def dead_endpoint() -> RolloutEndpoint:
 def test_without_replicas_the_digest_is_computed_and_the_export_drained() -> None:
     log: list[str] = []
     beats: list[None] = []
-    published = Publisher(3, "t", "127.0.0.1", "gloo").publish(7, exported(log), [], lambda: beats.append(None))
+    published = Publisher(3, "t", over_gloo("127.0.0.1")).publish(7, exported(log), [], lambda: beats.append(None))
     assert len(log) == 5 and beats
     assert (published.version.attempt, published.version.step, published.ok, published.failed) == (3, 7, [], {})
     assert len(published.version.digest) == 64
@@ -45,7 +46,7 @@ def test_without_replicas_the_digest_is_computed_and_the_export_drained() -> Non
 
 def test_a_replica_that_is_not_there_fails_alone_and_the_export_is_drained() -> None:
     log: list[str] = []
-    published = Publisher(3, "t", "127.0.0.1", "gloo").publish(7, exported(log), [dead_endpoint()], lambda: None)
+    published = Publisher(3, "t", over_gloo("127.0.0.1")).publish(7, exported(log), [dead_endpoint()], lambda: None)
     assert len(log) == 5 and published.ok == []
     assert "ConnectionRefusedError" in published.failed["rollout-0"]
 
@@ -56,12 +57,12 @@ def test_an_error_of_the_export_is_not_swallowed() -> None:
         raise RuntimeError("a rank died")
 
     with pytest.raises(RuntimeError, match="a rank died"):
-        Publisher(3, "t", "127.0.0.1", "gloo").publish(7, broken(), [dead_endpoint()], lambda: None)
+        Publisher(3, "t", over_gloo("127.0.0.1")).publish(7, broken(), [dead_endpoint()], lambda: None)
 
 
 def test_a_rank_whose_server_is_gone_is_not_the_cause() -> None:
     with pytest.raises(RolloutLost, match="/rljob/sleep: ConnectionRefusedError") as raised:
-        Publisher(3, "t", "127.0.0.1", "gloo").sleep([dead_endpoint()])
+        Publisher(3, "t", over_gloo("127.0.0.1")).sleep([dead_endpoint()])
     assert failure.classify(raised.value).kind == "collective"
 
 
@@ -114,7 +115,7 @@ def listens(port: int) -> bool:
 
 
 def test_a_replica_keeps_its_connection_until_a_step_comes_that_it_is_not_there_for() -> None:
-    publisher = Publisher(3, "t", "127.0.0.1", "gloo")
+    publisher = Publisher(3, "t", over_gloo("127.0.0.1"))
 
     def publish(step: int, *replicas: Replica) -> None:
         found = publisher.publish(step, iter(TENSORS), [r.endpoint for r in replicas], lambda: None)
@@ -136,7 +137,7 @@ def test_a_replica_keeps_its_connection_until_a_step_comes_that_it_is_not_there_
 def test_a_replica_that_does_not_answer_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that answers that it is not in the group is asked again, to join a new one: tests/trainer/rollout/test_publish.py."""
     monkeypatch.setattr(protocol, "OPEN_SECONDS", 0.5)
-    publisher = Publisher(3, "t", "127.0.0.1", "gloo")
+    publisher = Publisher(3, "t", over_gloo("127.0.0.1"))
     with Replica("rollout-0") as replica:
         assert publisher.publish(0, iter(TENSORS), [replica.endpoint], lambda: None).ok
         replica.answering.clear()
@@ -148,7 +149,7 @@ def test_a_replica_that_does_not_answer_is_waited_for_once(monkeypatch: pytest.M
 
 def test_an_update_that_ends_early_is_abandoned_by_each_replica_after_what_it_is_doing() -> None:
     """A connection is not for two threads."""
-    publisher = Publisher(3, "t", "127.0.0.1", "gloo")
+    publisher = Publisher(3, "t", over_gloo("127.0.0.1"))
     with Replica("fenced", fenced=True) as fenced, Replica("slow", seconds=0.5) as slow:
         with pytest.raises(AttemptSuperseded, match="attempt 4 holds"):
             publisher.publish(0, iter(TENSORS), [fenced.endpoint, slow.endpoint], lambda: None)

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 
 from rljob_trainer.megatron.engine import Engine
+from rljob_trainer.megatron.safetensors_file import write_tensors
 
 SHARD_BYTES = 4 * 2**30
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
@@ -27,8 +27,6 @@ def write_hugging_face(engine: Engine, source: Path, target: Path, shard_bytes: 
         _copy_the_rest(source, target)
         config = engine.hugging_face_config(json.loads((source / "config.json").read_text()))
         _write_config(config, target, dtype)
-        for weights in target.glob("*.safetensors"):
-            shutil.copymode(target / "config.json", weights)  # safetensors lets nobody but the owner read them
     else:
         for _ in engine.export():
             pass
@@ -47,7 +45,7 @@ def _write_weights(tensors: Iterable[tuple[str, torch.Tensor]], target: Path, sh
     shards: list[list[str]] = []
     size = 0
     for number, shard in enumerate(_shards(tensors, shard_bytes)):
-        save_file(shard, target / f"{number}.part", metadata={"format": "pt"})
+        write_tensors(shard, target / f"{number}.part")
         shards.append(list(shard))
         size += sum(t.nbytes for t in shard.values())
         dtype = next(iter(shard.values())).dtype

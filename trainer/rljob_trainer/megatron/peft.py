@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 
 from rljob_api.spec.model import LoraSpec
 from rljob_trainer.megatron.engine import Engine
+from rljob_trainer.megatron.safetensors_file import write_tensors
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+TEMPLATE = "chat_template.jinja"
+"""How the adapters' conversations were written, where the model has it in a file of its own."""
 PREFIX = "base_model.model."
 """Of every tensor's name, before transformers' own."""
 
@@ -35,9 +37,10 @@ def write_adapters(engine: Engine, lora: LoraSpec, source: Path, target: Path) -
 def save(tensors: dict[str, torch.Tensor], lora: LoraSpec, source: Path, target: Path) -> None:
     """The files of the new directory `target`, of adapters by the library's names."""
     target.mkdir(parents=True)
-    save_file(tensors, target / WEIGHTS, {"format": "pt"})
+    write_tensors(tensors, target / WEIGHTS)
     (target / CONFIG).write_text(json.dumps(_config(lora, source, list(tensors)), indent=2) + "\n")
-    shutil.copymode(target / CONFIG, target / WEIGHTS)  # safetensors lets nobody but the owner read it
+    if (source / TEMPLATE).is_file():
+        shutil.copyfile(source / TEMPLATE, target / TEMPLATE)
 
 
 def _config(lora: LoraSpec, source: Path, tensors: list[str]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class PolicyVersion:
 
 
 def backend(spec: RLJobSpec) -> str:
-    """The transport of a job, which is also the backend of vLLM's `--weight-transfer-config`. Each has a trainer's end (session.ENDS) and an
+    """The transport of a job, which is also the backend of vLLM's `--weight-transfer-config`. Each has a trainer's end (transport.py) and an
     engine in vLLM's worker (registered in engine.py)."""
     if spec.trainer.device == "cpu":
         return GLOO

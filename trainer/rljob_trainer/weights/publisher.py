@@ -17,11 +17,9 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.failure import RolloutLost
 from rljob_trainer.parity import Probe
 from rljob_trainer.weights.bucket import Entry, digest, pack
-from rljob_trainer.weights.protocol import GLOO, IPC, NCCL, PolicyVersion
-from rljob_trainer.weights.session import ENDS, End, ReplicaError, ReplicaGoneError, Session
-
-BUCKET_BYTES = {GLOO: 64 * 2**20, NCCL: 2**30, IPC: 512 * 2**20}
-"""Most that a bucket holds; a larger tensor has one for itself. On a GPU a bucket takes less time than the message about it."""
+from rljob_trainer.weights.protocol import PolicyVersion
+from rljob_trainer.weights.session import ReplicaError, ReplicaGoneError, Session
+from rljob_trainer.weights.transport import End, Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +38,8 @@ class Published:
 class Publisher:
     """The trainer's end of all weight updates of one attempt."""
 
-    def __init__(self, attempt: int, token: str, address: str, backend: str, workers: int = 1) -> None:
-        """`address`: IP of this pod, which the replicas connect to; `backend`: protocol.backend; `workers`: processes of a replica, one a GPU."""
-        self._attempt, self._token, self._backend = attempt, token, backend
-        self._connect = partial(ENDS[backend], address, *([workers] if backend == IPC else []))
+    def __init__(self, attempt: int, token: str, transport: Transport) -> None:
+        self._attempt, self._token, self._transport = attempt, token, transport
         self._step = 0
         self._ends: dict[str, End] = {}
         """By pod uid: connections of the last update, which the next one uses again."""
@@ -64,11 +60,13 @@ class Publisher:
         """
         self._forget_others(step, replicas)
         ends = {r.pod: self._ends.pop(r.pod_uid, None) for r in replicas}
-        sessions = {r.pod: Session(r, self._token, self._attempt, self._connect, ends[r.pod]) for r in replicas}
+        sessions = {
+            r.pod: Session(r, self._token, self._attempt, self._transport.connect, ends[r.pod]) for r in replicas
+        }
         entries: list[Entry] = []
         with _Round(sessions) as round_:
             round_.start(Session.open)
-            for bucket in pack(tensors, BUCKET_BYTES[self._backend], self._memory()):
+            for bucket in pack(tensors, self._transport.bucket_bytes, self._memory()):
                 entries += bucket.entries
                 round_.settle()
                 round_.start(partial(Session.send, bucket=bucket))
@@ -99,14 +97,17 @@ class Publisher:
         """Have replicas give up their memory. Raises ReplicaError for the first that does not, RolloutLost when it is gone."""
         try:
             with ThreadPoolExecutor(max(1, len(replicas))) as pool:
-                list(pool.map(lambda r: Session(r, self._token, self._attempt, self._connect).sleep(), replicas))
+                list(
+                    pool.map(
+                        lambda r: Session(r, self._token, self._attempt, self._transport.connect).sleep(), replicas
+                    )
+                )
         except ReplicaGoneError as error:
             raise RolloutLost(str(error)) from None  # of which this rank only learns; see failure.py
 
     def _memory(self) -> torch.device:
         """Where buckets are."""
-        gloo = self._backend == GLOO
-        return torch.device("cpu") if gloo else torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cuda", torch.cuda.current_device()) if self._transport.on_gpu else torch.device("cpu")
 
 
 class _Round(AbstractContextManager["_Round"]):

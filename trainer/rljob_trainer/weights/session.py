@@ -9,12 +9,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.weights import gloo, ipc, nccl, protocol
+from rljob_trainer.weights import protocol
 from rljob_trainer.weights.bucket import Bucket
-from rljob_trainer.weights.protocol import GLOO, IPC, NCCL, AttemptSuperseded, PolicyVersion
-
-End = gloo.TrainerEnd | nccl.TrainerEnd | ipc.TrainerEnd
-ENDS: dict[str, type[End]] = {GLOO: gloo.TrainerEnd, NCCL: nccl.TrainerEnd, IPC: ipc.TrainerEnd}
+from rljob_trainer.weights.protocol import AttemptSuperseded, PolicyVersion
+from rljob_trainer.weights.transport import End
 
 
 class ReplicaError(RuntimeError):
