@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,14 +47,29 @@ def main() -> None:
         driver.join()
         found = json.loads((directory / "driver.json").read_text())
     tokens = options.prompts * options.samples * options.tokens
-    ratios = [rise / part for _, rise, part in rows]
+    ratios = [row.rise / row.part for row in rows]
     print(f"{tokens / 1e6:.1f} M tokens, {options.ranks} ranks")
-    print(f"handed over in        {max(seconds for seconds, _, _ in rows):.2f} s (goal 5)")
+    print(f"handed over in        {max(row.seconds for row in rows):.2f} s (goal 5)")
+    slowest, busiest = max(row.gathering for row in rows), max(row.gathering_processor for row in rows)
+    print(f"a column gathered in  {slowest:.2f} s, {busiest:.2f} s of a rank's processor")
     print(f"a rank's memory rises by {min(ratios):.2f} to {max(ratios):.2f} of its part (goal 1.5)")
     print(f"driver: assembled in  {found['assembled']:.2f} s")
     print(
         f"driver: loop blocked  {1000 * found['assembling']:.0f} ms while it assembled, {1000 * found['serving']:.0f} ms while it served (goal 50)"
     )
+
+
+class Received(NamedTuple):
+    """By one rank."""
+
+    seconds: float
+    rise: float
+    """Of its memory at the highest, bytes."""
+    part: float
+    """Bytes of what it needed."""
+    gathering: float
+    """Seconds until every rank has a column of the step's response tokens, of which each has measured its part (megatron/step.py)."""
+    gathering_processor: float
 
 
 def drive(directory: Path, options: argparse.Namespace) -> None:
@@ -140,8 +155,8 @@ def assembled(outcomes: list[Any], options: argparse.Namespace) -> Any:
     return batch
 
 
-def receive(directory: Path, options: argparse.Namespace) -> tuple[float, float, float]:
-    """On a rank: seconds, the rise of its memory at the highest, and the bytes of its part."""
+def receive(directory: Path, options: argparse.Namespace) -> Received:
+    """On a rank."""
     from rljob_trainer.collective import Ranks
     from rljob_trainer.driver.client import DriverClient
     from rljob_trainer.megatron.batching import plan_step
@@ -163,9 +178,26 @@ def receive(directory: Path, options: argparse.Namespace) -> tuple[float, float,
     seconds, rise = time.monotonic() - began, peak() - before
     sizes = sum(segment.tokens.nbytes for t in batch.trajectories.values() for segment in t.segments)
     sizes += sum(segment.log_probs.nbytes for t in batch.trajectories.values() for segment in t.sampled_segments)
+    gathering = gather(batch)
     if driver:
         driver.end("")
-    return seconds, rise, sizes
+    return Received(seconds, rise, sizes, *gathering)
+
+
+def gather(batch: Any) -> tuple[float, float]:
+    """Seconds, and those of this rank's processor."""
+    import torch
+    import torch.distributed as dist
+
+    began, used = time.monotonic(), time.process_time()
+    counts = batch.columns.response_length.tolist()
+    found = [torch.zeros(n) for n in counts]
+    for i, trajectory in batch.trajectories.items():
+        found[i] = torch.from_numpy(trajectory.response_log_probs.copy())
+    whole = torch.cat(found)
+    dist.all_reduce(whole)
+    whole.split(counts)
+    return time.monotonic() - began, time.process_time() - used
 
 
 def spec_of(options: argparse.Namespace) -> RLJobSpec:
