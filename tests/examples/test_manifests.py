@@ -27,7 +27,7 @@ def test_there_is_a_job_for_each_way_to_train() -> None:
 
 CHAINS = [
     ("gitops/chain/sft/rljob.yaml", "gitops/chain/grpo/rljob.yaml"),
-    ("reward-model/rljob.yaml", "reward-model/grpo.yaml"),
+    ("reward-model/rljob.yaml", "reward-model/rl.yaml"),
 ]
 
 
