@@ -17,6 +17,7 @@ from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.trajectory import Trajectory
 from rljob_trainer.weights.publisher import Publisher
+from rljob_trainer.weights.transport import over_gloo
 from trainer.rollout import models
 from trainer.rollout.servers import TOKEN, Server, spec
 
@@ -78,7 +79,7 @@ async def test_turns_before_and_after_an_update_are_of_their_own_policies(
     agent, pool = Agent(made.rollout.agent), RolloutPool(TOKEN, 1, 1, 8, lambda: None)
     await agent.start()
     generator = Generator(made, "u", load_tokenizer(made), RewardManager([]), pool, lambda: None, agent)
-    publisher = Publisher(1, TOKEN, "127.0.0.1", "gloo")
+    publisher = Publisher(1, TOKEN, over_gloo("127.0.0.1"))
 
     async def publish(step: int) -> None:
         await pool.trained()
