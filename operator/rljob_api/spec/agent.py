@@ -2,11 +2,12 @@
 
 from typing import Annotated
 
-from pydantic import StringConstraints
+from pydantic import Field, StringConstraints
 
 from rljob_api.base import Model
 from rljob_api.spec.common import AbsolutePath, PositiveFloat, PositiveInt
 
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 
 
@@ -15,16 +16,28 @@ class PythonAgent(Model):
 
     path: AbsolutePath
     """A Python file that the trainer pods can read, for example from a ConfigMap volume."""
-    function: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)] = "rollout"
+    function: FunctionName = "rollout"
     """Name of the async function. It returns a Trajectory, or None for a sample that is left out."""
+
+
+class Tools(Model):
+    """Functions that the policy may call. The chat template shows them and says what they return; a call is `<tool_call>` with JSON of `name` and
+    `arguments` inside, the format of Hermes and Qwen."""
+
+    path: AbsolutePath
+    """A Python file that the trainer pods can read. Types of parameters and docstrings become the JSON schemas that the template shows."""
+    functions: Annotated[list[FunctionName], Field(min_length=1, max_length=64)]
+    """Names of the functions, async or not."""
 
 
 class AgentSpec(Model):
     """How a sample comes into being when it is more than one response: turns of the policy, with what tools, users or an environment say in between.
     Only tokens that the policy generated are learnt from."""
 
-    python: PythonAgent
-    """A function of your own."""
+    python: PythonAgent | None = None
+    """A function of your own makes the trajectory. Exactly one of `python` and `tools`."""
+    tools: Tools | None = None
+    """The policy calls functions, until a turn calls none."""
     max_turns: PositiveInt
     """Most responses that one trajectory may ask of the policy. Each has at most `sampling.maxTokens` tokens."""
     max_tokens: PositiveInt

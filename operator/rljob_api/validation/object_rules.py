@@ -231,6 +231,13 @@ ROLLOUT_RULES = (
         "set a temperature above 0; spec.evaluation.sampling may be greedy",
     ),
     Rule(
+        "rollout.agent",
+        AGENT.implies(count((present("rollout.agent.python"), present("rollout.agent.tools"))).equals(1)),
+        "needs exactly one of python and tools",
+        "keep one of them",
+        value=lambda spec: "both" if spec.rollout.agent.python else "neither",
+    ),
+    Rule(
         "rollout.agent.maxTokens",
         AGENT.implies(field("rollout.agent.maxTokens") >= TURN),
         "a turn may have {0} tokens, and has to fit into the trajectory",

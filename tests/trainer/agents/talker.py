@@ -6,8 +6,10 @@ from typing import Any
 
 from aiohttp import web
 
+from rljob_trainer.batch import Batch
 from rljob_trainer.rollout.answer import Drawn, encode
 from rljob_trainer.weights.protocol import STEP_HEADER
+from trainer.driver.bench import Bench, batch, call, publish, until
 from trainer.driver.servers import Server
 
 TWO_TURNS = """
@@ -51,3 +53,19 @@ def with_agent(spec: dict[str, Any], tmp_path: Path, code: str, **agent: Any) ->
     file.write_text(code)
     section = {"python": {"path": str(file)}, "maxTurns": 4, "maxTokens": 64, "timeoutSeconds": 5} | agent
     spec["rollout"] |= {"agent": section, "sampling": {"maxTokens": 8}}
+
+
+async def first_step(bench: Bench, server: Server, **settings: object) -> tuple[Batch, Server]:
+    """The first batch, from this server, and the server."""
+    for name, value in settings.items():
+        setattr(server, name, value)
+    async with server:
+        bench.control(rollouts=(server.endpoint,))
+        rank = await bench.connect()
+        await call(rank.start, 0, None, [], "")
+        await until(rank, "newcomers")
+        await publish(rank, 0, [server])
+        try:
+            return await batch(rank), server
+        finally:
+            bench.driver.cancel()

@@ -11,8 +11,9 @@ from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverLost
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.trajectory import Trajectory
-from trainer.agents.talker import TWO_TURNS, Talker, with_agent
+from trainer.agents.talker import TWO_TURNS, Talker, first_step, with_agent
 from trainer.driver.bench import Bench, Characters, batch, call, publish, until
+from trainer.driver.servers import Server
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,20 +26,8 @@ def bench(tmp_path, monkeypatch):
     return found
 
 
-async def step(bench: Bench, **settings: object) -> tuple[Batch, Talker]:
-    """The first batch, and the server that it comes from."""
-    async with Talker("demo-rollout-0", policy_step=0) as server:
-        for name, value in settings.items():
-            setattr(server, name, value)
-        bench.control(rollouts=(server.endpoint,))
-        rank = await bench.connect()
-        await call(rank.start, 0, None, [], "")
-        await until(rank, "newcomers")
-        await publish(rank, 0, [server])
-        try:
-            return await batch(rank), server
-        finally:
-            bench.driver.cancel()
+async def step(bench: Bench, **settings: object) -> tuple[Batch, Server]:
+    return await first_step(bench, Talker("demo-rollout-0"), **settings)
 
 
 def said(sample: Trajectory) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 Imported by the function's process, so nothing large: tokens are lists of ids here.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from typing import Any, Literal
@@ -87,6 +87,12 @@ class Policy:
     async def encode(self, text: str) -> list[int]:
         """The tokens of a text, for what somebody else says: no special tokens are added in front or behind. Raises PolicyError."""
         found: list[int] = await self._ask("encode", {"text": text})
+        return found
+
+    async def reply(self, context: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """What the chat template writes of `messages` (`{"role": "tool", "content": ...}`, or a user's) behind `context`, which ends with a turn of
+        the policy's, up to where the next one begins. The policy's own end-of-turn token is not written twice. Raises PolicyError."""
+        found: list[int] = await self._ask("reply", {"context": ids(context), "messages": [dict(m) for m in messages]})
         return found
 
 

@@ -1,6 +1,7 @@
 """Runs a user's agent in worker processes, over pipes, so that it cannot corrupt, block or end the driver."""
 
 import asyncio
+import json
 import os
 from dataclasses import replace
 from functools import partial
@@ -21,26 +22,30 @@ MAX_WORKERS = 8
 """At most so many processes; each imports the file."""
 AT_ONCE = 256
 """Trajectories of one process at a time."""
-FIELD = "spec.rollout.agent.python.path"
 
 
 class Agent:
     """Call `start` before the first trajectory and `stop` after the last."""
 
     def __init__(self, spec: AgentSpec):
-        self.spec, self._path = spec, spec.python.path
-        start = partial(AgentProcess.start, (spec.python.path, spec.python.function), spec.timeout_seconds, spec.env)
+        kind, self._path, names = _program(spec)
+        self.spec, self._field = spec, f"spec.rollout.agent.{kind}.path"
+        start = partial(AgentProcess.start, (kind, self._path, json.dumps(names)), spec.timeout_seconds, spec.env)
         self._workers = [Respawning(start) for _ in range(min(os.cpu_count() or 1, MAX_WORKERS))]
         self._free: asyncio.Queue[Respawning[AgentProcess]] = asyncio.Queue()
         """Each process as often as it can take a trajectory."""
+        self.tools: list[dict[str, Any]] = []
+        """JSON schemas of what the policy may call, once it has started."""
 
     async def start(self) -> None:
-        """Raises ConfigurationError when the file is missing, cannot be imported, or lacks an async function of three parameters."""
+        """Raises ConfigurationError when the file is missing, cannot be imported, or lacks what the spec names."""
         self._require_file()
         for found in await asyncio.gather(*(w.running() for w in self._workers), return_exceptions=True):
-            if isinstance(found, BaseException):
+            if isinstance(found, AgentProcess):
+                self.tools = found.hello["tools"]
+            else:
                 fix = "correct the file; it is imported as a file of its own, with the image's packages"
-                raise ConfigurationError(FIELD, self._path, f"cannot be loaded: {found}", fix) from found
+                raise ConfigurationError(self._field, self._path, f"cannot be loaded: {found}", fix) from found
         for _ in range(AT_ONCE):
             for worker in self._workers:
                 self._free.put_nowait(worker)
@@ -80,10 +85,18 @@ class Agent:
     def _require_file(self) -> None:
         if not Path(self._path).is_file():
             fix = "correct the path, or mount the ConfigMap or volume that holds the file in spec.volumes"
-            raise ConfigurationError(FIELD, self._path, "there is no such file in the trainer pod", fix)
+            raise ConfigurationError(self._field, self._path, "there is no such file in the trainer pod", fix)
 
     def _failed(self, kind: Kind, reason: str) -> AgentFailed:
-        return AgentFailed(kind, FIELD, self._path, reason)
+        return AgentFailed(kind, self._field, self._path, reason)
+
+
+def _program(spec: AgentSpec) -> tuple[str, str, list[str]]:
+    """What the processes run: kind, file and functions."""
+    if spec.tools:
+        return "tools", spec.tools.path, spec.tools.functions
+    assert spec.python is not None, "the spec was checked: exactly one kind of agent"
+    return "python", spec.python.path, [spec.python.function]
 
 
 def _values(prompt: Prompt, row: Any) -> dict[str, Any]:

@@ -18,14 +18,18 @@ Response = tuple[tuple[Segment, ...], bool]
 """What the policy wrote, and whether it was cut off."""
 Sample = Callable[[Ints, Sampling, int], Awaitable[Response]]
 """One response to a context, in the turn of this number."""
+Reply = Callable[..., list[int]]
+"""Of `context` and `messages`: what the chat template writes of the messages behind it, as chat.reply. Raises PolicyError."""
 
 
 class Session:
     """Of one agent and one sample of `prompt`."""
 
-    def __init__(self, spec: AgentSpec, prompt: Prompt, sampling: Sampling, tokenizer: Tokenizer, sample: Sample):
+    def __init__(
+        self, spec: AgentSpec, prompt: Prompt, sampling: Sampling, tokenizer: Tokenizer, sample: Sample, chat: Reply
+    ):
         self.prompt = prompt
-        self._spec, self._sampling, self._tokenizer, self._sample = spec, sampling, tokenizer, sample
+        self._spec, self._sampling, self._tokenizer, self._sample, self._chat = spec, sampling, tokenizer, sample, chat
         self._begun, self._ended_early = 0, False
         self._answers: list[Recorded] = []
 
@@ -33,6 +37,8 @@ class Session:
         """To a question of the agent's. Raises PolicyError."""
         if method == "generate":
             return await self._generate(**arguments)
+        if method == "reply":
+            return self._chat(**arguments)
         return self._encode(**arguments)
 
     def rollout(self, tokens: list[int]) -> Rollout | None:

@@ -1,13 +1,16 @@
-"""The process that runs an agent's function: `python -m rljob_trainer.agents.worker FILE FUNCTION SECONDS`.
+"""The process that runs an agent: `python -m rljob_trainer.agents.worker KIND FILE FUNCTIONS SECONDS`.
 
-First it says {"takes": names, "concurrent": true} or {"error": text}. Then it reads pickled triples: ("begin", number, values) begins a trajectory,
-("cancel", number, None) ends it, and ("answer", number, (question, {"value": ...} or {"error": text})) answers a question. It writes lines of JSON:
-{"number", "question", "method", "arguments"} asks the driver, and the last line of a trajectory is {"number", "trajectory": {"tokens", "reward",
-"metrics"} or null} or {"number", "error": text, "kind": text} with a kind of failures.py. A trajectory may take SECONDS of its own time.
+FUNCTIONS is a JSON list of names: of the one that makes trajectories (KIND python), or of those that the policy may call (KIND tools). First it says
+{"takes": names, "concurrent": true, "tools": JSON schemas} or {"error": text}. Then it reads pickled triples: ("begin", number, values) begins a
+trajectory, ("cancel", number, None) ends it, and ("answer", number, (question, {"value": ...} or {"error": text})) answers a question. It writes
+lines of JSON: {"number", "question", "method", "arguments"} asks the driver, and the last line of a trajectory is {"number", "trajectory":
+{"tokens", "reward", "metrics"} or null} or {"number", "error": text, "kind": text} with a kind of failures.py. A trajectory may take SECONDS of
+its own time.
 """
 
 import asyncio
 import inspect
+import json
 import pickle
 import sys
 from collections.abc import Mapping
@@ -18,6 +21,8 @@ from typing import IO, Any, BinaryIO
 
 from rljob_trainer.agents.api import Policy, PolicyError, Prompt, Trajectory, ids
 from rljob_trainer.agents.own_time import OwnTime
+from rljob_trainer.agents.schemas import schema_of
+from rljob_trainer.agents.tool_calls import ToolCalls
 from rljob_trainer.rewards.returned import NotAReward, split
 from rljob_trainer.rewards.worker import Function, channel, die_with_parent, explain, load, say
 
@@ -25,20 +30,28 @@ PARAMETERS = ("prompt", "policy", "row")
 
 
 def main() -> None:
-    path, name, seconds = sys.argv[1:]
+    kind, path, given, seconds = sys.argv[1:]
+    names = json.loads(given)
     die_with_parent()
     questions, answers = channel()
     try:
-        function = load(path, name)
-        if not inspect.iscoroutinefunction(function):
-            raise TypeError("has to be async: async def rollout(prompt, policy, row)")
-        inspect.signature(function).bind(*PARAMETERS)
+        functions = [load(path, name) for name in names]
+        schemas = [schema_of(function) for function in functions] if kind == "tools" else []
+        function = ToolCalls(functions).rollout if kind == "tools" else _agent(functions[0])
     except BaseException as error:
-        say(answers, error=explain(error, path, name))
+        say(answers, error=explain(error, path, names[0]))
         return
-    say(answers, takes=PARAMETERS, concurrent=True)
-    rollouts = Rollouts(function, answers, partial(explain, path=path, name=name), float(seconds))
+    say(answers, takes=PARAMETERS, concurrent=True, tools=schemas)
+    rollouts = Rollouts(function, answers, partial(explain, path=path, name=names[0]), float(seconds))
     asyncio.run(rollouts.serve(questions))
+
+
+def _agent(function: Function) -> Function:
+    """Raises TypeError for what is none."""
+    if not inspect.iscoroutinefunction(function):
+        raise TypeError("has to be async: async def rollout(prompt, policy, row)")
+    inspect.signature(function).bind(*PARAMETERS)
+    return function
 
 
 class Rollouts:

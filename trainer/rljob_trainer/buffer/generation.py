@@ -12,6 +12,7 @@ import numpy as np
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
+from rljob_trainer.agents.chat import reply
 from rljob_trainer.agents.failures import AgentFailed
 from rljob_trainer.agents.python_file import Agent
 from rljob_trainer.agents.recording import Rollout, measured, single
@@ -169,7 +170,8 @@ class Generator:
     async def _with_agent(self, agent: Agent, request: Request, index: int, draft: Draft) -> Outcome:
         sample = partial(self._turn, request, index)
         if draft.outcome is None:
-            session = Session(agent.spec, request.prompt, request.sampling, self._tokenizer, sample)
+            chat = partial(reply, tokenizer=self._tokenizer, template=self._spec.data.chat_template)
+            session = Session(agent.spec, request.prompt, request.sampling, self._tokenizer, sample, chat)
             try:
                 draft.outcome = await self._score(request, index, await agent.rollout(session))
             except AgentFailed as failure:

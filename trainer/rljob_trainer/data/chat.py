@@ -3,7 +3,7 @@
 from rljob_api.spec.model import DataSpec
 from rljob_trainer.data.conversations import require_no_system_prompt, spoken, with_system_prompt
 from rljob_trainer.data.rows import Row
-from rljob_trainer.data.tokenizer import Tokenizer
+from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer
 from rljob_trainer.failure import ConfigurationError
 
 
@@ -16,6 +16,7 @@ def encode_prompt(row: Row, spec: DataSpec, tokenizer: Tokenizer) -> tuple[str, 
     if isinstance(messages, str):
         if not template.texts:
             require_no_system_prompt(template, row.place)
+            _require_no_tools(tokenizer, row)
             return messages, _tokens(messages, row, tokenizer, add_special_tokens=True)
         messages = (spoken("user", messages),)
     if not tokenizer.chat_template:
@@ -39,6 +40,13 @@ def _tokens(text: str, row: Row, tokenizer: Tokenizer, *, add_special_tokens: bo
         return tokens
     fix = "see that tokenizer.json fits the tokenizer class of the model's type, or mend the row"
     raise row.place.error("the tokenizer in spec.model.path makes no token of its prompt", fix)
+
+
+def _require_no_tools(tokenizer: Tokenizer, row: Row) -> None:
+    """Raises ConfigurationError: only a template shows the policy what it may call."""
+    if isinstance(tokenizer, ToolTokenizer):
+        rule = "holds a text, which is taken as it stands: the policy would not see the functions of spec.rollout.agent.tools"
+        raise row.place.error(rule, "set spec.data.chatTemplate.texts: true, or write the row as messages")
 
 
 def _no_template(row: Row) -> ConfigurationError:

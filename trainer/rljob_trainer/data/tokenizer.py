@@ -24,6 +24,27 @@ class Tokenizer(Protocol):
     ) -> str: ...
 
 
+class ToolTokenizer:
+    """A tokenizer whose chat template shows functions that may be called."""
+
+    def __init__(self, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]]):
+        """`tools`: their JSON schemas."""
+        self._tokenizer, self._tools = tokenizer, list(tools)
+        self.chat_template = tokenizer.chat_template
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self, conversation: Any, tools: Any = None, *, add_generation_prompt: bool, tokenize: bool, **arguments: Any
+    ) -> str:
+        how = {"add_generation_prompt": add_generation_prompt, "tokenize": tokenize}
+        return self._tokenizer.apply_chat_template(conversation, self._tools, **how, **arguments)
+
+
 class OffsetTokenizer(Tokenizer, Protocol):
     """What supervised data need besides: where in a text each token lies. Only tokenizers of the library tokenizers ("fast") know."""
 

@@ -25,7 +25,7 @@ from rljob_trainer.data.held_out import HeldOutSet, load_held_out
 from rljob_trainer.data.loading import load_examples
 from rljob_trainer.data.order import Drawn
 from rljob_trainer.data.prompts import PromptSet, load_prompts, require_prompts_of_every_file
-from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer
+from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, load_tokenizer
 from rljob_trainer.data.workers import Workers
 from rljob_trainer.driver.channel import listen
 from rljob_trainer.driver.control import follow_control, read_control
@@ -94,8 +94,11 @@ async def _reinforcement(
     agent = Agent(spec.rollout.agent) if spec.rollout.agent and not spec.train.batches.replay else None
     parts: list[RewardManager | Agent] = [rewards, *([agent] if agent else [])]
     try:
+        if agent:
+            await agent.start()
+            tokenizer = ToolTokenizer(tokenizer, agent.tools) if agent.tools else tokenizer
         train, held_out = _prompts(directory, spec, tokenizer)
-        await asyncio.gather(*(part.start() for part in parts))
+        await rewards.start()
         control = _counted(control, train)
         pool = RolloutPool(token, control.attempt, required_servers(spec), sequences(spec), lambda: life.wake())
         life = _Life(directory, control, pool, pools, progress)

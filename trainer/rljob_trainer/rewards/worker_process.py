@@ -42,6 +42,8 @@ class WorkerProcess:
         self._reader: asyncio.Task[None] | None = None
         self.takes: Sequence[str] = ()
         """Names of what the function is called with."""
+        self.hello: dict[str, Any] = {}
+        """All that it said of itself."""
         self.concurrent = False
         """It may be asked again before it has answered: the function is async."""
 
@@ -97,7 +99,7 @@ class WorkerProcess:
         hello: dict[str, Any] = json.loads(line) if line else {"error": "its process ended while it was imported"}
         if "error" in hello:
             raise WorkerLost(hello["error"])
-        self.takes, self.concurrent = hello["takes"], hello["concurrent"]
+        self.takes, self.concurrent, self.hello = hello["takes"], hello["concurrent"], hello
         self._reader = asyncio.create_task(self._read(self._process.stdout))
 
     async def _read(self, answers: asyncio.StreamReader) -> None:

@@ -1,0 +1,139 @@
+"""Functions that the policy calls, through a chat template in the style of Qwen's, asked by the whole driver."""
+
+import json
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from rljob_api.spec.model import ChatTemplate
+from rljob_trainer.agents.api import PolicyError
+from rljob_trainer.agents.chat import reply
+from rljob_trainer.driver import main
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.rollout.answer import Drawn, encode
+from rljob_trainer.weights.protocol import STEP_HEADER
+from trainer.agents.talker import first_step
+from trainer.data.templates import MISTRAL, QWEN, tokenizer
+from trainer.driver.bench import Bench
+from trainer.driver.servers import Server
+
+END = "<|im_end|>"
+FUNCTIONS = '''
+def add(a: int, b: int) -> int:
+    """The sum of two numbers."""
+    return a + b
+
+async def column(name: str, row=None) -> str:
+    return row[name]
+
+def broken():
+    raise ValueError("out of order")
+'''
+
+
+def words() -> object:
+    return tokenizer(QWEN, END)
+
+
+class Caller(Server):
+    """Says one text of `script` after the other, turn by turn, with its end of turn."""
+
+    script: tuple[str, ...] = ()
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.requests.append(body)
+        turn = words().decode(body["prompt"]).count("<|im_start|>assistant") - 1
+        tokens = words().encode(self.script[turn] + END, add_special_tokens=False)
+        drawn = [Drawn(tokens, [-1.0] * len(tokens), "stop")] * body["n"]
+        return web.json_response(encode(drawn), headers={STEP_HEADER: str(self.policy_step)})
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(main, "load_tokenizer", lambda spec: words())
+    found = Bench(tmp_path)
+    file = tmp_path / "tools.py"
+    file.write_text(FUNCTIONS)
+    tools = {"path": str(file), "functions": ["add", "column", "broken"]}
+    found.spec["rollout"] |= {
+        "agent": {"tools": tools, "maxTurns": 4, "maxTokens": 1000},
+        "sampling": {"maxTokens": 200},
+    }
+    found.spec["data"] |= {"chatTemplate": {"texts": True}}
+    return found
+
+
+def call(**said: object) -> str:
+    return f"<tool_call>\n{json.dumps(said)}\n</tool_call>"
+
+
+def written(found: object, source: str) -> list[str]:
+    sample = found.samples[0]
+    return [words().decode(s.tokens) for s in sample.segments if s.source == source]
+
+
+async def test_what_a_call_returns_is_said_by_the_template_and_masked(bench: Bench) -> None:
+    adding = "let me see" + call(name="add", arguments={"a": 1, "b": 2})
+    found, _ = await first_step(bench, Caller("demo-rollout-0"), script=(adding, "3"))
+    (prompt,) = written(found, "prompt")
+    assert '"name": "add"' in prompt and "The sum of two numbers." in prompt, "the template shows the functions"
+    assert written(found, "policy") == [adding + END, "3" + END]
+    between = "\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert written(found, "environment") == [between], "the turn's own end is not written twice"
+    assert found.metrics["reward_metrics/tool_calls"] == 1.0 and found.metrics["reward_metrics/tool_errors"] == 0.0
+    assert all(s.reward == float(s.prompt_index in (1, 3)) for s in found.samples), "1+2 and 2+1, of 1+1 to 4+3"
+
+
+async def test_several_calls_of_a_turn_are_answered_in_their_order(bench: Bench) -> None:
+    both = call(name="column", arguments={"name": "data_source"}) + call(name="add", arguments={"a": 1, "b": 1})
+    found, _ = await first_step(bench, Caller("demo-rollout-0"), script=(both, "done"))
+    (said,) = written(found, "environment")
+    assert said.index("sum") < said.index("2") and said.count("<tool_response>") == 2
+
+
+@pytest.mark.parametrize(
+    ("called", "told"),
+    [
+        ("<tool_call>add(1, 2)</tool_call>", "error: a call is a JSON object of name and arguments"),
+        (call(name="multiply"), "error: there is no function 'multiply', only add, column, broken"),
+        (call(name="add", arguments={"a": 1}), "error: TypeError: add() missing 1 required positional argument: 'b'"),
+        (call(name="add", arguments={"a": 1, "b": 2, "c": 3}), "error: add has no parameter 'c'"),
+        (call(name="column", arguments={"row": {}}), "error: column has no parameter 'row'"),
+        (call(name="broken"), "error: ValueError: out of order"),
+    ],
+)
+async def test_a_wrong_call_is_told_to_the_policy_and_fails_no_sample(bench: Bench, called: str, told: str) -> None:
+    found, _ = await first_step(bench, Caller("demo-rollout-0"), script=(called, "sorry"))
+    (said,) = written(found, "environment")
+    assert told in said
+    assert found.metrics["reward_metrics/tool_errors"] == 1.0 and found.metrics["agent/failed"] == 0.0
+
+
+async def test_texts_that_go_through_no_template_are_refused(bench: Bench) -> None:
+    bench.spec["data"].pop("chatTemplate")
+    bench.control()
+    await bench.connect()
+    with pytest.raises(ConfigurationError, match="would not see the functions of spec.rollout.agent.tools"):
+        await bench.driver
+
+
+async def test_a_function_without_types_is_refused_before_anything_is_generated(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(FUNCTIONS.replace("a: int", "a"))
+    bench.control()
+    await bench.connect()
+    with pytest.raises(ConfigurationError, match="spec.rollout.agent.tools.path .* the parameter 'a' needs a type"):
+        await bench.driver
+
+
+def test_a_reply_behind_a_turn_that_a_text_ended_closes_the_turn() -> None:
+    context = words().encode("<tool_call>", add_special_tokens=False)
+    found = words().decode(reply(context, [{"role": "user", "content": "well?"}], words(), ChatTemplate()))
+    assert found == "<|im_end|>\n<|im_start|>user\nwell?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_that_knows_no_such_message_is_an_error_of_the_call() -> None:
+    mistral = tokenizer(MISTRAL)
+    with pytest.raises(PolicyError, match="roles must alternate"):
+        reply([5], [{"role": "assistant", "content": "x"}], mistral, ChatTemplate())
