@@ -191,10 +191,12 @@ def _is_point(given: Mapping[str, Any]) -> bool:
 class Progress(Wire):
     """Progress of the run, from rank 0."""
 
-    phase: Literal["loading", "waiting", "evaluating", "generating", "training", "syncing", "saving", "finishing"] = (
-        "loading"
-    )
-    """waiting: fewer than minReplicas rollouts have the current policy."""
+    phase: Literal[
+        "fetching", "loading", "waiting", "evaluating", "generating", "training", "syncing", "saving", "finishing"
+    ] = "loading"
+    """fetching: the files of model.source and data.sources; waiting: fewer than minReplicas rollouts have the current policy."""
+    fetching: Line = ""
+    """What is fetched and how much of it is there: `hf://ORG/MODEL@REVISION, 3.2 of 15.2 GB`."""
     heartbeat: Annotated[int, Field(ge=0, le=2**62)] = 0
     """Advances with every piece of progress: a sample, a micro-batch, a bucket, a file."""
     step: Count = 0

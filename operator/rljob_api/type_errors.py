@@ -148,6 +148,10 @@ PATTERNS = {
         "use letters, digits, `-`, `_` and `.`, after a DNS name and `/` if any",
     ),
     r"^https?://[^\s]+$": ("must be an http or https address without blanks", "begin it with http:// or https://"),
+    r"^(hf|s3|gs)://[^\s/]+/[^\s]+$|^https?://[^\s/]+/[^\s]+$|^file:///[^\s]+$": (
+        "must be the address of files in a hub, an object store, the web or a volume",
+        "write for example hf://ORG/MODEL@REVISION, s3://BUCKET/PREFIX, https://HOST/FILE or file:///DIRECTORY",
+    ),
     r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$": (
         "must be a Kubernetes quantity",
         "write digits and one of m, k, Ki, M, Mi, G, Gi, T, Ti, for example 500m or 16Gi",

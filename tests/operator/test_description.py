@@ -64,6 +64,12 @@ def test_a_report_holds_as_many_checkpoints_as_a_job_may_keep() -> None:
         Progress(phase="training", checkpoints=[checkpoint(step) for step in range(1, most + 2)])
 
 
+def test_a_job_that_fetches_says_what_and_how_much_of_it_is_there() -> None:
+    job = make_job().with_attempt()
+    status = job.running(phase="fetching", started_from=None, fetching="hf://org/m, 3.2 of 15.2 GB").next()
+    assert (status.state, status.message) == ("Starting", "fetching hf://org/m, 3.2 of 15.2 GB")
+
+
 def test_waiting_for_rollouts_names_their_trouble() -> None:
     job = (
         make_job()

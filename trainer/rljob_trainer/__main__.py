@@ -60,6 +60,12 @@ def parser() -> argparse.ArgumentParser:
         "--work", type=Path, metavar="DIR", help="for files that only the run itself needs (a new temporary one)"
     )
     add_sets(_command(commands, "data", convert_data, "write a well-known data set in the columns that an RLJob reads"))
+    fetch = _command(commands, "fetch", fetch_source, "copy a model or data set from a hub, an object store or the web")
+    fetch.add_argument("source", metavar="SOURCE", help="for example hf://ORG/MODEL@REVISION or s3://BUCKET/PREFIX")
+    fetch.add_argument("path", type=Path, metavar="DIR", help="a directory of its own")
+    fetch.add_argument(
+        "--files", action="append", default=[], metavar="PATTERN", help="copy only such files; !PATTERN leaves some out"
+    )
     _command(
         commands,
         "doctor",
@@ -120,6 +126,12 @@ def convert_data(options: argparse.Namespace) -> int:
     from rljob_trainer.conversion.command import convert
 
     return convert(options)
+
+
+def fetch_source(options: argparse.Namespace) -> int:
+    from rljob_trainer.sources.command import fetch_here
+
+    return fetch_here(options.source, options.path, options.files)
 
 
 def doctor(_: argparse.Namespace) -> int:

@@ -44,6 +44,26 @@ class Volume(Model):
     """A Kubernetes volume source, for example `{persistentVolumeClaim: {claimName: data}}`."""
 
 
+SourceUrl = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^(hf|s3|gs)://[^\s/]+/[^\s]+$|^https?://[^\s/]+/[^\s]+$|^file:///[^\s]+$", max_length=1024
+    ),
+]
+
+
+class Source(Model):
+    """Files that are copied to a volume before the job begins."""
+
+    source: SourceUrl
+    """Where the files come from: `hf://ORG/MODEL@REVISION`, `hf://datasets/ORG/SET@REVISION`, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`,
+    `https://HOST/FILE` or `file:///DIRECTORY`. A file on the web may be held to its digest: `https://HOST/FILE#sha256=HEX`."""
+    path: AbsolutePath
+    """Directory that the files are copied to, under their paths below the source. It holds nothing else."""
+    files: Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=64)] = []
+    """Patterns of the files that are copied, for example `main/*.parquet`; a pattern that begins with `!` leaves files out. Empty: all files."""
+
+
 class Resources(Model):
     """Requests and limits of a container, as in Kubernetes."""
 

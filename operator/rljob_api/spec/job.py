@@ -7,7 +7,17 @@ from pydantic import Field, StringConstraints
 from rljob_api import names
 from rljob_api.base import Model
 from rljob_api.spec.algorithm import AlgorithmSpec, TrainSpec
-from rljob_api.spec.common import AbsolutePath, EnvVar, Image, NonNegativeInt, PositiveInt, Template, Verbatim, Volume
+from rljob_api.spec.common import (
+    AbsolutePath,
+    EnvVar,
+    Image,
+    NonNegativeInt,
+    PositiveInt,
+    Source,
+    Template,
+    Verbatim,
+    Volume,
+)
 from rljob_api.spec.evaluation import VALIDATION, EvaluationSet, EvaluationSpec
 from rljob_api.spec.model import DataSpec, ModelSpec, RewardSpec
 from rljob_api.spec.pod_security import PodSecurity
@@ -29,6 +39,19 @@ LabelKey = Annotated[
 RuntimeClass = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$", max_length=253)
 ]
+
+MODEL_FILES = [
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "*.model",
+    "*.tiktoken",
+    "*.py",
+    "!original/*",
+    "!consolidated*",
+]
+"""What a model directory is read for. Repositories of models hold the weights in further formats, too."""
 
 MOST_CHECKPOINTS = 64
 """That are kept, and that a report holds. A launcher that could not read its progress would end, and so would the next one."""
@@ -158,6 +181,15 @@ class RLJobSpec(Model):
     runtime_class_name: RuntimeClass | None = None
     """Kubernetes RuntimeClass of all pods, for example `nvidia` where that is not the nodes' default; the administrator's default
     (`jobs.runtimeClassName` of the chart) when unset."""
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """What is copied to the volumes before the job begins, by the field that names it."""
+        named = {f"spec.data.sources[{i}]": source for i, source in enumerate(self.data.sources)}
+        if self.model.source is None:
+            return named
+        model = Source(source=self.model.source, path=self.model.path, files=MODEL_FILES)
+        return {"spec.model": model} | named
 
     @property
     def supervised(self) -> bool:

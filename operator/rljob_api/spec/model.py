@@ -12,6 +12,8 @@ from rljob_api.spec.common import (
     Number,
     PositiveFloat,
     PositiveInt,
+    Source,
+    SourceUrl,
     Verbatim,
 )
 
@@ -36,6 +38,9 @@ class ModelSpec(Model):
 
     path: AbsolutePath
     """Hugging Face directory (config.json, safetensors, tokenizer) that every pod of the job can read."""
+    source: SourceUrl | None = None
+    """Where `path` comes from: `hf://ORG/MODEL@REVISION`, or a directory in an object store, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`. It is
+    copied once per volume, before the first attempt trains. Unset: `path` is there already."""
     megatron_checkpoint: AbsolutePath | None = None
     """A torch_dist directory of megatron-core (for example `global_step_100` of another job) whose weights are taken in place of `path`'s
     safetensors, in any parallel layout; config.json and the tokenizer are still `path`'s."""
@@ -69,6 +74,8 @@ class DataSpec(Model):
     """Files of training data, read in this order before shuffling."""
     validation: Annotated[list[AbsolutePath], Field(max_length=1024)] = []
     """Files of held-out data, for `evaluation`."""
+    sources: Annotated[list[Source], Field(max_length=32)] = []
+    """What is copied to the volumes before the first attempt trains: data, and any other files that the job reads, such as a reward model."""
     format: Literal["auto", "messages", "alpaca", "sharegpt", "columns", "text", "indexed"] = "auto"
     """How rows are read, for all tasks but `rl`. `auto`: from the columns of the first row; `messages`: lists of OpenAI's {role, content}; `alpaca`:
     instruction, input and output; `sharegpt`: conversations of {from, value}; `columns`: a prompt and a response, or chosen and rejected;

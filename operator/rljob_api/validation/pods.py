@@ -109,7 +109,7 @@ def environment_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 def path_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """With volumes given, what the job writes has to outlive its pods."""
-    volume = _volume(spec, spec.checkpoint.path)
+    volume = volume_of(spec, spec.checkpoint.path)
     if spec.volumes and (volume is None or volume.read_only):
         yield Violation(
             "spec.checkpoint.path",
@@ -125,7 +125,7 @@ def path_violations(spec: RLJobSpec) -> Iterator[Violation]:
             "a checkpoint is a directory called global_step_N",
             "name one step's directory, not the run's",
         )
-    if source and spec.volumes and not _volume(spec, source):
+    if source and spec.volumes and not volume_of(spec, source):
         yield Violation(
             "spec.checkpoint.resumeFrom", source, "is on none of spec.volumes", "mount the volume that holds it"
         )
@@ -141,7 +141,7 @@ RULES = (
 )
 
 
-def _volume(spec: RLJobSpec, path: str) -> Volume | None:
+def volume_of(spec: RLJobSpec, path: str) -> Volume | None:
     """That holds a path: of several mounts, one inside the other, the innermost."""
     around = [v for v in spec.volumes if PurePosixPath(path).is_relative_to(v.mount_path)]
     return max(around, key=lambda v: len(PurePosixPath(v.mount_path).parts), default=None)

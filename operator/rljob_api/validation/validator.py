@@ -20,6 +20,7 @@ from rljob_api.validation import (
     pods,
     pools,
     scheduling,
+    sources,
     tasks,
 )
 from rljob_api.validation.model import model_violations
@@ -43,6 +44,7 @@ CHECKS: tuple[Check, ...] = (
     *pods.RULES,
     *pod_fields.RULES,
     *pools.RULES,
+    *sources.RULES,
 )
 
 

@@ -98,4 +98,4 @@ def _milestones(p: Progress | None) -> tuple[object, ...]:
 
 def stage(phase: str) -> str:
     """A phase without the parts of a step, which change several times a step."""
-    return phase if phase in ("loading", "waiting", "finishing") else "stepping"
+    return phase if phase in ("fetching", "loading", "waiting", "finishing") else "stepping"

@@ -67,6 +67,8 @@ def _of_open(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
             else postponed(s, status)
         )
     progress = current(s, attempt)
+    if progress and progress.phase == "fetching":
+        return f"fetching {progress.fetching}"
     if progress and progress.phase == "waiting":
         unplaced = [status.placement.problem] if status.placement and status.placement.problem else []
         troubles = "; ".join([*unplaced, *_troubles(s, s.servers)])

@@ -51,7 +51,7 @@ def _runs(s: Snapshot, view: MemberStatus, attempt: Attempt) -> bool:
 
 
 def _begun(progress: Progress | None) -> bool:
-    return progress is not None and progress.phase not in ("loading", "waiting")
+    return progress is not None and progress.phase not in ("fetching", "loading", "waiting")
 
 
 def postpone_spec(s: Snapshot, status: JobStatus) -> Change:

@@ -2,9 +2,13 @@
 
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from rljob_api.spec.common import Source
 from trainer.launcher.conftest import Make
 from trainer.launcher.gang import Gang, alive, kill, wait_for
+from trainer.sources.servers import Handler, serving
 
 
 def test_an_attempt_runs_on_all_nodes_and_each_launcher_reports_that_it_succeeded(pair: Gang) -> None:
@@ -164,3 +168,52 @@ def test_sigterm_stops_the_attempt_of_a_deleted_job_at_once(gangs: Make) -> None
     assert launcher.wait(20) == 0
     assert not any(map(alive, pids))
     assert gang.report(gang.pods[0]).result == "stopped"
+
+
+@contextmanager
+def reading(gang: Gang, address: str, name: str) -> Iterator[None]:
+    """Its attempts have a source."""
+    before, source = gang.spec, Source(source=address, path=str(gang.root.parent / name))
+    gang.spec = before.model_copy(update={"data": before.data.model_copy(update={"sources": [source]})})
+    try:
+        yield
+    finally:
+        gang.spec = before
+
+
+def test_no_rank_of_any_node_begins_before_node_rank_0_has_fetched_the_data(pair: Gang) -> None:
+    first = pair.pods[0]
+    with (
+        serving(Handler, {"train.jsonl": b"rows"}, held=True) as (url, files),
+        reading(pair, f"{url}/train.jsonl", "a"),
+    ):
+        attempt = pair.start()
+        wait_for("its progress", lambda: (p := pair.report(first).progress) and p.phase == "fetching")
+        assert not (pair.root / f"pid-{attempt}-0").exists() and not (pair.root / f"pid-{attempt}-1").exists()
+        files.release.set()
+        pair.pid(attempt, 1)
+        assert (pair.root.parent / "a/train.jsonl").read_bytes() == b"rows"
+        pair.finish(attempt)
+        assert [pair.stopped(pod, attempt).result for pod in pair.pods] == ["succeeded", "succeeded"]
+
+
+def test_a_source_that_is_wrong_ends_the_attempt_with_its_field(pair: Gang) -> None:
+    first, second = pair.pods
+    with serving(Handler, {}) as (url, _), reading(pair, f"{url}/none", "b"):
+        attempt = pair.start()
+        failure = pair.stopped(first, attempt).failure
+        assert failure and (failure.kind, failure.field) == ("configuration", "spec.data.sources[0].source")
+        pair.tell(attempt, "stop")
+        assert pair.stopped(second, attempt).result == "stopped"
+
+
+def test_an_attempt_that_is_stopped_while_it_fetches_leaves_no_process(pair: Gang) -> None:
+    with (
+        serving(Handler, {"train.jsonl": b"rows"}, held=True) as (url, files),
+        reading(pair, f"{url}/train.jsonl", "c"),
+    ):
+        attempt = pair.start()
+        wait_for("its request", lambda: files.requests)
+        pair.tell(attempt, "stop")
+        assert [pair.stopped(pod, attempt).result for pod in pair.pods] == ["stopped", "stopped"]
+        files.release.set()

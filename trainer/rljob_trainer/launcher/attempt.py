@@ -14,6 +14,7 @@ from rljob_api import names
 from rljob_api.protocol import Control, Failure, Member, Progress, Result
 from rljob_trainer import failure
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.launcher.fetching import PROCESS, obtain
 from rljob_trainer.launcher.fork_client import ForkServer, ForkServerLost, ForkServers
 from rljob_trainer.launcher.fork_server import ForkRequest, Rendezvous
 from rljob_trainer.launcher.logs import Follower, tail
@@ -59,8 +60,8 @@ class PodAttempt:
             await asyncio.to_thread(self._make_directories)
         except OSError as error:
             return Ended("failed", failure.classify(unwritable(self._control.spec.checkpoint.path, error)))
-        with Follower([*self._rank_logs(), self._driver_log()]):
-            return await self._live()
+        with Follower([*self._rank_logs(), self._driver_log(), self._fetch_log()]):
+            return await self._fetch() or await self._live()
 
     def apply_control(self, control: Control) -> None:
         """Pass the operator's control message on: to drain, or which rollouts there are."""
@@ -79,6 +80,20 @@ class PodAttempt:
     def progress(self) -> Progress | None:
         text = read_text(self._directory / "progress.json")
         return Progress.model_validate_json(text) if text else None
+
+    async def _fetch(self) -> Ended | None:
+        """Have model and data on the volume. How it ended if they are not."""
+        first = self._member.node_rank == 0
+        request = self._request(PROCESS, [self._fetch_log()])
+        driver = self._fork_servers.driver if first else None
+        try:
+            if await obtain(self._control.spec, driver, request, self._stop):
+                return None
+        except ForkServerLost as error:
+            failure.write(self._directory, "fork-server", error)
+        killed = time.time()
+        await asyncio.to_thread(sweep, self._fork_servers.pids)
+        return Ended(*conclude(None, self._stop.is_set(), self._failures(killed), killed))
 
     async def _live(self) -> Ended:
         ranks = asyncio.create_task(self._run_ranks())
@@ -171,6 +186,9 @@ class PodAttempt:
 
     def _driver_log(self) -> Path:
         return names.driver_log(self._root, self.number)
+
+    def _fetch_log(self) -> Path:
+        return names.log_dir(self._root, self.number) / "fetch.log"
 
     def _request(self, module: str, logs: list[Path], rendezvous: Rendezvous | None = None) -> ForkRequest:
         environment = {names.ENV_ATTEMPT_DIR: str(self._directory)}

@@ -49,6 +49,8 @@ def _runs(report: Report | None, state: LocalState) -> bool:
 def _progress(progress: Progress | None) -> str:
     if progress is None:
         return "starting"
+    if progress.phase == "fetching":
+        return f"fetching {progress.fetching}"
     if progress.started_from is None:
         return progress.phase
     parts = [f"step {progress.step}/{progress.steps}"]

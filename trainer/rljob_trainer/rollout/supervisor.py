@@ -11,17 +11,19 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from rljob_api import names
 from rljob_api.address import http_url
 from rljob_api.protocol import Control, Failure, Report, RolloutEndpoint
+from rljob_api.spec.common import Source
 from rljob_api.spec.roles import PoolSpec
 from rljob_trainer.machine import loopback
 from rljob_trainer.rollout.arguments import pool_arguments, server_arguments, server_environment
 from rljob_trainer.rollout.client import answers
 from rljob_trainer.rollout.process import ServerProcess
+from rljob_trainer.sources.waiting import until_fetched
 
 if TYPE_CHECKING:
     from rljob_trainer.control.channel import Channel
@@ -96,6 +98,7 @@ class Supervisor:
     async def _one_life(self) -> None:
         """From start to end of one server. Ended by us, it leaves no failure."""
         assert self._control is not None
+        await until_fetched(self._sources)
         self._restart.clear()
         spec = self._control.spec
         environment = server_environment(spec, spec.processes_of(self._role), self._environment)
@@ -149,6 +152,10 @@ class Supervisor:
             state="running" if self._ready else "idle",
             failure=self._failure,
         )
+
+    def _sources(self) -> Iterable[Source]:
+        assert self._control is not None
+        return self._control.spec.sources.values()
 
     def _arguments(self, control: Control) -> list[str]:
         settings = control.spec.pods[self._role]

@@ -1,0 +1,164 @@
+"""Copies a source to its directory. What was begun is resumed; the directory counts when its record is written, after all files."""
+
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from rljob_api.spec.common import Source
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.sources.digests import Digests, read_blocks
+from rljob_trainer.sources.errors import explained
+from rljob_trainer.sources.record import FetchedFile, Record, is_fetched, require_own, write_record
+from rljob_trainer.sources.stores import OURS, Listing, RemoteFile, list_files
+
+FILES_AT_A_TIME = 4
+TRIES = 5
+FIRST_WAIT_SECONDS = 1.0
+"""Before the second try; doubles with each."""
+LOCK_POLL_SECONDS = 1.0
+
+Advanced = Callable[[int, int], None]
+"""Called with the bytes that are there and those that there will be, 0 while unknown; also while another job fetches the same."""
+
+log = logging.getLogger(__name__)
+
+
+def fetch(field: str, source: Source, advanced: Advanced) -> None:
+    """Until all of it is there. `field`: the field of the spec that names it. Raises ConfigurationError for what its author has to correct."""
+    directory = Path(source.path)
+    try:
+        require_own(field, source)
+        (directory / OURS / "partial").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        rule = f"it cannot be written: {error.strerror}"
+        raise ConfigurationError(
+            f"{field}.path", source.path, rule, "mount a volume there that trainer pods can write to"
+        ) from error
+    with _alone(directory, advanced):
+        if not is_fetched(source):
+            _fetch(field, source, directory, advanced)
+
+
+def _fetch(field: str, source: Source, directory: Path, advanced: Advanced) -> None:
+    listing = _listed(field, source)
+    partial = {file.name: directory / OURS / "partial" / _key(listing, file) for file in listing.files}
+    there = {name: path.stat().st_size for name, path in partial.items() if path.exists()}
+    _require_room(field, source, directory, sum(f.size for f in listing.files if f.size > 0) - sum(there.values()))
+    counts = _Counts(listing, there, advanced)
+    with ThreadPoolExecutor(FILES_AT_A_TIME) as threads:
+        copies = [threads.submit(_copy, listing, file, partial[file.name], counts) for file in listing.files]
+        fetched = [copy.result() for copy in copies]
+    for file in listing.files:
+        (directory / file.name).parent.mkdir(parents=True, exist_ok=True)
+        partial[file.name].replace(directory / file.name)
+    write_record(directory, Record(source.source, source.files, listing.revision, fetched))
+    shutil.rmtree(directory / OURS / "partial", ignore_errors=True)
+
+
+def _listed(field: str, source: Source) -> Listing:
+    def attempt() -> Listing:
+        try:
+            return list_files(source)
+        except Exception as error:
+            raise explained(field, source, error) from error
+
+    return _again(attempt, source.source)
+
+
+class _Counts:
+    """Bytes of all files, passed on as they arrive."""
+
+    def __init__(self, listing: Listing, there: dict[str, int], advanced: Advanced) -> None:
+        self._there, self._advanced = dict(there), advanced
+        sizes = [file.size for file in listing.files]
+        self._total = 0 if min(sizes) < 0 else sum(sizes)
+        advanced(sum(there.values()), self._total)
+
+    def set(self, name: str, size: int) -> None:
+        self._there[name] = size
+        self._advanced(sum(self._there.copy().values()), self._total)
+
+
+def _copy(listing: Listing, file: RemoteFile, partial: Path, counts: _Counts) -> FetchedFile:
+    """Raises OSError when it arrives otherwise than its source says, twice."""
+    for _ in range(2):
+        found = _again(lambda: _resume(listing, file, partial, counts), file.name)
+        if found:
+            return found
+        partial.unlink()  # what was there of it, for example from before a power cut, is not the file's
+        log.warning("%s: the bytes are not those of the source; fetching it again", file.name)
+    raise OSError(f"{file.name}: what arrives has another digest than {file.digest}")
+
+
+def _resume(listing: Listing, file: RemoteFile, partial: Path, counts: _Counts) -> FetchedFile | None:
+    """The rest of a file, after what is there of it. None when the digest is another than the source's."""
+    digests = Digests(file.digest, file.size)
+    with partial.open("r+b" if partial.exists() and file.size >= 0 else "w+b") as stream:
+        for block in read_blocks(partial):
+            digests.add(block)
+            stream.seek(len(block), os.SEEK_CUR)
+            counts.set(file.name, stream.tell())
+        for block in listing.read(file, stream.tell()) if stream.tell() != file.size else ():
+            stream.write(block)
+            stream.flush()
+            os.fdatasync(stream.fileno())
+            digests.add(block)
+            counts.set(file.name, stream.tell())
+        size = stream.tell()
+    if 0 <= file.size != size:
+        raise ConnectionError(f"{file.name} ended after {size} of {file.size} bytes")
+    return FetchedFile(file.name, size, digests.sha256) if digests.agree else None
+
+
+def _again[T](do: Callable[[], T], what: str) -> T:
+    """With patience for a store that does not answer."""
+    for attempt in range(1, TRIES + 1):
+        try:
+            return do()
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            if attempt == TRIES:
+                raise
+            log.warning("%s: %s; trying again", what, " ".join(str(error).split()) or type(error).__name__)
+            time.sleep(FIRST_WAIT_SECONDS * 2 ** (attempt - 1))
+    raise AssertionError
+
+
+def _key(listing: Listing, file: RemoteFile) -> str:
+    """Name of what is there of a file, so that bytes of another version of it are not taken for its own."""
+    identity = repr((listing.revision, file.name, file.size, file.version, file.digest))
+    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+
+
+def _require_room(field: str, source: Source, directory: Path, needed: int) -> None:
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        rule = f"{needed / 1e9:.1f} GB are to be fetched, and {free / 1e9:.1f} GB are free"
+        raise ConfigurationError(
+            f"{field}.path", source.path, rule, "choose a larger volume, or delete what is not used"
+        )
+
+
+@contextmanager
+def _alone(directory: Path, advanced: Advanced) -> Iterator[None]:
+    """One writer at a time, also of several jobs. Where the file system has no locks, two that fetch the same write the same bytes."""
+    with (directory / OURS / "lock").open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                advanced(sum(f.stat().st_size for f in (directory / OURS / "partial").glob("*")), 0)
+                time.sleep(LOCK_POLL_SECONDS)
+                continue
+            except OSError as error:
+                log.warning("%s has no locks (%s)", directory, error.strerror)
+            break
+        yield
