@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -49,6 +50,22 @@ def test_nearly_all_functions_of_a_package_are_short(package: tuple[str, ...]) -
     found = sorted(functions(s for s in SOURCES if s.relative_to(ROOT).parts[: len(package)] == package))
     assert len(found) > 50
     assert found[len(found) * 95 // 100][0] <= USUAL, found[len(found) * 95 // 100 :]
+
+
+NAMED_ALIKE = {"TrainerEnd", "WorkerEnd", "Trajectory", "Prompt"}
+"""The ends of each transport of weights, and what a user's agents get and give in place of the trainer's own."""
+
+
+def test_no_two_classes_of_the_trainer_have_one_name() -> None:
+    """So that a name in a log, a traceback or a question says which one it is."""
+    names = [
+        node.name
+        for source in SOURCES
+        if source.is_relative_to(ROOT / "trainer")
+        for node in ast.parse(source.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert {name for name, times in Counter(names).items() if times > 1} == NAMED_ALIKE
 
 
 KUBERNETES_REASONS = {

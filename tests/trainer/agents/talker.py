@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from rljob_trainer.batch import Batch
-from rljob_trainer.rollout.answer import Drawn, encode
+from rljob_trainer.rollout.answer import Completion, encode
 from rljob_trainer.weights.protocol import STEP_HEADER
 from trainer.driver.bench import Bench, batch, call, publish, until
 from trainer.driver.servers import Server
@@ -43,7 +43,7 @@ class Talker(Server):
         text = self.script[turn - 1] if self.script else "!" if turn >= self.last else f"t{turn}"
         tokens = [*map(ord, text)][: body["max_tokens"]]
         reason = "length" if len(tokens) == body["max_tokens"] else "stop"
-        drawn = [Drawn(tokens, [-float(t) for t in tokens], reason)] * body["n"]
+        drawn = [Completion(tokens, [-float(t) for t in tokens], reason)] * body["n"]
         return web.json_response(encode(drawn), headers={STEP_HEADER: str(self.policy_step)})
 
 

@@ -11,7 +11,7 @@ from rljob_trainer.agents.api import PolicyError
 from rljob_trainer.agents.chat import reply
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.rollout.answer import Drawn, encode
+from rljob_trainer.rollout.answer import Completion, encode
 from rljob_trainer.weights.protocol import STEP_HEADER
 from trainer.agents.talker import first_step
 from trainer.data.templates import MISTRAL, QWEN, tokenizer
@@ -46,7 +46,7 @@ class Caller(Server):
         self.requests.append(body)
         turn = words().decode(body["prompt"]).count("<|im_start|>assistant") - 1
         tokens = words().encode(self.script[turn] + END, add_special_tokens=False)
-        drawn = [Drawn(tokens, [-1.0] * len(tokens), "stop")] * body["n"]
+        drawn = [Completion(tokens, [-1.0] * len(tokens), "stop")] * body["n"]
         return web.json_response(encode(drawn), headers={STEP_HEADER: str(self.policy_step)})
 
 

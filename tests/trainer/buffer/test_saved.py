@@ -12,7 +12,7 @@ from rljob_trainer.buffer import saved
 from rljob_trainer.buffer.assembly import Outcome
 from rljob_trainer.buffer.generation import Draft
 from rljob_trainer.buffer.groups import Group
-from rljob_trainer.buffer.saved import Contents
+from rljob_trainer.buffer.saved import BufferContents
 from rljob_trainer.buffer.sources import Ready
 from rljob_trainer.data.order import Cursor
 from rljob_trainer.rewards.request import RewardFailed
@@ -50,7 +50,7 @@ def test_everything_comes_back_bit_by_bit(tmp_path: Path) -> None:
         outcome=Outcome(13, 1, AgentFailed("none", "spec.rollout.agent.python.path", "/a.py", "returned None"))
     )
     groups = [group(12, 5), Group(13, 6, 5, (failed, lost)), Group(14, 7, 6, (whole, empty))]
-    saved.write(tmp_path / "buffer", Contents([ready(7, 4), ready(8, 5)], groups), spec_of())
+    saved.write(tmp_path / "buffer", BufferContents([ready(7, 4), ready(8, 5)], groups), spec_of())
     found = saved.read(tmp_path / "buffer", spec_of(), 6)
     for before, after in zip([ready(7, 4), ready(8, 5)], found.batches, strict=True):
         assert after.cursor == before.cursor and after.batch.columns == before.batch.columns
@@ -64,22 +64,22 @@ def test_everything_comes_back_bit_by_bit(tmp_path: Path) -> None:
 
 
 def test_an_empty_buffer_leaves_nothing_behind_and_comes_back_empty(tmp_path: Path) -> None:
-    saved.write(tmp_path / "buffer", Contents(), spec_of())
+    saved.write(tmp_path / "buffer", BufferContents(), spec_of())
     assert not (tmp_path / "buffer").exists()
-    assert saved.read(tmp_path / "buffer", spec_of(), 0) == Contents()
+    assert saved.read(tmp_path / "buffer", spec_of(), 0) == BufferContents()
 
 
 @pytest.mark.parametrize(
     "changes", [{"rewards": [{"rule": "number"}]}, {"rollout": {"interrupt": "continue", "sampling": {"maxTokens": 7}}}]
 )
 def test_what_was_made_with_other_settings_is_generated_again(tmp_path: Path, changes: dict[str, Any]) -> None:
-    saved.write(tmp_path / "buffer", Contents([ready(7, 4)], [group(12, 5)]), spec_of())
+    saved.write(tmp_path / "buffer", BufferContents([ready(7, 4)], [group(12, 5)]), spec_of())
     other = RLJobSpec.model_validate(spec_of().model_dump(by_alias=True, exclude_unset=True) | changes)
-    assert saved.read(tmp_path / "buffer", other, 6) == Contents()
+    assert saved.read(tmp_path / "buffer", other, 6) == BufferContents()
 
 
 def test_what_would_be_too_old_by_now_is_left_out() -> None:
-    contents = Contents([ready(7, 4), ready(8, 5)], [group(12, 5), group(13, 5), group(14, 5), group(15, 6)])
+    contents = BufferContents([ready(7, 4), ready(8, 5)], [group(12, 5), group(13, 5), group(14, 5), group(15, 6)])
 
     def steps_and_positions(step: int = 6, **changes: Any) -> tuple[list[int], list[int]]:
         found = saved.usable(contents, spec_of(**changes), step)

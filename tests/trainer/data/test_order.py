@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rljob_api.spec.model import DataSpec
 from rljob_trainer.data.order import Cursor, Mixture, permutation, prompt_at, scattered
-from rljob_trainer.data.prompts import Counts, Prompt, PromptSet
+from rljob_trainer.data.prompts import Prompt, PromptCounts, PromptSet
 from rljob_trainer.failure import ConfigurationError
 
 PROMPTS = PromptSet(Prompt(i, (i,), str(i), "", "s") for i in range(10))
@@ -69,7 +69,7 @@ def test_however_much_is_begun_and_left_over_every_prompt_is_used_once_per_epoch
 
 def test_files_are_mixed_by_their_weights_and_each_is_passed_as_often_as_its_share_asks():
     """Three prompts in the first file and seven in the second, drawn half and half."""
-    prompts = PromptSet(PROMPTS[:], Counts(kept={"a": 3, "b": 7}))
+    prompts = PromptSet(PROMPTS[:], PromptCounts(kept={"a": 3, "b": 7}))
     spec = SPEC.model_copy(update={"weights": [1.0, 1.0]})
     drawn = [prompt_at(p, spec, prompts).index for p in range(70)]
     for epoch in range(7):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.rollout.answer import Drawn, encode
+from rljob_trainer.rollout.answer import Completion, encode
 from rljob_trainer.weights.protocol import GENERATE, INTERRUPT, STATE, STEP_HEADER
 
 EOS = ord(".")
@@ -84,7 +84,7 @@ class Thinker(Server):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), PACE)
         ended = "stop" if written + text == whole else "abort" if stop.is_set() else "length"
-        drawn = Drawn([*map(ord, text)], [-1.0 - policy] * len(text), ended)
+        drawn = Completion([*map(ord, text)], [-1.0 - policy] * len(text), ended)
         return web.json_response(encode([drawn] * body["n"]), headers={STEP_HEADER: str(policy)})
 
     async def _interrupt(self, _: web.Request) -> web.Response:
@@ -93,6 +93,6 @@ class Thinker(Server):
         return web.json_response({})
 
 
-def _drawn(answer: int) -> Drawn:
+def _drawn(answer: int) -> Completion:
     tokens = [*map(ord, str(answer)), EOS]
-    return Drawn(tokens, [-0.5 - i for i in range(len(tokens))], "stop")
+    return Completion(tokens, [-0.5 - i for i in range(len(tokens))], "stop")

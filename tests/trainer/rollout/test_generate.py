@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 from rljob_trainer.rollout import generate as module
-from rljob_trainer.rollout.answer import Drawn, decode, encode
+from rljob_trainer.rollout.answer import Completion, decode, encode
 from rljob_trainer.rollout.generate import generate
 
 BODY = {"prompt": [2, 3, 4], "n": 2, "seed": 5, "temperature": 1.0, "max_tokens": 7}
-DRAWN = [Drawn((7, 151935), (-0.1, -1e-30), "stop"), Drawn((9,), (-math.pi,), "length"), Drawn((), (), "abort")]
+DRAWN = [
+    Completion((7, 151935), (-0.1, -1e-30), "stop"),
+    Completion((9,), (-math.pi,), "length"),
+    Completion((), (), "abort"),
+]
 
 
 class Engine:
@@ -79,7 +83,7 @@ async def test_the_engine_s_tokens_and_log_probabilities_are_the_answer() -> Non
 
 def test_a_log_probability_arrives_as_the_float32_that_it_was() -> None:
     numbers = struct.unpack("<5f", struct.pack("<5f", -0.1, -1e-30, -math.pi, -0.0, -math.inf))
-    (found,) = decode(json.loads(json.dumps(encode([Drawn([1] * 5, numbers, "stop")]))))
+    (found,) = decode(json.loads(json.dumps(encode([Completion([1] * 5, numbers, "stop")]))))
     assert struct.pack("<5d", *found.log_probs) == struct.pack("<5d", *numbers)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.evaluation import EvaluationSampling
-from rljob_trainer.rollout.answer import Drawn, decode, encode
+from rljob_trainer.rollout.answer import Completion, decode, encode
 from rljob_trainer.rollout.client import Generation, RequestRefusedError, RolloutClient
 from rljob_trainer.rollout.generate import NEUTRAL
 from rljob_trainer.weights import protocol
@@ -60,7 +60,7 @@ def complete(server: Server, n: int, sampling: Sampling) -> list[Generation]:
     with urllib.request.urlopen(request, timeout=60) as response:
         choices = sorted(json.load(response)["choices"], key=lambda c: c["index"])
         step = int(response.headers[protocol.STEP_HEADER])
-    found = [Drawn(c["token_ids"], c["logprobs"]["token_logprobs"], c["finish_reason"]) for c in choices]
+    found = [Completion(c["token_ids"], c["logprobs"]["token_logprobs"], c["finish_reason"]) for c in choices]
     return [Generation(*drawn, step) for drawn in decode(encode(found))]
 
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout import pool as pool_module
-from rljob_trainer.rollout.answer import Drawn, encode
+from rljob_trainer.rollout.answer import Completion, encode
 from rljob_trainer.rollout.client import RequestRefusedError, RolloutClient, Unauthorized
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.weights.protocol import GENERATE, INTERRUPT, STEP_HEADER, AttemptSuperseded
@@ -82,7 +82,7 @@ class Server:
                 request.transport.abort()
             if self.status != 200:
                 return web.json_response({"error": "no", "attempt": 7}, status=self.status)
-            drawn = Drawn(body["prompt"], [-1.0], self.finish)
+            drawn = Completion(body["prompt"], [-1.0], self.finish)
             return web.json_response(encode([drawn] * body["n"]), headers=self.headers)
         finally:
             self.now -= body["n"]

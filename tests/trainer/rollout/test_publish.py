@@ -22,7 +22,7 @@ from rljob_trainer.weights.bucket import pack
 from rljob_trainer.weights.gloo import TrainerEnd
 from rljob_trainer.weights.protocol import AttemptSuperseded, PolicyVersion
 from rljob_trainer.weights.publisher import Published, Publisher
-from rljob_trainer.weights.session import ReplicaError, Session
+from rljob_trainer.weights.session import ReplicaError, UpdateSession
 from rljob_trainer.weights.transport import Transport, over_gloo
 from trainer.rollout import models
 from trainer.rollout.servers import TOKEN, Server
@@ -98,7 +98,7 @@ def test_a_corrupted_bucket_is_refused_and_the_old_weights_are_served(
     publish(server, checkpoints["old"], 2)
     (bucket,) = pack(iter(models.tensors(checkpoints["new"])), LIMIT, CPU)
     bucket.payload[5] ^= 1
-    session = Session(server.endpoint, TOKEN, 1, partial(TrainerEnd, "127.0.0.1"))
+    session = UpdateSession(server.endpoint, TOKEN, 1, partial(TrainerEnd, "127.0.0.1"))
     session.open()
     with pytest.raises(ReplicaError, match="checksum differs from the sender's"):
         session.send(bucket)
@@ -138,7 +138,7 @@ def test_a_probe_compares_what_is_served_with_what_was_trained(server: Server, c
 
 def test_a_wrong_digest_is_refused(server: Server, checkpoints: dict[str, Path]) -> None:
     publish(server, checkpoints["old"], 5)
-    session = Session(server.endpoint, TOKEN, 1, partial(TrainerEnd, "127.0.0.1"))
+    session = UpdateSession(server.endpoint, TOKEN, 1, partial(TrainerEnd, "127.0.0.1"))
     session.open()
     for bucket in pack(iter(models.tensors(checkpoints["new"])), 100_000, CPU):
         session.send(bucket)
@@ -157,9 +157,9 @@ from trainer.rollout import models
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.weights.bucket import pack
 from rljob_trainer.weights.gloo import TrainerEnd
-from rljob_trainer.weights.session import Session
+from rljob_trainer.weights.session import UpdateSession
 server = RolloutEndpoint.model_validate_json('''{server.endpoint.dump_json()}''')
-session = Session(server, "{TOKEN}", 1, lambda: TrainerEnd("127.0.0.1"))
+session = UpdateSession(server, "{TOKEN}", 1, lambda: TrainerEnd("127.0.0.1"))
 session.open()
 session.send(next(pack(iter(models.tensors(Path("{checkpoints["new"]}"))), 100_000, torch.device("cpu"))))
 os._exit(9)

@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.buffer.saved import Contents
-from rljob_trainer.buffer.sources import Ready, Source
+from rljob_trainer.buffer.saved import BufferContents
+from rljob_trainer.buffer.sources import BatchSource, Ready
 from rljob_trainer.data.order import Cursor
 
 __all__ = ["Ready", "RolloutBuffer"]
@@ -21,7 +21,7 @@ class RolloutBuffer:
     def __init__(
         self,
         spec: RLJobSpec,
-        source: Source,
+        source: BatchSource,
         evaluate: Callable[[int], Awaitable[None]],
         changed: Callable[[], None],
         step: int,
@@ -35,7 +35,7 @@ class RolloutBuffer:
         self._evaluated = False
         self._work: asyncio.Task[None] | None = None
 
-    def restore(self, contents: Contents) -> None:
+    def restore(self, contents: BufferContents) -> None:
         """Continue with what an earlier attempt had made and begun."""
         self._batches.extend(contents.batches)
         if contents.batches:
@@ -43,9 +43,9 @@ class RolloutBuffer:
         self._source.restore(contents.groups)
 
     @property
-    def contents(self) -> Contents:
+    def contents(self) -> BufferContents:
         """What there is now, for a checkpoint: of responses under way what they had when the last policy was published."""
-        return Contents(tuple(self._batches), self._source.kept())
+        return BufferContents(tuple(self._batches), self._source.kept())
 
     def begin(self, policy: int) -> None:
         """Generate under the policy of this step. What was generated under the one before must have been stopped."""

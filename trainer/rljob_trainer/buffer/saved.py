@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class BufferContents:
     """Of a rollout buffer at one moment."""
 
     batches: Sequence[Ready] = ()
@@ -55,7 +55,7 @@ def made_with(spec: RLJobSpec) -> dict[str, Any]:
     }
 
 
-def write(directory: Path, contents: Contents, spec: RLJobSpec) -> None:
+def write(directory: Path, contents: BufferContents, spec: RLJobSpec) -> None:
     """Make the directory, unless there is nothing to write."""
     if not (contents.batches or contents.groups):
         return
@@ -72,16 +72,16 @@ def write(directory: Path, contents: Contents, spec: RLJobSpec) -> None:
     write_json(directory / "buffer.json", described)
 
 
-def read(directory: Path, spec: RLJobSpec, step: int) -> Contents:
+def read(directory: Path, spec: RLJobSpec, step: int) -> BufferContents:
     """What can be used of it after `step`; nothing where there is no such directory. What is left out is generated again."""
     if not directory.is_dir():
-        return Contents()
+        return BufferContents()
     described = json.loads((directory / "buffer.json").read_text())
     if changed := [name for name, value in made_with(spec).items() if described["madeWith"].get(name) != value]:
         log.warning("spec.%s differs from the checkpoint's: what was generated ahead is left out", changed[0])
-        return Contents()
+        return BufferContents()
     found = batch_files.read(_groups_file(directory)).samples
-    contents = Contents(
+    contents = BufferContents(
         [
             Ready(batch_files.read(_batch_file(directory, number)), Cursor(consumed, tuple(pending)))
             for number, consumed, pending in described["batches"]
@@ -91,7 +91,7 @@ def read(directory: Path, spec: RLJobSpec, step: int) -> Contents:
     return usable(contents, spec, step)
 
 
-def usable(contents: Contents, spec: RLJobSpec, step: int) -> Contents:
+def usable(contents: BufferContents, spec: RLJobSpec, step: int) -> BufferContents:
     """Without what would be too old, or come too late, when it is trained after `step`."""
     batches: list[Ready] = []
     for ready in contents.batches:
@@ -104,7 +104,7 @@ def usable(contents: Contents, spec: RLJobSpec, step: int) -> Contents:
         made = step + len(batches) + len(groups) // spec.train.prompts_per_step
         if group.policy + spec.max_age >= made:
             groups.append(group)
-    return Contents(batches, groups)
+    return BufferContents(batches, groups)
 
 
 def _oldest(batch: Batch) -> int:

@@ -42,7 +42,7 @@ class Ready:
     cursor: Cursor
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Of one job."""
 
     async def evaluate(self) -> dict[str, float]:

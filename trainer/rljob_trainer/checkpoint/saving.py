@@ -13,7 +13,7 @@ from rljob_trainer.collective import Ranks
 from rljob_trainer.failure import PeerLost
 
 
-class Engine(Protocol):
+class Checkpointable(Protocol):
     """The part of the training engine that is needed."""
 
     @property
@@ -54,7 +54,7 @@ class _Pending:
 class Saver:
     """Every method is collective: all ranks call it, at the same point of the loop."""
 
-    def __init__(self, engine: Engine, ranks: Ranks, store: Store | None):
+    def __init__(self, engine: Checkpointable, ranks: Ranks, store: Store | None):
         """`store`: on rank 0 only."""
         self._engine, self._ranks, self._store = engine, ranks, store
         self._pending: _Pending | None = None

@@ -14,7 +14,7 @@ from rljob_trainer.data.prompts import Prompt, PromptSet
 from rljob_trainer.failure import ConfigurationError
 
 
-class Drawn(Protocol):
+class Dataset(Protocol):
     """What is drawn from: prompts or examples."""
 
     digest: int
@@ -40,7 +40,7 @@ class Cursor:
     pending: tuple[int, ...] = ()
     """Positions that were drawn and not used; they come first in the next draw."""
 
-    def state(self, data: Drawn) -> dict[str, Any]:
+    def state(self, data: Dataset) -> dict[str, Any]:
         """What a checkpoint keeps."""
         return {
             "consumed": self.consumed,
@@ -50,7 +50,7 @@ class Cursor:
         }
 
     @staticmethod
-    def restore(state: dict[str, Any], data: Drawn) -> "Cursor":
+    def restore(state: dict[str, Any], data: Dataset) -> "Cursor":
         """Raises ConfigurationError when the data are not those the count was made on: the order would be another one."""
         size = len(data)
         if (state["rows"], state["digest"]) != (size, data.digest):
@@ -78,7 +78,7 @@ class Cursor:
         """The cursor once these pending positions are used."""
         return Cursor(self.consumed, tuple(p for p in self.pending if p not in positions))
 
-    def epoch(self, data: Drawn) -> float:
+    def epoch(self, data: Dataset) -> float:
         """Passes over the data so far."""
         return self.consumed / len(data)
 

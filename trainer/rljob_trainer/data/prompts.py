@@ -37,7 +37,7 @@ class Prompt:
 
 
 @dataclass(slots=True)
-class Counts:
+class PromptCounts:
     """What became of the rows."""
 
     rows: int = 0
@@ -52,9 +52,9 @@ class Counts:
 class PromptSet(Sequence[Prompt]):
     """The prompts of one split that are short enough. Tokens lie in one array: four bytes each in place of an object."""
 
-    def __init__(self, prompts: Iterable[Prompt], counts: Counts | None = None, rows: FileRows | None = None):
+    def __init__(self, prompts: Iterable[Prompt], counts: PromptCounts | None = None, rows: FileRows | None = None):
         """`rows`: where the prompts come from, by their index."""
-        self.counts, self._rows = counts or Counts(), rows
+        self.counts, self._rows = counts or PromptCounts(), rows
         self._tokens, self._ends, self._indices = array("i"), array("q", [0]), array("q")
         self._texts: list[tuple[str, str, str]] = []
         digest = hashlib.sha256()
@@ -91,7 +91,7 @@ def load_prompts(
 
     Raises ConfigurationError for rows that cannot be used or judged, and when none is short enough.
     """
-    counts = Counts(kept={file.field: 0 for file in files})
+    counts = PromptCounts(kept={file.field: 0 for file in files})
     rows = FileRows(files, scratch)
     prompts = PromptSet(_fitting(spec, read_rows(spec, files), tokenizer, validate_row, counts), counts, rows)
     if counts.rows and not prompts:
@@ -112,7 +112,7 @@ def require_prompts_of_every_file(spec: DataSpec, prompts: PromptSet) -> None:
 
 
 def _fitting(
-    spec: DataSpec, rows: Iterable[Row], tokenizer: Tokenizer, validate_row: RowValidator, counts: Counts
+    spec: DataSpec, rows: Iterable[Row], tokenizer: Tokenizer, validate_row: RowValidator, counts: PromptCounts
 ) -> Iterator[Prompt]:
     seen: set[int] = set()
     for index, row in enumerate(rows):

@@ -14,8 +14,8 @@ from rljob_trainer.batch import Batch
 from rljob_trainer.buffer import saved
 from rljob_trainer.buffer.buffer import Ready, RolloutBuffer
 from rljob_trainer.buffer.examples import ExampleBuffer, Examples
-from rljob_trainer.buffer.sources import Source
-from rljob_trainer.data.order import Cursor, Drawn
+from rljob_trainer.buffer.sources import BatchSource
+from rljob_trainer.data.order import Cursor, Dataset
 from rljob_trainer.driver.channel import Arrays
 from rljob_trainer.driver.progress import ProgressFile
 from rljob_trainer.parity import probe_sequences
@@ -48,8 +48,8 @@ class Driver:
     def __init__(
         self,
         control: Control,
-        source: Source | Examples,
-        data: Drawn,
+        source: BatchSource | Examples,
+        data: Dataset,
         rollouts: RolloutPool,
         pools: Pools,
         progress: ProgressFile,

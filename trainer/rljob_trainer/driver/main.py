@@ -18,12 +18,12 @@ from rljob_trainer import failure
 from rljob_trainer.agents.python_file import Agent
 from rljob_trainer.buffer.examples import Examples
 from rljob_trainer.buffer.generation import Generator
-from rljob_trainer.buffer.sources import GeneratedBatches, RecordedBatches, Source
+from rljob_trainer.buffer.sources import BatchSource, GeneratedBatches, RecordedBatches
 from rljob_trainer.data.epochs import steps_of, with_steps
 from rljob_trainer.data.files import places
 from rljob_trainer.data.held_out import HeldOutSet, load_held_out
 from rljob_trainer.data.loading import load_examples
-from rljob_trainer.data.order import Drawn
+from rljob_trainer.data.order import Dataset
 from rljob_trainer.data.prompts import PromptSet, load_prompts, require_prompts_of_every_file
 from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, load_tokenizer
 from rljob_trainer.data.workers import Workers
@@ -103,7 +103,7 @@ async def _reinforcement(
         pool = RolloutPool(token, control.attempt, required_servers(spec), sequences(spec), lambda: life.wake())
         life = _Life(directory, control, pool, pools, progress)
         generator = Generator(control.spec, control.job_uid, tokenizer, rewards, pool, progress.heartbeat, agent)
-        source: Source = (
+        source: BatchSource = (
             RecordedBatches(control.spec)
             if spec.train.batches.replay
             else GeneratedBatches(control.spec, train, held_out, tokenizer, generator, pool, life.phase)
@@ -114,7 +114,7 @@ async def _reinforcement(
         await asyncio.gather(*(part.stop() for part in parts))
 
 
-def _counted(control: Control, data: Drawn) -> Control:
+def _counted(control: Control, data: Dataset) -> Control:
     """With steps in place of epochs."""
     spec = with_steps(control.spec, steps_of(control.spec, len(data)))
     return control.model_copy(update={"spec": spec})
@@ -128,7 +128,7 @@ class _Life:
         self._rollouts, self._pools = rollouts, pools
         self._driver: Driver
 
-    def begin(self, source: Source | Examples, data: Drawn) -> None:
+    def begin(self, source: BatchSource | Examples, data: Dataset) -> None:
         """With these batches."""
         self._driver = Driver(self._control, source, data, self._rollouts, self._pools, self._progress)
 

@@ -37,7 +37,7 @@ THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class CheckpointedNetwork:
     """One network that is trained."""
 
     modules: Sequence[MegatronModule]
@@ -64,7 +64,7 @@ class Network:
 class State:
     """The live objects that a checkpoint is taken of or put into."""
 
-    networks: Mapping[str, Network]
+    networks: Mapping[str, CheckpointedNetwork]
     """`policy`, and `critic` where there is one."""
     objective: Mapping[str, Any]
     """What the policy's objective keeps; see Objective.state."""
@@ -144,7 +144,7 @@ def _require_buckets(held: dict[str, int | None], state: State) -> None:
             )
 
 
-def _put(loaded: dict[str, Any], network: Network) -> None:
+def _put(loaded: dict[str, Any], network: CheckpointedNetwork) -> None:
     for i, module in enumerate(network.modules):
         module.load_state_dict(loaded["model"][i], strict=network.base is None)
     _keep_settings(loaded["optimizer"], network.optimizer)
@@ -177,7 +177,7 @@ def _sharded(state: State, metadata: dict[str, Any], loading: bool) -> dict[str,
     return parts | {"random": _random_states()}
 
 
-def _sharded_network(network: Network, metadata: dict[str, Any], loading: bool) -> dict[str, Any]:
+def _sharded_network(network: CheckpointedNetwork, metadata: dict[str, Any], loading: bool) -> dict[str, Any]:
     model = {i: _sharded_module(module, network.base, metadata) for i, module in enumerate(network.modules)}
     return {
         "model": model,
@@ -191,7 +191,9 @@ def _sharded_module(module: MegatronModule, base: Base | None, metadata: dict[st
     return {name: part for name, part in found.items() if base is None or is_adapter(name)}
 
 
-def _sharded_optimizer(network: Network, model: dict[Any, Any], metadata: dict[str, Any], loading: bool) -> Any:
+def _sharded_optimizer(
+    network: CheckpointedNetwork, model: dict[Any, Any], metadata: dict[str, Any], loading: bool
+) -> Any:
     make = partial(network.optimizer.sharded_state_dict, model, is_loading=loading, metadata=metadata)
     if loading or metadata["distrib_optim_sharding_type"] != "fully_reshardable":
         return make()

@@ -131,9 +131,11 @@ class TrainedNetwork(Network):
             ]
         return [Update(s, norm=0.0, rate=0.0, skipped=False) for s in sums]
 
-    def checkpointed(self) -> checkpoint.Network:
+    def checkpointed(self) -> checkpoint.CheckpointedNetwork:
         """What a checkpoint needs of it; inside `offloader.using("parameters", "optimizer")`."""
-        return checkpoint.Network(self.modules, self._model.base, self.optimizer, self.scheduler, self.offloader)
+        return checkpoint.CheckpointedNetwork(
+            self.modules, self._model.base, self.optimizer, self.scheduler, self.offloader
+        )
 
     def _gradients(self, batch: MiniBatch, objective: Objective, update: int) -> MetricAccumulator:
         parts = self.passes.backward(batch, partial(self._loss, objective=objective))

@@ -16,7 +16,7 @@ from rljob_trainer.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PackedRow:
     """The whole row of tokens of a micro-batch, as the trajectories lie in it, and this rank's share of it. All on CPU.
 
     The one place that knows how per-trajectory quantities become per-token ones and back.
@@ -50,7 +50,7 @@ class Row:
 class MicroBatch:
     """Sequences behind each other in one row, of which this rank has t tokens; per-token tensors are [t], on the device."""
 
-    row: Row
+    row: PackedRow
     tokens: torch.Tensor
     """[1, t]"""
     positions: torch.Tensor
@@ -104,13 +104,13 @@ def micro_batch(
 
 def _row(
     rows: Sequence[int], counts: list[int], lengths: list[int], sequences: list[int], parallel: ParallelState
-) -> Row:
+) -> PackedRow:
     """Responses end where the tokens of their sequence end. Context parallelism cuts here: what is [t] is taken from the row by the share."""
     starts = tuple(accumulate(sequences, initial=0))
     ends = [start + n for start, n in zip(starts, lengths, strict=False)]
     responses = [torch.arange(end - n, end) for end, n in zip(ends, counts, strict=True)]
     share = context_parallel.rows(starts, parallel.layout.context, parallel.context_rank)
-    return Row(tuple(rows), tuple(counts), torch.cat([torch.arange(0), *responses]), starts[-1], share)
+    return PackedRow(tuple(rows), tuple(counts), torch.cat([torch.arange(0), *responses]), starts[-1], share)
 
 
 def _packed(lengths: list[int], parallel: ParallelState) -> PackedSeqParams:

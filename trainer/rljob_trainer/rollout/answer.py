@@ -12,7 +12,7 @@ import numpy as np
 from rljob_trainer.trajectory import Floats, Ints
 
 
-class Drawn(NamedTuple):
+class Completion(NamedTuple):
     """One response as the engine has it."""
 
     tokens: Sequence[int] | Ints
@@ -21,14 +21,14 @@ class Drawn(NamedTuple):
     finish_reason: str
 
 
-def encode(responses: Iterable[Drawn]) -> dict[str, Any]:
+def encode(responses: Iterable[Completion]) -> dict[str, Any]:
     """In their order."""
     return {"responses": [[_pack(r.tokens, "<i4"), _pack(r.log_probs, "<f4"), r.finish_reason] for r in responses]}
 
 
-def decode(body: dict[str, Any]) -> list[Drawn]:
+def decode(body: dict[str, Any]) -> list[Completion]:
     """What `encode` made a body of, with arrays of int32 and float32."""
-    return [Drawn(_unpack(t, "<i4"), _unpack(p, "<f4"), reason) for t, p, reason in body["responses"]]
+    return [Completion(_unpack(t, "<i4"), _unpack(p, "<f4"), reason) for t, p, reason in body["responses"]]
 
 
 def _pack(numbers: Any, kind: str) -> str:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from rljob_trainer.rollout.answer import Drawn, encode
+from rljob_trainer.rollout.answer import Completion, encode
 
 NEUTRAL = {
     "top_p": 1.0,
@@ -47,7 +47,7 @@ async def _answer(request: Request) -> Response:
     return Response(status_code=CLIENT_LEFT) if drawn is None else JSONResponse(encode(drawn))
 
 
-async def _draw(engine: Any, body: dict[str, Any]) -> list[Drawn]:
+async def _draw(engine: Any, body: dict[str, Any]) -> list[Completion]:
     """The `n` responses in order of their index. `engine` is vLLM's AsyncLLM."""
     tokens, longest = body["prompt"], engine.model_config.max_model_len
     if len(tokens) + body["max_tokens"] > longest:  # the engine would cut the response short and say nothing
@@ -55,7 +55,7 @@ async def _draw(engine: Any, body: dict[str, Any]) -> list[Drawn]:
     prompt = {"type": "token", "prompt_token_ids": tokens}
     async for found in engine.generate(prompt, sampling_parameters(body), secrets.token_hex(8)):
         final = found
-    return [Drawn(o.token_ids, o.logprobs.logprobs, o.finish_reason) for o in final.outputs]
+    return [Completion(o.token_ids, o.logprobs.logprobs, o.finish_reason) for o in final.outputs]
 
 
 def sampling_parameters(body: dict[str, Any]) -> Any:

@@ -18,7 +18,7 @@ from rljob_trainer.failure import RolloutLost
 from rljob_trainer.parity import Probe
 from rljob_trainer.weights.bucket import Entry, digest, pack
 from rljob_trainer.weights.protocol import PolicyVersion
-from rljob_trainer.weights.session import ReplicaError, ReplicaGoneError, Session
+from rljob_trainer.weights.session import ReplicaError, ReplicaGoneError, UpdateSession
 from rljob_trainer.weights.transport import End, Transport
 
 
@@ -61,19 +61,19 @@ class Publisher:
         self._forget_others(step, replicas)
         ends = {r.pod: self._ends.pop(r.pod_uid, None) for r in replicas}
         sessions = {
-            r.pod: Session(r, self._token, self._attempt, self._transport.connect, ends[r.pod]) for r in replicas
+            r.pod: UpdateSession(r, self._token, self._attempt, self._transport.connect, ends[r.pod]) for r in replicas
         }
         entries: list[Entry] = []
         with _Round(sessions) as round_:
-            round_.start(Session.open)
+            round_.start(UpdateSession.open)
             for bucket in pack(tensors, self._transport.bucket_bytes, self._memory()):
                 entries += bucket.entries
                 round_.settle()
-                round_.start(partial(Session.send, bucket=bucket))
+                round_.start(partial(UpdateSession.send, bucket=bucket))
                 beat()
             round_.settle()
             version = PolicyVersion(self._attempt, step, digest(entries))
-            round_.start(partial(Session.commit, version=version))
+            round_.start(partial(UpdateSession.commit, version=version))
             round_.settle()
             beat()
             difference = self._compare(round_, probe) if probe else None
@@ -99,7 +99,8 @@ class Publisher:
             with ThreadPoolExecutor(max(1, len(replicas))) as pool:
                 list(
                     pool.map(
-                        lambda r: Session(r, self._token, self._attempt, self._transport.connect).sleep(), replicas
+                        lambda r: UpdateSession(r, self._token, self._attempt, self._transport.connect).sleep(),
+                        replicas,
                     )
                 )
         except ReplicaGoneError as error:
@@ -113,13 +114,13 @@ class Publisher:
 class _Round(AbstractContextManager["_Round"]):
     """The replicas of one publish: those still taking part, and why the others do not. Leaving it early aborts all."""
 
-    def __init__(self, sessions: dict[str, Session]) -> None:
+    def __init__(self, sessions: dict[str, UpdateSession]) -> None:
         self.live = dict(sessions)
         self.failed: dict[str, str] = {}
         self._pool = ThreadPoolExecutor(max(1, len(sessions)), thread_name_prefix="publish")
         self._running: dict[str, Future[None]] = {}
 
-    def start(self, work: Callable[[Session], None]) -> None:
+    def start(self, work: Callable[[UpdateSession], None]) -> None:
         self._running = {pod: self._pool.submit(work, session) for pod, session in self.live.items()}
 
     def settle(self) -> None:

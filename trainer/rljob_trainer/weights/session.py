@@ -27,7 +27,7 @@ class ReplicaRefusedError(ReplicaError):
     """It answered, and not with yes."""
 
 
-class Session:
+class UpdateSession:
     """open, send per bucket, commit; or abort. Every call ends within its time limit (protocol.py) and raises ReplicaError or AttemptSuperseded."""
 
     def __init__(
