@@ -37,6 +37,7 @@ METRICS: dict[str, str] = {
     "evaluation/loss": "Loss on the held-out data, for tasks without rewards.",
     "evaluation/perplexity": "exp of the mean cross entropy per learnt token of the held-out data.",
     "evaluation/accuracy": "Fraction of held-out pairs whose chosen answer is ahead.",
+    "evaluation/margin": "Mean reward, or score, of chosen answers of held-out pairs less that of rejected ones.",
     "evaluation/failed": "Held-out samples whose reward failed.",
     "train/loss": "Loss that was minimised, with all its terms: of a policy, of conversations, of pairs.",
     "train/perplexity": "sft and pretrain: exp of the mean cross entropy per learnt token.",

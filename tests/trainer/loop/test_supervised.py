@@ -141,6 +141,9 @@ def test_every_other_task_trains_and_evaluates(
     assert list(found.losses()) == list(range(1, steps + 1))
     assert list(of(found, f"evaluation/{metric}")) == list(of(found, "evaluation/loss")) == [0, steps]
     assert of(found, "evaluation/loss")[steps] < of(found, "evaluation/loss")[0]
+    if metric == "accuracy":
+        margin = of(found, "evaluation/margin")
+        assert margin[steps] > margin[0] == 0, "before the first step policy and reference are equal, and all scores 0"
 
 
 @pytest.mark.parametrize("task", ["sft", "dpo", "pretrain"])

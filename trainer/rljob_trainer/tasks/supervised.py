@@ -15,6 +15,7 @@ EVALUATED = {
     "train/loss": "evaluation/loss",
     "train/perplexity": "evaluation/perplexity",
     "train/accuracy": "evaluation/accuracy",
+    "train/margin": "evaluation/margin",
 }
 """Metrics of an objective, and their names on held-out data."""
 
