@@ -64,11 +64,11 @@ class Operator:
         process.terminate()
         return process.wait(timeout=20)
 
-    def wait(self) -> int:
-        """Until it has ended; the exit code."""
+    async def wait(self) -> int:
+        """Until it has ended; the exit code. Meanwhile the proxy, which is in our event loop, serves it."""
         assert self._process
         process, self._process = self._process, None
-        return process.wait(timeout=60)
+        return await asyncio.to_thread(process.wait, timeout=60)
 
     def use_token(self, token: str) -> None:
         config = yaml.safe_load(self.kubeconfig.read_text())
