@@ -32,6 +32,7 @@ METRICS: dict[str, str] = {
     "agent/failed_raised": "Failed trajectories whose function raised an exception or ended its process.",
     "agent/failed_timeout": "Failed trajectories that took longer than timeoutSeconds.",
     "agent/failed_value": "Failed trajectories that were none, or held nothing that the policy generated.",
+    "agent/failed_service": "Failed trajectories whose environment did not answer, or answered with an error status.",
     "agent/failed_none": "Samples for which the agent returned None.",
     "evaluation/reward": "Mean, over the held-out prompts of all sets, of the mean reward of a prompt's responses.",
     "evaluation/loss": "Loss on the held-out data, for tasks without rewards.",

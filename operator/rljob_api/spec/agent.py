@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from rljob_api.base import Model
-from rljob_api.spec.common import AbsolutePath, PositiveFloat, PositiveInt
+from rljob_api.spec.common import AbsolutePath, NonNegativeInt, PositiveFloat, PositiveInt
 
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
@@ -30,14 +30,27 @@ class Tools(Model):
     """Names of the functions, async or not."""
 
 
+class Environment(Model):
+    """An HTTP service in which the policy acts: `reset`, `step` and `close`, as docs/environment.openapi.yaml says. It gives the rewards."""
+
+    url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)]
+    """Base address: trajectories begin with a POST to `/reset` below it."""
+    headers: dict[str, str] = {}
+    """Further headers. `$NAME` in a value is replaced by the trainer's environment variable, so that a Secret need not be in the spec."""
+    retries: NonNegativeInt = 2
+    """How often a `reset` is repeated after a connection error, a 429 or a 5xx. A `step` never is: it may have had its effect."""
+
+
 class AgentSpec(Model):
     """How a sample comes into being when it is more than one response: turns of the policy, with what tools, users or an environment say in between.
     Only tokens that the policy generated are learnt from."""
 
     python: PythonAgent | None = None
-    """A function of your own makes the trajectory. Exactly one of `python` and `tools`."""
+    """A function of your own makes the trajectory. Exactly one of `python`, `tools` and `environment`."""
     tools: Tools | None = None
     """The policy calls functions, until a turn calls none."""
+    environment: Environment | None = None
+    """A service answers each turn, until it says that the episode is over."""
     max_turns: PositiveInt
     """Most responses that one trajectory may ask of the policy. Each has at most `sampling.maxTokens` tokens."""
     max_tokens: PositiveInt

@@ -7,6 +7,7 @@ from rljob_api.validation.rule import Rule
 GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce++-baseline", "opo")
 """Compare the samples of one prompt."""
 REWARD_KINDS = ("rule", "python", "http", "vllm", "model")
+AGENT_KINDS = ("python", "tools", "environment")
 QUEUED = ("kueue", "volcano")
 
 SIZES = "trainer.parallelism"
@@ -232,10 +233,10 @@ ROLLOUT_RULES = (
     ),
     Rule(
         "rollout.agent",
-        AGENT.implies(count((present("rollout.agent.python"), present("rollout.agent.tools"))).equals(1)),
-        "needs exactly one of python and tools",
+        AGENT.implies(count(tuple(present(f"rollout.agent.{kind}") for kind in AGENT_KINDS)).equals(1)),
+        f"needs exactly one of {', '.join(AGENT_KINDS)}",
         "keep one of them",
-        value=lambda spec: "both" if spec.rollout.agent.python else "neither",
+        value=lambda spec: " and ".join(k for k in AGENT_KINDS if present(f"rollout.agent.{k}").of(spec)) or "none",
     ),
     Rule(
         "rollout.agent.maxTokens",

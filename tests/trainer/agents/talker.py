@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from rljob_trainer.batch import Batch
+from rljob_trainer.driver.client import DriverLost
 from rljob_trainer.rollout.answer import Completion, encode
 from rljob_trainer.weights.protocol import STEP_HEADER
 from trainer.driver.bench import Bench, batch, call, publish, until
@@ -56,7 +57,7 @@ def with_agent(spec: dict[str, Any], tmp_path: Path, code: str, **agent: Any) ->
 
 
 async def first_step(bench: Bench, server: Server, **settings: object) -> tuple[Batch, Server]:
-    """The first batch, from this server, and the server."""
+    """The first batch, from this server, and the server. Raises what the driver does."""
     for name, value in settings.items():
         setattr(server, name, value)
     async with server:
@@ -67,5 +68,8 @@ async def first_step(bench: Bench, server: Server, **settings: object) -> tuple[
         await publish(rank, 0, [server])
         try:
             return await batch(rank), server
+        except DriverLost:
+            await bench.driver  # which raises why
+            raise
         finally:
             bench.driver.cancel()

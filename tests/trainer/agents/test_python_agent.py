@@ -8,11 +8,10 @@ import pytest
 from rljob_api import names
 from rljob_trainer.batch import Batch
 from rljob_trainer.driver import main
-from rljob_trainer.driver.client import DriverLost
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.trajectory import Trajectory
 from trainer.agents.talker import TWO_TURNS, Talker, first_step, with_agent
-from trainer.driver.bench import Bench, Characters, batch, call, publish, until
+from trainer.driver.bench import Bench, Characters
 from trainer.driver.servers import Server
 
 ROOT = Path(__file__).parents[3]
@@ -140,15 +139,7 @@ async def test_an_agent_that_ends_or_blocks_its_process_costs_no_more_than_what_
 async def test_a_step_in_which_every_agent_fails_ends_the_job_with_what_the_first_said(bench, tmp_path):
     with_agent(bench.spec, tmp_path, FAILS.replace('if prompt.answer == "3":', "if True:").replace("HOW", "1 / 0"))
     with pytest.raises(ConfigurationError) as caught:
-        async with Talker("demo-rollout-0") as server:
-            bench.control(rollouts=(server.endpoint,))
-            rank = await bench.connect()
-            await call(rank.start, 0, None, [], "")
-            await until(rank, "newcomers")
-            await publish(rank, 0, [server])
-            with pytest.raises(DriverLost):
-                await batch(rank)
-            await bench.driver
+        await step(bench)
     assert "spec.rollout.agent.python.path" in str(caught.value) and "ZeroDivisionError" in str(caught.value)
 
 

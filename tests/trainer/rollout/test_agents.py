@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.agents.python_file import Agent
+from rljob_trainer.agents.python_file import WorkerAgent
 from rljob_trainer.buffer.generation import Draft, Generator
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import load_tokenizer
@@ -76,7 +76,7 @@ async def test_turns_before_and_after_an_update_are_of_their_own_policies(
     policies = [checkpoints["old"], checkpoints["new"]]
     server, made = start(policies[0]), job(policies[0], code)
     assert made.rollout.agent
-    agent, pool = Agent(made.rollout.agent), RolloutPool(TOKEN, 1, 1, 8, lambda: None)
+    agent, pool = WorkerAgent(made.rollout.agent), RolloutPool(TOKEN, 1, 1, 8, lambda: None)
     await agent.start()
     generator = Generator(made, "u", load_tokenizer(made), RewardManager([]), pool, lambda: None, agent)
     publisher = Publisher(1, TOKEN, over_gloo("127.0.0.1"))

@@ -24,7 +24,7 @@ AT_ONCE = 256
 """Trajectories of one process at a time."""
 
 
-class Agent:
+class WorkerAgent:
     """Call `start` before the first trajectory and `stop` after the last."""
 
     def __init__(self, spec: AgentSpec):

@@ -12,9 +12,9 @@ import numpy as np
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
+from rljob_trainer.agents.agent import Agent
 from rljob_trainer.agents.chat import reply
 from rljob_trainer.agents.failures import AgentFailed
-from rljob_trainer.agents.python_file import Agent
 from rljob_trainer.agents.recording import Rollout, measured, single
 from rljob_trainer.agents.session import Session
 from rljob_trainer.buffer.assembly import Outcome, penalised

@@ -15,7 +15,7 @@ from rljob_api.sizing.layout import required_servers
 from rljob_api.sizing.serving import sequences
 from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure
-from rljob_trainer.agents.python_file import Agent
+from rljob_trainer.agents.agent import Agent, agent_of
 from rljob_trainer.buffer.examples import Examples
 from rljob_trainer.buffer.generation import Generator
 from rljob_trainer.buffer.sources import BatchSource, GeneratedBatches, RecordedBatches
@@ -91,7 +91,7 @@ async def _reinforcement(
 ) -> AsyncIterator["_Life"]:
     spec, pools = control.spec, Pools((pool.name for pool in control.spec.pools), token)
     rewards = RewardManager(spec.rewards, pools)
-    agent = Agent(spec.rollout.agent) if spec.rollout.agent and not spec.train.batches.replay else None
+    agent = agent_of(spec.rollout.agent) if spec.rollout.agent and not spec.train.batches.replay else None
     parts: list[RewardManager | Agent] = [rewards, *([agent] if agent else [])]
     try:
         if agent:

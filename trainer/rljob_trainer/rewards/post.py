@@ -41,9 +41,11 @@ class Service(Protocol):
 class Post:
     """`seconds` limits one call with all its retries. Call `open` before the first and `close` after the last."""
 
-    def __init__(self, field: str, url: str, headers: Mapping[str, str], retries: int, seconds: float):
+    def __init__(
+        self, field: str, url: str, headers: Mapping[str, str], retries: int, seconds: float, at_once: int = AT_ONCE
+    ):
         self._field, self._url, self._headers, self._retries, self._seconds = field, url, headers, retries, seconds
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(at_once)
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
