@@ -1,7 +1,7 @@
 """The loop of every rank, on one screen. All ranks run it together; what they call is collective.
 
-Rank 0's driver generates and scores in a process of its own, and answers when it is asked for a batch (tasks/rl.py). With spec.train.staleness 1
-it has begun the next batch before this one trains. A periodic checkpoint is written while the next steps train, and becomes one between two of
+Rank 0's driver generates and scores in a process of its own, and answers when it is asked for a batch (tasks/rl.py). With spec.train.staleness
+it has begun the next batches before this one trains. A periodic checkpoint is written while the next steps train, and becomes one between two of
 them.
 """
 
