@@ -10,7 +10,20 @@ from rljob_trainer.data.order import permutation
 from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverLost
 from rljob_trainer.failure import ConfigurationError
-from trainer.driver.bench import METRICS, Bench, Characters, Rank, batch, begun, call, publish, replicas, trained, until
+from trainer.driver.bench import (
+    METRICS,
+    Bench,
+    Characters,
+    Rank,
+    batch,
+    begun,
+    call,
+    publish,
+    replicas,
+    trained,
+    until,
+    whole_batch,
+)
 from trainer.driver.servers import Server, Thinker
 
 
@@ -276,3 +289,45 @@ async def test_with_continue_rollouts_come_and_go_without_a_wait_and_no_sample_i
         for sample in f.samples:
             said = "".join(map(chr, sample.response_tokens))
             assert said.strip().endswith(".") and max(ages(f)) <= 2
+
+
+async def test_a_resumed_attempt_trains_what_was_complete_and_continues_what_was_not(bench, tmp_path):
+    """Nothing that the first attempt generated before its last publication is generated again."""
+    bench.spec["train"] |= {"steps": 4, "staleness": 2, "promptsPerStep": 2, "samplesPerPrompt": 2}
+    bench.spec["rollout"]["interrupt"] = "continue"
+    order, buffer = permutation(12, 0, 0), tmp_path / "buffer"
+    slowest = divmod(order[0], 3)
+    pace = lambda a, b: 200 if (a - 1, b - 1) == slowest else 2  # noqa: E731
+    async with Thinker("demo-rollout-0", pace) as a, begun(bench, [a]) as rank:
+        first = await batch(rank)
+        await asked(a, 6)
+        await asyncio.sleep(0.5)
+        await trained(rank, 1)
+        await publish(rank, 1, [a])
+        state = await call(rank.saving)
+        await call(rank.save_buffer, buffer)
+    async with Thinker("demo-rollout-0", pace) as b:
+        bench.control(rollouts=(b.endpoint,))
+        rank = await bench.connect()
+        await call(rank.start, 1, state, [], "", buffer)
+        found = [await batch(rank)]
+        assert not b.requests, "the second batch is in the checkpoint"
+        await trained(rank, 2)
+        await publish(rank, 2, [b])
+        while found[-1].step != 4:
+            answer = await call(rank.next)
+            if "newcomers" in answer:
+                await publish(rank, found[-1].step, [b])
+            elif "batch" in answer:
+                found.append(await call(whole_batch, rank, answer["batch"]))
+                await trained(rank, found[-1].step)
+                await publish(rank, found[-1].step, [b])
+        bench.driver.cancel()
+    (late,) = [f for f in found if order[0] in f.columns.prompt_index]
+    assert late.step == 3
+    for sample in (s for s in late.samples if s.prompt_index == order[0]):
+        assert [part.policy_step for part in sample.sampled_segments] == [0, 2], "policy 1 never reached a server"
+        assert len(sample.sampled_segments[0].tokens) > 10
+        assert "".join(map(chr, sample.response_tokens)) == f"{' ' * 200}{sum(slowest) + 2}."
+    assert sum(len(r["prompt"]) < 10 for r in b.requests) == 2, "the prompts of the last step are new"
+    assert sorted(s.prompt_index for f in (first, *found) for s in f.samples) == sorted(2 * order[:8])
