@@ -10,7 +10,7 @@ from kubectl_rljob.errors import UserError
 from rljob_api import names
 from rljob_api.manifest import Manifest
 from rljob_api.sizing.layout import Amounts, Layout, pods_of
-from rljob_api.sizing.memory import rollout_memory, trainer_memory
+from rljob_api.sizing.memory import gang_memory, rollout_memory, trainer_memory
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import PlacementReport
@@ -68,6 +68,7 @@ class Plan:
         if shape is None or self.spec is None or self.violations or self.spec.trainer.device != "gpu":
             return []
         found = [Estimate("trainer", asdict(trainer_memory(self.spec, shape)))]
+        found += [Estimate(role, asdict(gang_memory(self.spec, shape, role))) for role in self.spec.gangs]
         return (
             found if self.spec.supervised else [*found, Estimate("rollout", asdict(rollout_memory(self.spec, shape)))]
         )
@@ -76,8 +77,10 @@ class Plan:
         """For -o json. The amounts are there only when every rule holds."""
         out: dict[str, Any] = {"name": self.name, "violations": [asdict(v) for v in self.violations]}
         if self.spec is not None and not self.violations:
-            layout, amounts = Layout.of(self.spec, names.ROLE_TRAINER), Amounts.of(self.spec)
-            out["layout"] = {**_camel(asdict(layout)), "data": layout.data}
+            amounts = Amounts.of(self.spec)
+            out["layout"] = _layout(self.spec, names.ROLE_TRAINER)
+            if self.spec.gangs:
+                out["gangs"] = {role: _layout(self.spec, role) for role in self.spec.gangs}
             out["batch"] = {
                 "samplesPerStep": amounts.samples_per_step,
                 "samplesPerMiniBatch": amounts.samples_per_mini_batch,
@@ -90,12 +93,17 @@ class Plan:
         return out
 
 
+def _layout(spec: RLJobSpec, role: str) -> dict[str, int]:
+    found = Layout.of(spec, role)
+    return {**_camel(asdict(found)), "data": found.data}
+
+
 def _camel[T](parts: Mapping[str, T]) -> dict[str, T]:
     return {to_camel(key): value for key, value in parts.items()}
 
 
 def roles(spec: RLJobSpec) -> list[Role]:
-    """Trainer, for tasks that generate rollout, and pools. A job on CPU takes no GPUs."""
+    """Trainer, gangs of other models, for tasks that generate rollout, and pools. A job on CPU takes no GPUs."""
     per_process = 1 if spec.trainer.device == "gpu" else 0
     processes = {role: spec.processes_of(role) for role in spec.pods}
     return [
@@ -141,5 +149,4 @@ def preview(job: Plan, read: Read, offline: bool) -> Preview:
     found = plan(cluster, gang)
     if found.problem:
         return Preview(problem=found.problem)
-    used = {*found.trainers, *filter(None, found.rollouts), *(node for pool in found.pools.values() for node in pool)}
-    return Preview(nodes=len(used), report=report(cluster, gang, found))
+    return Preview(nodes=len(found.nodes()), report=report(cluster, gang, found))

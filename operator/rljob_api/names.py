@@ -35,13 +35,14 @@ FIELD_MANAGER = "rljob-operator"
 ROLE_TRAINER = "trainer"
 ROLE_ROLLOUT = "rollout"
 ROLES = (ROLE_TRAINER, ROLE_ROLLOUT)
-"""Of pods. Further ones are pools, by their names."""
+"""Of pods of every job. Further ones are gangs of other models, and pools by their names."""
 ROLE_CRITIC = "critic"
 ROLE_REFERENCE = "reference"
 ROLE_REWARD = "reward"
-MODEL_ROLES = (ROLE_TRAINER, ROLE_CRITIC, ROLE_REFERENCE, ROLE_REWARD)
-"""Of models that are computed with Megatron; `trainer` is the policy."""
-RESERVED_ROLES = (*MODEL_ROLES, ROLE_ROLLOUT)
+"""Followed by the place in spec.rewards, see `reward_role`."""
+MODEL_ROLES = (ROLE_TRAINER, ROLE_CRITIC, ROLE_REFERENCE)
+"""Of models that are computed with Megatron, as are those of `reward_role`; `trainer` is the policy."""
+RESERVED_ROLES = (*MODEL_ROLES, ROLE_REWARD, ROLE_ROLLOUT)
 """Names that no pool may have: its name is the role of its pods."""
 
 # Keys inside child objects
@@ -72,6 +73,7 @@ RESERVED_ENV = (
 ROLLOUT_PORT = 8000
 MASTER_PORT_FIRST = 29500
 MASTER_PORT_COUNT = 100
+SERVICE_PORT_FIRST = 29600
 
 # Containers
 TRAINER_CONTAINER = "trainer"
@@ -95,9 +97,21 @@ def gang(job: str, role: str) -> str:
     return f"{job}-{role}"
 
 
+def reward_role(index: int) -> str:
+    """Role of the model of spec.rewards[index]."""
+    return f"{ROLE_REWARD}{index}"
+
+
+def is_model_role(role: str) -> bool:
+    """Whether pods of the role are launchers of ranks, for the policy or for another model that Megatron computes."""
+    return role in MODEL_ROLES or (role.startswith(ROLE_REWARD) and role.removeprefix(ROLE_REWARD).isdecimal())
+
+
 def container(role: str) -> str:
     """Our container in the pods of a role."""
-    return {ROLE_TRAINER: TRAINER_CONTAINER, ROLE_ROLLOUT: ROLLOUT_CONTAINER}.get(role, POOL_CONTAINER)
+    if is_model_role(role):
+        return TRAINER_CONTAINER
+    return ROLLOUT_CONTAINER if role == ROLE_ROLLOUT else POOL_CONTAINER
 
 
 def pods(job: str) -> str:
@@ -107,6 +121,11 @@ def pods(job: str) -> str:
 
 def pod(job: str, role: str, ordinal: int) -> str:
     return f"{gang(job, role)}-{ordinal}"
+
+
+def role_of(job: str, pod: str) -> str:
+    """Role of one of the job's pods, by its name."""
+    return pod.rpartition("-")[0].removeprefix(gang(job, ""))
 
 
 def pod_group(job: str) -> str:
@@ -133,6 +152,11 @@ def token(job: str, uid: str, number: int = 1) -> str:
 def master_port(attempt: int) -> int:
     """Each attempt has a port of its own, so that a stale rank cannot join its successor's store."""
     return MASTER_PORT_FIRST + attempt % MASTER_PORT_COUNT
+
+
+def service_port(attempt: int) -> int:
+    """Where the trainer answers the gangs of other models; of an attempt's own for the same reason."""
+    return SERVICE_PORT_FIRST + attempt % MASTER_PORT_COUNT
 
 
 # Files under spec.checkpoint.path, on the job's volume
@@ -166,9 +190,10 @@ def log_dir(root: Path, attempt: int) -> Path:
     return root / "logs" / f"attempt-{attempt}"
 
 
-def rank_log(root: Path, attempt: int, rank: int) -> Path:
-    """`rank`: global, since it is what people read, and pods change their ranks between attempts."""
-    return log_dir(root, attempt) / f"rank-{rank}.log"
+def rank_log(root: Path, attempt: int, rank: int, role: str = ROLE_TRAINER) -> Path:
+    """`rank`: global in the role's gang, since it is what people read, and pods change their ranks between attempts."""
+    prefix = "" if role == ROLE_TRAINER else f"{role}-"
+    return log_dir(root, attempt) / f"{prefix}rank-{rank}.log"
 
 
 def driver_log(root: Path, attempt: int) -> Path:

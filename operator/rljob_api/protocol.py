@@ -31,7 +31,7 @@ Result = Literal["succeeded", "drained", "failed", "stopped"]
 
 
 class Member(Wire):
-    """One trainer pod of an attempt."""
+    """One pod of an attempt: of the trainer, or of the gang of another model."""
 
     pod: str
     """Name of the pod."""
@@ -40,9 +40,20 @@ class Member(Wire):
     boot_id: str
     """Identifier of this life of the pod's launcher process."""
     node_rank: int
-    """Node rank of the pod in the attempt."""
+    """Node rank of the pod in its gang."""
     address: str
     """Pod IP."""
+    role: str = names.ROLE_TRAINER
+    """Whose gang it belongs to: `trainer`, `critic`, `reference`, or `reward` with the place in spec.rewards."""
+
+
+class GangAddress(Wire):
+    """Where the pods of a gang find its rank 0, by address."""
+
+    address: str
+    """IP of the pod of rank 0."""
+    master_port: int
+    """Of the ranks' store."""
 
 
 class RolloutEndpoint(Wire):
@@ -73,8 +84,10 @@ class Control(Wire):
     command: Command = "stop"
     """run; drain: finish the step, save, end; stop: end now."""
     members: list[Member] = []
-    master_address: str = ""
-    master_port: int = 0
+    gangs: dict[str, GangAddress] = {}
+    """Of the members, by role."""
+    service_port: int = 0
+    """Where the trainer, at its rank 0, answers the other gangs; 0: there are none."""
     resume: Resume
     rollouts: list[RolloutEndpoint] = []
     """Change while an attempt runs, as `pools` do; everything else but `command` is fixed per attempt."""
@@ -84,6 +97,9 @@ class Control(Wire):
 
     def member(self, boot_id: str) -> Member | None:
         return next((m for m in self.members if m.boot_id == boot_id), None)
+
+    def members_of(self, role: str) -> list[Member]:
+        return [m for m in self.members if m.role == role]
 
 
 class Failure(Wire):

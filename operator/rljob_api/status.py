@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from rljob_api import names
 from rljob_api.base import Model, Wire
 from rljob_api.protocol import Checkpoint, Command, Failure, Member, Point
 
@@ -49,7 +50,7 @@ class Attempt(Wire):
     reason: str = ""
     """Why `command` is drain or stop."""
     members: list[Member] = []
-    """The trainer pods that run it, by node rank."""
+    """The pods that run it: the trainer's, and those of gangs of other models."""
     resume_step: int | None = None
     """The checkpoint that was asked for; None: the newest."""
     generation: int = 0
@@ -63,7 +64,16 @@ class Attempt(Wire):
     failure: Failure | None = None
     """Root cause of its failure, if it failed."""
     failed_pod: str = ""
-    """The trainer pod whose failure ended it."""
+    """The pod whose failure ended it."""
+
+    def of(self, role: str) -> list[Member]:
+        """Members of one gang."""
+        return [m for m in self.members if m.role == role]
+
+    @property
+    def first(self) -> Member | None:
+        """The trainer's pod of node rank 0, which reports the job's progress."""
+        return next((m for m in self.of(names.ROLE_TRAINER) if m.node_rank == 0), None)
 
 
 class Restarts(Wire):
@@ -143,7 +153,7 @@ class LastFailure(Wire):
     reason: str
     """Kind of the failure, in one word."""
     pod: str = ""
-    """The trainer pod where it began."""
+    """The pod where it began."""
     failure: Failure | None = None
     """What that pod reported."""
     time: str = ""
@@ -158,7 +168,7 @@ class PodAssignment(Wire):
     node: str
     """Node that the pod is pinned to."""
     rank: int | None = None
-    """Node rank of a trainer in the next attempt."""
+    """Node rank of a gang's pod in the next attempt."""
 
 
 class Exclusion(Wire):
@@ -190,6 +200,8 @@ class PlacementReport(Wire):
     """Domain of each rollout pod; empty: not placed."""
     pools: dict[str, list[str]] = {}
     """Domain of each server of a pool, by the pool's name."""
+    gangs: dict[str, list[str]] = {}
+    """The narrowest domain of each pipeline stage of another model's gang, by its role."""
     levels: list[Crossing] = []
     """What crosses each level of the topology, widest level first."""
 
@@ -264,6 +276,8 @@ class JobStatus(Wire):
     """When the first step was done."""
     trainer: RoleStatus = RoleStatus()
     """Trainer pods."""
+    gangs: dict[str, RoleStatus] = {}
+    """Pods of gangs of other models, by role: `critic`, `reference`, or `reward` with the place in spec.rewards."""
     rollout: RoleStatus = RoleStatus()
     """Rollout pods; empty for tasks without rollouts."""
     pools: dict[str, RoleStatus] = {}

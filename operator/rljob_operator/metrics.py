@@ -81,6 +81,7 @@ class _Observed(Collector):
         for name, (sentence, value) in PER_JOB.items():
             yield _gauge(name, sentence, ((job, value(job, status)) for job, status in jobs))
         yield _ready_servers(jobs)
+        yield _ready_members(jobs)
         yield _step_metrics(jobs)
 
 
@@ -124,6 +125,16 @@ def _ready_servers(jobs: list[tuple[CachedJob, JobStatus]]) -> Metric:
     for job, status in jobs:
         for pool, counted in status.pools.items():
             found.add_metric([job.meta.namespace, job.meta.name, pool], counted.ready)
+    return found
+
+
+def _ready_members(jobs: list[tuple[CachedJob, JobStatus]]) -> Metric:
+    """Of the gang of each model that has one."""
+    labels = ["namespace", "rljob", "role"]
+    found = GaugeMetricFamily("rljob_job_ready_gang_pods", "Pods of another model's gang that are ready", labels=labels)
+    for job, status in jobs:
+        for role, counted in status.gangs.items():
+            found.add_metric([job.meta.namespace, job.meta.name, role], counted.ready)
     return found
 
 

@@ -11,9 +11,10 @@ DOMAINS = 4
 """Domains of a level that are named."""
 
 
-def why(cluster: Cluster, gang: Gang, kept: int, staying: int) -> str:
-    """`kept`, `staying`: trainers and rollouts that are there. One sentence per role that lacks room; when each fits alone, one about both."""
-    roles = (("trainer", gang.trainer, gang.trainers - kept), ("rollout", gang.rollout, gang.minimum - staying))
+def why(cluster: Cluster, gang: Gang, kept: int, staying: int, role: str) -> str:
+    """`role`: of the gang; `kept`, `staying`: trainers and rollouts that are there. One sentence per role that lacks room; when
+    each fits alone, one about both."""
+    roles = ((role, gang.trainer, gang.trainers - kept), ("rollout", gang.rollout, gang.minimum - staying))
     rooms = [_room(cluster, gang, demand) for _, demand, _ in roles]
     short = [
         _lack(cluster, gang, word, demand, wanted, room)

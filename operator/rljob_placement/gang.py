@@ -1,14 +1,14 @@
 """What a job needs of a cluster: so many pods of each role, on which nodes they may run, and who exchanges how much."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_api import names
 from rljob_api.quantity import Resources, show
 from rljob_api.sizing.layout import required_rollout_pods, rollout_pods
 from rljob_api.sizing.shape import NOMINAL, Shape
-from rljob_api.sizing.traffic import Link, links
+from rljob_api.sizing.traffic import Link, gang_links, links
 from rljob_api.spec import RLJobSpec
 from rljob_placement.cluster import Node, requests
 
@@ -65,7 +65,9 @@ class Pool:
 @dataclass(frozen=True, slots=True)
 class Gang:
     """Trainers are numbered by node rank from 0, rollouts go on after them; the first `minimum` of these belong to the gang, and so do all
-    servers of the pools."""
+    servers of the pools and all pods of the gangs of other models.
+
+    Of such a gang the trainers are its own pods, and there is one rollout: the job's trainer of rank 0, which is there already."""
 
     trainers: int
     rollouts: int
@@ -78,10 +80,13 @@ class Gang:
     stages: int = 1
     """Pipeline stages."""
     pools: tuple[Pool, ...] = ()
+    gangs: Mapping[str, "Gang"] = field(default_factory=dict)
+    """Of other models, by role."""
 
     def demand(self, role: str) -> Demand:
         """Of one pod."""
         own = {names.ROLE_TRAINER: self.trainer, names.ROLE_ROLLOUT: self.rollout}
+        own |= {name: gang.trainer for name, gang in self.gangs.items()}
         return own[role] if role in own else next(pool.demand for pool in self.pools if pool.name == role)
 
     @staticmethod
@@ -96,6 +101,22 @@ class Gang:
             levels=tuple(spec.scheduling.topology_levels),
             stages=spec.trainer.parallelism.pipeline,
             pools=tuple(Pool(pool.name, pool.replicas, Demand.of(spec, pool.name)) for pool in spec.pools),
+            gangs={role: Gang.of_role(spec, shape, role) for role in spec.gangs},
+        )
+
+    @staticmethod
+    def of_role(spec: RLJobSpec, shape: Shape, role: str) -> "Gang":
+        """Of another model."""
+        trainer = spec.of_gang(role).trainer
+        return Gang(
+            trainers=trainer.nodes,
+            rollouts=1,
+            minimum=1,
+            trainer=Demand.of(spec, role),
+            rollout=Demand.of(spec, names.ROLE_TRAINER),
+            links=tuple(gang_links(spec, shape, role)),
+            levels=tuple(spec.scheduling.topology_levels),
+            stages=trainer.parallelism.pipeline,
         )
 
 

@@ -20,6 +20,8 @@ class Stay:
     """Node by number, from 0."""
     pools: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     """The same for each pool."""
+    gangs: Mapping[str, "Stay"] = field(default_factory=dict)
+    """Trainers or ranks of the gang of each other model."""
 
     def servers(self, role: str) -> Mapping[int, str]:
         """Of rollouts or of a pool."""
@@ -36,24 +38,32 @@ class Plan:
     """By number; empty where there is no room for a further one."""
     pools: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By number, for each pool."""
+    gangs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By node rank, for the gang of each other model."""
     problem: str = ""
     """Why the gang cannot be placed; then there are no nodes."""
     cost: float = 0.0
     looked: int = 0
     """Costs that the search looked up."""
 
+    def members(self, role: str) -> tuple[str, ...]:
+        """Of the trainer or of another gang."""
+        return self.trainers if role == names.ROLE_TRAINER else self.gangs[role]
+
     def servers(self, role: str) -> tuple[str, ...]:
         """Of rollouts or of a pool."""
         return self.rollouts if role == names.ROLE_ROLLOUT else self.pools[role]
 
+    def nodes(self) -> set[str]:
+        """All that are used."""
+        found = (self.trainers, self.rollouts, *self.gangs.values(), *self.pools.values())
+        return {node for nodes in found for node in nodes if node}
+
     def newcomers(self, gang: Gang, stay: Stay) -> Iterator[tuple[str, Demand]]:
         """Node and demand of each pod that had no node before."""
-        there = list(stay.ranks.values() or stay.trainers)
-        for node in self.trainers:
-            if node in there:
-                there.remove(node)
-            else:
-                yield node, gang.trainer
+        yield from ((node, gang.trainer) for node in _fresh(self.trainers, stay))
+        for role, nodes in self.gangs.items():
+            yield from ((node, gang.demand(role)) for node in _fresh(nodes, stay.gangs.get(role, Stay())))
         for role in (names.ROLE_ROLLOUT, *self.pools):
             for i, node in enumerate(self.servers(role)):
                 if node and i not in stay.servers(role):
@@ -65,3 +75,13 @@ class Plan:
         for node, demand in self.newcomers(gang, stay):
             found[node] = add(found.get(node, {}), demand.requests)
         return found
+
+
+def _fresh(nodes: Sequence[str], stay: Stay) -> Iterator[str]:
+    """Of a gang's nodes, once for each pod that was not there."""
+    there = list(stay.ranks.values() or stay.trainers)
+    for node in nodes:
+        if node in there:
+            there.remove(node)
+        else:
+            yield node

@@ -1,41 +1,88 @@
-"""The plan of a job: a node for every pod of its gang, all or nothing. Trainers and rollouts are planned together, by their links (search.py);
-pools, which exchange next to nothing with them, in what these leave or, where that is too little, before them."""
+"""The plan of a job: a node for every pod of its gangs, all or nothing. Trainers and rollouts are planned together, by their links (search.py);
+each further gang by its own links and its edge to the trainer of rank 0; pools, which exchange next to nothing with them, near that trainer. One
+follows the other in what is left, and where that is too little, in another order."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from rljob_api import names
 from rljob_placement.cluster import Cluster
 from rljob_placement.explain import lacking
 from rljob_placement.gang import Gang, Pool
 from rljob_placement.nodes import Plan, Stay
-from rljob_placement.pools import Servers, place
+from rljob_placement.pools import place
 from rljob_placement.search import search
+
+POOLS = "pools"
+"""All of them: one step of an order. The other steps are the roles of gangs."""
 
 
 def plan(cluster: Cluster, gang: Gang, stay: Stay | None = None) -> Plan:
     stay = stay or Stay()
-    pools = _pools(cluster, gang, stay) if gang.pools else {}
-    if isinstance(pools, Plan):
-        return pools
-    rest = cluster.without(Plan(pools=pools).taken(gang, stay))
-    found = search(rest, gang, stay)
-    return found if found.problem else replace(found, pools=pools)
+    if not gang.pools and not gang.gangs:
+        return search(cluster, gang, stay)
+    tried = list[Plan]()
+    for order in _orders(gang):
+        found = _in_order(cluster, gang, stay, order)
+        if not found.problem:
+            others = Plan(gangs=found.gangs, pools=found.pools)
+            whole = search(cluster.without(others.taken(gang, stay)), gang, stay)
+            return replace(whole, gangs=found.gangs, pools=found.pools)
+        tried.append(found)
+    return tried[0]
 
 
-def _pools(cluster: Cluster, gang: Gang, stay: Stay) -> Mapping[str, Servers] | Plan:
-    """Nodes that leave room for the rest of the gang; or a plan that says why there are none."""
-    least = replace(gang, rollouts=gang.minimum)
-    first = search(cluster, least, stay)
-    if first.problem:
-        return first
-    rest = cluster.without(first.taken(gang, stay))
-    pools = place(rest, gang, stay.pools, near=first.trainers[0])
+def _orders(gang: Gang) -> Iterator[Sequence[str]]:
+    """Trainers first, then the other way round, then the largest pods first."""
+    steps = (names.ROLE_TRAINER, *gang.gangs, *([POOLS] if gang.pools else []))
+    yield steps
+    yield steps[::-1]
+    by_size = tuple(sorted(steps, key=lambda step: _size(gang, step), reverse=True))
+    if by_size not in (steps, steps[::-1]):
+        yield by_size
+
+
+def _size(gang: Gang, step: str) -> int:
+    """Devices of its largest pod."""
+    demands = [pool.demand for pool in gang.pools] if step == POOLS else [gang.demand(step)]
+    return max(amount for d in demands for name, amount in (("", 0), *d.requests.items()) if "/" in name or not name)
+
+
+def _in_order(cluster: Cluster, gang: Gang, stay: Stay, order: Sequence[str]) -> Plan:
+    """With no more rollouts than the minimum."""
+    found = Plan()
+    for step in order:
+        rest = cluster.without(found.taken(gang, stay))
+        part = _step(rest, gang, stay, step, found.trainers[0] if found.trainers else "")
+        if part.problem:
+            return Plan(problem=f"alongside the job's other pods {part.problem}" if step != order[0] else part.problem)
+        found = replace(
+            found,
+            trainers=found.trainers or part.trainers,
+            rollouts=found.rollouts or part.rollouts,
+            pools={**found.pools, **part.pools},
+            gangs={**found.gangs, **part.gangs},
+        )
+    return found
+
+
+def _step(rest: Cluster, gang: Gang, stay: Stay, step: str, first: str) -> Plan:
+    """`first`: the node of the trainer of rank 0, if it is known."""
+    if step == names.ROLE_TRAINER:
+        return search(rest, replace(gang, rollouts=gang.minimum), stay)
+    if step == POOLS:
+        return _pools(rest, gang, stay, first)
+    own, there = gang.gangs[step], stay.gangs.get(step, Stay())
+    if any(node.name == first for node in rest.nodes):
+        found = search(rest, own, replace(there, rollouts={0: first}), step)
+    else:
+        found = search(rest, replace(own, rollouts=0, minimum=0), there, step)
+    return found if found.problem else Plan(gangs={step: found.trainers})
+
+
+def _pools(rest: Cluster, gang: Gang, stay: Stay, first: str) -> Plan:
+    pools = place(rest, gang, stay.pools, near=first)
     if not isinstance(pools, Pool):
-        return pools
-    before = place(cluster, gang, stay.pools)
-    if not isinstance(before, Pool):
-        without = cluster.without(Plan(pools=before).taken(gang, stay))
-        if not search(without, least, stay).problem:
-            return before
+        return Plan(pools=pools)
     wanted = pools.replicas - len(stay.servers(pools.name))
-    return Plan(problem="alongside trainers and rollouts " + lacking(rest, gang, pools.name, pools.demand, wanted))
+    return Plan(problem=lacking(rest, gang, pools.name, pools.demand, wanted))

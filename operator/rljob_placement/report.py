@@ -14,16 +14,23 @@ NODE = "node"
 
 def report(cluster: Cluster, gang: Gang, plan: Plan) -> PlacementReport:
     """Of a plan without a problem."""
-    trainers, rollouts = plan.trainers, plan.rollouts
     paths = {n.name: (*(n.labels.get(key, "") for key in gang.levels), n.name) for n in cluster.nodes}
-    share = max(1, gang.trainers // gang.stages)
-    stages = [trainers[s * gang.trainers // gang.stages :][:share] for s in range(gang.stages)]
+    parts = [(gang, (*plan.trainers, *plan.rollouts))]
+    parts += [(gang.gangs[role], (*nodes, plan.trainers[0])) for role, nodes in plan.gangs.items()]
     return PlacementReport(
-        stages=[_domain([paths[name] for name in names]) for names in stages],
-        rollouts=[_domain([paths[name]]) if name else "" for name in rollouts],
+        stages=_stages(gang, paths, plan.trainers),
+        rollouts=[_domain([paths[name]]) if name else "" for name in plan.rollouts],
         pools={pool: [_domain([paths[name]]) for name in servers] for pool, servers in plan.pools.items()},
-        levels=_crossings(gang, paths, [*trainers, *rollouts]),
+        gangs={role: _stages(gang.gangs[role], paths, nodes) for role, nodes in plan.gangs.items()},
+        levels=_crossings(gang.levels, paths, parts),
     )
+
+
+def _stages(gang: Gang, paths: Mapping[str, Path], nodes: Sequence[str]) -> list[str]:
+    """Domain of each pipeline stage."""
+    share = max(1, gang.trainers // gang.stages)
+    stages = [nodes[s * gang.trainers // gang.stages :][:share] for s in range(gang.stages)]
+    return [_domain([paths[name] for name in names]) for names in stages]
 
 
 def _domain(paths: Sequence[Path]) -> str:
@@ -32,17 +39,21 @@ def _domain(paths: Sequence[Path]) -> str:
     return "/".join(part for part in paths[0][:shared] if part)
 
 
-def _crossings(gang: Gang, paths: Mapping[str, Path], names: Sequence[str]) -> list[Crossing]:
-    """Pairs of pods by the widest level that lies between them. Pods on one node cross nothing."""
-    levels = [*gang.levels, NODE]
-    pairs: list[set[tuple[int, int]]] = [set() for _ in levels]
+def _crossings(
+    keys: Sequence[str], paths: Mapping[str, Path], parts: Sequence[tuple[Gang, Sequence[str]]]
+) -> list[Crossing]:
+    """Pairs of pods by the widest level that lies between them. Pods on one node cross nothing. `parts`: gangs, with the nodes that their links
+    count."""
+    levels = [*keys, NODE]
+    pairs: list[set[tuple[int, int, int]]] = [set() for _ in levels]
     volume = [0.0] * len(levels)
-    for link in gang.links:
-        one, other = names[link.one], names[link.other]
-        if one and other and one != other:
-            level = common(paths[one], paths[other])
-            pairs[level].add((link.one, link.other))
-            volume[level] += link.bytes
+    for part, (gang, names) in enumerate(parts):
+        for link in gang.links:
+            one, other = names[link.one], names[link.other]
+            if one and other and one != other:
+                level = common(paths[one], paths[other])
+                pairs[level].add((part, link.one, link.other))
+                volume[level] += link.bytes
     return [
         Crossing(level=level, pairs=len(pairs[i]), bytes_per_step=round(volume[i])) for i, level in enumerate(levels)
     ]

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
+from rljob_api import names
 from rljob_placement.cluster import Cluster
 from rljob_placement.explain import why
 from rljob_placement.gang import Gang
@@ -18,7 +19,8 @@ LOOKS = 200_000
 """Costs that a search may look up: about a third of a second."""
 
 
-def search(cluster: Cluster, gang: Gang, stay: Stay) -> Plan:
+def search(cluster: Cluster, gang: Gang, stay: Stay, role: str = names.ROLE_TRAINER) -> Plan:
+    """`role`: whose gang it is, for the sentence about what lacks room. Raises ValueError if only some of the ranks stay."""
     present = {node.name for node in cluster.nodes}
     if stay.ranks and (len(stay.ranks) < gang.trainers or not present.issuperset(stay.ranks.values())):
         raise ValueError("ranks stay all or not at all")
@@ -31,7 +33,8 @@ def search(cluster: Cluster, gang: Gang, stay: Stay) -> Plan:
     problem = Problem.of(s, gang, fixed)
     options = sorted(_valued(problem, starts(problem, gang.stages)), key=lambda o: o[0])
     if not options:
-        return Plan(problem=why(cluster, gang, len(stay.ranks) or kept.total(), len(rollouts)), looked=problem.looked)
+        there = len(stay.ranks) or kept.total()
+        return Plan(problem=why(cluster, gang, there, len(rollouts), role), looked=problem.looked)
     best = _best(problem, [p for _, p in options[:BEST]])
     return Plan(
         trainers=tuple(s.nodes[n].name for n in best.of[: gang.trainers]),

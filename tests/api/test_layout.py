@@ -200,6 +200,6 @@ def test_what_fails_on_cpu_only_is_allowed_on_gpus() -> None:
 
 def test_every_use_of_a_layout_says_whose_it_is() -> None:
     spec = make_spec(trainer={"nodes": 4, "parallelism": {"tensor": 2}})
-    assert {str(Layout.of(spec, role)) for role in names.MODEL_ROLES} == {"tp2-pp1-dp2"}
-    with pytest.raises(ValueError, match="unknown role 'rollout': must be one of trainer, critic, reference, reward"):
+    assert {str(Layout.of(spec, role)) for role in (*names.MODEL_ROLES, "reward0")} == {"tp2-pp1-dp2"}
+    with pytest.raises(ValueError, match="unknown role 'rollout': must be trainer, critic, reference, or reward and"):
         Layout.of(spec, names.ROLE_ROLLOUT)

@@ -26,6 +26,7 @@ from rljob_api.validation.unknown_fields import HINTS, THEIRS, meant
             "nodeSelector",
             "it belongs to spec.trainer.template.nodeSelector or spec.rollout.template.nodeSelector or spec.pools.template.nodeSelector",
         ),
+        ("reference.nodeSelector", "it belongs to spec.reference.template.nodeSelector"),
         ("learning_rate", "it belongs to spec.train.optimizer.learningRate or spec.critic.optimizer.learningRate"),
         ("train.lr", "it is called spec.train.optimizer.learningRate here"),
         ("rollout.n", "it is called spec.train.samplesPerPrompt here"),

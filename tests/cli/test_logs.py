@@ -12,16 +12,33 @@ PODS = {
     "demo-rollout-0": "rollout",
     "demo-rollout-1": "rollout",
     "demo-judge-1": "judge",
+    "demo-reference-0": "reference",
+    "demo-reference-1": "reference",
 }
-POOLED = make_spec(
-    pools=[{"name": "judge", "model": "/data/judge", "replicas": 2}], rewards=[{"vllm": {"pool": "judge"}}]
+PARTS = make_spec(
+    pools=[{"name": "judge", "model": "/data/judge", "replicas": 2}],
+    rewards=[{"vllm": {"pool": "judge"}}],
+    reference={"nodes": 2, "processesPerNode": 2},
+    algorithm={"kl": {"coefficient": 0.01}},
 )
 
 
 @pytest.fixture
 def job(api: FakeApi) -> None:
-    """Ranks 0-7 are in demo-trainer-1, 8-15 in demo-trainer-0."""
-    api.add(make_job(spec=POOLED, **running()))
+    """Ranks 0-7 are in demo-trainer-1, 8-15 in demo-trainer-0; those of the reference 0 and 1 in demo-reference-1."""
+    status = running()
+    status["attempt"]["members"] += [
+        {
+            "pod": f"demo-reference-{i}",
+            "podUid": "u",
+            "bootId": "b",
+            "nodeRank": 1 - i,
+            "address": "1",
+            "role": "reference",
+        }
+        for i in range(2)
+    ]
+    api.add(make_job(spec=PARTS, **status))
     api.pod_roles = dict(PODS)
     api.logs = {pod: f"log of {pod} é\n".encode() for pod in PODS}
 
@@ -37,6 +54,8 @@ def job(api: FakeApi) -> None:
         (("--role", "rollout"), "demo-rollout-0"),
         (("--role", "rollout", "--rank", "1"), "demo-rollout-1"),
         (("--role", "judge", "--rank", "1"), "demo-judge-1"),
+        (("--role", "reference"), "demo-reference-1"),
+        (("--role", "reference", "--rank", "3"), "demo-reference-0"),
     ],
 )
 def test_a_pod_is_found_by_rank_role_or_name(rljob: Rljob, flags: tuple[str, ...], pod: str) -> None:
@@ -46,7 +65,7 @@ def test_a_pod_is_found_by_rank_role_or_name(rljob: Rljob, flags: tuple[str, ...
 @pytest.mark.usefixtures("job")
 def test_a_role_that_the_job_has_not_is_refused_with_those_it_has(rljob: Rljob) -> None:
     assert rljob("logs", "demo", "--role", "jury").err == (
-        "error: --role jury: rljob demo in namespace research has no such role. It has: trainer, rollout, judge\n"
+        "error: --role jury: rljob demo in namespace research has no such role. It has: trainer, reference, rollout, judge\n"
     )
 
 
@@ -72,6 +91,8 @@ def test_a_container_without_an_earlier_life_says_so(rljob: Rljob) -> None:
 def test_a_rank_outside_the_world_is_refused(rljob: Rljob) -> None:
     screen = rljob("logs", "demo", "--rank", "16")
     assert (screen.code, screen.err) == (1, "error: --rank 16: rljob demo in namespace research has ranks 0 to 15\n")
+    screen = rljob("logs", "demo", "--role", "reference", "--rank", "4")
+    assert (screen.code, screen.err) == (1, "error: --rank 4: rljob demo in namespace research has ranks 0 to 3\n")
 
 
 @pytest.mark.usefixtures("job")

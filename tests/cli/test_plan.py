@@ -242,3 +242,18 @@ def test_a_pool_has_a_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["plan", "-f", write(tmp_path, spec), "--offline"]) == 0
     out = capsys.readouterr().out
     assert "judge     2      4               8\ntotal     8      -               32\n" in out
+
+
+def test_a_gang_has_a_line_of_its_own_and_its_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gang = {"nodes": 2, "processesPerNode": 4, "parallelism": {"tensor": 4}}
+    spec = make_spec(reference=gang, algorithm={"kl": {"coefficient": 0.01}})
+    assert main(["plan", "-f", write(tmp_path, spec), "--offline"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "\n         reference: 2 pods x 4 processes = 8 ranks = tensor 4 x pipeline 1 x data 2 (tp4-pp1-dp2)\n" in out
+    )
+    assert "reference   2      4               8\n" in out
+    assert main(["plan", "-f", write(tmp_path, spec), "--offline", "-o", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert {"name": "reference", "pods": 2, "gpus": 8} in found["roles"]
+    assert (found["gangs"]["reference"]["tensor"], found["gangs"]["reference"]["data"]) == (4, 2)

@@ -253,3 +253,14 @@ def test_a_pool_has_a_line_of_its_own(api: FakeApi, rljob: Rljob) -> None:
     assert "judge     1/2     8      serving      /data/judge" in lines
     api.add(make_job(spec=spec))
     assert "judge     <none>   8      -        /data/judge" in rljob("status", "demo").out.split("\n")
+
+
+def test_a_gang_has_a_line_of_its_own(api: FakeApi, rljob: Rljob) -> None:
+    gang = {"processesPerNode": 4, "parallelism": {"tensor": 4}}
+    spec = make_spec(reference=gang, algorithm={"kl": {"coefficient": 0.01}})
+    counted = {"reference": {"ready": 1, "desired": 1, "text": "1/1"}}
+    api.add(make_job(spec=spec, **running() | {"gangs": counted}))
+    lines = rljob("status", "demo").out.split("\n")
+    assert "reference   1/1     4      serving      tp4-pp1-dp1" in lines
+    api.add(make_job(spec=spec))
+    assert "reference   <none>   4      -        tp4-pp1-dp1" in rljob("status", "demo").out.split("\n")

@@ -24,6 +24,12 @@ CHILDREN = [
     ("Role", "demo-pods"),
     ("ConfigMap", "demo-trainer-0-report"),
 ]
+OF_FOUR_GANGS = {
+    "critic": {"processesPerNode": 2},
+    "reference": {"nodes": 2, "processesPerNode": 1},
+    "algorithm": {"advantage": "gae", "kl": {"coefficient": 0.01}},
+    "rewards": [{"rule": "number"}, {"model": {"path": "/data/reward", "processesPerNode": 1}}],
+}
 POOL = {"name": "judge", "model": "/data/judge", "replicas": 2}
 ENDS = {reasons.SUCCEEDED, reasons.REACHED_MAX_RESTARTS, reasons.CONFIGURATION_ERROR}
 
@@ -41,7 +47,7 @@ class Histories(RuleBasedStateMachine):
         seed=st.integers(0, 10**6),
         hostile=st.booleans(),
         backend=st.sampled_from(["none", "builtin"]),
-        task=st.sampled_from(["rl", "sft", "rl with a pool"]),
+        task=st.sampled_from(["rl", "sft", "rl with a pool", "rl with four gangs"]),
     )
     def begin(self, seed: int, hostile: bool, backend: str, task: str) -> None:
         self.world = World(steps=10**6, faults=HOSTILE if hostile else PROMPT, random=Random(seed))
@@ -55,11 +61,11 @@ class Histories(RuleBasedStateMachine):
                 self.after_write(f"{verb} {obj['kind']}")
 
         self.world.cluster._written = checked  # type: ignore[method-assign]
-        pooled = task.endswith("pool")
-        self.task = "rl" if pooled else task
-        pools = {"pools": [POOL], "rewards": [{"vllm": {"pool": "judge"}}]} if pooled else {}
+        self.task = task.split()[0]
+        pooled = {"pools": [POOL], "rewards": [{"vllm": {"pool": "judge"}}]}
+        parts: dict[str, Any] = pooled if task.endswith("pool") else OF_FOUR_GANGS if task.endswith("gangs") else {}
         self.world.apply(
-            task=self.task, **pools, lifecycle={"backoffSeconds": 1, "maxRestarts": 5}, scheduling={"backend": backend}
+            task=self.task, **parts, lifecycle={"backoffSeconds": 1, "maxRestarts": 5}, scheduling={"backend": backend}
         )
 
     def teardown(self) -> None:

@@ -161,7 +161,7 @@ async def test_a_report_about_another_pod_is_ignored() -> None:
 
 
 async def test_a_pod_that_is_not_ready_has_its_node_looked_at() -> None:
-    assert (await look()).trainers[0].lost_since == 0.0
+    assert (await look()).of("trainer")[0].lost_since == 0.0
 
 
 def open_attempt(cluster: FakeCluster) -> Attempt:

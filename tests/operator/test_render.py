@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rljob_api import names
-from rljob_api.protocol import Control, RolloutEndpoint
+from rljob_api.protocol import Control, GangAddress, RolloutEndpoint
 from rljob_api.status import JobStatus
 from rljob_operator.render import render
 from rljob_operator.render.meta import metadata
@@ -163,8 +163,7 @@ def test_the_control_says_what_the_status_says() -> None:
         attempt=7,
         command="drain",
         members=attempt.members,
-        master_address="10.0.0.0",
-        master_port=names.master_port(7),
+        gangs={names.ROLE_TRAINER: GangAddress(address="10.0.0.0", master_port=names.master_port(7))},
         resume={"policy": "auto", "step": 4},
         rollouts=[RolloutEndpoint(pod="demo-rollout-0", pod_uid="rollout-0", url="http://10.0.1.0:8000")],
         spec=job.spec,

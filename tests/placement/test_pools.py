@@ -45,7 +45,7 @@ def test_a_job_whose_pool_has_no_room_gets_no_node_at_all() -> None:
     found = plan(make_cluster(make_racks([3])), gang)
     assert (found.trainers, found.rollouts, found.pools) == ((), (), {})
     assert found.problem.startswith(
-        "alongside trainers and rollouts needs room for 3 judge pods with 8 nvidia.com/gpu each and the cluster has it for 2; "
+        "alongside the job's other pods needs room for 3 judge pods with 8 nvidia.com/gpu each and the cluster has it for 2; "
     )
 
 

@@ -19,7 +19,7 @@ GRACE = 3
 
 @dataclass
 class Launcher:
-    """PID 1 of one trainer pod."""
+    """PID 1 of a pod of the trainer or of another gang."""
 
     pod: str
     pod_uid: str
@@ -31,6 +31,10 @@ class Launcher:
     progress: Progress | None = None
     dark: bool = False
     """Its node is switched off."""
+
+    @property
+    def role(self) -> str:
+        return self.pod.removeprefix("demo-").rpartition("-")[0]
 
     def start(self, control: Control) -> None:
         self.attempt, self.state, self.result, self.failure = control.attempt, "running", None, None
@@ -124,8 +128,8 @@ class World(Site):
 
     # What breaks
 
-    def launcher(self, ordinal: int) -> Launcher:
-        pod = self.cluster.objects[("Pod", NAMESPACE, f"demo-trainer-{ordinal}")]
+    def launcher(self, ordinal: int, role: str = names.ROLE_TRAINER) -> Launcher:
+        pod = self.cluster.objects[("Pod", NAMESPACE, f"demo-{role}-{ordinal}")]
         return self.launchers[pod["metadata"]["uid"]]
 
     def delete_pod(self, name: str) -> None:
@@ -136,8 +140,8 @@ class World(Site):
     def kill_pod(self, name: str) -> None:
         self.cluster.remove(self.cluster.objects[("Pod", NAMESPACE, name)])
 
-    def restart_container(self, ordinal: int) -> None:
-        old = self.launcher(ordinal)
+    def restart_container(self, ordinal: int, role: str = names.ROLE_TRAINER) -> None:
+        old = self.launcher(ordinal, role)
         self.launchers[old.pod_uid] = Launcher(old.pod, old.pod_uid, old.boot_id + "+")
 
     # What happens by itself
@@ -155,14 +159,15 @@ class World(Site):
         alive = {p["metadata"]["uid"]: p["metadata"]["name"] for p in self.cluster.pods(NAMESPACE)}
         self.launchers = {uid: found for uid, found in self.launchers.items() if uid in alive}
         for uid, name in alive.items():
-            if name.startswith("demo-trainer"):
-                self.launchers.setdefault(uid, Launcher(name, uid, f"boot-of-{uid}"))
+            launcher = Launcher(name, uid, f"boot-of-{uid}")
+            if names.is_model_role(launcher.role):
+                self.launchers.setdefault(uid, launcher)
 
     def _run(self) -> None:
         control = self.control
         if control is None:
             return
-        members = sorted(control.members, key=lambda m: m.node_rank)
+        members = sorted(control.members, key=lambda m: (m.role != names.ROLE_TRAINER, m.node_rank))
         found = [(m.boot_id, self.launchers.get(m.pod_uid)) for m in members]
         gang = [one for boot, one in found if one and one.boot_id == boot and not one.dark]
         for launcher in self.launchers.values():
@@ -173,17 +178,18 @@ class World(Site):
         running = [one for one in gang if one.state == "running"]
         if running and len(running) == len(control.members):
             self._step(running, control)
-        elif control.command == "run":
+        elif control.command == "run" and not any(one.result == "succeeded" for one in gang):
             for launcher in running:
                 launcher.fail("collective", "DistBackendError", self.now + 0.5)
 
     def _obey(self, launcher: Launcher, control: Control) -> None:
-        """As rljob_trainer/launcher/decide.py: who is told to stop before he began declines, who is told to drain begins."""
+        """As rljob_trainer/launcher/decide.py: who is told to stop before he began declines, who is told to drain begins. Other gangs than
+        the trainer's run until they are asked to stop."""
         if control.attempt > launcher.attempt:
             launcher.start(control)
         if launcher.state == "running" and control.command == "stop":
             launcher.stop("stopped")
-        if launcher.state == "running" and control.command == "drain":
+        if launcher.state == "running" and control.command == "drain" and launcher.role == names.ROLE_TRAINER:
             if launcher.progress:
                 self._save(launcher.progress.step, control)
                 launcher.progress = launcher.progress.model_copy(update={"checkpoints": self.checkpoints})
@@ -207,7 +213,8 @@ class World(Site):
         rank0.progress = rank0.progress.model_copy(update=news)
         if step == steps:
             for launcher in gang:
-                launcher.stop("succeeded")
+                if launcher.role == names.ROLE_TRAINER:
+                    launcher.stop("succeeded")
 
     def _start_step(self, control: Control) -> int:
         if control.resume.step is not None:

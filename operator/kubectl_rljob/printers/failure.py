@@ -7,7 +7,7 @@ from shlex import quote
 
 from kubectl_rljob.job import Job
 from kubectl_rljob.printers.text import age, one_line
-from rljob_api import reasons
+from rljob_api import names, reasons
 from rljob_api.protocol import Failure
 from rljob_api.status import LastFailure
 
@@ -56,7 +56,9 @@ def _next(job: Job, last: LastFailure) -> list[str]:
         explain = f"kubectl explain rljob.{_explained(field)}"
         return [explain, *_fix(job, trusted=not field.startswith("spec.checkpoint"))]
     rank = last.failure.rank if last.failure else None
-    commands = [job.command("logs", f"--attempt {last.attempt}" + (f" --rank {rank}" if rank else ""))]
+    role = names.role_of(job.name, last.pod) if last.pod else names.ROLE_TRAINER
+    whose = f"--role {role} " if role != names.ROLE_TRAINER and names.is_model_role(role) else ""
+    commands = [job.command("logs", f"{whose}--attempt {last.attempt}" + (f" --rank {rank}" if rank else ""))]
     if last.reason == reasons.CONTAINER_RESTARTED and last.pod:
         commands.insert(0, f"kubectl describe pod {quote(last.pod)} -n {job.namespace}")
     if job.status.outcome:

@@ -20,6 +20,7 @@ def line(report: PlacementReport, width: int) -> list[str]:
     parts = [f"stage{'s' if len(report.stages) > 1 else ''} {_named(report.stages)}"]
     if report.rollouts:
         parts.append(f"rollouts {_counted(report.rollouts)}")
+    parts += [f"{role} {_named(domains)}" for role, domains in report.gangs.items()]
     parts += [f"{pool} {_counted(domains)}" for pool, domains in report.pools.items()]
     crossings = ", ".join(f"{c.level} {c.pairs}{_volume(c)}" for c in report.levels)
     return [cut(f"PLACEMENT   {'; '.join(parts)}; pairs across {crossings}", width)]
@@ -36,6 +37,7 @@ def preview(found: Preview) -> str:
     rows += [(f"rollout {i}", domain or "no room now") for i, domain in enumerate(r.rollouts)]
     if len(rows) > 2 * STAGES:
         rows = [(f"stages 0-{len(r.stages) - 1}", _named(r.stages)), ("rollouts", _counted(r.rollouts))]
+    rows += [(role, _named([domain or WHOLE for domain in domains])) for role, domains in r.gangs.items()]
     rows += [(pool, _counted(domains)) for pool, domains in r.pools.items()]
     levels = [(c.level, c.pairs, size(c.bytes_per_step)) for c in r.levels]
     head = f"Placement on {plural(found.nodes, 'node')}, as free now:"

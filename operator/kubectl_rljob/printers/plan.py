@@ -26,9 +26,13 @@ def page(plan: Plan, found: Preview) -> str:
     blocks = [f"RLJob {plan.name}"]
     if plan.spec is not None:
         whole_layout = not plan.breaks("spec.trainer.parallelism")
+        gangs = {role: not plan.breaks(f"{plan.spec.field_of(role)}.parallelism") for role in plan.spec.gangs}
         whole_batch = whole_layout and not plan.breaks("spec.train.miniBatches")
         facts = {
-            "Layout": layout(plan.spec, whole_layout),
+            "Layout": [
+                layout(plan.spec, names.ROLE_TRAINER, whole_layout),
+                *(f"{role}: {layout(plan.spec, role, whole)}" for role, whole in gangs.items()),
+            ],
             "Batch": batch(plan.spec, whole_batch),
             "Tokens": tokens(plan.spec),
             "Model": [model(plan.model)],
@@ -46,14 +50,14 @@ def page(plan: Plan, found: Preview) -> str:
     return "\n\n".join([*blocks, verdict(plan.violations)])
 
 
-def layout(spec: RLJobSpec, whole: bool) -> list[str]:
-    """How the ranks are divided, if they can be."""
-    cut, t = Layout.of(spec, names.ROLE_TRAINER), spec.trainer
+def layout(spec: RLJobSpec, role: str, whole: bool) -> str:
+    """How the ranks of a gang are divided, if they can be."""
+    cut, t = Layout.of(spec, role), spec.of_gang(role).trainer
     sizes = f"tensor {cut.tensor} x pipeline {cut.pipeline}" + (f" x context {cut.context}" if cut.context > 1 else "")
     world = f"{plural(t.nodes, 'pod')} x {plural(t.processes_per_node, 'process')} = {plural(cut.world, 'rank')}"
     if not whole:
-        return [f"{world}, against {sizes}"]
-    return [f"{world} = {sizes} x data {cut.data} ({cut})"]
+        return f"{world}, against {sizes}"
+    return f"{world} = {sizes} x data {cut.data} ({cut})"
 
 
 def model(config: dict[str, Any] | None) -> str:

@@ -127,17 +127,20 @@ def roles(job: Job, width: int) -> list[str]:
     def serving(pods: RoleStatus) -> str:
         return "serving" if running and pods.ready else "-"
 
+    gangs = (dict.fromkeys(job.spec.gangs, RoleStatus()) if job.spec else {}) | s.gangs
+    layouts = {role: str(Layout.of(job.spec, role)) for role in gangs if job.spec and role in job.spec.gangs}
     models = {pool.name: pool.model for pool in job.spec.pools} if job.spec else {}
     pools = dict.fromkeys(models, RoleStatus()) | s.pools
     rows = [
         (names.ROLE_TRAINER, s.trainer, (p.phase or "-") if running else "-", about or "-"),
+        *((role, counted, serving(counted), layouts.get(role, "-")) for role, counted in gangs.items()),
         (names.ROLE_ROLLOUT, s.rollout, serving(s.rollout), policy),
         *((name, counted, serving(counted), models.get(name, "-")) for name, counted in pools.items()),
     ]
     cells = [
         (role, *(("-", "-") if released(job, pods) else (pods.text, gpus.get(role, "-"))), status, info)
         for role, pods, status, info in rows
-        if role in gpus or role in pools
+        if role in gpus or role in gangs or role in pools
     ]
     placed = placement.line(s.placement.report, width) if s.placement else []
     return [*table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), cells, width).split("\n"), *placed]

@@ -22,15 +22,16 @@ from rljob_api import names
     default=names.ROLE_TRAINER,
     metavar="ROLE",
     shell_complete=lambda _ctx, _parameter, begun: [
-        CompletionItem(role) for role in names.ROLES if role.startswith(begun)
+        CompletionItem(role) for role in dict.fromkeys((*names.ROLES, *names.MODEL_ROLES)) if role.startswith(begun)
     ],
-    help="kind of pod: trainer (the default), rollout, or the name of one of spec.pools",
+    help="kind of pod: trainer (the default), rollout, the name of one of spec.pools or, of models with pods of their own, critic, reference, or "
+    "reward and the model's place in spec.rewards",
 )
 @click.option(
     "--rank",
     type=click.IntRange(min=0),
     metavar="N",
-    help="global rank of a trainer, or ordinal of a server (default: 0)",
+    help="global rank in the role's gang, or ordinal of a server (default: 0)",
 )
 @click.option("--pod", metavar="POD", help="name of a pod of that role")
 @click.option(
@@ -62,14 +63,14 @@ def logs(
     """
     if rank is not None and pod is not None:
         raise click.UsageError("--rank and --pod exclude each other.")
-    if attempt is not None and (pod or previous or follow or role != names.ROLE_TRAINER):
-        raise click.UsageError("--attempt is about trainers' ranks: it goes with --rank and --tail.")
+    if attempt is not None and (pod or previous or follow or not names.is_model_role(role)):
+        raise click.UsageError("--attempt is about the ranks of a gang: it goes with --role, --rank and --tail.")
     cluster = session.cluster()
     job = cluster.job(name)
-    if attempt is not None:
-        print_attempt(session, cluster, job, attempt, rank or 0, tail)
-        return
     check_role(job, role)
+    if attempt is not None:
+        print_attempt(session, cluster, job, attempt, role, rank or 0, tail)
+        return
     chosen = pod or pod_of(job, role, rank or 0)
     check_pod(job, role, chosen, cluster.pods(job, role))
     flags = {"previous": previous, "follow": follow}
@@ -80,34 +81,36 @@ def logs(
 
 def check_role(job: Job, role: str) -> None:
     """Say what there is when the role is not. Of a spec that cannot be read nobody knows the pools."""
-    known = (*names.ROLES, *(pool.name for pool in job.spec.pools)) if job.spec else (role,)
+    known = tuple(job.spec.pods) if job.spec else (role,)
     if role not in known:
         raise UserError(f"--role {role}: {job.title} has no such role. It has: {', '.join(known)}")
 
 
-def print_attempt(session: Session, cluster: Cluster, job: Job, attempt: int, rank: int, tail: int | None) -> None:
-    """What the rank wrote in the attempt. Raises UserError."""
+def print_attempt(
+    session: Session, cluster: Cluster, job: Job, attempt: int, role: str, rank: int, tail: int | None
+) -> None:
+    """What the rank of a gang wrote in the attempt. Raises UserError."""
     last = job.status.attempt.number if job.status.attempt else 0
     if attempt > last:
         raise UserError(f"--attempt {attempt}: the last attempt of {job.title} is {last}", job.command("status"))
     if job.spec is None:
         raise UserError(f"{job.title}: this release does not understand its spec", job.command("status"))
-    file = names.rank_log(Path(job.spec.checkpoint.path), attempt, rank)
+    file = names.rank_log(Path(job.spec.checkpoint.path), attempt, rank, role)
     command = ["tail", "-n", "+1" if tail is None else str(tail), str(file)]
     with reading_pod(cluster, session.terminal, job) as place:
         session.terminal.stream(kubectl.read(session, place, command))
 
 
 def pod_of(job: Job, role: str, rank: int) -> str:
-    """The pod of a trainer's global rank (by the attempt's members: rank is not ordinal) or of a server's ordinal."""
-    if role != names.ROLE_TRAINER or job.spec is None:
+    """The pod of a global rank in a gang (by the attempt's members: rank is not ordinal) or of a server's ordinal."""
+    if not names.is_model_role(role) or job.spec is None:
         return names.pod(job.name, role, rank)
-    trainer = job.spec.trainer
+    trainer = job.spec.of_gang(role).trainer
     world = trainer.nodes * trainer.processes_per_node
     if rank >= world:
         raise UserError(f"--rank {rank}: {job.title} has ranks 0 to {world - 1}")
     node_rank = rank // trainer.processes_per_node
-    members = job.status.attempt.members if job.status.attempt else []
+    members = job.status.attempt.of(role) if job.status.attempt else []
     return next((m.pod for m in members if m.node_rank == node_rank), names.pod(job.name, role, node_rank))
 
 
@@ -121,9 +124,10 @@ def check_pod(job: Job, role: str, pod: str, pods: list[str]) -> None:
             job.command("logs", f"--role {role} --pod {pods[0]}"),
         )
     number = job.status.attempt.number if job.status.attempt else 0
-    kept = role == names.ROLE_TRAINER and number
+    kept = names.is_model_role(role) and number
+    own = "" if role == names.ROLE_TRAINER else f"--role {role} "
     raise UserError(
         f"{job.title} has no {role} pods (state: {job.status.state})"
         + (". The logs of its attempts are on its volume" if kept else ""),
-        job.command("logs", f"--attempt {number}") if kept else job.command("status"),
+        job.command("logs", f"{own}--attempt {number}") if kept else job.command("status"),
     )

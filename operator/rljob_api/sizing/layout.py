@@ -22,10 +22,11 @@ class Layout:
 
     @staticmethod
     def of(spec: RLJobSpec, role: str) -> "Layout":
-        """Of a model's role. Critic, reference and reward models share the trainer's ranks. Raises ValueError for an unknown role."""
-        if role not in names.MODEL_ROLES:
-            raise ValueError(f"unknown role {role!r}: must be one of {', '.join(names.MODEL_ROLES)}")
-        t, p = spec.trainer, spec.trainer.parallelism
+        """Of a model's role: its own gang's, or the trainer's. Raises ValueError for the role of pods that hold no model of Megatron's."""
+        if not names.is_model_role(role):
+            raise ValueError(f"unknown role {role!r}: must be trainer, critic, reference, or reward and a number")
+        t = spec.of_gang(role).trainer
+        p = t.parallelism
         return Layout(
             t.nodes * t.processes_per_node,
             p.tensor,
@@ -101,10 +102,15 @@ def required_servers(spec: RLJobSpec) -> int:
     return spec.trainer.nodes * servers_per_pod(spec) or required_rollout_pods(spec)
 
 
+def gang_sizes(spec: RLJobSpec) -> dict[str, int]:
+    """Pods of the trainer, and of the gangs of other models, by role: all of them are members of an attempt."""
+    return {names.ROLE_TRAINER: spec.trainer.nodes} | {role: gang.nodes for role, gang in spec.gangs.items()}
+
+
 def pods_of(spec: RLJobSpec) -> dict[str, int]:
     """Pods that the job wants, by role: roles that its task does not have are left out."""
     rollouts = {} if spec.supervised else {names.ROLE_ROLLOUT: rollout_pods(spec)}
-    return {names.ROLE_TRAINER: spec.trainer.nodes} | rollouts | {pool.name: pool.replicas for pool in spec.pools}
+    return gang_sizes(spec) | rollouts | {pool.name: pool.replicas for pool in spec.pools}
 
 
 def required_pods(spec: RLJobSpec) -> dict[str, int]:

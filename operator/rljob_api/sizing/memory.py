@@ -77,6 +77,22 @@ def trainer_memory(spec: RLJobSpec, shape: Shape) -> TrainerMemory:
     return max((_at_most(spec, stage) for stage in _stages(spec, shape)), key=lambda m: m.total)
 
 
+def gang_memory(spec: RLJobSpec, shape: Shape, role: str) -> TrainerMemory:
+    """Of the gang of another model with as many parameters as the policy. A critic learns; the others run forward passes, one layer after the
+    other. Only the reference has logits."""
+    own = spec.of_gang(role)
+    lay = Layout.of(own, names.ROLE_TRAINER)
+    found = []
+    for number, stage in zip(_ends(own), _stages(own, shape), strict=True):
+        n = _trained(spec, lay, 0.0, *_own(shape, lay, number))
+        if role == names.ROLE_CRITIC:
+            found.append(TrainerMemory(n.parameters, n.gradients, n.optimizer, stage.activations, 0.0, 0.0))
+        else:
+            logits = stage.logits if role == names.ROLE_REFERENCE else 0.0
+            found.append(TrainerMemory(n.parameters, 0.0, 0.0, stage.layer, logits, 0.0))
+    return max(found, key=lambda m: m.total)
+
+
 def _at_most(spec: RLJobSpec, stage: "_Stage") -> TrainerMemory:
     """While the policy trains."""
     policy, *others = stage.networks
@@ -207,8 +223,12 @@ class _Stage:
 
 
 def _stages(spec: RLJobSpec, shape: Shape) -> list[_Stage]:
-    """The first and the last, between which all others lie."""
-    return [_stage(spec, shape, stage) for stage in sorted({0, Layout.of(spec, names.ROLE_TRAINER).pipeline - 1})]
+    return [_stage(spec, shape, stage) for stage in _ends(spec)]
+
+
+def _ends(spec: RLJobSpec) -> list[int]:
+    """The first stage and the last, between which all others lie."""
+    return sorted({0, Layout.of(spec, names.ROLE_TRAINER).pipeline - 1})
 
 
 def _stage(spec: RLJobSpec, shape: Shape, stage: int) -> _Stage:
@@ -271,18 +291,18 @@ def _in_flight(lay: Layout, stage: int) -> float:
 
 
 def _networks(spec: RLJobSpec, shape: Shape, dense: float, experts: float) -> list[_Network]:
-    """Models of so many parameters share the policy's ranks. A reference in host memory takes the policy's place and is none of its own."""
+    """Models of so many parameters that share the policy's ranks. A reference in host memory takes the policy's place and is none of its own."""
     lay, weights = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype] * (dense + experts)
     whole = policy = _trained(spec, lay, 0.0, dense, experts)
     if spec.model.lora:
         adapters = shape.adapters(spec.model.lora) * shape.layers / lay.pipeline / lay.tensor
         policy = _trained(spec, lay, weights, adapters, 0.0)
     found = [replace(policy, offload=spec.trainer.offload)]
-    if spec.critic:
+    if spec.critic and not spec.critic.processes_per_node:
         found.append(replace(whole, offload=spec.critic.offload))
-    if spec.has_reference and not spec.reference.offload:
+    if spec.has_reference and not spec.reference.offload and names.ROLE_REFERENCE not in spec.gangs:
         found.append(_Network(weights, 0.0, 0.0, Offload()))
-    judges = [r.model for r in spec.rewards if r.model]
+    judges = [r.model for r in spec.rewards if r.model and not r.model.processes_per_node]
     return found + [_Network(weights, 0.0, 0.0, Offload(parameters=judge.offload)) for judge in judges]
 
 

@@ -14,8 +14,10 @@ hidden size, b the bytes of an activation, t, c, e, d, p the parallel sizes. Sen
     PP  activations forward and gradients backward between neighbour stages: 2 b h T/(d c), 1/t of it per rank with sequence parallelism; once for
         each virtual stage (Narayanan et al. arXiv 2104.04473 section 2.2)
     weights  b x all parameters from rank 0 through the rollouts, one after another (a pipelined broadcast)
+    columns  between rank 0 and another gang's: 8 bytes for the id of a token there, and 4 for its value back
 
 Forward passes without a backward pass (old and reference log-probabilities) add half of the TP, EP and PP bytes and a third of the CP bytes each.
+The gang of a frozen model runs one of them, and nothing else; a critic's also trains.
 """
 
 import itertools
@@ -28,14 +30,17 @@ from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.spec import RLJobSpec
 
-Kind = Literal["tensor", "context", "expert", "data", "pipeline", "weights"]
+Kind = Literal["tensor", "context", "expert", "data", "pipeline", "weights", "columns"]
 GRADIENT = 4
 """Bytes of a gradient."""
+COLUMN = 8 + 4
+"""Bytes of a token's id, and of what a model says of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Two pods that exchange bytes. Trainer pods count from 0 by node rank, rollout pods go on after them."""
+    """Two pods that exchange bytes. A gang's pods count from 0 by node rank. After the trainer's come the rollouts, and after those of another gang
+    the trainer's pod of rank 0."""
 
     kind: Kind
     one: int
@@ -58,18 +63,18 @@ class Volumes:
     """From one pod to the next."""
 
     @staticmethod
-    def of(spec: RLJobSpec, shape: Shape) -> "Volumes":
+    def of(spec: RLJobSpec, shape: Shape, trainings: float, forwards: float) -> "Volumes":
+        """Of a gang that passes over the step's tokens so often, with and without a backward pass."""
         lay, width = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype]
         t, c, e, p = lay.tensor, lay.context, lay.expert, lay.pipeline
         tokens = _tokens(spec) / (lay.data * c)
         layers = shape.layers / p
-        extra = _forward_passes(spec)
-        both, ring = 1 + extra / 2, 1 + extra / 3
+        both, ring = trainings + forwards / 2, trainings + forwards / 3
         own = layers * shape.dense / t + 2 * shape.embedding / (t * p)
         experts = layers * shape.expert / (e * lay.expert_tensor)
         if spec.model.lora:
             own, experts = layers * shape.adapters(spec.model.lora) / t, 0.0
-        updates = Amounts.of(spec).updates
+        updates = Amounts.of(spec).updates * trainings
         copies = lay.data * c
         exchange = GRADIENT + width
         cut = t if spec.trainer.parallelism.sequence else 1
@@ -90,24 +95,34 @@ def _tokens(spec: RLJobSpec) -> float:
 
 
 def _forward_passes(spec: RLJobSpec) -> float:
-    """Passes over the step's tokens without a backward pass, per pass with one."""
+    """Passes of the trainer over the step's tokens without a backward pass, per pass with one."""
     old = 0 if spec.supervised or Amounts.of(spec).updates == 1 else 1
-    passes = old + (1 if spec.has_reference else 0)
+    passes = old + (spec.has_reference and names.ROLE_REFERENCE not in spec.gangs)
     return passes / spec.train.epochs_per_step
 
 
 def links(spec: RLJobSpec, shape: Shape, rollouts: int) -> list[Link]:
     """Pairs of pods that exchange bytes, each pair once per communicator; what stays inside a pod is left out."""
+    volumes = Volumes.of(spec, shape, 1, _forward_passes(spec))
+    chain = [0, *range(spec.trainer.nodes, spec.trainer.nodes + rollouts)]
+    return _pod_links(spec, volumes) + [Link("weights", a, b, volumes.weights) for a, b in itertools.pairwise(chain)]
+
+
+def gang_links(spec: RLJobSpec, shape: Shape, role: str) -> list[Link]:
+    """The same of the gang of another model, with the edge to the trainer. The critic learns, the others are frozen."""
+    own, passes = spec.of_gang(role), 1 / spec.train.epochs_per_step
+    columns = Link("columns", 0, own.trainer.nodes, COLUMN * _tokens(spec) * passes)
+    return [*_pod_links(own, Volumes.of(own, shape, int(role == names.ROLE_CRITIC), passes)), columns]
+
+
+def _pod_links(spec: RLJobSpec, volumes: Volumes) -> list[Link]:
+    """Between the pods of a gang."""
     per_pod, found = spec.trainer.processes_per_node, dict[tuple[Kind, int, int], float]()
-    volumes = Volumes.of(spec, shape)
     for kind, a, b, volume in _rank_links(Layout.of(spec, names.ROLE_TRAINER), volumes):
         one, other = sorted((a // per_pod, b // per_pod))
         if one != other and volume:
             found[kind, one, other] = found.get((kind, one, other), 0.0) + volume
-    chain = [0, *range(spec.trainer.nodes, spec.trainer.nodes + rollouts)]
-    return [Link(k, a, b, v) for (k, a, b), v in found.items()] + [
-        Link("weights", a, b, volumes.weights) for a, b in itertools.pairwise(chain)
-    ]
+    return [Link(k, a, b, v) for (k, a, b), v in found.items()]
 
 
 def _rank_links(layout: Layout, v: Volumes) -> Iterator[tuple[Kind, int, int, float]]:

@@ -19,13 +19,14 @@ from rljob_api.spec.common import (
     Volume,
 )
 from rljob_api.spec.evaluation import VALIDATION, EvaluationSet, EvaluationSpec
+from rljob_api.spec.gang import Gang, Recompute
 from rljob_api.spec.model import DataSpec, ModelSpec, RewardSpec
 from rljob_api.spec.pod_security import PodSecurity
-from rljob_api.spec.roles import CriticSpec, PoolSpec, ReferenceSpec, RolloutSpec, TrainerSpec
+from rljob_api.spec.roles import CriticSpec, Offload, Overlap, PoolSpec, ReferenceSpec, RolloutSpec, TrainerSpec
 from rljob_api.spec.supervised import DpoSpec, SftSpec
 
 Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain"]
-Pods = TrainerSpec | RolloutSpec | PoolSpec
+Pods = TrainerSpec | RolloutSpec | PoolSpec | Gang
 """What describes the pods of a role."""
 PAIRED: tuple[Task, ...] = ("dpo", "rewardModel")
 """Tasks whose samples are pairs of a better and a worse answer."""
@@ -254,15 +255,56 @@ class RLJobSpec(Model):
         ]
 
     @property
+    def models(self) -> dict[str, Gang]:
+        """Models besides the policy that Megatron computes, by role, wherever they are."""
+        critic: dict[str, Gang] = {names.ROLE_CRITIC: self.critic} if self.critic else {}
+        reference = {names.ROLE_REFERENCE: self.reference} if self.has_reference else {}
+        rewards = {names.reward_role(i): reward.model for i, reward in enumerate(self.rewards) if reward.model}
+        return critic | reference | rewards
+
+    @property
+    def gangs(self) -> dict[str, Gang]:
+        """Of them, those on gangs of their own."""
+        return {role: model for role, model in self.models.items() if model.processes_per_node}
+
+    def of_gang(self, role: str) -> "RLJobSpec":
+        """The spec as the ranks of a role's gang read it: what the gang has is in the place of the trainer's, and adapters are the policy's alone. Of
+        the trainer, and of models on its ranks, the spec itself."""
+        gang = self.gangs.get(role)
+        if gang is None:
+            return self
+        own = {
+            name: getattr(gang, name) for name in ("nodes", "processes_per_node", "parallelism", "transformer_config")
+        }
+        trainer = self.trainer.model_copy(
+            update=own
+            | {"recompute": gang.recompute if isinstance(gang, CriticSpec) else Recompute()}
+            | {"overlap": Overlap(), "offload": Offload()}
+            | {"shm_size": gang.shm_size, "template": gang.template}
+        )
+        tokens = gang.tokens_per_micro_batch or self.train.tokens_per_micro_batch
+        train = self.train.model_copy(update={"tokens_per_micro_batch": tokens})
+        rollout = self.rollout.model_copy(update={"placement": "separate"})
+        model = self.model.model_copy(update={"lora": None})
+        return self.model_copy(update={"model": model, "trainer": trainer, "train": train, "rollout": rollout})
+
+    @property
+    def has_token(self) -> bool:
+        """Pods ask each other over HTTP, with a token of the job."""
+        return not self.supervised or bool(self.gangs)
+
+    @property
     def pods(self) -> dict[str, Pods]:
-        """Settings of pods, by role: those of the trainer, of the rollouts, and of each pool by its name."""
-        own: dict[str, Pods] = {names.ROLE_TRAINER: self.trainer, names.ROLE_ROLLOUT: self.rollout}
+        """Settings of pods, by role: those of the trainer, of further gangs, of the rollouts, and of each pool by its name."""
+        gangs: dict[str, Pods] = {names.ROLE_TRAINER: self.trainer, **self.gangs}
         pools: dict[str, Pods] = {pool.name: pool for pool in self.pools}
-        return own | pools
+        return gangs | {names.ROLE_ROLLOUT: self.rollout} | pools
 
     def field_of(self, role: str) -> str:
         """Path of the section that describes a role's pods, such as `spec.pools[0]`."""
-        return next((f"spec.pools[{i}]" for i, pool in enumerate(self.pools) if pool.name == role), f"spec.{role}")
+        pools = {pool.name: f"spec.pools[{i}]" for i, pool in enumerate(self.pools)}
+        rewards = {names.reward_role(i): f"spec.rewards[{i}].model" for i in range(len(self.rewards))}
+        return (pools | rewards).get(role, f"spec.{role}")
 
     def template(self, role: str) -> Template:
         """Pod settings of a role."""
@@ -271,7 +313,9 @@ class RLJobSpec(Model):
     def processes_of(self, role: str) -> int:
         """Processes of one of the role's pods, each of which has a GPU if the job is on GPUs."""
         settings = self.pods[role]
-        return settings.processes_per_node if isinstance(settings, TrainerSpec) else settings.tensor_parallel
+        if isinstance(settings, RolloutSpec | PoolSpec):
+            return settings.tensor_parallel
+        return settings.processes_per_node or 0
 
     def container_resources(self, role: str) -> dict[str, dict[str, str]]:
         """Requests and limits of the role's container: the template's, and one device per process."""

@@ -16,6 +16,7 @@ from rljob_api.spec.common import (
     SourceUrl,
     Verbatim,
 )
+from rljob_api.spec.gang import Gang
 
 
 class LoraSpec(Model):
@@ -176,13 +177,13 @@ class VllmReward(Model):
     prompt and response go to its `/pooling` route, so that its vocabulary must be the policy's; the raw score of the last token is the reward."""
 
 
-class MegatronReward(Model):
-    """A reward model on the trainer's ranks, in their layout."""
+class MegatronReward(Gang):
+    """A reward model that Megatron computes."""
 
     path: AbsolutePath
     """Hugging Face directory of a sequence classifier with one label, whose vocabulary is the policy's."""
     offload: bool = True
-    """Keep its parameters in host memory while it is not used."""
+    """Keep its parameters in host memory while it is not used. A gang of its own keeps them on the GPU."""
 
 
 class RewardSpec(Model):
@@ -200,7 +201,7 @@ class RewardSpec(Model):
     vllm: VllmReward | None = None
     """A model on vLLM servers."""
     model: MegatronReward | None = None
-    """A reward model on the trainer's ranks."""
+    """A reward model that Megatron computes, on the trainer's ranks or on a gang of its own."""
     weight: Number = 1.0
     """Factor of this reward. Several entries for one data source are weighted and summed."""
     timeout_seconds: PositiveFloat = 10.0

@@ -20,25 +20,7 @@ from rljob_api.spec.common import (
     Template,
     Verbatim,
 )
-
-
-class Parallelism(Model):
-    """How the model is cut. Data parallel size is what remains: nodes x processesPerNode / (tensor x pipeline x context)."""
-
-    tensor: PositiveInt = 1
-    """Ranks that share every matrix. On GPUs all of them are in one pod."""
-    pipeline: PositiveInt = 1
-    """Stages of consecutive layers."""
-    virtual_pipeline: PositiveInt = 1
-    """Pieces of each stage, run interleaved: a smaller pipeline bubble for more messages."""
-    context: PositiveInt = 1
-    """Ranks that share every sequence."""
-    expert: PositiveInt = 1
-    """Ranks that share the experts of a mixture-of-experts layer; taken out of the data parallel ones."""
-    expert_tensor: PositiveInt | None = None
-    """Ranks that share every matrix of an expert; unset: as many as `tensor`."""
-    sequence: bool = True
-    """Cut activations between tensor-parallel ranks along the sequence as well; without effect when tensor is 1."""
+from rljob_api.spec.gang import Gang, Parallelism, Recompute
 
 
 class Overlap(Model):
@@ -48,21 +30,6 @@ class Overlap(Model):
     """Reduce a bucket of gradients as soon as it is complete."""
     param_gather: bool = False
     """Gather parameters when the forward pass of a step's next optimizer step reaches them; needs `gradReduce`."""
-
-
-class Recompute(Model):
-    """Compute activations again in the backward pass in place of keeping them."""
-
-    granularity: Literal["none", "selective", "full"] = "none"
-    """`selective`: `modules` only; `full`: whole layers."""
-    modules: list[Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]] = [
-        "core_attn"
-    ]
-    """What `granularity: selective` recomputes, by megatron-core's names."""
-    method: Literal["uniform", "block"] = "uniform"
-    """With `granularity: full`, `uniform`: every `layers` layers are one piece; `block`: the first `layers` layers of a stage, one by one."""
-    layers: PositiveInt = 1
-    """Layers of one piece (`method: uniform`) or of a stage (`method: block`)."""
 
 
 class Offload(Model):
@@ -110,8 +77,8 @@ class CriticOptimizer(Optimizer):
     """The highest rate, reached at the end of the warm-up."""
 
 
-class CriticSpec(Model):
-    """The value model of `gae`: on the trainer's ranks, in their layout."""
+class CriticSpec(Gang):
+    """The value model of `gae`. On a gang of its own it learns while the policy does."""
 
     path: AbsolutePath | None = None
     """Hugging Face directory with the policy's vocabulary: a sequence classifier with one label, whose head is taken, or a causal model, whose
@@ -124,15 +91,18 @@ class CriticSpec(Model):
     """Steps in which only the critic learns."""
     offload: Offload = Offload()
     """What of the critic is kept in host memory while it is not used."""
+    recompute: Recompute = Recompute()
+    """Which activations the critic's own gang computes again in the backward pass, as in `trainer.recompute`."""
 
 
-class ReferenceSpec(Model):
-    """The frozen policy of the KL penalty and of `task: dpo`: on the trainer's ranks, in their layout."""
+class ReferenceSpec(Gang):
+    """The frozen policy of the KL penalty and of `task: dpo`."""
 
     path: AbsolutePath | None = None
     """Hugging Face directory of the policy's architecture; unset: the policy's starting point."""
     offload: bool = True
-    """Keep the reference in host memory and exchange it with the policy when it is needed. False: a second copy stays on the GPU."""
+    """Keep the reference in host memory and exchange it with the policy when it is needed. False: a second copy stays on the GPU. A gang of its own
+    has nothing to exchange it with, and keeps it on the GPU."""
 
 
 class RolloutSpec(Model):

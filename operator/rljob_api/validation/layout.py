@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rljob_api import names
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.roles import Recompute
+from rljob_api.spec.gang import Recompute
 from rljob_api.validation.result import Violation
 
 PARALLELISM = "spec.trainer.parallelism"

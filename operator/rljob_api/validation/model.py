@@ -1,6 +1,7 @@
 """The parallel layout against a model's config.json, and which models there are."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from rljob_api import names
@@ -9,6 +10,7 @@ from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.serving import longest_context
 from rljob_api.sizing.shape import experts_of
 from rljob_api.spec import RLJobSpec
+from rljob_api.validation.gangs import of_gang
 from rljob_api.validation.layout import PARALLELISM, RECOMPUTE, unfit_module
 from rljob_api.validation.passthrough import SPLITS
 from rljob_api.validation.result import Violation
@@ -37,12 +39,19 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
         )
         return
     yield from _feature_violations(spec, config)
-    yield from _width_violations(spec, config)
-    yield from _depth_violations(spec, config)
-    yield from _expert_violations(spec, config)
+    for check in (_width_violations, _depth_violations, _expert_violations):
+        yield from check(spec, config)
+        for role in _like_the_policy(spec):
+            yield from of_gang(spec, role, partial(check, config=config))
     yield from _adapter_violations(spec, config)
     if not spec.train.batches.replay:
         yield from _server_violations(spec, config)
+
+
+def _like_the_policy(spec: RLJobSpec) -> list[str]:
+    """Gangs whose model has the policy's architecture."""
+    same = {names.ROLE_REFERENCE} | ({names.ROLE_CRITIC} if spec.critic and not spec.critic.path else set())
+    return [role for role in spec.gangs if role in same]
 
 
 def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:

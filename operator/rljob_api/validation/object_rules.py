@@ -178,7 +178,7 @@ ROLLOUT_RULES = (
     Rule(
         "rollout.replicas",
         COLOCATED.implies(REPLICAS <= 1),
-        "colocated servers run in the trainer's pods, one for every tensorParallel of its ranks; there are no others",
+        "colocated servers are on all of the trainer's GPUs, one for every tensorParallel of its ranks, and never on a part of them",
         "remove it, or set spec.rollout.placement: separate",
     ),
     Rule(

@@ -51,8 +51,11 @@ def _twice(field: str, values: list[str]) -> Iterator[Violation]:
 
 
 def templates(spec: RLJobSpec) -> Iterator[tuple[str, Template]]:
-    """By the field of their role."""
-    return ((spec.field_of(role), settings.template) for role, settings in spec.pods.items())
+    """By the field of their role. Those of gangs come last: who has one depends on more than the pods' settings."""
+    yield f"spec.{names.ROLE_TRAINER}", spec.trainer.template
+    yield f"spec.{names.ROLE_ROLLOUT}", spec.rollout.template
+    yield from ((f"spec.pools[{i}]", pool.template) for i, pool in enumerate(spec.pools))
+    yield from ((spec.field_of(role), gang.template) for role, gang in spec.gangs.items())
 
 
 def metadata_violations(spec: RLJobSpec) -> Iterator[Violation]:
@@ -70,7 +73,8 @@ def resource_violations(spec: RLJobSpec) -> Iterator[Violation]:
         field, resources, device = f"{section}.template.resources", given.resources, spec.trainer.resource_name
         for kind, amounts in (("requests", resources.requests), ("limits", resources.limits)):
             if spec.trainer.device == "gpu" and device in amounts:
-                size = "processesPerNode" if section == f"spec.{names.ROLE_TRAINER}" else "tensorParallel"
+                serves = section.startswith((f"spec.{names.ROLE_ROLLOUT}", "spec.pools"))
+                size = "tensorParallel" if serves else "processesPerNode"
                 rule = f"is set by {section}.{size}"
                 yield Violation(f"{field}.{kind}.{device}", amounts[device], rule, "take it out")
         for name in resources.requests.keys() & resources.limits.keys():

@@ -13,7 +13,7 @@ def name_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """A pool's name is the role of its pods."""
     for i, pool in enumerate(spec.pools):
         field = f"spec.pools[{i}].name"
-        if pool.name in names.RESERVED_ROLES:
+        if pool.name in names.RESERVED_ROLES or names.is_model_role(pool.name):
             yield Violation(field, pool.name, "names another role of the job", "choose another name")
         if pool.name in [other.name for other in spec.pools[:i]]:
             yield Violation(field, pool.name, "stands twice", "every pool has a name of its own")

@@ -12,6 +12,8 @@ NEAR, NEARER = 0.75, 0.85
 """Similarity of a name of the same section, and of any other name, that is likely to be meant."""
 MOST = 3
 """Fields that are offered; of more, none is likely."""
+OF_GANGS = tuple(f"{section}.template." for section in ("critic", "reference", "rewards.model"))
+"""Pod settings that few jobs have."""
 
 
 def _same(name: str) -> str:
@@ -72,6 +74,8 @@ def _nearest(among: list[str], section: list[str]) -> list[str]:
     many to choose from."""
     places = {path: (-_shared(path, section), path.count(".")) for path in among}
     best = [path for path in among if places[path] == min(places.values())]
+    if len(best) > MOST:
+        best = [path for path in best if not path.startswith(OF_GANGS)]
     return best if len(best) <= MOST else []
 
 

@@ -14,6 +14,7 @@ from rljob_api.validation import (
     algorithm,
     chat,
     evaluation,
+    gangs,
     layout,
     passthrough,
     pod_fields,
@@ -45,6 +46,7 @@ CHECKS: tuple[Check, ...] = (
     *pod_fields.RULES,
     *pools.RULES,
     *sources.RULES,
+    *gangs.RULES,
 )
 
 

@@ -47,9 +47,15 @@ def refusal(child: Object, error: ApiError) -> ChildProblem:
 
 
 def _field(child: Object, field: str) -> str:
-    role = (child["metadata"].get("labels") or {}).get(names.LABEL_ROLE)
+    role = (child["metadata"].get("labels") or {}).get(names.LABEL_ROLE, "")
     for start, own in OF_TEMPLATES.items() if role and child["kind"] == "StatefulSet" else ():
         if re.match(re.escape(start) + r"(?![A-Za-z])", field):
-            section = role if role in names.ROLES else f"pools[{role}]"
-            return f"spec.{section}.template.{own}{field[len(start) :]}"
+            return f"spec.{_section(role)}.template.{own}{field[len(start) :]}"
     return field
+
+
+def _section(role: str) -> str:
+    if role in (*names.ROLES, *names.MODEL_ROLES):
+        return role
+    place = role.removeprefix(names.ROLE_REWARD)
+    return f"rewards[{place}].model" if names.is_model_role(role) else f"pools[{role}]"

@@ -1,7 +1,10 @@
 """Which spec is in force: the job's own, or the one that an open attempt was published with."""
 
+from collections import Counter
+
 from rljob_api import reasons
 from rljob_api.protocol import Control
+from rljob_api.sizing.layout import gang_sizes
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import LifecycleSpec
 from rljob_api.status import Attempt
@@ -39,7 +42,7 @@ def is_void(attempt: Attempt | None, generation: int, spec: RLJobSpec | None, co
         return False
     effective = spec_of(attempt, spec, control, scalable=False)
     unpublished = control is not None and control.attempt < attempt.number
-    misfit = effective is not None and effective.trainer.nodes != len(attempt.members)
+    misfit = effective is not None and gang_sizes(effective) != Counter(m.role for m in attempt.members)
     return misfit or (unpublished and attempt.generation != generation) or attempt.reason == reasons.SPEC_CHANGED
 
 

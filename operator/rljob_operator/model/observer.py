@@ -87,7 +87,7 @@ class Observer:
         if live is None or live["metadata"]["uid"] != member.pod_uid:
             gone.add(member.pod_uid)
             return None
-        return replace(parse_pod(live), role=names.ROLE_TRAINER)
+        return replace(parse_pod(live), role=member.role)
 
     async def _on_its_node(self, pod: Pod) -> Pod:
         """A pod on a silent node is not ready, so only then is the node worth a look."""
@@ -106,9 +106,9 @@ class Observer:
         ends us with our lease, neither."""
         since = self._state.since(key, (s.job.uid, attempt.number), s.now)
         aged = replace(s, beat_age=s.now - max(since, self._last_heartbeat(key, job.meta, attempt)))
-        if (aged.beat_age or 0.0) < s.lifecycle.stall_timeout_seconds or not attempt.members:
+        if (aged.beat_age or 0.0) < s.lifecycle.stall_timeout_seconds or attempt.first is None:
             return aged
-        live = await self._live("ConfigMap", key[0], names.report(_rank_0(attempt).pod))
+        live = await self._live("ConfigMap", key[0], names.report(attempt.first.pod))
         if live is not None:
             self._cache.put(live)
             aged = self._snapshot(key, job, s.pods, s.now)
@@ -116,9 +116,9 @@ class Observer:
 
     def _last_heartbeat(self, key: Key, job: RLJobMeta, attempt: Attempt) -> float:
         """When rank 0's heartbeat in this attempt was seen to move last; 0: it has none yet."""
-        if not attempt.members:
+        member = attempt.first
+        if member is None:
             return 0.0
-        member = _rank_0(attempt)
         entry = self._cache.config_maps.get((key[0], names.report(member.pod)))
         note = entry.value if entry and controls(job, entry.value.object) else None
         report = note.report if note else None
@@ -130,7 +130,3 @@ class Observer:
             return await self._api.get(kind, namespace, name)
         except NotFound:
             return None
-
-
-def _rank_0(attempt: Attempt) -> Member:
-    return min(attempt.members, key=lambda m: m.node_rank)

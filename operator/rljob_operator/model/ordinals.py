@@ -16,14 +16,14 @@ def ordinals(pods: Iterable[Pod], role: str, size: int, node_loss_seconds: float
     return list(islice((i for i in count() if i not in held), size))
 
 
-def trainer_ordinals(
-    status: JobStatus, pods: Iterable[Pod], size: int, node_loss_seconds: float, now: float
+def member_ordinals(
+    status: JobStatus, pods: Iterable[Pod], role: str, size: int, node_loss_seconds: float, now: float
 ) -> list[int]:
-    """An open attempt keeps its members."""
+    """Of the trainer or of another gang. An open attempt keeps its members."""
     attempt = status.attempt
-    if attempt and is_open(attempt) and attempt.members:
-        return sorted(int(m.pod.rpartition("-")[2]) for m in attempt.members)
-    return ordinals(pods, names.ROLE_TRAINER, size, node_loss_seconds, now)
+    if attempt and is_open(attempt) and (members := attempt.of(role)):
+        return sorted(int(m.pod.rpartition("-")[2]) for m in members)
+    return ordinals(pods, role, size, node_loss_seconds, now)
 
 
 def server_ordinals(
@@ -44,9 +44,12 @@ def wanted_ordinals(
     status: JobStatus, pods: Sequence[Pod], sizes: Mapping[str, int], node_loss_seconds: float, now: float
 ) -> dict[str, list[int]]:
     """By role. `sizes`: pods of each role."""
-    found = {role: server_ordinals(status, pods, role, size, node_loss_seconds, now) for role, size in sizes.items()}
-    trainers = sizes[names.ROLE_TRAINER]
-    return found | {names.ROLE_TRAINER: trainer_ordinals(status, pods, trainers, node_loss_seconds, now)}
+    return {
+        role: (member_ordinals if names.is_model_role(role) else server_ordinals)(
+            status, pods, role, size, node_loss_seconds, now
+        )
+        for role, size in sizes.items()
+    }
 
 
 def is_held(pod: Pod, node_loss_seconds: float, now: float) -> bool:

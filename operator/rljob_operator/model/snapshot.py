@@ -55,8 +55,9 @@ class Snapshot:
     now: float = 0.0
 
     @cached_property
-    def trainers(self) -> tuple[Pod, ...]:
-        return self.of(names.ROLE_TRAINER)
+    def launchers(self) -> tuple[Pod, ...]:
+        """Pods of the trainer and of other gangs."""
+        return tuple(pod for pod in self.pods if names.is_model_role(pod.role))
 
     @cached_property
     def rollouts(self) -> tuple[Pod, ...]:
@@ -65,7 +66,7 @@ class Snapshot:
     @cached_property
     def servers(self) -> tuple[Pod, ...]:
         """Rollouts and pods of pools."""
-        return tuple(pod for pod in self.pods if pod.role != names.ROLE_TRAINER)
+        return tuple(pod for pod in self.pods if not names.is_model_role(pod.role))
 
     def of(self, role: str) -> tuple[Pod, ...]:
         """Pods of a role, by ordinal."""

@@ -10,7 +10,7 @@ from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.causes import Cause, misconfigured, recorded, root, stalled
 from rljob_operator.policies.change import Change, Event, set_
 from rljob_operator.policies.deadlines import active_until
-from rljob_operator.policies.members import MemberStatus, member_statuses
+from rljob_operator.policies.members import MemberStatus, has_finished, member_statuses, trainers
 from rljob_operator.policies.suspension import wanted
 from rljob_operator.times import seconds, stamp
 
@@ -20,7 +20,7 @@ def advance_attempt(s: Snapshot, status: JobStatus) -> Change:
     if attempt is None or not is_open(attempt):
         return Change(status)
     members = member_statuses(s, attempt)
-    finished = all(v.result == "succeeded" for v in members)
+    finished = has_finished(members)
     cause = None if finished else root(attempt, members) or stalled(s, status, attempt) or misconfigured(s, attempt)
     if cause and cause != recorded(attempt):
         attempt = _failed(attempt, cause, s.now)
@@ -28,12 +28,21 @@ def advance_attempt(s: Snapshot, status: JobStatus) -> Change:
         attempt = give_command(attempt, "stop", reasons.SPEC_CHANGED, s.now)
     elif attempt.command == "run" and (reason := _reason_to_drain(s, status, members)):
         attempt = give_command(attempt, "drain", reason, s.now)
-    elif attempt.command == "drain" and s.now >= _drained_by(s, attempt):
+    elif attempt.command != "stop" and (_drained_too_long(s, attempt) or _waits_for_nothing(members)):
         attempt = give_command(attempt, "stop", attempt.reason, s.now)
     if all(v.ended for v in members):
         attempt = attempt.model_copy(update={"ended_at": stamp(s.now)})
         return Change(set_(status, attempt=attempt), _drained(attempt, finished))
     return Change(set_(status, attempt=attempt), due=tuple(t for t in _deadlines(s, attempt) if t > s.now))
+
+
+def _drained_too_long(s: Snapshot, attempt: Attempt) -> bool:
+    return attempt.command == "drain" and s.now >= _drained_by(s, attempt)
+
+
+def _waits_for_nothing(members: list[MemberStatus]) -> bool:
+    """Gangs of other models are left, and no trainer that would ask them."""
+    return all(v.ended for v in trainers(members)) and not all(v.ended for v in members)
 
 
 def give_command(attempt: Attempt, command: Command, reason: str, now: float) -> Attempt:

@@ -91,7 +91,7 @@ def stalled(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:
         message += f"; the trainer is waiting for its rollouts, of which {sum(p.ready for p in s.rollouts)} answer"
         message += "".join(f", and pool {name}, of which {counted.text} do" for name, counted in status.pools.items())
     failure = Failure(kind="application", exception=reasons.NO_PROGRESS, message=message, time=s.now)
-    return Cause(reasons.NO_PROGRESS, attempt.members[0].pod if role == "trainer" else "", failure)
+    return Cause(reasons.NO_PROGRESS, attempt.first.pod if attempt.first and role == "trainer" else "", failure)
 
 
 def misconfigured(s: Snapshot, attempt: Attempt) -> Cause | None:

@@ -27,7 +27,9 @@ def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
         progress = ProgressStatus(steps=steps, text=f"0/{steps or '?'}")
     counted = {role: _role(s, role, 0 if released else count) for role, count in wanted.items()}
     trainers, rollouts = counted.pop(names.ROLE_TRAINER), counted.pop(names.ROLE_ROLLOUT, RoleStatus())
-    return {"progress": progress, "trainer": trainers, "rollout": rollouts, "pools": counted}
+    gangs = {role: found for role, found in counted.items() if names.is_model_role(role)}
+    pools = {role: found for role, found in counted.items() if role not in gangs}
+    return {"progress": progress, "trainer": trainers, "gangs": gangs, "rollout": rollouts, "pools": pools}
 
 
 def _role(s: Snapshot, role: str, desired: int) -> RoleStatus:
@@ -36,7 +38,7 @@ def _role(s: Snapshot, role: str, desired: int) -> RoleStatus:
     return RoleStatus(ready=ready, desired=desired, text=text, selector=names.selector(s.job.name, role))
 
 
-DISPLAY = ("trainer", "rollout", "pools", "message", "conditions")
+DISPLAY = ("trainer", "gangs", "rollout", "pools", "message", "conditions")
 OBSERVATIONAL = (
     *DISPLAY,
     "state",

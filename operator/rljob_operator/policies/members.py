@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rljob_api import reasons
+from rljob_api import names, reasons
 from rljob_api.protocol import Failure, Member, Report, Result
 from rljob_api.status import Attempt
 from rljob_operator.cache.pods import Pod
@@ -32,6 +32,16 @@ class MemberStatus:
 
 def member_statuses(s: Snapshot, attempt: Attempt) -> list[MemberStatus]:
     return [member_status(s, attempt, m) for m in attempt.members]
+
+
+def trainers(members: list[MemberStatus]) -> list[MemberStatus]:
+    """Of them, those that hold the policy."""
+    return [v for v in members if v.member.role == names.ROLE_TRAINER]
+
+
+def has_finished(members: list[MemberStatus]) -> bool:
+    """Whether the job's last step is done, by the word of those that do it and save it. The gangs of other models only help them."""
+    return all(v.result == "succeeded" for v in trainers(members))
 
 
 def member_status(s: Snapshot, attempt: Attempt, member: Member) -> MemberStatus:

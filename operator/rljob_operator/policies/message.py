@@ -1,6 +1,7 @@
 """status.message: one sentence for people about what is happening, or what to do."""
 
-from rljob_api import reasons
+from rljob_api import names, reasons
+from rljob_api.sizing.layout import gang_sizes
 from rljob_api.status import Attempt, JobStatus, LastFailure
 from rljob_api.text import one_line, plain
 from rljob_api.validation.result import lines
@@ -90,9 +91,15 @@ def _of_waiting(s: Snapshot, status: JobStatus) -> str:
         return f"{after}the next starts at {status.restarts.not_before}"
     if status.placement and status.placement.problem:
         return f"{after}waiting for room: {status.placement.problem}"
-    troubles = list(_troubles(s, s.trainers))
+    troubles = list(_troubles(s, s.launchers))
     found = troubles or list(s.unreadable.values()) or list(problems(s, status))
-    return f"{after}waiting for trainer pods: {'; '.join(found[:3])}" if found else after.rstrip("; ")
+    return f"{after}waiting for {_launchers(s)} pods: {'; '.join(found[:3])}" if found else after.rstrip("; ")
+
+
+def _launchers(s: Snapshot) -> str:
+    """`trainer`, or `trainer, critic and reference`."""
+    *others, last = gang_sizes(s.spec) if s.spec else (names.ROLE_TRAINER,)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _troubles(s: Snapshot, pods: tuple[Pod, ...]) -> list[str]:

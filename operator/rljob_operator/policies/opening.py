@@ -1,14 +1,15 @@
-"""A new attempt opens when every trainer pod is there, idle, and has said which boot it is. All start together."""
+"""A new attempt opens when every pod of every gang is there, idle, and has said which boot it is. All start together."""
 
 from collections.abc import Iterator
 
 from rljob_api import names, reasons
 from rljob_api.protocol import Member
+from rljob_api.sizing.layout import gang_sizes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
-from rljob_operator.model.ordinals import is_held, trainer_ordinals
+from rljob_operator.model.ordinals import is_held, wanted_ordinals
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Change, Event, set_
 from rljob_operator.policies.outcome import is_ahead
@@ -26,11 +27,13 @@ def open_attempt(s: Snapshot, status: JobStatus) -> Change:
         return Change(status, due=(start,))
     if any(problems(s, status)):
         return Change(status)
-    wanted = _wanted(s, status)
-    gang = [pod for pod in s.trainers if pod.ordinal in wanted]
     attempt = Attempt(
         number=status.attempt.number + 1 if status.attempt else 1,
-        members=[_member(s, status, pod, i) for i, pod in enumerate(gang)],
+        members=[
+            _member(s, status, pod, i)
+            for role, wanted in _wanted(s, status, s.spec).items()
+            for i, pod in enumerate(pod for pod in s.of(role) if pod.ordinal in wanted)
+        ],
         resume_step=status.resume_step,
         generation=s.job.generation,
         started_at=stamp(s.now),
@@ -45,19 +48,24 @@ def may_open(s: Snapshot, status: JobStatus) -> bool:
 
 
 def problems(s: Snapshot, status: JobStatus) -> Iterator[str]:
-    """What keeps the gang from starting, pod by pod. Servers need not be there, but one of a former template would stay while an attempt is open."""
+    """What keeps the gangs from starting, pod by pod. Servers need not be there, but one of a former template would stay while an attempt is open."""
     if s.spec is None:
         return
-    fresh = template_hash(s.job, s.spec, names.ROLE_TRAINER, status.token)
-    pods = {p.ordinal: p for p in s.trainers if not is_held(p, s.lifecycle.node_loss_seconds, s.now)}
-    for ordinal in _wanted(s, status):
-        name = names.pod(s.job.name, names.ROLE_TRAINER, ordinal)
+    for role, wanted in _wanted(s, status, s.spec).items():
+        yield from _of_gang(s, status, role, wanted, template_hash(s.job, s.spec, role, status.token))
+    servers = (pod for pod in outdated(s, s.spec, status) if not names.is_model_role(pod.role))
+    yield from (f"{pod.name} has an outdated template" for pod in servers)
+
+
+def _of_gang(s: Snapshot, status: JobStatus, role: str, wanted: list[int], fresh: str) -> Iterator[str]:
+    """`fresh`: hash of the template that its pods should have."""
+    pods = {p.ordinal: p for p in s.of(role) if not is_held(p, s.lifecycle.node_loss_seconds, s.now)}
+    for ordinal in wanted:
+        name = names.pod(s.job.name, role, ordinal)
         pod = pods.pop(ordinal, None)
         if problem := _problem(s, status, pod, fresh) if pod else "does not exist yet":
             yield f"{name} {problem}"
     yield from (f"{pod.name} is one too many" for pod in pods.values())
-    servers = (pod for pod in outdated(s, s.spec, status) if pod.role != names.ROLE_TRAINER)
-    yield from (f"{pod.name} has an outdated template" for pod in servers)
 
 
 def outdated(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> tuple[Pod, ...]:
@@ -66,9 +74,9 @@ def outdated(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> tuple[Pod, ...]
     return tuple(p for p in s.pods if not p.deleting and p.template_hash != fresh.get(p.role, p.template_hash))
 
 
-def _wanted(s: Snapshot, status: JobStatus) -> list[int]:
-    nodes = s.spec.trainer.nodes if s.spec else 0
-    return trainer_ordinals(status, s.pods, nodes, s.lifecycle.node_loss_seconds, s.now)
+def _wanted(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, list[int]]:
+    """Ordinals by role, of the pods that will be members."""
+    return wanted_ordinals(status, s.pods, gang_sizes(spec), s.lifecycle.node_loss_seconds, s.now)
 
 
 def _problem(s: Snapshot, status: JobStatus, pod: Pod, fresh: str) -> str:
@@ -104,4 +112,6 @@ def _member(s: Snapshot, status: JobStatus, pod: Pod, index: int) -> Member:
     report = s.report(pod)
     assert report is not None
     node_rank = rank(status, pod, index)
-    return Member(pod=pod.name, pod_uid=pod.uid, boot_id=report.boot_id, node_rank=node_rank, address=pod.ip)
+    return Member(
+        pod=pod.name, pod_uid=pod.uid, boot_id=report.boot_id, node_rank=node_rank, address=pod.ip, role=pod.role
+    )

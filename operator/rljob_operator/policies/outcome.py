@@ -6,7 +6,7 @@ from rljob_api.status import Attempt, CheckpointStatus, JobStatus, LastFailure, 
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.causes import Cause, recorded
 from rljob_operator.policies.change import Change, Event, just_ended, set_
-from rljob_operator.policies.members import member_statuses
+from rljob_operator.policies.members import has_finished, member_statuses
 from rljob_operator.times import stamp
 
 UNCOUNTED = (reasons.POD_DELETING, reasons.RESTART_REQUESTED, reasons.TOKEN_REPLACED, reasons.ACCOUNT_REPLACED)
@@ -68,11 +68,11 @@ def _again(restarts: Restarts) -> Restarts:
 
 
 def succeed(s: Snapshot, status: JobStatus) -> Change:
-    """When every member of an attempt says so, unless somebody asked meanwhile for an earlier checkpoint. A success is final."""
+    """When every trainer of an attempt says so, unless somebody asked meanwhile for an earlier checkpoint. A success is final."""
     attempt = status.attempt
     if attempt is None or not just_ended(s, status) or attempt.reason == reasons.RESUME_REQUESTED:
         return Change(status)
-    if not all(v.result == "succeeded" for v in member_statuses(s, attempt)):
+    if not has_finished(member_statuses(s, attempt)):
         return Change(status)
     event = Event("Normal", reasons.SUCCEEDED, f"all {status.progress.steps} steps are done")
     return Change(set_(status, outcome="Succeeded", outcome_reason=reasons.SUCCEEDED), (event,))

@@ -83,19 +83,23 @@ def _names(s: Snapshot) -> dict[str, list[str]]:
 
 
 def _seats(s: Snapshot, result: SchedulingResult) -> list[PodAssignment]:
-    wanted = _names(s)
-    trainers = wanted.pop(names.ROLE_TRAINER)
+    wanted, plan = _names(s), result.plan
+    gangs = {role: wanted.pop(role) for role in list(wanted) if names.is_model_role(role)}
     old = {x.pod: x.rank for x in s.status.placement.assignments} if s.status.placement else {}
-    ranks = assign(trainers, result.plan.trainers, result.request.current, old)
-    seats = [PodAssignment(pod=pod, node=result.plan.trainers[ranks[pod]], rank=ranks[pod]) for pod in trainers]
-    placed = (pair for role, pods in wanted.items() for pair in zip(pods, result.plan.servers(role), strict=True))
-    return seats + [PodAssignment(pod=pod, node=node) for pod, node in placed if node]
+    found = list[PodAssignment]()
+    for role, pods in gangs.items():
+        nodes = plan.members(role)
+        ranks = assign(pods, nodes, result.request.current, old)
+        found += [PodAssignment(pod=pod, node=nodes[ranks[pod]], rank=ranks[pod]) for pod in pods]
+    placed = (pair for role, pods in wanted.items() for pair in zip(pods, plan.servers(role), strict=True))
+    return found + [PodAssignment(pod=pod, node=node) for pod, node in placed if node]
 
 
 def assign(
     pods: Sequence[str], nodes: Sequence[str], current: Mapping[str, str], old: Mapping[str, int | None]
 ) -> dict[str, int]:
-    """A rank for every trainer. `nodes` by rank. Who stays gets a rank of his node, his old one if it is there; the others take what is left."""
+    """A rank for every pod of a gang. `nodes` by rank. Who stays gets a rank of his node, his old one if it is
+    there; the others take what is left."""
     free, found = dict(enumerate(nodes)), dict[str, int]()
     for pod in pods:
         rank = old.get(pod)
@@ -142,7 +146,7 @@ def _ungated(s: Snapshot, placement: PlacementStatus) -> Iterator[Ungate]:
     nodes = {x.pod: x.node for x in placement.assignments}
     whole = not placement.problem and _whole(s, nodes)
     for pod in s.pods:
-        free = whole or (pod.role != names.ROLE_TRAINER and is_open(s.status.attempt))
+        free = whole or (not names.is_model_role(pod.role) and is_open(s.status.attempt))
         if free and pod.name in nodes and names.GATE in pod.gates and not pod.deleting:
             yield Ungate(pod, nodes[pod.name])
 

@@ -18,7 +18,7 @@ MAIN_METRICS = (("reward", "reward/mean"), ("loss", "train/loss"))
 
 def current(s: Snapshot, attempt: Attempt | None) -> Progress | None:
     """What rank 0 of this attempt says."""
-    member = next((m for m in attempt.members if m.node_rank == 0), None) if attempt else None
+    member = attempt.first if attempt else None
     report = s.report(member) if member else None
     if report is None or member is None or attempt is None:
         return None

@@ -37,11 +37,11 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     sets = {role: s.children.get(("StatefulSet", names.gang(s.job.name, role))) for role in sizes}
     absent = [role for role, live in sets.items() if live is None and not _in_the_way(s, role)]
     fresh = {role: template_hash(s.job, spec, role, status.token) for role in sets}
-    if not spec.supervised and (not (released or _in_use(status)) or absent):
+    if spec.has_token and (not (released or _in_use(status)) or absent):
         objects += _token(s, status, sets, fresh)
     for role, live in sets.items():
         if live is not None and _in_use(status):
-            objects += [resized(s.job, live, role, sizes[role])] if role != names.ROLE_TRAINER else []
+            objects += [] if names.is_model_role(role) else [resized(s.job, live, role, sizes[role])]
         elif live is not None or role in absent:
             objects.append(stateful_set(s.job, spec, role, 0 if released else sizes[role], status.token))
     return objects + [resized(s.job, live, role, 0) for role, live in _sets(s).items() if role not in sizes]

@@ -4,7 +4,7 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.address import http_url
-from rljob_api.protocol import Control, Resume, RolloutEndpoint
+from rljob_api.protocol import Control, GangAddress, Resume, RolloutEndpoint
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.model.snapshot import Snapshot
@@ -36,8 +36,12 @@ def word(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
         attempt=attempt.number,
         command="stop" if attempt.ended_at else attempt.command,
         members=attempt.members,
-        master_address=next((m.address for m in attempt.members if m.node_rank == 0), ""),
-        master_port=names.master_port(attempt.number),
+        gangs={
+            m.role: GangAddress(address=m.address, master_port=names.master_port(attempt.number))
+            for m in attempt.members
+            if m.node_rank == 0
+        },
+        service_port=names.service_port(attempt.number) if spec.gangs else 0,
         resume=Resume(policy=spec.checkpoint.resume, step=attempt.resume_step),
         rollouts=[] if attempt.ended_at else _answering(s, names.ROLE_ROLLOUT),
         pools={} if attempt.ended_at else {pool.name: _answering(s, pool.name) for pool in spec.pools},

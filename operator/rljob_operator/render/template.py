@@ -10,8 +10,6 @@ from rljob_api.spec.common import Template
 from rljob_api.status import RLJobMeta
 from rljob_operator.schedulers import scheduler_of
 
-COMMANDS = {names.ROLE_TRAINER: ["launch"], names.ROLE_ROLLOUT: ["rollout"]}
-
 
 def pod_template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int = 1) -> dict[str, Any]:
     """Carries a hash of itself, by which pods of a former template are told apart. `token`: status.token."""
@@ -60,7 +58,7 @@ def _container(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[s
         "name": names.container(role),
         "image": t.image or spec.image,
         "imagePullPolicy": spec.image_pull_policy,
-        "command": ["python", "-m", "rljob_trainer", *COMMANDS.get(role, ["pool", role])],
+        "command": ["python", "-m", "rljob_trainer", *_command(role)],
         "env": _env(job, spec, t, token),
         "envFrom": list(spec.env_from),
         "resources": spec.container_resources(role),
@@ -71,9 +69,15 @@ def _container(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[s
         },
         "volumeMounts": _mounts(spec),
     }
-    if role != names.ROLE_TRAINER:
+    if not names.is_model_role(role):
         container |= _serving()
     return {k: v for k, v in container.items() if v not in ([], {})}
+
+
+def _command(role: str) -> list[str]:
+    if names.is_model_role(role):
+        return ["launch"]
+    return ["rollout"] if role == names.ROLE_ROLLOUT else ["pool", role]
 
 
 def _serving() -> dict[str, Any]:
@@ -100,7 +104,7 @@ def _env(job: RLJobMeta, spec: RLJobSpec, t: Template, number: int) -> list[dict
         {"name": names.ENV_POD_UID, "valueFrom": _field("metadata.uid")},
         {"name": names.ENV_POD_IP, "valueFrom": _field("status.podIP")},
         {"name": names.ENV_WORK, "value": names.WORK_DIR},
-        *([] if spec.supervised else [_rollout_token(job, number)]),
+        *([_rollout_token(job, number)] if spec.has_token else []),
     ]
     return list({e["name"]: e for e in entries}.values())
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from api.specs import make_spec
 from rljob_api import names
-from rljob_api.protocol import Control, Member, Report, Resume
+from rljob_api.protocol import Control, GangAddress, Member, Report, Resume
 from rljob_trainer.control.channel import replace
 
 HERE = Path(__file__).parent
@@ -86,8 +86,7 @@ class Gang:
             attempt=attempt,
             command=command,
             members=members,
-            master_address="127.0.0.1",
-            master_port=self._port,
+            gangs={names.ROLE_TRAINER: GangAddress(address="127.0.0.1", master_port=self._port)},
             resume=Resume(policy="auto"),
             spec=self.spec,
         )

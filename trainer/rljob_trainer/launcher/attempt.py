@@ -195,13 +195,14 @@ class PodAttempt:
         return ForkRequest(module, str(self._directory), [str(log) for log in logs], environment, rendezvous)
 
     def _rendezvous(self) -> Rendezvous:
-        control = self._control
+        control, role = self._control, self._member.role
+        gang = control.gangs[role]
         return Rendezvous(
-            run_id=f"{control.job_uid}-{control.attempt}",
-            nodes=len(control.members),
+            run_id=f"{control.job_uid}-{control.attempt}-{role}",
+            nodes=len(control.members_of(role)),
             node_rank=self._member.node_rank,
-            address=control.master_address,
-            port=control.master_port,
+            address=gang.address,
+            port=gang.master_port,
             timeout_seconds=control.spec.lifecycle.stall_timeout_seconds,
         )
 

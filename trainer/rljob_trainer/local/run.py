@@ -11,7 +11,7 @@ from pathlib import Path
 from rljob_api import names
 from rljob_api.address import http_url
 from rljob_api.manifest import ManifestError
-from rljob_api.protocol import Command, Control, Report, Resume, RolloutEndpoint
+from rljob_api.protocol import Command, Control, GangAddress, Report, Resume, RolloutEndpoint
 from rljob_api.sizing.layout import pods_of
 from rljob_trainer.launcher.settings import DRIVER, RANK
 from rljob_trainer.local import status
@@ -116,8 +116,9 @@ class Here:
             attempt=state.attempt,
             command=state.command,
             members=list(state.members),
-            master_address=self._address,
-            master_port=self._master_port(state.attempt),
+            gangs={
+                names.ROLE_TRAINER: GangAddress(address=self._address, master_port=self._master_port(state.attempt))
+            },
             resume=Resume(policy=spec.checkpoint.resume),
             rollouts=self._answering(seen.rollouts),
             pools={name: self._answering(servers) for name, servers in seen.pools.items()},

@@ -64,5 +64,4 @@ def _key(job: CachedJob) -> Key:
 
 
 def _requests(placement: PlacementStatus | None, pod: str, job: str) -> Resources:
-    role = pod.rpartition("-")[0].removeprefix(names.gang(job, ""))
-    return placement.requests.get(role, {}) if placement else {}
+    return placement.requests.get(names.role_of(job, pod), {}) if placement else {}

@@ -1,13 +1,13 @@
 """The scheduling request of a job: which of its pods lack a node, and which stay where they are."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from rljob_api import names
-from rljob_api.sizing.layout import pods_of, required_pods
+from rljob_api.sizing.layout import gang_sizes, pods_of, required_pods
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import JobStatus, RLJobMeta
+from rljob_api.status import JobStatus, PodAssignment, RLJobMeta
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import is_lost, wanted_ordinals
 from rljob_operator.model.scheduling import SchedulingRequest
@@ -48,12 +48,11 @@ def scheduling_request(view: JobView, node: Callable[[str], Node | None]) -> Sch
     current = _current(view, wanted, node)
     everyone = [name for found in wanted.values() for name in found]
     settled = all(name in seats and seats[name].node == current.get(name) for name in everyone)
-    trainers = wanted[names.ROLE_TRAINER]
-    ranks = {seats[name].rank: current.get(name) for name in trainers if name in seats}
-    if settled and set(ranks) == set(range(spec.trainer.nodes)):
+    ranks = {role: _ranks(wanted[role], seats) for role in gang_sizes(spec)}
+    if settled and all(set(ranks[role]) == set(range(size)) for role, size in gang_sizes(spec).items()):
         return None
     gang = Gang.of(spec)
-    whole = all(ranks.get(rank) for rank in range(gang.trainers))
+    stays = {role: _stay(wanted[role], ranks[role], current) for role in ranks}
     return SchedulingRequest(
         job=(view.job.namespace, view.job.name),
         uid=view.job.uid,
@@ -62,14 +61,27 @@ def scheduling_request(view: JobView, node: Callable[[str], Node | None]) -> Sch
         priority=spec.scheduling.priority,
         gang=gang,
         current=current,
-        stay=Stay(
-            trainers=() if whole else tuple(current[name] for name in trainers if name in current),
-            ranks={rank: str(ranks[rank]) for rank in range(gang.trainers)} if whole else {},
+        stay=replace(
+            stays.pop(names.ROLE_TRAINER),
             rollouts=_by_number(wanted.get(names.ROLE_ROLLOUT, ()), current),
             pools={pool.name: _by_number(wanted[pool.name], current) for pool in spec.pools},
+            gangs=stays,
         ),
         excluded=excluded_nodes(status, view.now),
     )
+
+
+def _ranks(pods: Sequence[str], seats: Mapping[str, PodAssignment]) -> dict[int | None, str]:
+    """Pods of a gang that have a node rank."""
+    return {seats[name].rank: name for name in pods if name in seats}
+
+
+def _stay(pods: Sequence[str], ranks: Mapping[int | None, str], current: Mapping[str, str]) -> Stay:
+    """Of one gang: all with their ranks, or those that are there."""
+    nodes = {rank: current.get(ranks.get(rank, ""), "") for rank in range(len(pods))}
+    if all(nodes.values()):
+        return Stay(ranks=nodes)
+    return Stay(trainers=tuple(current[name] for name in pods if name in current))
 
 
 def _by_number(pods: Sequence[str], current: Mapping[str, str]) -> dict[int, str]:
