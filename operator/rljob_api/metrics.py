@@ -95,6 +95,8 @@ METRICS: dict[str, str] = {
     "time/starved": "Seconds that the ranks waited for the step's batch of samples.",
     "time/tokenise": "Seconds in which the step's examples were read and tokenised, alongside earlier steps.",
     "time/generate": "Seconds from the first request to the last scored sample.",
+    "time/measure": "Seconds that the step's batch took on the gangs of the reference and of reward models.",
+    "time/critic": "Seconds in which a critic on a gang of its own learnt from the step's batch, while the policy did.",
     "time/train": "Seconds spent on log-probabilities, loss, gradients and optimizer.",
     "time/sync": "Seconds spent on sending the step's weights to the rollout servers.",
     "time/save": "Seconds for which the step's checkpoint stopped the loop, in this step or later ones.",

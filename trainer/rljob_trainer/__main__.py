@@ -90,7 +90,9 @@ def launch_pod(options: argparse.Namespace) -> int:
     fork_servers = ForkServers(settings.rank, settings.driver, settings.environment)
 
     async def live() -> None:
-        await fork_servers.warm(driver=settings.pod.endswith("-0"))  # before our own imports, which take less long
+        await fork_servers.warm(
+            driver=settings.pod.endswith(f"-{names.ROLE_TRAINER}-0")
+        )  # before our own imports, which take less long
         from rljob_trainer.launcher.launcher import Launcher
 
         await Launcher(_channel(options), settings, fork_servers).run()

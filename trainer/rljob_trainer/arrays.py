@@ -6,6 +6,7 @@ per segment [m]           lengths        tokens of it
                           policy_steps   of the policy that wrote it, or NO_POLICY
 per token [T]             tokens
 per token of a policy [P] log_probs
+per response token    [R] what roles on ranks of their own measured, each under its name (Batch.measured)
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -56,13 +57,23 @@ def sizes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
 
 def nbytes(counts: Mapping[str, int]) -> int:
     """Of all arrays, which have so many numbers each."""
-    return sum(np.dtype(kind).itemsize * counts[name] for name, kind in KINDS.items())
+    return sum(kind_of(name).itemsize * count for name, count in counts.items())
 
 
 def cut(block: Array, counts: Mapping[str, int]) -> dict[str, Array]:
-    """The arrays, which have so many numbers each, in a block of bytes in which they lie behind each other in the order of KINDS. No copies."""
-    ends = accumulate((np.dtype(kind).itemsize * counts[name] for name, kind in KINDS.items()), initial=0)
-    return {name: block[a:b].view(kind) for (name, kind), (a, b) in zip(KINDS.items(), pairwise(ends), strict=True)}
+    """The arrays, which have so many numbers each, in a block of bytes in which they lie behind each other in the order of `counts`. No copies."""
+    ends = accumulate((kind_of(name).itemsize * count for name, count in counts.items()), initial=0)
+    return {name: block[a:b].view(kind_of(name)) for name, (a, b) in zip(counts, pairwise(ends), strict=True)}
+
+
+def kind_of(name: str) -> np.dtype[Any]:
+    """Type of the numbers in the array of this name, which is one of KINDS or was measured."""
+    return np.dtype(KINDS.get(name, np.float32))
+
+
+def split(values: Array, counts: Sequence[int]) -> list[Array]:
+    """Values of trajectories behind each other, so many of each. No copies."""
+    return [values[a:b] for a, b in pairwise(accumulate(counts, initial=0))]
 
 
 def described(arrays: Mapping[str, Array]) -> list[list[Any]]:

@@ -21,6 +21,8 @@ from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.huggingface import write_hugging_face
 from rljob_trainer.megatron.peft import write_adapters
 from rljob_trainer.memory import Plan
+from rljob_trainer.objectives.objective import Targets
+from rljob_trainer.objectives.value import critic_columns
 from rljob_trainer.tasks import Outcome, Source
 from rljob_trainer.tasks.choice import source_of
 from rljob_trainer.weights.senders import Senders
@@ -47,7 +49,9 @@ class Attempt:
         driver = first.driver if first else None
         self.source: Source = source_of(control.spec, ranks, driver, engine, senders, self._settle)
         self._root = Path(control.spec.checkpoint.path)
-        self._saver = Saver(engine, ranks, first.store if first else None)
+        self._critic_apart = names.ROLE_CRITIC in control.spec.gangs
+        store = first.store if first else None
+        self._saver = Saver(engine, ranks, store, driver, self._critic_apart)
         self._held: list[int | bool] | None = None
         """Step and reshardability of the newest checkpoint of this run's own, or of the model that it began with."""
         self._start = 0
@@ -63,21 +67,30 @@ class Attempt:
             if start:
                 self.source.restored(step, start.manifest.digest)
             data = dict(start.manifest.data) if start else None
-            buffer = names.buffer_dir(start.directory) if start else None
-            self._first.driver.start(step, data, self._first.store.checkpoints(), self.engine.backend, buffer)
+            directory = start.directory if start else None
+            buffer = names.buffer_dir(directory) if directory else None
+            engine = directory / start.manifest.engine if start and directory else None
+            checkpoints = self._first.store.checkpoints()
+            self._first.driver.start(step, data, checkpoints, self.engine.backend, buffer, engine)
         self._held = self._ranks.broadcast(self._own(step))
         self._start = step
         self.evaluate(step)
         return step
 
+    def teach(self, batch: Batch, targets: Targets) -> None:
+        """A critic on ranks of its own begins to learn from the batch, while the policy does."""
+        if self._first and self._critic_apart:
+            self._first.driver.learn(batch.step, critic_columns(targets))
+
     def trained(self, batch: Batch, metrics: Mapping[str, float], seconds: float) -> int:
         """The step that the batch has trained, in so many seconds."""
         self.engine.memory.enter("generate")
-        peaks = self._peaks()
+        peaks, critic = self._peaks(), self._learnt()
         if self._first:
             self._first.store.check()
             memory = {f"memory/peak_{phase}_bytes": size for phase, size in peaks.items()}
-            self._first.driver.trained(batch.step, {**metrics, **self.source.metrics, **memory, "time/train": seconds})
+            measured = {**metrics, **critic, **self.source.metrics, **memory, "time/train": seconds}
+            self._first.driver.trained(batch.step, measured)
             if batch.step == self._start + MEASURED_STEPS:
                 log.info("%s", self._first.plan.table(peaks))
         return batch.step
@@ -105,6 +118,13 @@ class Attempt:
         if self._first:
             self._first.driver.end(export)
         self._ranks.barrier()
+
+    def _learnt(self) -> dict[str, float]:
+        """Metrics of the critic that learnt on ranks of its own."""
+        while self._critic_apart:
+            if found := self._ranks.broadcast(self._first.driver.learnt() if self._first else None):
+                return found
+        return {}
 
     def _restore(self, directory: Path) -> None:
         """Every rank checks its share of the files before any is loaded."""

@@ -5,7 +5,7 @@ own part of the trajectories.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ import numpy.typing as npt
 from rljob_trainer.trajectory import Trajectory, same_bits
 
 Array = npt.NDArray[Any]
+SCORES = "scores"
+"""Name of what a reward model on ranks of its own says of a batch: [n] float64, weighted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +72,7 @@ class Columns:
 
     def arrays(self) -> dict[str, Array]:
         """By name, in the order of the fields."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {column.name: getattr(self, column.name) for column in fields(self)}
 
     def at(self, index: int) -> dict[str, Any]:
         """What a Trajectory of that row is made of, but for its segments."""
@@ -97,6 +99,8 @@ class Batch:
     """By their row in `columns`: those that are here."""
     metrics: Mapping[str, float]
     """What generating and scoring the step measured."""
+    measured: Mapping[str, Mapping[int, Array]] = field(default_factory=dict)
+    """By name and row of the trajectories that are here: [response tokens] float32, from roles on ranks of their own."""
 
     @staticmethod
     def of(step: int, trajectories: Sequence[Trajectory], metrics: Mapping[str, float]) -> "Batch":

@@ -26,7 +26,7 @@ class Ranks:
     def __init__(self, timeout_seconds: float):
         """`timeout_seconds`: how long a rank waits for its peers before it gives the attempt up."""
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self._timeout = timeout_seconds
+        self.timeout_seconds = self._timeout = timeout_seconds
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
 
     @property

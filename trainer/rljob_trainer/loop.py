@@ -20,6 +20,7 @@ def run(job: "Attempt") -> "Outcome":
         began = time.monotonic()
         measured = job.engine.measure(batch)  # scores of reward models, old and reference log-probabilities, values
         advantages = job.engine.objective.advantages(measured)
+        job.teach(batch, advantages)  # a critic on ranks of its own learns while the policy does
         metrics = job.engine.update(measured, advantages)
         step = job.trained(batch, metrics, time.monotonic() - began)
         job.publish(step)

@@ -47,6 +47,7 @@ def prepare() -> None:
 def _import() -> None:
     compat.install()
     importlib.import_module("rljob_trainer.attempt")
+    importlib.import_module("rljob_trainer.role")
 
 
 def main() -> None:
@@ -68,9 +69,14 @@ def main() -> None:
 def live(directory: Path) -> str:
     """One attempt on this rank. Only a loop that ended well leaves its peers with ceremony: NCCL waits for them (ncclCommFinalize), and one that
     fails has its reason to write first."""
-    control = read_control(directory)
+    control, role = read_control(directory), os.environ.get(names.ENV_ROLE, names.ROLE_TRAINER)
     _join(control)
-    result = loop.run(_attempt(directory, control))
+    if role == names.ROLE_TRAINER:
+        result = loop.run(_attempt(directory, control))
+    else:
+        from rljob_trainer import role as gang  # imports megatron, which has to be patched first
+
+        result = gang.run(control, role, os.environ[names.ENV_ROLLOUT_TOKEN])
     dist.destroy_process_group()
     return result
 
@@ -153,6 +159,7 @@ def _open_store(control: Control) -> Store:
         attempt=control.attempt,
         model=hashlib.sha256((Path(spec.model.path) / "config.json").read_bytes()).hexdigest(),
         layout=str(Layout.of(spec, names.ROLE_TRAINER)),
+        roles={role: str(Layout.of(spec, role)) for role in [names.ROLE_CRITIC] if spec.critic},
         resume=control.resume,
         resume_from=Path(spec.checkpoint.resume_from) if spec.checkpoint.resume_from else None,
         keep_last=spec.checkpoint.keep_last,

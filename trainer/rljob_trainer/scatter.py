@@ -13,7 +13,7 @@ from rljob_trainer import arrays
 from rljob_trainer.arrays import Array
 from rljob_trainer.batch import Batch, Columns
 from rljob_trainer.collective import Ranks
-from rljob_trainer.driver.client import DriverClient
+from rljob_trainer.driver.client import Client
 
 CHUNK_BYTES = 4 * 2**20
 
@@ -24,7 +24,7 @@ Parts = Callable[[Columns], Sequence[Sequence[int]]]
 class Scatter:
     """Every method is collective."""
 
-    def __init__(self, ranks: Ranks, driver: DriverClient | None, data_rank: int, parts: Parts):
+    def __init__(self, ranks: Ranks, driver: Client | None, data_rank: int, parts: Parts):
         """`driver`: on rank 0 only. `data_rank`: of this rank; ranks of the same one get the same part."""
         self._ranks, self._driver, self._parts = ranks, driver, parts
         self._data_rank, self._data_ranks = data_rank, ranks.gather(data_rank)
@@ -33,26 +33,30 @@ class Scatter:
         """This rank's part of the batch that the driver has just answered with. `described`: the same on all ranks."""
         columns = self._columns(described["columns"])
         parts = self._parts(columns)
-        found = [self._part(data_rank, rows) for data_rank, rows in enumerate(parts)]
+        kinds = [*described["measured"], *arrays.KINDS]
+        found = [self._part(data_rank, rows, kinds) for data_rank, rows in enumerate(parts)]
         own = found[self._data_rank]
         assert own is not None, "every rank is of one of the copies"
-        trajectories = arrays.trajectories_of(own, columns, parts[self._data_rank])
-        return Batch(described["step"], columns, trajectories, described["metrics"])
+        rows, names = parts[self._data_rank], described["measured"]
+        trajectories = arrays.trajectories_of(own, columns, rows)
+        counts = columns.response_length[list(rows)].tolist()
+        measured = {name: dict(zip(rows, arrays.split(own[name], counts), strict=True)) for name in names}
+        return Batch(described["step"], columns, trajectories, described["metrics"], measured)
 
     def _columns(self, described: list[list[Any]]) -> Columns:
         found = self._driver.read(described) if self._driver else arrays.allocated(described)
         self._ranks.broadcast_arrays(found)
         return Columns(**found)
 
-    def _part(self, data_rank: int, rows: Sequence[int]) -> dict[str, Array] | None:
-        """The arrays of one part, if it is ours; rank 0 passes those of others on."""
+    def _part(self, data_rank: int, rows: Sequence[int], kinds: Sequence[str]) -> dict[str, Array] | None:
+        """The arrays of one part, if it is ours, in the order of `kinds`; rank 0 passes those of others on."""
         ours = self._data_rank == data_rank
         receivers = [rank for rank, found in enumerate(self._data_ranks) if rank and found == data_rank]
         if not (ours or self._driver):
             return None
-        counts = np.array([*self._driver.part(rows).values()] if self._driver else [0] * len(arrays.KINDS), np.int64)
+        counts = np.array([*self._driver.part(rows).values()] if self._driver else [0] * len(kinds), np.int64)
         self._pass_on(counts, receivers)
-        sizes = dict(zip(arrays.KINDS, counts.tolist(), strict=True))
+        sizes = dict(zip(kinds, counts.tolist(), strict=True))
         total = arrays.nbytes(sizes)
         block = np.empty(total if ours else min(total, CHUNK_BYTES), np.uint8)
         for start in range(0, total, CHUNK_BYTES):

@@ -83,6 +83,9 @@ class CriticSpec(Gang):
     path: AbsolutePath | None = None
     """Hugging Face directory with the policy's vocabulary: a sequence classifier with one label, whose head is taken, or a causal model, whose
     head is replaced by a new one at zero; unset: the policy's own."""
+    megatron_checkpoint: AbsolutePath | None = None
+    """A torch_dist directory of megatron-core whose value model is taken in place of the safetensors, for example `global_step_100` of another job:
+    the critic in it, or else the model that `task: rewardModel` trained."""
     optimizer: CriticOptimizer = CriticOptimizer()
     """The critic's optimizer."""
     clip: NonNegativeFloat = 0.5
@@ -100,6 +103,8 @@ class ReferenceSpec(Gang):
 
     path: AbsolutePath | None = None
     """Hugging Face directory of the policy's architecture; unset: the policy's starting point."""
+    megatron_checkpoint: AbsolutePath | None = None
+    """A torch_dist directory of megatron-core whose weights are taken in place of the safetensors, for example `global_step_100` of another job."""
     offload: bool = True
     """Keep the reference in host memory and exchange it with the policy when it is needed. False: a second copy stays on the GPU. A gang of its own
     has nothing to exchange it with, and keeps it on the GPU."""

@@ -8,7 +8,7 @@ import pytest
 
 from api.specs import make_spec
 from rljob_trainer.batch import Batch
-from rljob_trainer.buffer.examples import ExampleBuffer
+from rljob_trainer.buffer.examples import ExampleBuffer, Examples
 from rljob_trainer.data.examples import ExampleSet
 from rljob_trainer.data.order import Cursor
 from rljob_trainer.data.row_examples import PROBES
@@ -32,7 +32,7 @@ async def batches(data: ExampleSet) -> tuple[list[Batch], Cursor]:
     spec = make_spec(task="sft", train={"steps": STEPS, "samplesPerStep": PER_STEP})
     found: list[Batch] = []
     cursor, changed = Cursor(), asyncio.Event()
-    buffer = ExampleBuffer(spec, data, changed.set, 0, cursor)
+    buffer = ExampleBuffer(spec, Examples(data, None), changed.set, 0, cursor)
     while not buffer.is_idle:
         changed.clear()
         if ready := buffer.take():

@@ -1,6 +1,7 @@
 import pytest
 
 from rljob_trainer.checkpoint import checks
+from rljob_trainer.checkpoint.fence import claim
 from rljob_trainer.failure import ConfigurationError
 
 
@@ -22,3 +23,14 @@ def test_blind_ranks_are_named(tmp_path):
     checks.require_shared(tmp_path, [])
     with pytest.raises(ConfigurationError, match="ranks 1, 3 see another file system"):
         checks.require_shared(tmp_path, [1, 3])
+
+
+def test_another_gang_sees_the_volume_by_the_fence_of_its_own_attempt(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "WAIT_SECONDS", 0.2)
+    claim(tmp_path, "uid", 1, [])
+    claim(tmp_path, "uid", 2, [])
+    (tmp_path / "elsewhere").mkdir()
+    assert checks.sees_fence(tmp_path, "uid", 2)
+    assert not checks.sees_fence(tmp_path, "uid", 1), "a newer attempt owns it"
+    assert not checks.sees_fence(tmp_path, "other", 2)
+    assert not checks.sees_fence(tmp_path / "elsewhere", "uid", 2)

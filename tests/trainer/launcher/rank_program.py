@@ -19,13 +19,15 @@ def main() -> None:
     import torch.distributed as dist
 
     rank, directory = int(os.environ["RANK"]), Path(os.environ[names.ENV_ATTEMPT_DIR])
+    role = os.environ[names.ENV_ROLE]
+    who = str(rank) if role == names.ROLE_TRAINER else f"{role}-{rank}"
     control = Control.model_validate_json((directory / "control.json").read_text())
     root = Path(control.spec.checkpoint.path)
     try:
         dist.init_process_group("gloo")
         print(f"rank {rank} of {dist.get_world_size()} has begun")
-        (root / f"pid-{control.attempt}-{rank}").write_text(str(os.getpid()))
-        result = meet(root, control.attempt, rank)
+        (root / f"pid-{control.attempt}-{who}").write_text(str(os.getpid()))
+        result = meet(root, control.attempt, who)
         dist.destroy_process_group()
     except BaseException as error:
         failure.write(directory, rank, error)
@@ -34,7 +36,7 @@ def main() -> None:
         (directory / "outcome.json").write_text(json.dumps({"result": result}))
 
 
-def meet(root: Path, attempt: int, rank: int) -> str:
+def meet(root: Path, attempt: int, who: str) -> str:
     """Until one of the ranks has seen that the attempt is over; all agree when."""
     import torch
     import torch.distributed as dist
@@ -44,7 +46,7 @@ def meet(root: Path, attempt: int, rank: int) -> str:
         dist.all_reduce(seen)
         if seen.any():
             return "succeeded" if seen[0] else "drained"
-        obey(root / f"rank-{rank}")
+        obey(root / f"rank-{who}")
         time.sleep(0.02)
 
 

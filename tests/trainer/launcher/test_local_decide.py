@@ -89,6 +89,27 @@ def test_a_pool_that_refuses_its_arguments_ends_the_job_and_has_its_count_in_the
     assert line(FIRST, pooled).endswith("rollouts 0/1, judge 1/2")
 
 
+def gangs(trainer: Report | None, critic: Report | None) -> Seen:
+    return Seen({"t0": trainer}, {}, "::1", gangs={"critic": {"c0": critic}})
+
+
+OPENED = advance(LocalState(), gangs(report("t0"), report("c0")), "run", 3)
+
+
+def test_an_attempt_opens_with_all_gangs_and_a_failure_is_said_with_its_role() -> None:
+    assert advance(LocalState(), gangs(report("t0"), None), "run", 3) == LocalState()
+    assert isinstance(OPENED, LocalState)
+    assert [(m.pod, m.role, m.node_rank) for m in OPENED.members] == [("t0", "trainer", 0), ("c0", "critic", 0)]
+    stopping = advance(OPENED, gangs(ended("t0", "failed", SYMPTOM), ended("c0", "failed", CAUSE)), "run", 0)
+    assert isinstance(stopping, End) and "critic rank 1: ValueError: the loss is a banana" in stopping.message
+
+
+def test_when_the_trainers_are_over_nobody_waits_for_the_other_gangs() -> None:
+    assert isinstance(OPENED, LocalState)
+    assert advance(OPENED, gangs(ended("t0", "succeeded"), running("c0")), "run", 3) == replace(OPENED, command="stop")
+    assert advance(OPENED, gangs(ended("t0", "succeeded"), ended("c0", "stopped")), "run", 3) == End(0, "succeeded")
+
+
 def test_a_launcher_that_is_gone_has_ended_its_attempt_as_the_cause_of_broken_collectives() -> None:
     stopping = advance(FIRST, seen(running("t0"), None), "run", 3)
     assert isinstance(stopping, LocalState)

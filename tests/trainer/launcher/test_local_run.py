@@ -94,6 +94,20 @@ def test_a_job_survives_a_killed_rank_and_a_killed_launcher_and_succeeds(runs: l
     assert "attempt 3: step 3/10; trainers 2/2" in run.output()
 
 
+def test_gangs_of_other_models_belong_to_the_attempt_and_their_failure_is_named(
+    runs: list[Run], tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"trainer": {"device": "cpu"}, "algorithm": {"kl": {"coefficient": 0.1}}}
+    runs.append(run := Run(tmp_path, reference={"processesPerNode": 2}, lifecycle={"maxRestarts": 1}, **changes))
+    run.pid(1, 0)
+    kill(run.pid(1, "reference-1"))
+    run.pid(2, "reference-0")
+    (run.root / "rank-reference-1").write_text("raise")
+    code, message = run.end()
+    assert code == 1 and "reference rank 1: ValueError: the loss is a banana" in message
+    assert "trainers 1/1, reference 1/1" in run.output()
+
+
 @needs_namespaces
 def test_ranks_of_two_nodes_meet_on_a_machine_without_ipv4(runs: list[Run], tmp_path: Path) -> None:
     runs.append(run := Run(tmp_path, WITHOUT_IPV4))

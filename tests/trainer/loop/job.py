@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api import names
-from rljob_api.protocol import Control, Failure, Progress, Resume
+from rljob_api.protocol import Control, Failure, GangAddress, Progress, Resume
+from rljob_api.spec import RLJobSpec
 from rljob_trainer import rank
+from rljob_trainer.machine import free_port
 
 WORLD, STEPS, SECONDS = 2, 5, 600
 MEASURES = ("train/loss", "train/grad_norm", "train/kl", "train/entropy", "critic/loss", "critic/grad_norm")
@@ -51,16 +52,29 @@ class Job:
         """`before` runs in each rank's process, before the rank does."""
         directory = self._directory / f"attempt-{attempt}"
         directory.mkdir()
+        spec = RLJobSpec.model_validate(self._spec)
+        for role in spec.gangs:
+            (directory / role).mkdir()
+        self._service_port = free_port()
         self.tell(attempt, "run", resume)
-        return Running(directory, before)
+        return Running(directory, spec, before)
 
     def tell(self, attempt: int, command: Any, resume: int | None = None) -> None:
         control = Control(
-            name="demo", namespace="n", job_uid="u", attempt=attempt, command=command, resume=Resume(policy="auto", step=resume), spec=self._spec
-        )  # fmt: skip
-        directory = self._directory / f"attempt-{attempt}"
-        (directory / "control.tmp").write_text(control.dump_json())
-        (directory / "control.tmp").replace(directory / "control.json")
+            name="demo",
+            namespace="n",
+            job_uid="u",
+            attempt=attempt,
+            command=command,
+            gangs={names.ROLE_TRAINER: GangAddress(address="127.0.0.1", master_port=0)},
+            service_port=self._service_port,
+            resume=Resume(policy="auto", step=resume),
+            spec=self._spec,
+        )
+        attempt_directory = self._directory / f"attempt-{attempt}"
+        for directory in (attempt_directory, *(d for d in attempt_directory.iterdir() if d.is_dir())):
+            (directory / "control.tmp").write_text(control.dump_json())
+            (directory / "control.tmp").replace(directory / "control.json")
 
     def losses(self) -> dict[int, list[float]]:
         """Everything that training computed, by step."""
@@ -74,27 +88,28 @@ class Job:
 class Running:
     """The processes of one attempt."""
 
-    def __init__(self, directory: Path, before: Callable[[int], None]):
+    def __init__(self, directory: Path, spec: RLJobSpec, before: Callable[[int], None]):
         self._directory = directory
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         shared = os.environ | {
             names.ENV_ATTEMPT_DIR: str(directory),
             names.ENV_ROLLOUT_TOKEN: "t",
             names.ENV_POD_IP: "127.0.0.1",
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "WORLD_SIZE": str(WORLD),
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         }
         self.driver = subprocess.Popen([sys.executable, "-m", "rljob_trainer.driver"], env=shared)
-        self.ranks = [_fork_rank(r, shared, before) for r in range(WORLD)]
+        self.ranks = _fork_gang(spec.trainer.processes_per_node, shared, before)
+        self.gangs = {
+            role: _fork_gang(gang.processes_per_node, shared | _of_role(directory, role), bool)
+            for role, gang in spec.gangs.items()
+        }
+        """Ranks of the roles that have some of their own."""
 
     def wait(self) -> list[int]:
-        """Exit codes of driver and ranks."""
-        return [self.driver.wait(SECONDS), *(wait_for(rank) for rank in self.ranks)]
+        """Exit codes of driver and ranks, and then those of other roles' ranks."""
+        others = [rank for ranks in self.gangs.values() for rank in ranks]
+        return [self.driver.wait(SECONDS), *(wait_for(rank) for rank in (*self.ranks, *others))]
 
     def progress(self) -> Progress:
         return Progress.model_validate_json((self._directory / "progress.json").read_text())
@@ -104,6 +119,15 @@ class Running:
 
     def failures(self) -> dict[str, Failure]:
         return {f.stem: Failure.model_validate_json(f.read_text()) for f in self._directory.glob("error-*.json")}
+
+
+def _of_role(directory: Path, role: str) -> dict[str, str]:
+    return {names.ENV_ATTEMPT_DIR: str(directory / role), names.ENV_ROLE: role}
+
+
+def _fork_gang(count: int, environment: dict[str, str], before: Callable[[int], None]) -> list[int]:
+    meeting = {"MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
+    return [_fork_rank(rank, environment | meeting, before) for rank in range(count)]
 
 
 def _fork_rank(number: int, environment: dict[str, str], before: Callable[[int], None]) -> int:

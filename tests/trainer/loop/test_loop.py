@@ -8,44 +8,16 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from rljob_api import names
 from rljob_api.metrics import METRICS
 from rljob_api.protocol import Failure
-from rljob_trainer import rank
-from rljob_trainer.buffer.assembly import batch_metrics
-from rljob_trainer.buffer.batch_files import record
-from trainer.loop.job import ALGORITHMS, SECONDS, STEPS, WORLD, Job, Running, wait_for
-from trainer.megatron.models import make_batch, make_model
+from trainer.loop.job import ALGORITHMS, SECONDS, WORLD, Job, Running, wait_for
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory) -> Path:
-    """A model with a tokenizer, a parquet file, and recorded batches."""
-    rank.prepare()
-    root = tmp_path_factory.mktemp("material")
-    model = make_model(root / "model")
-    tokenizer = Tokenizer(models.WordLevel({str(i): i for i in range(10)}, unk_token="0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="9").save_pretrained(model)
-    pq.write_table(
-        pa.table({"prompt": ["1 2", "3 4", "5 6"], "answer": ["1"] * 3, "data_source": ["s"] * 3}),
-        root / "train.parquet",
-    )
-    for step in range(1, STEPS + 1):
-        batch = make_batch(model, step)
-        record(root, replace(batch, metrics=batch_metrics(batch.samples)))
-    return root
 
 
 @pytest.fixture(scope="module")

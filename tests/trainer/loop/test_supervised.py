@@ -146,6 +146,22 @@ def test_every_other_task_trains_and_evaluates(
         assert margin[steps] > margin[0] == 0, "before the first step policy and reference are equal, and all scores 0"
 
 
+@pytest.mark.extra
+def test_a_reference_on_ranks_of_its_own_measures_pairs_as_one_on_the_trainers_does(
+    material: Path, tmp_path: Path
+) -> None:
+    found: dict[str, Job] = {}
+    for place, reference in {"shared": {}, "alone": {"processesPerNode": 1}}.items():
+        (tmp_path / place).mkdir()
+        found[place] = job(
+            material, tmp_path / place, "dpo", {"steps": 3}, evaluation={"everySteps": 3}, reference=reference
+        )
+        assert not any(found[place].start(1).wait())
+    shared, alone = (of(each, "evaluation/loss") | of(each, "train/loss") for each in found.values())
+    assert list(alone) == list(shared) == [0, 3, 1, 2]
+    assert alone == pytest.approx(shared, abs=1e-6)
+
+
 @pytest.mark.parametrize("task", ["sft", "dpo", "pretrain"])
 def test_adapters_are_trained_resumed_and_exported(material: Path, tmp_path: Path, task: str) -> None:
     model = {"path": str(material / "model"), "dtype": "float32", "lora": {"rank": 4, "alpha": 16}}

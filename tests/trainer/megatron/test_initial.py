@@ -11,6 +11,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
 from rljob_trainer.checkpoint.manifest import engine_directory
 from rljob_trainer.failure import ConfigurationError
+from trainer.megatron.gang import changed, equal
 from trainer.megatron.models import job, make_batch, make_model, train_step
 from trainer.ranks import run_ranks
 
@@ -130,3 +131,26 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_the_tensor(megatron: Non
     assert missing.startswith("does not hold policy.decoder.layers.")
     assert shape == "policy.embedding.word_embeddings.weight has the shape (160, 64), the model's (192, 64)"
     assert nothing == "is no torch_dist directory of megatron-core, nor holds one"
+
+
+def test_critic_and_reference_begin_with_the_networks_of_another_job(megatron: None, tmp_path: Path) -> None:
+    model, checkpoint = make_model(tmp_path / "model"), str(tmp_path / "global_step_1")
+    ppo = {"advantage": "gae", "kl": {"coefficient": 0.02, "where": "reward"}}
+    first = changed(job(model, algorithm=ppo, batches={"replay": "/r"}), critic={"optimizer": {"learningRate": 1e-2}})
+    second = changed(first, critic={"megatronCheckpoint": checkpoint}, reference={"megatronCheckpoint": checkpoint})
+    batches = [make_batch(model, step) for step in (1, 2)]
+
+    def on_a_rank() -> None:
+        _save(first, batches[:1] * 2, tmp_path / "global_step_1")
+        trained = _engine(first)
+        trained.load(tmp_path / "global_step_1" / "megatron")
+        measured = trained.measure(batches[1])
+        expected = {name: measured.gather(name) for name in ("values", "reference_log_probs", "old_log_probs")}
+        _close()
+        measured = _engine(second).measure(batches[1])
+        found = {name: measured.gather(name) for name in ("values", "reference_log_probs")}
+        assert equal(found["values"], expected["values"])
+        assert equal(found["reference_log_probs"], expected["old_log_probs"])
+        assert not equal(expected["reference_log_probs"], expected["old_log_probs"]), "the policy learnt"
+
+    run_ranks(1, on_a_rank)

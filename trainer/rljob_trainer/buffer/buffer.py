@@ -2,14 +2,25 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.buffer.measured import Measure, measured
 from rljob_trainer.buffer.saved import BufferContents
 from rljob_trainer.buffer.sources import BatchSource, Ready
 from rljob_trainer.data.order import Cursor
 
 __all__ = ["Ready", "RolloutBuffer"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A batch that was generated."""
+
+    ready: Ready
+    measured: asyncio.Task[Ready]
+    """By the roles: of its own, since another policy interrupts what is generated, and not this."""
 
 
 class RolloutBuffer:
@@ -26,26 +37,30 @@ class RolloutBuffer:
         changed: Callable[[], None],
         step: int,
         cursor: Cursor,
+        roles: Sequence[Measure] = (),
     ):
-        """The batches after `step`, of the prompts from `cursor` on. `changed` is called when `take` or `may_stop` may answer otherwise."""
+        """The batches after `step`, of the prompts from `cursor` on, each measured by all `roles`. `changed` is called when `take` or `may_stop` may
+        answer otherwise."""
         self._source, self._evaluate, self._changed = source, evaluate, changed
         self._ahead, self._last, self._generates_on = 1 + spec.train.staleness, spec.last_step, spec.generates_on
         self._made, self._cursor = step, cursor
-        self._batches: deque[Ready] = deque()
+        self._roles = roles
+        self._batches: deque[_Made] = deque()
         self._evaluated = False
         self._work: asyncio.Task[None] | None = None
 
     def restore(self, contents: BufferContents) -> None:
         """Continue with what an earlier attempt had made and begun."""
-        self._batches.extend(contents.batches)
+        self._batches.extend(map(self._measuring, contents.batches))
         if contents.batches:
             self._made, self._cursor = contents.batches[-1].batch.step, contents.batches[-1].cursor
         self._source.restore(contents.groups)
 
     @property
     def contents(self) -> BufferContents:
-        """What there is now, for a checkpoint: of responses under way what they had when the last policy was published."""
-        return BufferContents(tuple(self._batches), self._source.kept())
+        """What there is now, for a checkpoint: batches as they were generated, and of responses under way what they had when the last policy was
+        published."""
+        return BufferContents(tuple(made.ready for made in self._batches), self._source.kept())
 
     def begin(self, policy: int) -> None:
         """Generate under the policy of this step. What was generated under the one before must have been stopped."""
@@ -63,9 +78,22 @@ class RolloutBuffer:
             await asyncio.wait([work])
             await self._source.stop()
 
+    @property
+    def first(self) -> Ready | None:
+        """What `take` will give."""
+        complete = self._evaluated and self._batches and self._batches[0].measured.done()
+        return self._batches[0].measured.result() if complete else None
+
     def take(self) -> Ready | None:
         """The next batch, once it is there and the policy that is to be trained with it has been evaluated."""
-        return self._batches.popleft() if self._evaluated and self._batches else None
+        if found := self.first:
+            self._batches.popleft()
+        return found
+
+    @property
+    def is_measuring(self) -> bool:
+        """`take` will give a batch, as soon as the roles have measured it."""
+        return self._evaluated and bool(self._batches)
 
     @property
     def is_idle(self) -> bool:
@@ -84,5 +112,12 @@ class RolloutBuffer:
         while self._made < min(policy + self._ahead, self._last):
             found = await self._source.batch(self._made + 1, policy, self._cursor)
             self._made, self._cursor = found.batch.step, found.cursor
-            self._batches.append(found)
-            self._changed()
+            self._batches.append(self._measuring(found))
+
+    def _measuring(self, found: Ready) -> "_Made":
+        task = asyncio.create_task(self._measured(found))
+        task.add_done_callback(lambda _: self._changed())
+        return _Made(found, task)
+
+    async def _measured(self, found: Ready) -> Ready:
+        return Ready(await measured(found.batch, self._roles), found.cursor) if self._roles else found

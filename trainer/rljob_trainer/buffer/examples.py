@@ -9,6 +9,7 @@ from itertools import count
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
+from rljob_trainer.buffer.measured import Measure, measured
 from rljob_trainer.buffer.sources import Ready
 from rljob_trainer.data.examples import Example, ExampleSet
 from rljob_trainer.data.order import Cursor
@@ -26,6 +27,8 @@ class Examples:
     train: ExampleSet
     held_out: ExampleSet | None
     """None: there is none."""
+    roles: Sequence[Measure] = ()
+    """That measure every batch."""
 
     async def held_out_batch(self) -> Batch:
         """All held-out examples, once each, in the order of the files. Raises ConfigurationError when all are left out."""
@@ -33,7 +36,11 @@ class Examples:
         found = [example for example in await self.held_out.drawn(range(len(self.held_out))) if example.variants]
         if not found:
             raise _nothing(len(self.held_out), "validation")
-        return Batch.of(0, trajectories(found), {})
+        return await self.measured(Batch.of(0, trajectories(found), {}))
+
+    async def measured(self, batch: Batch) -> Batch:
+        """With what the roles say of it."""
+        return await measured(batch, self.roles) if self.roles else batch
 
     def close(self) -> None:
         """End what reads ahead."""
@@ -44,7 +51,7 @@ class Examples:
 class ExampleBuffer:
     """The batches after `step`, from `cursor` on. `changed` is called when `take` or `is_idle` may answer otherwise."""
 
-    def __init__(self, spec: RLJobSpec, data: ExampleSet, changed: Callable[[], None], step: int, cursor: Cursor):
+    def __init__(self, spec: RLJobSpec, data: Examples, changed: Callable[[], None], step: int, cursor: Cursor):
         self._spec, self._data, self._changed = spec, data, changed
         self._made, self._cursor = step, cursor
         self._batches: deque[Ready] = deque()
@@ -63,6 +70,11 @@ class ExampleBuffer:
         """No batch will come any more. Raises what went wrong."""
         return not self._batches and self._work.done() and self._work.result() is None
 
+    @property
+    def is_measuring(self) -> bool:
+        """A batch that was read will come: one that was measured is there."""
+        return False
+
     async def stop(self) -> None:
         """Read no more."""
         self._work.cancel()
@@ -73,9 +85,9 @@ class ExampleBuffer:
             while len(self._batches) >= AHEAD:
                 self._room.clear()
                 await self._room.wait()
-            found = await next_batch(self._spec, self._data, self._made + 1, self._cursor)
+            found = await next_batch(self._spec, self._data.train, self._made + 1, self._cursor)
             self._made, self._cursor = found.batch.step, found.cursor
-            self._batches.append(found)
+            self._batches.append(Ready(await self._data.measured(found.batch), found.cursor))
             self._changed()
 
 

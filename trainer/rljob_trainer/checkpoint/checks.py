@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
+from rljob_trainer.checkpoint.fence import newest
 from rljob_trainer.checkpoint.files import Tally
 from rljob_trainer.checkpoint.manifest import Manifest
 from rljob_trainer.collective import Ranks
@@ -24,6 +25,22 @@ def prove_shared(root: Path, ranks: Ranks) -> None:
     require_shared(root, [rank for rank, saw in enumerate(seen) if not saw])
 
 
+def prove_fence(root: Path, job_uid: str, attempt: int, ranks: Ranks) -> None:
+    """Every rank of another gang sees the fence that the trainer's rank 0 has made. Collective. Raises ConfigurationError when some rank does not."""
+    seen = ranks.gather(sees_fence(root, job_uid, attempt))
+    require_shared(root, [rank for rank, saw in enumerate(seen) if not saw], than="the trainer")
+
+
+def sees_fence(root: Path, job_uid: str, attempt: int) -> bool:
+    """On every rank."""
+
+    def is_ours() -> bool:
+        fence = newest(root)
+        return fence is not None and (fence.job_uid, fence.attempt) == (job_uid, attempt)
+
+    return _sees(root, is_ours)
+
+
 def write_nonce(root: Path) -> str:
     """On rank 0, in a directory that exists."""
     nonce = secrets.token_hex(16)
@@ -33,11 +50,16 @@ def write_nonce(root: Path) -> str:
 
 def sees_nonce(root: Path, nonce: str) -> bool:
     """On every rank."""
+    return _sees(root, (root / f".nonce-{nonce}").is_file)
+
+
+def _sees(root: Path, there: Callable[[], bool]) -> bool:
+    """Whether it is there, or comes soon."""
     deadline = time.monotonic() + WAIT_SECONDS
-    while not (root / f".nonce-{nonce}").is_file():
+    while not there():
         if time.monotonic() > deadline:
             return False
-        list(root.glob(".nonce-*"))  # a listing refreshes what a lookup may have cached as missing
+        list(root.iterdir())  # a listing refreshes what a lookup may have cached as missing
         time.sleep(0.1)
     return True
 
@@ -46,11 +68,11 @@ def remove_nonce(root: Path, nonce: str) -> None:
     (root / f".nonce-{nonce}").unlink(missing_ok=True)
 
 
-def require_shared(root: Path, blind_ranks: list[int]) -> None:
-    """Raises ConfigurationError when some ranks did not see the nonce."""
+def require_shared(root: Path, blind_ranks: list[int], than: str = "rank 0") -> None:
+    """Raises ConfigurationError when some ranks did not see what `than` wrote."""
     if blind_ranks:
-        rule = f"ranks {', '.join(map(str, blind_ranks))} see another file system there than rank 0"
-        fix = "mount one ReadWriteMany volume at that path in all trainer pods, through spec.volumes"
+        rule = f"ranks {', '.join(map(str, blind_ranks))} see another file system there than {than}"
+        fix = "mount one ReadWriteMany volume at that path in all pods of ranks, through spec.volumes"
         raise ConfigurationError("spec.checkpoint.path", str(root), rule, fix)
 
 

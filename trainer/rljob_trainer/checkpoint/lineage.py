@@ -1,7 +1,8 @@
 """Which checkpoints an attempt inherits, and which one it starts from. Resuming fails closed: doubt is an error, never a start from nothing."""
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rljob_api import names
@@ -34,6 +35,8 @@ class Run:
     model: str
     """Fingerprint of the model's configuration: a checkpoint of another model is refused."""
     layout: str
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Layouts of other models that are trained, by role."""
     resume: Resume
     resume_from: Path | None
     """A checkpoint for the job's first attempt to start from."""
@@ -131,23 +134,34 @@ def _require_usable(field: str, start: Start, beside: list[Manifest], run: Run) 
         raise ConfigurationError(
             field, str(start.directory), rule, "correct spec.model.path, or use another checkpoint"
         )
-    if not start.manifest.fits(run.layout):
-        _refuse_layout(field, start, beside, run.layout)
+    if not _fits(start.manifest, run):
+        _refuse_layout(field, start, beside, run)
 
 
 def _instead(field: str, root: Path, step: int) -> str:
     return f"resume --from-step {step}" if field == PATH else f"set {field} to {names.step_dir(root, step)}"
 
 
-def _refuse_layout(field: str, start: Start, beside: list[Manifest], layout: str) -> None:
+def _fits(manifest: Manifest, run: Run) -> bool:
+    """Into the layouts of all models that are trained."""
+    return all(manifest.fits(layout, role) for role, layout in _layouts(run).items())
+
+
+def _layouts(run: Run) -> dict[str, str]:
+    return {names.ROLE_TRAINER: run.layout, **run.roles}
+
+
+def _refuse_layout(field: str, start: Start, beside: list[Manifest], run: Run) -> None:
     """Fast periodic saves keep the optimizer as it lay on the ranks."""
     held = start.manifest
-    rule = f"global_step_{held.step} was saved in {held.layout}, in the fast format that only the data-parallel size may differ from"
-    other = [m.step for m in beside if m.fits(layout)]
-    fix = f"go back to {held.layout}, suspend the job, which saves in the format for any layout, and change it then"
+    role, layout = next((role, layout) for role, layout in _layouts(run).items() if not held.fits(layout, role))
+    before = held.layout_of(role)
+    rule = f"global_step_{held.step} was saved in {before}, in the fast format that only the data-parallel size may differ from"
+    other = [m.step for m in beside if _fits(m, run)]
+    fix = f"go back to {before}, suspend the job, which saves in the format for any layout, and change it then"
     if other:
         fix += f"; or {_instead(field, start.directory.parent, other[-1])}, the newest checkpoint that fits"
-    raise ConfigurationError("spec.trainer.parallelism", layout, rule, fix)
+    raise ConfigurationError(f"spec.{role}.parallelism", layout, rule, fix)
 
 
 def _whole(root: Path, lineage: list[Manifest]) -> list[Manifest]:

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Container, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,15 +39,21 @@ class Contents:
     data: Mapping[str, Any]
     """State of the data cursor."""
     files: Files
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Layouts of the models that were trained on gangs of their own, by role; their files lie in a directory of that name inside the engine's."""
 
     @property
     def engine(self) -> str:
         """Directory of the engine's files inside the checkpoint's."""
         return engine_directory(self.reshardable)
 
-    def fits(self, layout: str) -> bool:
-        """Whether it can be loaded into `layout`."""
-        return self.reshardable or _model_part(self.layout) == _model_part(layout)
+    def layout_of(self, role: str) -> str:
+        """Of the ranks that held the role's model."""
+        return self.roles.get(role, self.layout)
+
+    def fits(self, layout: str, role: str = names.ROLE_TRAINER) -> bool:
+        """Whether the role's model can be loaded into `layout`."""
+        return self.reshardable or _model_part(self.layout_of(role)) == _model_part(layout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from rljob_trainer.checkpoint.manifest import Contents, Files, engine_directory, fingerprints
 from rljob_trainer.checkpoint.store import Store
@@ -41,23 +41,103 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """What the ranks of one gang have put on the disk."""
+
+    files: Files
+    """By path below the parent of the gang's directory; without those that join the parts."""
+    seconds: float
+    """In which this rank wrote."""
+
+
+class Part:
+    """What the ranks of one gang write of a checkpoint. Every method is collective: all of them call it, at the same point of their loop."""
+
+    def __init__(self, engine: Checkpointable, ranks: Ranks):
+        self._engine, self._ranks = engine, ranks
+        self._writing: Writing | None = None
+        self._step = 0
+
+    @property
+    def under_way(self) -> bool:
+        return self._writing is not None
+
+    @property
+    def tally(self) -> int:
+        """Bytes that this rank has put on the disk, and then read again, of the save under way."""
+        return self._writing.tally.bytes if self._writing else 0
+
+    def begin(self, step: int, directory: Path, reshardable: bool) -> None:
+        """Copy the state as it is now, of this step, and start to write it into a new directory. Settle the one before first."""
+        assert self._writing is None, "one save at a time"
+        self._step, self._writing = step, self._engine.save(directory, reshardable)
+
+    def settle(self, wait: bool) -> Written | None:
+        """What was written, if every rank has written its part, or once it has; None when there is nothing.
+
+        Raises SaveFailed on a rank that could not write, PeerLost on the others; StandstillError.
+        """
+        writing = self._writing
+        if writing is None:
+            return None
+        if wait:
+            self._ranks.until(writing.wait, lambda: writing.tally.bytes, self._engine.heartbeat)
+        elif not self._ranks.all(writing.done):
+            return None
+        self._writing = None
+        self._raise_failures(writing)
+        writing.finish()
+        parts: list[Files] = self._ranks.gather(writing.files)
+        files: Files = {name: (f[0], f[1]) for part in parts for name, f in part.items()}
+        return Written(files, writing.seconds)
+
+    def _raise_failures(self, writing: Writing) -> None:
+        own = writing.error
+        failed = [rank for rank, bad in enumerate(self._ranks.gather(own is not None)) if bad]
+        if own:
+            raise SaveFailed(f"rank {self._ranks.rank} {_failed(self._step)}: {_root(own)}") from own
+        if failed:
+            raise PeerLost(f"rank {failed[0]} {_failed(self._step)}")
+
+
+class OtherGangs(Protocol):
+    """Models that are trained on gangs of their own, as the trainer's rank 0 reaches them."""
+
+    def save_gangs(self, step: int, directory: Path, reshardable: bool) -> None:
+        """Each begins to write its state into a directory of its role's name inside this one."""
+        ...
+
+    def gangs_saved(self, step: int, wait: bool) -> dict[str, Any]:
+        """By role the `layout` and the `files` that it wrote, once all have; {}: not yet. Answered within about a second, at once without `wait`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class _Pending:
     step: int
     reshardable: bool
     digest: str
     data: Mapping[str, Any]
     directory: Path
-    writing: Writing
     stall_seconds: float
 
 
 class Saver:
-    """Every method is collective: all ranks call it, at the same point of the loop."""
+    """Every method is collective: all ranks of the trainer call it, at the same point of the loop."""
 
-    def __init__(self, engine: Checkpointable, ranks: Ranks, store: Store | None):
-        """`store`: on rank 0 only."""
-        self._engine, self._ranks, self._store = engine, ranks, store
+    def __init__(
+        self,
+        engine: Checkpointable,
+        ranks: Ranks,
+        store: Store | None,
+        gangs: OtherGangs | None = None,
+        has_gangs: bool = False,
+    ):
+        """`store`, `gangs`: on rank 0 only. `has_gangs`: on all ranks, whether models are trained on gangs of their own."""
+        self._part, self._ranks, self._store = Part(engine, ranks), ranks, store
+        self._engine, self._gangs, self._has_gangs = engine, gangs, has_gangs
         self._pending: _Pending | None = None
+        self._written: Written | None = None
 
     def begin(
         self,
@@ -76,34 +156,45 @@ class Saver:
         directory = Path(self._ranks.broadcast(str(self._store.begin(step)) if self._store else None))
         if self._store:
             further(directory)
-        writing = self._engine.save(directory / engine_directory(reshardable), reshardable)
-        stall = time.monotonic() - began
-        self._pending = _Pending(step, reshardable, digest, data, directory, writing, stall)
+        engine = directory / engine_directory(reshardable)
+        self._part.begin(step, engine, reshardable)
+        if self._gangs and self._has_gangs:
+            self._gangs.save_gangs(step, engine, reshardable)
+        self._pending = _Pending(step, reshardable, digest, data, directory, time.monotonic() - began)
 
     def settle(self, wait: bool) -> Saved | None:
-        """Commit the save under way if every rank has written its part, or once it has. None when nothing was committed.
+        """Commit the save under way if all ranks of all gangs have written their parts, or once they have. None when nothing was committed.
 
         Raises SaveFailed on a rank that could not write, PeerLost on the others; StandstillError.
         """
         pending, began = self._pending, time.monotonic()
         if pending is None:
             return None
-        if wait:
-            self._ranks.until(pending.writing.wait, lambda: pending.writing.tally.bytes, self._engine.heartbeat)
-        elif not self._ranks.all(pending.writing.done):
+        self._written = self._written or self._part.settle(wait)
+        others = self._others(pending.step, wait) if self._written else None
+        if self._written is None or others is None:
             return None
-        self._pending = None
-        self._raise_failures(pending)
-        pending.writing.finish()
-        files = self._ranks.gather(pending.writing.files)
+        written, self._written, self._pending = self._written, None, None
         if self._store:
-            self._store.commit(self._contents(pending, files))
+            self._store.commit(self._contents(pending, written, others))
         stall = pending.stall_seconds + time.monotonic() - began
-        return Saved(pending.step, stall, pending.writing.seconds)
+        return Saved(pending.step, stall, written.seconds)
 
-    def _contents(self, pending: _Pending, parts: list[Files]) -> Contents:
+    def _others(self, step: int, wait: bool) -> dict[str, Any] | None:
+        """What other gangs wrote, by role; None: it is not all there."""
+        while self._has_gangs:
+            if found := self._ranks.broadcast(self._gangs.gangs_saved(step, wait) if self._gangs else None):
+                return found
+            if not wait:
+                return None
+        return {}
+
+    def _contents(self, pending: _Pending, written: Written, others: Mapping[str, Any]) -> Contents:
         """Each rank has read its own files again; the few that join them are read here."""
-        files: Files = {name: (f[0], f[1]) for part in parts for name, f in part.items()}
+        engine = engine_directory(pending.reshardable)
+        files = dict(written.files)
+        for found in others.values():
+            files |= {f"{engine}/{name}": (size, digest) for name, (size, digest) in found["files"].items()}
         return Contents(
             step=pending.step,
             layout=self._engine.layout,
@@ -111,19 +202,12 @@ class Saver:
             digest=pending.digest,
             data=pending.data,
             files=files | fingerprints(pending.directory, known=files),
+            roles={role: found["layout"] for role, found in others.items()},
         )
 
-    def _raise_failures(self, pending: _Pending) -> None:
-        own = pending.writing.error
-        failed = [rank for rank, bad in enumerate(self._ranks.gather(own is not None)) if bad]
-        if own:
-            self._raise(pending.step, own)
-        if failed:
-            raise PeerLost(f"rank {failed[0]} could not write its part of the checkpoint of step {pending.step}")
 
-    def _raise(self, step: int, error: Exception) -> NoReturn:
-        message = f"rank {self._ranks.rank} could not write its part of the checkpoint of step {step}: {_root(error)}"
-        raise SaveFailed(message) from error
+def _failed(step: int) -> str:
+    return f"could not write its part of the checkpoint of step {step}"
 
 
 def _root(error: BaseException) -> BaseException:

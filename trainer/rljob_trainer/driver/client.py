@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.protocol import Checkpoint
-from rljob_trainer.arrays import Array, allocated, raw
+from rljob_trainer.arrays import Array, allocated, chunks, described, raw
 from rljob_trainer.driver.channel import LENGTH, connect, encode
 from rljob_trainer.failure import PeerLost
 
@@ -17,16 +17,71 @@ RETRY_SECONDS = 0.1
 
 
 class DriverLost(PeerLost):
-    """The driver ended. It has said why in its own error file; rank 0 only follows."""
+    """The driver ended. It has said why in its own error file; who raises this only follows."""
 
 
-class DriverClient:
-    """Every call raises DriverLost when the driver is gone."""
+class Client:
+    """What rank 0 of every gang asks the driver alike. Every call raises DriverLost when the driver is gone."""
 
     def __init__(self, connection: socket.socket):
         self._socket = connection
         self._reader = connection.makefile("rb")
         self._heartbeats, self._sent = 0, 0.0
+
+    def read(self, described: list[list[Any]]) -> dict[str, Array]:
+        """The arrays behind an answer, by name; `described`: name, type and length of each, as the answer says."""
+        found = allocated(described)
+        for array in found.values():
+            self.read_into(raw(array))
+        return found
+
+    def part(self, rows: Sequence[int]) -> dict[str, int]:
+        """Some trajectories of the batch, by their rows: how many numbers each of their arrays has: those that were measured, and arrays.sizes.
+        The arrays follow in this order, for `read_into`."""
+        return self._call("part", rows=list(rows))
+
+    def read_into(self, block: memoryview) -> None:
+        """The next bytes of the arrays behind an answer."""
+        while block:
+            try:
+                count = self._reader.readinto(block)
+            except OSError:
+                count = 0
+            if not count:
+                raise DriverLost("the driver is gone")
+            block = block[count:]
+
+    def heartbeat(self) -> None:
+        """A micro-batch, a bucket, a file: something moved. Sent at most five times a second."""
+        self._heartbeats += 1
+        now = time.monotonic()
+        if now - self._sent >= HEARTBEAT_SECONDS:
+            self._send({"call": "heartbeat", "count": self._heartbeats})
+            self._heartbeats, self._sent = 0, now
+
+    def _call(self, name: str, arrays: Mapping[str, Array] | None = None, **arguments: Any) -> Any:
+        """The answer. `arrays`: one-dimensional, sent along."""
+        given = {"arrays": described(arrays)} if arrays is not None else {}
+        self._send({"call": name, **arguments, **given}, arrays)
+        (length,) = LENGTH.unpack(self._read(LENGTH.size))
+        return json.loads(self._read(length))
+
+    def _send(self, message: dict[str, Any], arrays: Mapping[str, Array] | None = None) -> None:
+        try:
+            self._socket.sendall(encode(message))
+            for chunk in chunks(arrays.values()) if arrays else ():
+                self._socket.sendall(chunk)
+        except OSError:
+            raise DriverLost("the driver is gone") from None
+
+    def _read(self, count: int) -> bytes:
+        body = bytearray(count)
+        self.read_into(memoryview(body))
+        return bytes(body)
+
+
+class DriverClient(Client):
+    """Of the trainer's rank 0."""
 
     @staticmethod
     def connect(path: Path, error_file: Path, seconds: float) -> "DriverClient":
@@ -47,11 +102,14 @@ class DriverClient:
         checkpoints: Sequence[Checkpoint],
         backend: str,
         buffer: Path | None = None,
+        engine: Path | None = None,
     ) -> None:
-        """The attempt continues after `step`, with the data cursor of its checkpoint (None: from the beginning) and the rollout buffer in that
-        directory, if there is one."""
-        listed = [c.dump() for c in checkpoints]
-        self._call("start", step=step, data=data, buffer=str(buffer or ""), checkpoints=listed, backend=backend)
+        """The attempt continues after `step`, with the data cursor of its checkpoint (None: from the beginning), and with the rollout buffer and the
+        engine's part of it in these directories, if there are any."""
+        listed, places = [c.dump() for c in checkpoints], [str(place or "") for place in (buffer, engine)]
+        self._call(
+            "start", step=step, data=data, checkpoints=listed, backend=backend, buffer=places[0], engine=places[1]
+        )
 
     def steps(self) -> int:
         """Of the whole job, once the driver has counted the data."""
@@ -72,32 +130,25 @@ class DriverClient:
         """
         return self._call("next")
 
-    def read(self, described: list[list[Any]]) -> dict[str, Array]:
-        """The arrays behind an answer, by name; `described`: name, type and length of each, as the answer says."""
-        found = allocated(described)
-        for array in found.values():
-            self.read_into(raw(array))
-        return found
-
-    def part(self, rows: Sequence[int]) -> dict[str, int]:
-        """Some trajectories of the batch, by their rows: how many numbers each of their arrays has (arrays.sizes). The arrays
-        follow in the order of arrays.KINDS, for `read_into`."""
-        return self._call("part", rows=list(rows))
-
-    def read_into(self, block: memoryview) -> None:
-        """The next bytes of the arrays behind an answer."""
-        while block:
-            try:
-                count = self._reader.readinto(block)
-            except OSError:
-                count = 0
-            if not count:
-                raise DriverLost("the driver is gone")
-            block = block[count:]
-
     def trained(self, step: int, metrics: Mapping[str, float]) -> None:
         """Step `step` is done."""
         self._call("trained", step=step, metrics=dict(metrics))
+
+    def learn(self, step: int, columns: Mapping[str, Array]) -> None:
+        """The critic on ranks of its own learns from the batch of `step`, with these columns of it, [response tokens] each. Not waited for."""
+        self._call("learn", columns, step=step)
+
+    def learnt(self) -> dict[str, float]:
+        """The critic's metrics, once it has learnt; {}: not yet, ask again. Answered within about a second."""
+        return self._call("learnt")
+
+    def save_gangs(self, step: int, directory: Path, reshardable: bool) -> None:
+        """See saving.OtherGangs.save."""
+        self._call("save_gangs", step=step, directory=str(directory), reshardable=reshardable)
+
+    def gangs_saved(self, step: int, wait: bool) -> dict[str, Any]:
+        """See saving.OtherGangs.saved."""
+        return self._call("gangs_saved", step=step, wait=wait)
 
     def replicas(self) -> dict[str, Any]:
         """{"replicas": [endpoint]}: who is to get the policy of the step that was trained last, now that nothing is generated under the one
@@ -136,27 +187,3 @@ class DriverClient:
         """Write the last progress and leave."""
         self._call("end", export=export)
         self._socket.close()
-
-    def heartbeat(self) -> None:
-        """A micro-batch, a bucket, a file: something moved. Sent at most five times a second."""
-        self._heartbeats += 1
-        now = time.monotonic()
-        if now - self._sent >= HEARTBEAT_SECONDS:
-            self._send({"call": "heartbeat", "count": self._heartbeats})
-            self._heartbeats, self._sent = 0, now
-
-    def _call(self, name: str, **arguments: Any) -> Any:
-        self._send({"call": name, **arguments})
-        (length,) = LENGTH.unpack(self._read(LENGTH.size))
-        return json.loads(self._read(length))
-
-    def _send(self, message: dict[str, Any]) -> None:
-        try:
-            self._socket.sendall(encode(message))
-        except OSError:
-            raise DriverLost("the driver is gone") from None
-
-    def _read(self, count: int) -> bytes:
-        body = bytearray(count)
-        self.read_into(memoryview(body))
-        return bytes(body)

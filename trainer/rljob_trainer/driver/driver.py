@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rljob_api.protocol import Checkpoint, Control, RolloutEndpoint
-from rljob_trainer import arrays
+from rljob_trainer.arrays import Array
 from rljob_trainer.batch import Batch
 from rljob_trainer.buffer import saved
 from rljob_trainer.buffer.buffer import Ready, RolloutBuffer
@@ -17,6 +18,9 @@ from rljob_trainer.buffer.examples import ExampleBuffer, Examples
 from rljob_trainer.buffer.sources import BatchSource
 from rljob_trainer.data.order import Cursor, Dataset
 from rljob_trainer.driver.channel import Arrays
+from rljob_trainer.driver.critic import Critic
+from rljob_trainer.driver.gangs import Gangs
+from rljob_trainer.driver.parts import announced, part_of
 from rljob_trainer.driver.progress import ProgressFile
 from rljob_trainer.parity import probe_sequences
 from rljob_trainer.reporting.sinks import Sinks
@@ -26,20 +30,6 @@ from rljob_trainer.rollout.pool import RolloutPool
 
 ANSWER_SECONDS = 1.0
 """A question that has to wait is answered after this time at the latest, so that the other ranks' broadcast stays alive."""
-
-
-def announced(batch: Batch) -> Arrays:
-    """What rank 0 gets of a batch: its columns, and what describes them."""
-    columns = batch.columns.arrays()
-    described = {"step": batch.step, "metrics": dict(batch.metrics), "columns": arrays.described(columns)}
-    return Arrays({"batch": described | {"probe": probe_sequences(batch)}}, columns.values())
-
-
-def part_of(batch: Batch, rows: Sequence[int]) -> Arrays:
-    """The trajectories of these rows."""
-    trajectories = [batch.trajectories[row] for row in rows]
-    pieces = arrays.rows(trajectories)
-    return Arrays(arrays.sizes(trajectories), (piece for name in arrays.KINDS for piece in pieces[name]))
 
 
 class Driver:
@@ -53,13 +43,16 @@ class Driver:
         rollouts: RolloutPool,
         pools: Pools,
         progress: ProgressFile,
+        gangs: Gangs,
     ):
         """`control`: with steps in place of epochs. `data`: what is trained on, in whose order the cursor counts."""
         self._spec, self._source, self._data = control.spec, source, data
-        self._rollouts, self._pools, self._progress = rollouts, pools, progress
+        self._rollouts, self._pools, self._progress, self._gangs = rollouts, pools, progress, gangs
         self._run = connect(control, os.environ)
         self._command = control.command
         self._changed = asyncio.Event()
+        gangs.open(control.spec.train.total_steps)
+        self._critic = Critic(gangs.critic, self._changed.set) if gangs.critic else None
         self._step, self._cursor = 0, Cursor()
         self._handed: Ready | None = None
         self._announced: Batch | None = None
@@ -100,8 +93,16 @@ class Driver:
         self._show()
 
     async def start(
-        self, step: int, data: dict[str, Any] | None, buffer: str, checkpoints: list[dict], backend: str
+        self,
+        step: int,
+        data: dict[str, Any] | None,
+        checkpoints: list[dict],
+        backend: str,
+        buffer: str,
+        engine: str,
     ) -> None:
+        if self._critic and engine:
+            self._critic.restore(engine)
         self._step = step
         self._cursor = Cursor.restore(data, self._data) if data else Cursor()
         self._sinks = Sinks(Path(self._spec.checkpoint.path), step, self._spec.train.total_steps, self._run)
@@ -170,6 +171,23 @@ class Driver:
         self._progress.update(step=step, history=self._sinks.history())
         self._enter("")
 
+    async def learn(self, step: int, arrays: dict[str, Array]) -> None:
+        assert self._critic, "the critic has ranks of its own"
+        self._critic.learn(step, arrays)
+
+    async def learnt(self) -> Any:
+        assert self._critic, "the critic has ranks of its own"
+        return await self._once(self._critic.learnt)
+
+    async def save_gangs(self, step: int, directory: str, reshardable: bool) -> None:
+        assert self._critic, "the critic has ranks of its own"
+        self._critic.save(step, directory, reshardable)
+
+    async def gangs_saved(self, step: int, wait: bool) -> Any:
+        assert self._critic, "the critic has ranks of its own"
+        saved = partial(self._critic.saved, step)
+        return await self._once(saved) if wait else saved()
+
     async def replicas(self) -> Any:
         if not await self._once(self._is_still):
             return {}
@@ -206,10 +224,13 @@ class Driver:
     async def end(self, export: str) -> None:
         self._enter("finishing")
         self._progress.update(export=export)
+        await self._gangs.finish("drained" if self._command == "drain" else "succeeded")
         await self.close()
 
     async def close(self) -> None:
         """Stop working, write what is known. Once is enough."""
+        if self._critic:
+            self._critic.close()
         await self._ending.aclose()
         self._progress.flush()
 
@@ -226,18 +247,25 @@ class Driver:
     def _next(self) -> Any:
         if self._command == "drain":
             return {"over": "drained"}
-        if found := self._buffer.take():  # before what the next one may have failed at
+        if found := self._take():  # before what the next one may have failed at
             self._handed = found
             self._enter("training")
             return self._announce(found.batch)
+        if (self._critic and not self._critic.is_idle) or self._buffer.is_measuring:
+            return None
         if self._buffer.is_idle:
             return {"over": "succeeded"}
         self._targets = self._rollouts.to_publish()
         return {"newcomers": [r.dump() for r in self._targets]} if self._targets else None
 
+    def _take(self) -> Ready | None:
+        if self._critic and isinstance(self._buffer, RolloutBuffer):
+            return self._critic.take(self._buffer)
+        return self._buffer.take()
+
     def _announce(self, batch: Batch) -> Arrays:
         self._announced = batch
-        return announced(batch)
+        return announced(batch, probe=probe_sequences(batch))
 
     def _held_out_answer(self) -> Any:
         assert self._held_out is not None
@@ -247,8 +275,9 @@ class Driver:
         """Of the batches after `step`."""
         spec, changed = self._spec, self._changed.set
         if isinstance(self._source, Examples):
-            return ExampleBuffer(spec, self._source.train, changed, step, self._cursor)
-        return RolloutBuffer(spec, self._source, self._evaluate, changed, step, self._cursor)
+            return ExampleBuffer(spec, self._source, changed, step, self._cursor)
+        roles = self._gangs.measuring
+        return RolloutBuffer(spec, self._source, self._evaluate, changed, step, self._cursor, roles)
 
     def _is_still(self) -> bool:
         """Nothing more is generated under the policy before, or what is need not be waited for."""

@@ -30,6 +30,7 @@ from rljob_trainer.data.workers import Workers
 from rljob_trainer.driver.channel import listen
 from rljob_trainer.driver.control import follow_control, read_control
 from rljob_trainer.driver.driver import Driver
+from rljob_trainer.driver.gangs import Gangs
 from rljob_trainer.driver.progress import ProgressFile
 from rljob_trainer.driver.server import Call, serve
 from rljob_trainer.rewards.entries import validate_row
@@ -59,15 +60,31 @@ async def drive(directory: Path, listener: socket.socket, token: str) -> None:
     tokenizer = load_tokenizer(control.spec)
     work = _supervised if control.spec.supervised else _reinforcement
     try:
-        async with work(directory, control, token, progress, tokenizer) as life:
+        async with (
+            _gangs(control, token) as gangs,
+            work(directory, control, token, progress, tokenizer, gangs) as life,
+        ):
             await life.run(listener)
     finally:
         listener.close()
 
 
 @asynccontextmanager
+async def _gangs(control: Control, token: str) -> AsyncIterator[Gangs]:
+    """Of the roles on ranks of their own, which may connect from here on."""
+    spec = control.spec
+    gangs = Gangs(spec.gangs, control.attempt, token, spec.lifecycle.stall_timeout_seconds)
+    if gangs:
+        await gangs.listen(os.environ[names.ENV_POD_IP], control.service_port)
+    try:
+        yield gangs
+    finally:
+        gangs.close()
+
+
+@asynccontextmanager
 async def _supervised(
-    directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer
+    directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, gangs: Gangs
 ) -> AsyncIterator["_Life"]:
     """No rollouts and no rewards: examples, tokenised by processes beside the steps."""
     spec, workers = control.spec, Workers(control.spec)
@@ -78,8 +95,8 @@ async def _supervised(
         if spec.evaluation.takes_place:
             held_out = await asyncio.to_thread(load, "validation", scratch=directory / "held-out")
         rollouts = RolloutPool(token, control.attempt, 0, 1, lambda: None)
-        life = _Life(directory, _counted(control, train), rollouts, Pools((), token), progress)
-        life.begin(Examples(train, held_out), train)
+        life = _Life(directory, _counted(control, train), rollouts, Pools((), token), progress, gangs)
+        life.begin(Examples(train, held_out, gangs.measuring), train)
         yield life
     finally:
         workers.close()
@@ -87,7 +104,7 @@ async def _supervised(
 
 @asynccontextmanager
 async def _reinforcement(
-    directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer
+    directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, gangs: Gangs
 ) -> AsyncIterator["_Life"]:
     spec, pools = control.spec, Pools((pool.name for pool in control.spec.pools), token)
     rewards = RewardManager(spec.rewards, pools)
@@ -101,7 +118,7 @@ async def _reinforcement(
         await rewards.start()
         control = _counted(control, train)
         pool = RolloutPool(token, control.attempt, required_servers(spec), sequences(spec), lambda: life.wake())
-        life = _Life(directory, control, pool, pools, progress)
+        life = _Life(directory, control, pool, pools, progress, gangs)
         generator = Generator(control.spec, control.job_uid, tokenizer, rewards, pool, progress.heartbeat, agent)
         source: BatchSource = (
             RecordedBatches(control.spec)
@@ -123,14 +140,22 @@ def _counted(control: Control, data: Dataset) -> Control:
 class _Life:
     """The driver and what runs beside it."""
 
-    def __init__(self, directory: Path, control: Control, rollouts: RolloutPool, pools: Pools, progress: ProgressFile):
+    def __init__(
+        self,
+        directory: Path,
+        control: Control,
+        rollouts: RolloutPool,
+        pools: Pools,
+        progress: ProgressFile,
+        gangs: Gangs,
+    ):
         self._directory, self._control, self._progress = directory, control, progress
-        self._rollouts, self._pools = rollouts, pools
+        self._rollouts, self._pools, self._gangs = rollouts, pools, gangs
         self._driver: Driver
 
     def begin(self, source: BatchSource | Examples, data: Dataset) -> None:
         """With these batches."""
-        self._driver = Driver(self._control, source, data, self._rollouts, self._pools, self._progress)
+        self._driver = Driver(self._control, source, data, self._rollouts, self._pools, self._progress, self._gangs)
 
     def wake(self) -> None:
         self._driver.wake()
@@ -151,6 +176,10 @@ class _Life:
             "next": d.next,
             "part": d.part,
             "trained": d.trained,
+            "learn": d.learn,
+            "learnt": d.learnt,
+            "save_gangs": d.save_gangs,
+            "gangs_saved": d.gangs_saved,
             "replicas": d.replicas,
             "published": d.published,
             "saving": d.saving,
@@ -160,7 +189,8 @@ class _Life:
         }
         served = serve(listener, calls, d.heartbeat)
         try:
-            await _first_to_end(served, self._follow(), self._rollouts.run(), self._progress.run())
+            gangs = self._gangs.run(self._progress.heartbeat)
+            await _first_to_end(served, self._follow(), self._rollouts.run(), self._progress.run(), gangs)
         finally:
             await self._rollouts.close()
             await self._driver.close()

@@ -7,7 +7,8 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from rljob_trainer.driver.channel import LENGTH, write
+from rljob_trainer.arrays import Array, allocated, raw
+from rljob_trainer.driver.channel import BUFFER_BYTES, LENGTH, write
 from rljob_trainer.failure import PeerLost
 
 Call = Callable[..., Awaitable[Any]]
@@ -30,35 +31,61 @@ async def serve(listener: socket.socket, calls: Mapping[str, Call], heartbeat: C
     try:
         reader, writer = await connected
         with contextlib.closing(writer):
-            await _answer(reader, writer, calls, heartbeat)
+            await answer(reader, writer, calls, heartbeat)
     finally:
         server.close()
 
 
-async def _answer(
+async def answer(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     calls: Mapping[str, Call],
     heartbeat: Callable[[int], None],
+    silence: float | None = None,
 ) -> None:
+    """Answer a rank until it has called `end`. `silence`: seconds after which one that says nothing is lost.
+
+    Raises RankLost, and what a call raises.
+    """
     while True:
-        request = await _read(reader)
+        request = await _bounded(reader, silence)
         name = request.pop("call")
         if name == "heartbeat":
             heartbeat(request["count"])
             continue
-        answer = await calls[name](**request)
+        found = await calls[name](**request)
         try:
-            await write(writer, answer)
+            await write(writer, found)
         except ConnectionError:
             raise RankLost("rank 0 is gone") from None
         if name == "end":
             return
 
 
-async def _read(reader: asyncio.StreamReader) -> dict[str, Any]:
+async def _bounded(reader: asyncio.StreamReader, seconds: float | None) -> dict[str, Any]:
     try:
-        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-        return json.loads(await reader.readexactly(length))
+        async with asyncio.timeout(seconds):
+            return await read(reader)
     except (asyncio.IncompleteReadError, ConnectionError):
         raise RankLost("rank 0 is gone") from None
+    except TimeoutError:
+        raise RankLost(f"rank 0 has said nothing for {seconds:g} s") from None
+
+
+async def read(reader: asyncio.StreamReader, most: int | None = None) -> dict[str, Any]:
+    """The next message, with the arrays behind it under `arrays`. Raises ValueError for one of more than `most` bytes."""
+    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    if most is not None and length > most:
+        raise ValueError(f"a message of {length} bytes")
+    message = json.loads(await reader.readexactly(length))
+    return message | {"arrays": await _arrays(reader, message["arrays"])} if "arrays" in message else message
+
+
+async def _arrays(reader: asyncio.StreamReader, described: list[list[Any]]) -> dict[str, Array]:
+    found = allocated(described)
+    for array in found.values():
+        block = raw(array)
+        for start in range(0, len(block), BUFFER_BYTES):
+            piece = block[start : start + BUFFER_BYTES]
+            piece[:] = await reader.readexactly(len(piece))
+    return found

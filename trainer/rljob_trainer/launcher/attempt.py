@@ -54,13 +54,22 @@ class PodAttempt:
         self._stop = asyncio.Event()
         self._servers = ColocatedServers(control, settings.environment)
 
+    @property
+    def _trains(self) -> bool:
+        return self._member.role == names.ROLE_TRAINER
+
+    @property
+    def _leads(self) -> bool:
+        """The driver is here."""
+        return self._trains and self._member.node_rank == 0
+
     async def run(self) -> Ended:
         """From nothing to nothing: when this returns, no process of the attempt lives."""
         try:
             await asyncio.to_thread(self._make_directories)
         except OSError as error:
             return Ended("failed", failure.classify(unwritable(self._control.spec.checkpoint.path, error)))
-        with Follower([*self._rank_logs(), self._driver_log(), self._fetch_log()]):
+        with Follower([*self._rank_logs(), *([self._driver_log()] if self._leads else []), self._fetch_log()]):
             return await self._fetch() or await self._live()
 
     def apply_control(self, control: Control) -> None:
@@ -83,9 +92,8 @@ class PodAttempt:
 
     async def _fetch(self) -> Ended | None:
         """Have model and data on the volume. How it ended if they are not."""
-        first = self._member.node_rank == 0
         request = self._request(PROCESS, [self._fetch_log()])
-        driver = self._fork_servers.driver if first else None
+        driver = self._fork_servers.driver if self._leads else None
         try:
             if await obtain(self._control.spec, driver, request, self._stop):
                 return None
@@ -97,9 +105,9 @@ class PodAttempt:
 
     async def _live(self) -> Ended:
         ranks = asyncio.create_task(self._run_ranks())
-        driver = asyncio.create_task(self._run_driver()) if self._member.node_rank == 0 else None
+        driver = asyncio.create_task(self._run_driver()) if self._leads else None
         stop = asyncio.create_task(self._stop.wait())
-        servers = asyncio.create_task(self._run_servers()) if self._servers.count else None
+        servers = asyncio.create_task(self._run_servers()) if self._trains and self._servers.count else None
         announcement = asyncio.create_task(self._announce_servers())
         ending = await self._until_over(ranks, driver, stop, servers)
         for task in (stop, servers, announcement):
@@ -180,9 +188,10 @@ class PodAttempt:
         names.log_dir(self._root, self.number).mkdir(parents=True, exist_ok=True)
 
     def _rank_logs(self) -> list[Path]:
-        processes = self._control.spec.trainer.processes_per_node
+        role = self._member.role
+        processes = self._control.spec.processes_of(role)
         first = self._member.node_rank * processes
-        return [names.rank_log(self._root, self.number, rank) for rank in range(first, first + processes)]
+        return [names.rank_log(self._root, self.number, rank, role) for rank in range(first, first + processes)]
 
     def _driver_log(self) -> Path:
         return names.driver_log(self._root, self.number)
@@ -191,7 +200,7 @@ class PodAttempt:
         return names.log_dir(self._root, self.number) / "fetch.log"
 
     def _request(self, module: str, logs: list[Path], rendezvous: Rendezvous | None = None) -> ForkRequest:
-        environment = {names.ENV_ATTEMPT_DIR: str(self._directory)}
+        environment = {names.ENV_ATTEMPT_DIR: str(self._directory), names.ENV_ROLE: self._member.role}
         return ForkRequest(module, str(self._directory), [str(log) for log in logs], environment, rendezvous)
 
     def _rendezvous(self) -> Rendezvous:

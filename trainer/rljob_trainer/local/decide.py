@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from rljob_api import names
 from rljob_api.protocol import Command, Failure, Member, Report
 from rljob_trainer import failure
 
+UNASKED = Failure(kind="application", message="the attempt ended unasked")
 LOST = Failure(kind="killed", exception="LauncherLost", message="the launcher ended")
 
 
@@ -18,6 +20,8 @@ class LocalState:
     command: Command = "stop"
     cause: Failure | None = None
     """Why the current attempt was stopped."""
+    culprit: str = names.ROLE_TRAINER
+    """Role of the pod that said so."""
     failures: int = 0
     """Attempts that failed before."""
 
@@ -40,6 +44,13 @@ class Seen:
     """Of this machine, on which all of them are."""
     pools: Mapping[str, Mapping[str, Report | None]] = field(default_factory=dict)
     """Reports of each pool's servers."""
+    gangs: Mapping[str, Mapping[str, Report | None]] = field(default_factory=dict)
+    """Of further models on gangs of their own, by role, as `trainers`."""
+
+    @property
+    def launchers(self) -> dict[str, Mapping[str, Report | None]]:
+        """Of all gangs, by role."""
+        return {names.ROLE_TRAINER: self.trainers, **self.gangs}
 
 
 def advance(state: LocalState, seen: Seen, wanted: Command, max_restarts: int) -> LocalState | End:
@@ -51,57 +62,69 @@ def advance(state: LocalState, seen: Seen, wanted: Command, max_restarts: int) -
     reports = [_report(seen, member) for member in state.members]
     if all(_ended(report, state.attempt) for report in reports):
         return _closed(state, seen, reports, wanted, max_restarts)
-    if cause := _cause(state, reports):
-        return replace(state, command="stop", cause=cause)
-    return replace(state, command=_stronger(state.command, wanted))
+    if found := _cause(state, reports):
+        return replace(state, command="stop", cause=found[1], culprit=found[0])
+    over = all(
+        _ended(report, state.attempt) for report in _trainers(state, reports)
+    )  # nobody asks the other gangs for anything
+    return replace(state, command=_stronger(state.command, "stop" if over else wanted))
 
 
 def _open(state: LocalState, seen: Seen) -> LocalState:
     """The next attempt, as soon as every launcher has reported."""
-    reports = [report for report in seen.trainers.values() if report]
-    if len(reports) < len(seen.trainers):
+    found = [(role, i, report) for role, gang in seen.launchers.items() for i, report in enumerate(gang.values())]
+    if any(report is None for _, _, report in found):
         return state
     members = tuple(
-        Member(pod=r.pod, pod_uid=r.pod_uid, boot_id=r.boot_id, node_rank=i, address=seen.address)
-        for i, r in enumerate(reports)
+        Member(pod=r.pod, pod_uid=r.pod_uid, boot_id=r.boot_id, node_rank=i, address=seen.address, role=role)
+        for role, i, r in found
+        if r
     )
-    return LocalState(state.attempt + 1, members, "run", None, state.failures)
+    return LocalState(state.attempt + 1, members, "run", failures=state.failures)
 
 
 def _closed(
     state: LocalState, seen: Seen, reports: list[Report | None], wanted: Command, max_restarts: int
 ) -> LocalState | End:
-    if all(report and report.result == "succeeded" for report in reports):
+    if all(report and report.result == "succeeded" for report in _trainers(state, reports)):
         return End(0, "succeeded")
-    cause = _cause(state, reports)
+    found = _cause(state, reports)
     if wanted != "run":
-        return End(130, "interrupted" + (f": {describe(cause)}" if cause else "; what was saved is complete"))
-    cause = cause or Failure(kind="application", message="the attempt ended unasked")
+        return End(130, "interrupted" + (f": {describe(*found)}" if found else "; what was saved is complete"))
+    role, cause = found or (names.ROLE_TRAINER, UNASKED)
     if cause.kind == "configuration":
         return End(1, cause.message)
     if state.failures >= max_restarts:
-        return End(
-            1, f"attempt {state.attempt} failed, and spec.lifecycle.maxRestarts is {max_restarts}: {describe(cause)}"
-        )
+        why = describe(role, cause)
+        return End(1, f"attempt {state.attempt} failed, and spec.lifecycle.maxRestarts is {max_restarts}: {why}")
     opened = _open(LocalState(state.attempt, failures=state.failures + 1), seen)
     return opened if opened.attempt > state.attempt else state
 
 
 def _report(seen: Seen, member: Member) -> Report | None:
     """The member's own report; None when its boot is gone."""
-    report = seen.trainers.get(member.pod)
+    report = seen.launchers[member.role].get(member.pod)
     return report if report and report.boot_id == member.boot_id else None
+
+
+def _trainers(state: LocalState, reports: list[Report | None]) -> list[Report | None]:
+    return [r for m, r in zip(state.members, reports, strict=True) if m.role == names.ROLE_TRAINER]
 
 
 def _ended(report: Report | None, attempt: int) -> bool:
     return report is None or (report.attempt == attempt and report.state == "stopped")
 
 
-def _cause(state: LocalState, reports: list[Report | None]) -> Failure | None:
-    """The best explanation so far. A launcher that is gone explains any broken collective."""
-    failures = [r.failure or LOST for r in reports if r and r.attempt == state.attempt and r.result == "failed"]
-    failures += [LOST for r in reports if r is None]
-    return failure.first([*failures, *([state.cause] if state.cause else [])])
+def _cause(state: LocalState, reports: list[Report | None]) -> tuple[str, Failure] | None:
+    """The best explanation so far, and the role of who gives it. A launcher that is gone explains any broken collective."""
+    by_role = list(zip((member.role for member in state.members), reports, strict=True))
+    failed = [(role, r) for role, r in by_role if r and r.attempt == state.attempt and r.result == "failed"]
+    said = [(role, r.failure or LOST) for role, r in failed]
+    gone = [(role, LOST) for role, r in by_role if r is None]
+    before = [(state.culprit, state.cause)] if state.cause else []
+    found = [*said, *gone, *before]
+    first = failure.first(why for _, why in found)
+    return next((each for each in found if each[1] is first), None)
 
 
 def _misconfigured(seen: Seen) -> Failure | None:
@@ -114,7 +137,8 @@ def _stronger(now: Command, wanted: Command) -> Command:
     return max(now, wanted, key=order.index)
 
 
-def describe(cause: Failure) -> str:
-    """One sentence."""
-    where = f"rank {cause.rank}: " if cause.rank is not None else ""
-    return where + ": ".join(text for text in (cause.exception, cause.message) if text)
+def describe(role: str, cause: Failure) -> str:
+    """One sentence. `role`: of the pod that said so."""
+    rank = [] if cause.rank is None else [f"rank {cause.rank}"]
+    where = " ".join([*([] if role == names.ROLE_TRAINER else [role]), *rank])
+    return ": ".join(text for text in (where, cause.exception, cause.message) if text)

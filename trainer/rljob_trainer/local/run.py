@@ -58,7 +58,7 @@ class Here:
         self._pods = {role: [names.pod(job.name, role, i) for i in range(count)] for role, count in counts.items()}
         self._ports = {pod: free_port() for role, pods in self._servers() for pod in pods}
         self._gpus = assign_gpus(self._spec, self._pods, gpus())
-        self._master_ports: dict[int, int] = {}
+        self._attempt_ports: dict[tuple[int, str], int] = {}
         self._state = LocalState()
         self._wanted: Command = "run"
         self._written: Control | None = None
@@ -69,7 +69,7 @@ class Here:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
         with self._processes as processes:
-            for pod in self._pods[names.ROLE_TRAINER]:
+            for pod in (pod for role, pods in self._launchers() for pod in pods):
                 processes.add(pod, self._gpus[pod], "launch", "--rank", rank, "--driver", driver)
             for role, pods in self._servers():
                 command = ("rollout",) if role == names.ROLE_ROLLOUT else ("pool", role)
@@ -94,11 +94,16 @@ class Here:
     def _see(self) -> Seen:
         reports = {role: {pod: self._processes.report(pod) for pod in pods} for role, pods in self._pods.items()}
         trainers, rollouts = reports.pop(names.ROLE_TRAINER), reports.pop(names.ROLE_ROLLOUT, {})
-        return Seen(trainers, rollouts, self._address, reports)
+        gangs = {role: reports.pop(role) for role in self._spec.gangs}
+        return Seen(trainers, rollouts, self._address, reports, gangs)
 
     def _servers(self) -> Iterator[tuple[str, list[str]]]:
-        """Pods of all roles but the trainer's."""
-        return ((role, pods) for role, pods in self._pods.items() if role != names.ROLE_TRAINER)
+        """Pods of rollouts and pools."""
+        return ((role, pods) for role, pods in self._pods.items() if not names.is_model_role(role))
+
+    def _launchers(self) -> Iterator[tuple[str, list[str]]]:
+        """Pods of gangs."""
+        return ((role, pods) for role, pods in self._pods.items() if names.is_model_role(role))
 
     def _write_control(self, seen: Seen) -> None:
         """Only what is new."""
@@ -117,8 +122,10 @@ class Here:
             command=state.command,
             members=list(state.members),
             gangs={
-                names.ROLE_TRAINER: GangAddress(address=self._address, master_port=self._master_port(state.attempt))
+                role: GangAddress(address=self._address, master_port=self._port(state.attempt, role))
+                for role, _ in self._launchers()
             },
+            service_port=self._port(state.attempt, "service") if spec.gangs else 0,
             resume=Resume(policy=spec.checkpoint.resume),
             rollouts=self._answering(seen.rollouts),
             pools={name: self._answering(servers) for name, servers in seen.pools.items()},
@@ -132,11 +139,11 @@ class Here:
             if report and report.state == "running"
         ]
 
-    def _master_port(self, attempt: int) -> int:
-        """Of its own for each attempt; several jobs may share a machine."""
-        if attempt not in self._master_ports:
-            self._master_ports[attempt] = free_port()
-        return self._master_ports[attempt]
+    def _port(self, attempt: int, purpose: str) -> int:
+        """Of its own for each attempt and purpose; several jobs may share a machine."""
+        if (attempt, purpose) not in self._attempt_ports:
+            self._attempt_ports[attempt, purpose] = free_port()
+        return self._attempt_ports[attempt, purpose]
 
     def _show(self, seen: Seen) -> None:
         line = status.line(self._state, seen)

@@ -13,6 +13,8 @@ def line(state: LocalState, seen: Seen) -> str:
     """For example `attempt 1: step 12/100, reward 0.438, loss 0.0012, 3.4 s; trainers 2/2, rollouts 2/2`."""
     trainers = sum(_runs(report, state) for report in seen.trainers.values())
     counts = f"trainers {trainers}/{len(seen.trainers)}"
+    for role, launchers in seen.gangs.items():
+        counts += f", {role} {sum(_runs(report, state) for report in launchers.values())}/{len(launchers)}"
     serving = {"rollouts": seen.rollouts} | dict(seen.pools)
     counts += "".join(f", {name} {_ready(servers)}" for name, servers in serving.items() if servers)
     if state.attempt == 0:

@@ -31,6 +31,11 @@ class StepPlan:
         return sorted(row for plan in self.mini_batches for micro in plan[data_rank] for row in micro)
 
 
+def undivided(spec: RLJobSpec) -> RLJobSpec:
+    """For a step that is measured only: in one mini-batch."""
+    return spec.model_copy(update={"train": spec.train.model_copy(update={"mini_batches": 1})})
+
+
 def plan_step(
     columns: Columns, spec: RLJobSpec, layout: Layout, pairs: bool = False, complete: bool = False
 ) -> StepPlan:

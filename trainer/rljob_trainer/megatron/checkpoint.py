@@ -1,5 +1,7 @@
 """Networks, optimizers, schedules and random states as a torch_dist directory.
 
+A network that was trained on ranks of its own lies in a directory of its name inside the others', which any ranks may load it from.
+
 Of a network with adapters these alone are in it, with a name of what they belong to.
 
 Two formats. `fully_reshardable`: any layout can load it; the optimizer's shards are first gathered on every data-parallel rank
@@ -7,8 +9,8 @@ Two formats. `fully_reshardable`: any layout can load it; the optimizer's shards
 may differ when it is loaded.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,10 @@ class State:
     """What the policy's objective keeps; see Objective.state."""
     layout: str
 
+    def only(self, names: Collection[str]) -> "State":
+        """Of these networks."""
+        return replace(self, networks={name: network for name, network in self.networks.items() if name in names})
+
 
 def save(directory: Path, state: State, reshardable: bool) -> Writing:
     """Copy the state, and start to write it into `directory`, which must not exist, on a file system that all ranks share. Collective.
@@ -94,12 +100,25 @@ def save(directory: Path, state: State, reshardable: bool) -> Writing:
 
 
 def load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[str, Any]:
-    """Put what `save` wrote into the live objects, and return the objective's state. Random states are taken only in the same layout. Collective.
-    `heartbeat` is called with every tensor that this rank has read.
+    """Put what `save` wrote into the live objects, and return the objective's state, which lies with the first network. Random states are taken
+    only in the same layout. Collective. `heartbeat` is called with every tensor that this rank has read.
 
     Raises ConfigurationError when a network that is to be trained is not in it, does not lie in it as it does here, or has adapters of another
     model.
     """
+    places = {name: _place(directory, name) for name in state.networks}
+    objectives = [
+        _load(place, state.only({name for name in places if places[name] == place}), heartbeat)
+        for place in dict.fromkeys(places.values())
+    ]
+    return objectives[0]
+
+
+def _place(directory: Path, network: str) -> Path:
+    return own if (own := directory / network).is_dir() else directory
+
+
+def _load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[str, Any]:
     common = dist_checkpointing.load_common_state_dict(str(directory))
     _require_networks(common["names"], state)
     for name, network in state.networks.items():

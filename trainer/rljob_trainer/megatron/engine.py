@@ -1,4 +1,7 @@
-"""The engine of the trainer: policy, reference, critic and reward models. SPMD: every method is collective over all ranks of the process group."""
+"""The engine of the trainer: the policy, and those of reference, critic and reward models that share its ranks.
+
+SPMD: every method is collective over all ranks of the process group.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +17,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch, Columns
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.megatron import backend, checkpoint, parallel_state
-from rljob_trainer.megatron.batching import plan_step, plan_units
+from rljob_trainer.megatron.batching import plan_step, plan_units, undivided
 from rljob_trainer.megatron.model import PolicyModel
 from rljob_trainer.megatron.network import TrainedModel, TrainedNetwork
 from rljob_trainer.megatron.optimizer import NonFiniteError, update_metrics
@@ -23,7 +26,7 @@ from rljob_trainer.megatron.provider import MODEL
 from rljob_trainer.megatron.reference import LogProbs, reference_of
 from rljob_trainer.megatron.reward_models import RewardModels
 from rljob_trainer.megatron.step import Step, gather
-from rljob_trainer.megatron.value_model import ValueModel
+from rljob_trainer.megatron.value_model import ValueModel, critic_model
 from rljob_trainer.memory import Meter
 from rljob_trainer.objectives.objective import Objective, Targets
 from rljob_trainer.objectives.policy import PolicyObjective
@@ -41,17 +44,18 @@ class Engine:
 
         Raises ConfigurationError for models that are wrong or do not fit the layout.
         """
-        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        layout = Layout.of(spec, names.ROLE_TRAINER)  # critic, reference and reward models share these ranks
+        layout = Layout.of(spec, names.ROLE_TRAINER)
         self._spec, self.layout, self.heartbeat = spec, str(layout), heartbeat
-        self._parallel = parallel_state.initialize(layout, device, spec.lifecycle.stall_timeout_seconds)
+        device, timeout = parallel_state.current_device(), spec.lifecycle.stall_timeout_seconds
+        self._parallel = parallel_state.initialize(layout, device, timeout)
         self.objective = objective or PolicyObjective(spec)
-        self._undivided = spec.model_copy(update={"train": spec.train.model_copy(update={"mini_batches": 1})})
+        self._undivided = undivided(spec)
+        self._shared = spec.models.keys() - spec.gangs.keys()
         self._model = self._trained_model()
         self._reference = self._frozen_reference()
         self._policy = self._trained_policy()
         self._critic = self._trained_critic()
-        self._reward_models = RewardModels(spec, self._parallel, heartbeat)
+        self._reward_models = RewardModels(spec, self._shared, self._parallel, heartbeat)
         self.backend = backend.describe(self._model.config, self._policy.optimizer)
         self.memory = Meter()
 
@@ -95,7 +99,8 @@ class Engine:
 
     def _measured(self, batch: Batch, spec: RLJobSpec) -> Step:
         step = Step.of(batch, spec, self._parallel, self.objective)
-        self._reward_models.score(step)
+        for scores in self._reward_models.scores(step):
+            step.add_rewards(scores)
         micro_batches, temperature = list(step.micro_batches()), self.objective.temperature
         with self._policy.offloader.using("parameters"):
             if self._reference:
@@ -121,7 +126,7 @@ class Engine:
         for name, values in targets.columns.items():
             step.put(name, values)
         columns = step.batch.columns
-        metrics = dict(targets.metrics) | self._reward_models.metrics(step)
+        metrics = dict(targets.metrics) | self._reward_metrics(step)
         metrics["train/tokens"] = float(columns.length[columns.response_length > 0].sum())
         for network, objective in self._learners():
             step.weigh(objective)
@@ -172,6 +177,13 @@ class Engine:
         with self._all_on_device():
             self.objective.load_state(checkpoint.load(directory, self._state(), self.heartbeat))
 
+    def _reward_metrics(self, step: Step) -> dict[str, float]:
+        """Of the rewards with the scores of reward models in them, wherever these are."""
+        columns = step.batch.columns
+        kept = columns.reward[columns.response_length > 0]
+        scored = any(reward.model for reward in self._spec.rewards)
+        return {"reward/with_models": float(kept.mean())} if scored else {}
+
     def _learners(self) -> list[tuple[TrainedNetwork, Objective]]:
         critic = self.objective.critic
         return ([(self._critic, critic)] if self._critic and critic else []) + [(self._policy, self.objective)]
@@ -184,7 +196,7 @@ class Engine:
 
     def _frozen_reference(self) -> LogProbs | None:
         """While the policy is still the starting point."""
-        if "reference_log_probs" not in self.objective.needs:
+        if "reference_log_probs" not in self.objective.needs or names.ROLE_REFERENCE not in self._shared:
             return None
         return reference_of(
             self._spec, self._model, lambda *what: self._policy.log_probs(*what), self._parallel, self.heartbeat
@@ -199,9 +211,9 @@ class Engine:
 
     def _trained_critic(self) -> TrainedNetwork | None:
         spec, critic = self._spec, self._spec.critic
-        if critic is None:
+        if critic is None or names.ROLE_CRITIC not in self._shared:
             return None
-        model = ValueModel(spec, critic.path or spec.model.path, "spec.critic.path", self._parallel)
+        model = critic_model(spec, critic, self._parallel)
         steps = Amounts.of(spec).updates * spec.train.total_steps
         return TrainedNetwork(model, spec, critic.optimizer, steps, critic.offload, self._parallel, self.heartbeat)
 

@@ -27,8 +27,6 @@ from rljob_trainer.megatron.provider import configure, open_bridge
 
 CHECKPOINT = "spec.model.megatronCheckpoint"
 GUESSING = "num_nextn_predict_layers"
-_PREFIXES = ("policy.", "")
-"""Of the names of tensors: ours, and plain megatron's."""
 
 
 class PolicyModel:
@@ -136,32 +134,40 @@ def settle(chunks: Sequence[DistributedDataParallel]) -> None:
                 chunk.start_param_sync(force_sync=True)
 
 
-def load_weights(path: str, modules: Sequence[MegatronModule]) -> None:
+def load_weights(
+    path: str, modules: Sequence[MegatronModule], network: str = "policy", field: str = CHECKPOINT
+) -> None:
     """Put the weights under `path` into the pieces of this rank's stage. Every rank reads its own shards only. Collective.
 
-    `path` is a torch_dist directory, or holds one as our `global_step_N` do, in either format: they differ in the optimizer.
-    Raises ConfigurationError when it is none, or its tensors are not those of the model.
+    `path` is a torch_dist directory, or holds one as our `global_step_N` do, in either format: they differ in the optimizer. `network`: which of
+    those in it, if it is there; else the policy, or what plain megatron wrote.
+    Raises ConfigurationError, by `field`, when it is none, or its tensors are not those of the model.
     """
-    places = (*(Path(path) / engine_directory(reshardable) for reshardable in (True, False)), Path(path))
-    directory = next((d for d in places if (d / ".metadata").is_file()), None)
+    directory = _torch_dist(Path(path), network)
     if directory is None:
         fix = "name a directory such as global_step_100 of another job"
-        raise ConfigurationError(CHECKPOINT, path, "is no torch_dist directory of megatron-core, nor holds one", fix)
+        raise ConfigurationError(field, path, "is no torch_dist directory of megatron-core, nor holds one", fix)
     try:
         held = dist_checkpointing.load_tensors_metadata(str(directory))
     except CheckpointingException as error:
-        raise ConfigurationError(CHECKPOINT, path, f"cannot be read: {error}", "name a complete checkpoint") from error
-    prefix = next((p for p in _PREFIXES if any(key.startswith(f"{p}decoder.") for key in held)), "")
+        raise ConfigurationError(field, path, f"cannot be read: {error}", "name a complete checkpoint") from error
+    prefixes = (f"{network}.", "policy.")
+    prefix = next((p for p in prefixes if any(key.startswith(f"{p}decoder.") for key in held)), "")
     wanted = {i: _tensors(module, prefix) for i, module in enumerate(modules)}
     for tensors in wanted.values():
-        _require(held, tensors, path)
+        _require(held, tensors, path, field)
     loaded = dist_checkpointing.load(dict(wanted), str(directory), validate_access_integrity=False)
     for i, module in enumerate(modules):
         rest = module.load_state_dict(loaded[i], strict=False)  # Transformer Engine's extra states are not weights
         if lost := [key for key in rest.missing_keys if not key.endswith("_extra_state")]:
-            raise ConfigurationError(
-                CHECKPOINT, path, f"does not hold {lost[0]}", "name a checkpoint of the same model"
-            )
+            raise ConfigurationError(field, path, f"does not hold {lost[0]}", "name a checkpoint of the same model")
+
+
+def _torch_dist(path: Path, network: str) -> Path | None:
+    """A network that was trained on ranks of its own lies in a directory of its name."""
+    engines = [path / engine_directory(reshardable) for reshardable in (True, False)]
+    places = [place for engine in engines for place in (engine / network, engine)]
+    return next((d for d in (*places, path) if (d / ".metadata").is_file()), None)
 
 
 def _tensors(module: MegatronModule, prefix: str) -> dict[str, Any]:
@@ -174,7 +180,7 @@ def _tensors(module: MegatronModule, prefix: str) -> dict[str, Any]:
     return found
 
 
-def _require(held: dict[str, ShardedTensor], tensors: dict[str, Any], path: str) -> None:
+def _require(held: dict[str, ShardedTensor], tensors: dict[str, Any], path: str, field: str) -> None:
     for tensor in tensors.values():
         if not isinstance(tensor, ShardedTensor):  # a factory: megatron cuts it into several when it loads
             continue
@@ -184,4 +190,4 @@ def _require(held: dict[str, ShardedTensor], tensors: dict[str, Any], path: str)
             rule = f"{tensor.key} has the shape {tuple(held[tensor.key].global_shape)}, the model's {tuple(tensor.global_shape)}"
         else:
             continue
-        raise ConfigurationError(CHECKPOINT, path, rule, "name a checkpoint of the same model, or remove it")
+        raise ConfigurationError(field, path, rule, "name a checkpoint of the same model, or remove it")

@@ -37,6 +37,11 @@ class ParallelState:
         return values
 
 
+def current_device() -> torch.device:
+    """Of this rank: its GPU, or the CPU where there is none."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
 def initialize(layout: Layout, device: torch.device, timeout_seconds: float) -> ParallelState:
     """Cut the world into megatron's groups (rank order: tensor, context, data, pipeline; experts: tensor, expert, data, pipeline). Collective.
 

@@ -9,12 +9,13 @@ import torch
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.lora import is_adapter
-from rljob_trainer.megatron.model import PolicyModel
+from rljob_trainer.megatron.model import CHECKPOINT, PolicyModel
 from rljob_trainer.megatron.network import LoadedModel, Network
 from rljob_trainer.megatron.packing import MicroBatch
 from rljob_trainer.megatron.parallel_state import ParallelState
 
 FIELD = "spec.reference.path"
+FIELD_OF_CHECKPOINT = "spec.reference.megatronCheckpoint"
 LogProbs = Callable[[Sequence[MicroBatch], float], list[torch.Tensor]]
 """See Network.log_probs."""
 
@@ -33,10 +34,11 @@ def reference_of(
     """
     reference = spec.reference
     if not reference.offload:
-        return Network(_load(spec, parallel), parallel, heartbeat).log_probs
+        return separate_reference(spec, parallel, heartbeat)
     adapters, copy = policy.adapters, None
-    if reference.path or not adapters:
-        copy = HostCopy(policy.modules, _load(spec, parallel).modules if reference.path else policy.modules)
+    other = reference.path or reference.megatron_checkpoint
+    if other or not adapters:
+        copy = HostCopy(policy.modules, _load(spec, parallel).modules if other else policy.modules)
 
     def swapped(micro_batches: Sequence[MicroBatch], temperature: float) -> list[torch.Tensor]:
         with ExitStack() as stack:
@@ -49,15 +51,23 @@ def reference_of(
     return swapped
 
 
+def separate_reference(spec: RLJobSpec, parallel: ParallelState, heartbeat: Callable[[], None]) -> LogProbs:
+    """Of a model of its own, whatever becomes of the policy. Collective. Raises ConfigurationError as `reference_of`."""
+    return Network(_load(spec, parallel), parallel, heartbeat).log_probs
+
+
 def _load(spec: RLJobSpec, parallel: ParallelState) -> PolicyModel:
-    path = spec.reference.path
-    if path is None:
-        return PolicyModel(spec, parallel)
-    model = spec.model.model_copy(update={"path": path, "megatron_checkpoint": None, "lora": None})
+    """Without adapters, which begin as nothing."""
+    path, checkpoint = spec.reference.path, spec.reference.megatron_checkpoint
+    own = {"path": path or spec.model.path, "megatron_checkpoint": checkpoint} if path or checkpoint else {}
+    model = spec.model.model_copy(update={**own, "lora": None})
     try:
         return PolicyModel(spec.model_copy(update={"model": model}), parallel)
     except ConfigurationError as error:
-        raise ConfigurationError(FIELD, path, error.rule, error.fix) from error
+        if not own:
+            raise
+        field = FIELD_OF_CHECKPOINT if error.field == CHECKPOINT else FIELD
+        raise ConfigurationError(field, error.value, error.rule, error.fix) from error
 
 
 class HostCopy:

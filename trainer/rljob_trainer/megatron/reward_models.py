@@ -1,9 +1,10 @@
 """Reward models on the ranks: frozen value models, whose value at the last token of prompt and response is the reward."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 
+from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import MegatronReward
 from rljob_api.spec.roles import Offload
@@ -18,29 +19,25 @@ from rljob_trainer.rewards.entries import entries_of
 
 
 class RewardModels:
-    """The entries of spec.rewards with `model`. Every method is collective."""
+    """Entries of spec.rewards with `model`. Every method is collective."""
 
-    def __init__(self, spec: RLJobSpec, parallel: ParallelState, heartbeat: Callable[[], None]) -> None:
-        """Raises ConfigurationError for a directory that is no classifier with one label."""
+    def __init__(
+        self, spec: RLJobSpec, roles: Collection[str], parallel: ParallelState, heartbeat: Callable[[], None]
+    ) -> None:
+        """Those of these roles. Raises ConfigurationError for a directory that is no classifier with one label."""
         self._spec = spec
         self._models = {
             i: _RewardModel(spec, reward.model, f"spec.rewards[{i}].model.path", parallel, heartbeat)
             for i, reward in enumerate(spec.rewards)
-            if reward.model
+            if reward.model and names.reward_role(i) in roles
         }
 
-    def score(self, step: Step) -> None:
-        """Add each entry's weighted score to the rewards of the trajectories that it applies to."""
+    def scores(self, step: Step) -> Iterator[np.ndarray]:
+        """Of each entry [n], weighted; 0 for trajectories that it does not apply to."""
         for entry, model in self._models.items():
             weights = self._weights(entry, step.batch.columns.data_source.tolist())
             scores = model.scores(step, {row for row, weight in enumerate(weights) if weight})
-            step.add_rewards(np.array(weights) * scores)
-
-    def metrics(self, step: Step) -> dict[str, float]:
-        """Of the rewards with the scores in them; nothing when there is no entry."""
-        columns = step.batch.columns
-        kept = columns.reward[columns.response_length > 0]
-        return {"reward/with_models": float(kept.mean())} if self._models else {}
+            yield np.array(weights) * scores
 
     def _weights(self, entry: int, data_sources: list[str]) -> list[float]:
         """Of the entry, by row; 0 where it does not apply."""
@@ -65,7 +62,7 @@ class _RewardModel:
             fix = "name a sequence classifier with one label"
             raise ConfigurationError(field, reward.path, "has no classifier's head (score.weight)", fix)
         self._network = Network(model, parallel, heartbeat)
-        self._offloader = Offloader(Offload(parameters=reward.offload), model.modules)
+        self._offloader = Offloader(Offload(parameters=reward.offload and not reward.processes_per_node), model.modules)
 
     def scores(self, step: Step, chosen: set[int]) -> np.ndarray:
         """[n], of these rows, 0 elsewhere; on every rank. In the cut of the training passes, with each trajectory's last token."""

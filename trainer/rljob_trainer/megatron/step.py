@@ -44,6 +44,8 @@ class Step:
         own = {i: batch.trajectories[i] for i in plan.rows(parallel.data_rank)}
         step.put("rollout_log_probs", {i: torch.from_numpy(t.response_log_probs.copy()) for i, t in own.items()})
         step.put("age", {i: torch.from_numpy(_age(t, batch.step)) for i, t in own.items()})
+        for name, values in batch.measured.items():
+            step.put(name, {i: torch.from_numpy(v) for i, v in values.items()})
         return step
 
     @property

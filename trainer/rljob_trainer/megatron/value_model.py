@@ -14,12 +14,13 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from megatron.core.transformer.module import MegatronModule
 
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.roles import CriticSpec
 from rljob_api.validation.model import model_violations
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.export import Exporter
 from rljob_trainer.megatron.lora import Adapters
 from rljob_trainer.megatron.lora_base import Base
-from rljob_trainer.megatron.model import require_all_weights
+from rljob_trainer.megatron.model import load_weights, require_all_weights
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import DTYPES, MODEL, configure, converting, read_config
 
@@ -47,12 +48,15 @@ class ValueHead(MegatronModule):
 class ValueModel:
     """A backbone of the policy's layout with a value head on the last stage; see network.TrainedModel."""
 
-    def __init__(self, spec: RLJobSpec, path: str, field: str, parallel: ParallelState) -> None:
-        """The head is the directory's, or zero. Raises ConfigurationError, by `field`, for what cannot be one."""
+    def __init__(
+        self, spec: RLJobSpec, path: str, field: str, parallel: ParallelState, checkpoint: str | None = None
+    ) -> None:
+        """The head is the directory's, or zero. `checkpoint`: a torch_dist directory that all weights are taken from in place of it, the critic's if
+        there is one. Raises ConfigurationError, by `field`, for what cannot be one."""
         bridge = _open(spec, path, field)
         score = _score(bridge, path, field)
         self.has_head = score is not None
-        self.config: Any = bridge.to_megatron_provider(load_weights=True)
+        self.config: Any = bridge.to_megatron_provider(load_weights=checkpoint is None)
         self.config.share_embeddings_and_output_weights = False
         self.config.register_pre_wrap_hook(partial(_put_heads, score=score))  # after the bridge's own, which loads
         configure(self.config, spec, parallel.layout)
@@ -63,7 +67,10 @@ class ValueModel:
         self.vocabulary: int | None = None
         self.adapters: Adapters | None = None
         self.base: Base | None = None
-        require_all_weights(bridge, self.modules, field, path, but=_HEAD)
+        if checkpoint is None:
+            require_all_weights(bridge, self.modules, field, path, but=_HEAD)
+        else:
+            load_weights(checkpoint, self.modules, "critic", field.replace(".path", ".megatronCheckpoint"))
         self._exporter = Exporter(bridge, self.modules, self.config, but=_HEAD)
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -90,6 +97,12 @@ class ValueModel:
         last = mpu.get_pipeline_model_parallel_last_rank()
         dist.broadcast(head, last, group=mpu.get_pipeline_model_parallel_group())
         return head
+
+
+def critic_model(spec: RLJobSpec, critic: CriticSpec, parallel: ParallelState) -> ValueModel:
+    """What a job's critic starts from."""
+    path = critic.path or spec.model.path
+    return ValueModel(spec, path, "spec.critic.path", parallel, critic.megatron_checkpoint)
 
 
 def _open(spec: RLJobSpec, path: str, field: str) -> AutoBridge:

@@ -2,13 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from rljob_api.spec.roles import CriticSpec
 from rljob_trainer.objectives.losses import value_loss
 from rljob_trainer.objectives.metrics import MetricAccumulator
-from rljob_trainer.objectives.objective import Objective, Output, TokenLoss
+from rljob_trainer.objectives.objective import Objective, Output, Targets, TokenLoss
 from rljob_trainer.objectives.tokens import Sequences
+
+
+def critic_columns(targets: Targets) -> dict[str, npt.NDArray[np.float32]]:
+    """Of what the policy's objective makes of a step, what the critic learns from: by name the values of all rows behind each other,
+    [response tokens of the step]."""
+    chosen = {name: values for name, values in targets.columns.items() if name in ("returns", "mask")}
+    return {name: torch.cat(list(values)).float().numpy() for name, values in chosen.items()}
 
 
 class ValueObjective(Objective):

@@ -1,0 +1,35 @@
+"""What the jobs of several files are made of."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from rljob_trainer import rank
+from rljob_trainer.buffer.assembly import batch_metrics
+from rljob_trainer.buffer.batch_files import record
+from trainer.loop.job import STEPS
+from trainer.megatron.models import make_batch, make_model
+
+
+@pytest.fixture(scope="session")
+def material(tmp_path_factory) -> Path:
+    """A model with a tokenizer, a parquet file, and recorded batches."""
+    rank.prepare()
+    root = tmp_path_factory.mktemp("material")
+    model = make_model(root / "model")
+    tokenizer = Tokenizer(models.WordLevel({str(i): i for i in range(10)}, unk_token="0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="9").save_pretrained(model)
+    pq.write_table(
+        pa.table({"prompt": ["1 2", "3 4", "5 6"], "answer": ["1"] * 3, "data_source": ["s"] * 3}),
+        root / "train.parquet",
+    )
+    for step in range(1, STEPS + 1):
+        batch = make_batch(model, step)
+        record(root, replace(batch, metrics=batch_metrics(batch.samples)))
+    return root

@@ -1,0 +1,80 @@
+"""The critic on ranks of its own: it values the batches before they are handed out, and learns from each while the policy does."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from rljob_api import names
+from rljob_trainer.arrays import Array
+from rljob_trainer.buffer.measured import joined
+from rljob_trainer.buffer.sources import Ready
+from rljob_trainer.driver.gangs import Gang
+
+
+class Buffer(Protocol):
+    """See RolloutBuffer."""
+
+    @property
+    def first(self) -> Ready | None: ...
+
+    def take(self) -> Ready | None: ...
+
+
+class Critic:
+    """As the driver asks it, in this order: values of a batch, what it learns from it, perhaps a save, values of the next."""
+
+    def __init__(self, gang: Gang, changed: Callable[[], None]):
+        """`changed` is called when `take`, `learnt` or `saved` may answer otherwise."""
+        self._gang, self._changed = gang, changed
+        gang.wake = changed
+        self._valuing: asyncio.Task[Ready] | None = None
+        self._learning: asyncio.Future[dict[str, Any]] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """No batch is being valued."""
+        return self._valuing is None
+
+    def take(self, buffer: Buffer) -> Ready | None:
+        """The buffer's next batch with its values, once they are there. Until then the buffer has it."""
+        if self._valuing is None:
+            if found := buffer.first:
+                self._valuing = asyncio.create_task(self._valued(found))
+                self._valuing.add_done_callback(lambda _: self._changed())
+            return None
+        if not self._valuing.done():
+            return None
+        valued, self._valuing = self._valuing, None
+        buffer.take()
+        return valued.result()
+
+    def restore(self, directory: str) -> None:
+        """Continue from the engine's part of a checkpoint."""
+        self._gang.tell("restore", directory=directory)
+
+    def learn(self, step: int, columns: Mapping[str, Array]) -> None:
+        """From the batch that was handed out last."""
+        self._learning = self._gang.tell("learn", arrays=columns, step=step)
+        self._learning.add_done_callback(lambda _: self._changed())
+
+    def learnt(self) -> dict[str, float] | None:
+        """The metrics of what it learnt last, once it has."""
+        assert self._learning, "it was given nothing to learn"
+        return self._learning.result()["metrics"] if self._learning.done() else None
+
+    def save(self, step: int, directory: str, reshardable: bool) -> None:
+        """Begin to write its state, of what it learnt last."""
+        self._gang.forget_written()
+        self._gang.tell("save", step=step, directory=directory, reshardable=reshardable)
+
+    def saved(self, step: int) -> dict[str, Any]:
+        """By role what it wrote of the checkpoint of this step; {}: it is not on the disk yet."""
+        written = self._gang.written(step)
+        return {names.ROLE_CRITIC: written} if written else {}
+
+    def close(self) -> None:
+        if self._valuing:
+            self._valuing.cancel()
+
+    async def _valued(self, found: Ready) -> Ready:
+        return Ready(joined(found.batch, await self._gang.measure(found.batch)), found.cursor)

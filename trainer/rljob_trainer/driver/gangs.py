@@ -1,0 +1,228 @@
+"""The roles on ranks of their own, as the driver sees them. Rank 0 of each gang connects and asks what there is to do, as the trainer's does; it has
+shown the job's token and the attempt's number before it is answered.
+
+Each is asked for one thing at a time, in order. It sends heartbeats while it works and asks again while it does not, so that one that says nothing
+is lost.
+"""
+
+import asyncio
+import hmac
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rljob_api import names
+from rljob_trainer.arrays import Array, described
+from rljob_trainer.batch import Batch
+from rljob_trainer.buffer.measured import Measure
+from rljob_trainer.driver.channel import Arrays, write
+from rljob_trainer.driver.parts import announced, part_of
+from rljob_trainer.driver.server import Call, RankLost, answer, read
+from rljob_trainer.failure import PeerLost
+
+ANSWER_SECONDS = 1.0
+"""A role that has nothing to do is answered after this time at the latest."""
+HELLO_BYTES, HELLO_SECONDS = 4096, 10.0
+"""Of the first message of a connection, whoever sends it."""
+GOODBYE_SECONDS = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class RoleLost(PeerLost):
+    """The gang of a role ended, or says nothing any more. Its own pods say why."""
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a role is asked for."""
+
+    kind: str
+    batch: Batch | None
+    arrays: Mapping[str, Array]
+    message: Mapping[str, Any]
+    result: asyncio.Future[dict[str, Any]]
+
+    def asked(self) -> Arrays:
+        """As rank 0 of the role gets it: a batch's columns lie behind the message, or the arrays that come without one."""
+        if self.batch is not None:
+            batch = announced(self.batch)
+            return Arrays({"ask": self.kind, **self.message, **batch.message}, batch.pieces)
+        message = {"ask": self.kind, "arrays": described(self.arrays), **self.message}
+        return Arrays(message, self.arrays.values())
+
+
+@dataclass
+class Gang:
+    """One role. The methods `next`, `part`, `done` and `end` answer its rank 0, and are documented in driver/role_client.py."""
+
+    role: str
+    connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+    wake: Callable[[], None] = lambda: None
+    """Called when `written` may answer otherwise."""
+    _queue: deque[_Work] = field(default_factory=deque)
+    _current: _Work | None = None
+    _over: str = ""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _written: dict[str, Any] | None = None
+    """What the role wrote last of a checkpoint: `step`, `layout` and `files`."""
+
+    async def ask(
+        self, kind: str, batch: Batch | None = None, arrays: Mapping[str, Array] | None = None, **message: Any
+    ) -> dict[str, Any]:
+        """What the role answers. One that nobody waits for any more is worked on to its end, and its answer is dropped."""
+        return await self.tell(kind, batch, arrays, **message)
+
+    def tell(
+        self, kind: str, batch: Batch | None = None, arrays: Mapping[str, Array] | None = None, **message: Any
+    ) -> asyncio.Future[dict[str, Any]]:
+        """As `ask`, without waiting for the answer."""
+        result: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Work(kind, batch, arrays or {}, message, result))
+        self._changed.set()
+        return result
+
+    async def measure(self, batch: Batch) -> Mapping[str, Array]:
+        """What the role says of a whole batch."""
+        return (await self.ask("measure", batch))["arrays"]
+
+    async def live(self, heartbeat: Callable[[int], None], seconds: float) -> None:
+        """Answer the role until it says goodbye. Raises RoleLost when it does not connect, ends, or says nothing for so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                reader, writer = await asyncio.shield(self.connected)
+        except TimeoutError:
+            raise RoleLost(f"no rank of the role {self.role} has connected for {seconds:g} s") from None
+        calls: dict[str, Call] = {
+            "next": self.next,
+            "part": self.part,
+            "done": self.done,
+            "saved": self.saved,
+            "end": self.end,
+        }
+        try:
+            await answer(reader, writer, calls, heartbeat, seconds)
+        except RankLost as error:
+            raise RoleLost(f"lost the role {self.role}: its {error}") from None
+        finally:
+            writer.close()
+
+    async def finish(self, outcome: str) -> None:
+        """Say that nothing more will be asked, and wait a while for the goodbye."""
+        self._over = outcome
+        self._changed.set()
+        try:
+            await asyncio.wait_for(self._ended.wait(), GOODBYE_SECONDS)
+        except TimeoutError:
+            log.warning("the role %s has not said goodbye", self.role)
+
+    async def next(self) -> Any:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                while not (self._queue or self._over):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return {}
+        if not self._queue:
+            return {"over": self._over}
+        self._current = self._queue.popleft()
+        return self._current.asked()
+
+    async def part(self, rows: list[int]) -> Arrays:
+        assert self._current and self._current.batch, "a batch comes before its parts"
+        return part_of(self._current.batch, rows)
+
+    async def done(self, **found: Any) -> dict[str, Any]:
+        assert self._current, "nothing was asked"
+        if not self._current.result.done():  # else nobody waits any more
+            self._current.result.set_result(found)
+        self._current = None
+        return {}
+
+    async def saved(self, **written: Any) -> dict[str, Any]:
+        self._written = written
+        self.wake()
+        return {}
+
+    def forget_written(self) -> None:
+        """A step may be written twice, in different formats."""
+        self._written = None
+
+    def written(self, step: int) -> dict[str, Any] | None:
+        """What it wrote of the checkpoint of this step, once that is on the disk."""
+        return self._written if self._written and self._written["step"] == step else None
+
+    async def end(self) -> dict[str, Any]:
+        self._ended.set()
+        return {}
+
+
+class Gangs:
+    """Of one attempt. To be made inside the event loop."""
+
+    def __init__(self, roles: Iterable[str], attempt: int, token: str, seconds: float) -> None:
+        """`token`: of the job. `seconds`: how long a role may say nothing."""
+        connected = asyncio.get_running_loop().create_future
+        self._gangs = {role: Gang(role, connected()) for role in roles}
+        self._attempt, self._token, self._seconds = attempt, token, seconds
+        self._server: asyncio.Server | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._gangs)
+
+    @property
+    def critic(self) -> Gang | None:
+        """The one that learns."""
+        return self._gangs.get(names.ROLE_CRITIC)
+
+    def open(self, steps: int) -> None:
+        """All may load their models, for a job of so many steps."""
+        for gang in self._gangs.values():
+            gang.tell("open", steps=steps)
+
+    @property
+    def measuring(self) -> list[Measure]:
+        """Of those that look at a batch as it was generated: all but the critic."""
+        return [gang.measure for role, gang in self._gangs.items() if role != names.ROLE_CRITIC]
+
+    async def listen(self, address: str, port: int) -> None:
+        """Early, so that roles can connect and send heartbeats while the driver still reads its data."""
+        self._server = await asyncio.start_server(self._accept, address, port)
+
+    async def run(self, heartbeat: Callable[[int], None]) -> None:
+        """Until cancelled, or until a role is lost. Raises RoleLost."""
+        async with asyncio.TaskGroup() as tasks:
+            for gang in self._gangs.values():
+                tasks.create_task(gang.live(heartbeat, self._seconds))
+            tasks.create_task(asyncio.Event().wait())
+
+    async def finish(self, outcome: str) -> None:
+        """Say goodbye to all."""
+        await asyncio.gather(*(gang.finish(outcome) for gang in self._gangs.values()))
+
+    def close(self) -> None:
+        if self._server:
+            self._server.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A connection becomes that of the role that it names, if it knows the token and is of this attempt; any other is closed."""
+        gang = await self._greeted(reader)
+        if gang is None or gang.connected.done():
+            log.warning("refused a connection from %s", writer.get_extra_info("peername"))
+            writer.close()
+            return
+        await write(writer, {})
+        gang.connected.set_result((reader, writer))
+
+    async def _greeted(self, reader: asyncio.StreamReader) -> Gang | None:
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                hello = await read(reader, HELLO_BYTES)
+            known = hmac.compare_digest(str(hello["token"]).encode(), self._token.encode())
+            return self._gangs.get(hello["role"]) if known and hello["attempt"] == self._attempt else None
+        except (OSError, EOFError, ValueError, LookupError, TypeError):  # not one of ours
+            return None
