@@ -1,5 +1,6 @@
 """Functions that the policy calls, through a chat template in the style of Qwen's, asked by the whole driver."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -44,6 +45,7 @@ class Caller(Server):
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.requests.append(body)
+        await asyncio.sleep(self.delay)
         turn = words().decode(body["prompt"]).count("<|im_start|>assistant") - 1
         tokens = words().encode(self.script[turn] + END, add_special_tokens=False)
         drawn = [Completion(tokens, [-1.0] * len(tokens), "stop")] * body["n"]

@@ -65,8 +65,10 @@ class Trajectory:
 class Policy:
     """The policy that is trained, for one trajectory."""
 
-    def __init__(self, ask: Ask):
+    def __init__(self, ask: Ask, base_url: str = ""):
         self._ask = ask
+        self.base_url = base_url
+        """Of an OpenAI-compatible endpoint that is the policy in this trajectory, for client libraries. Any model name and key will do."""
 
     async def generate(
         self, context: Sequence[int], *, max_tokens: int | None = None, stop: Sequence[str] | None = None
@@ -94,6 +96,10 @@ class Policy:
         the policy's, up to where the next one begins. The policy's own end-of-turn token is not written twice. Raises PolicyError."""
         found: list[int] = await self._ask("reply", {"context": ids(context), "messages": [dict(m) for m in messages]})
         return found
+
+    async def trajectory(self, reward: float = 0.0, metrics: Mapping[str, float] | None = None) -> Trajectory:
+        """The conversation that the policy continued last, through `base_url` for example. Raises PolicyError before its first turn."""
+        return Trajectory(await self._ask("last", {}), reward, dict(metrics or {}))
 
 
 def ids(tokens: Sequence[int]) -> list[int]:

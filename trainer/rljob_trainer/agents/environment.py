@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_
 from rljob_api.spec.agent import AgentSpec, Environment
 from rljob_trainer.agents.api import Policy, PolicyError
 from rljob_trainer.agents.failures import AgentFailed, Kind
-from rljob_trainer.agents.own_time import OwnTime
 from rljob_trainer.agents.recording import Rollout
 from rljob_trainer.agents.session import Session
 from rljob_trainer.rewards.post import Post, fill_in
@@ -72,10 +71,10 @@ class EnvironmentAgent:
         """One trajectory. Raises AgentFailed, and what the rollouts raise."""
         row = await asyncio.to_thread(session.prompt.row)
         async with self._slots:
-            own_time, name = OwnTime(self.spec.timeout_seconds), secrets.token_hex(16)
+            name = secrets.token_hex(16)
             try:
-                async with own_time.limited():
-                    return await self._play(session, own_time, name, row)
+                async with session.own_time.limited():
+                    return await self._play(session, name, row)
             except TimeoutError as error:
                 raise self._failed("timeout", f"took longer than {self.spec.timeout_seconds:g} s of its own") from error
             except RewardFailed as error:
@@ -85,12 +84,8 @@ class EnvironmentAgent:
             finally:
                 self._close(name)
 
-    async def _play(self, session: Session, own_time: OwnTime, name: str, row: Mapping[str, Any]) -> Rollout:
-        async def ask(method: str, arguments: dict[str, Any]) -> Any:
-            with own_time.stopped():
-                return await session.answer(method, arguments)
-
-        policy, context, seen = Policy(ask), list(session.prompt.tokens), list[Observation]()
+    async def _play(self, session: Session, name: str, row: Mapping[str, Any]) -> Rollout:
+        policy, context, seen = Policy(session.answer), list(session.prompt.tokens), list[Observation]()
         begun = await self._observed("reset", {"session": name, "prompt": session.prompt.text, "row": _plain(row)})
         context += await policy.encode(begun.text) if begun.text else []
         while turn := await policy.generate(context):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.spec.agent import AgentSpec
+from rljob_trainer.agents.endpoint import Endpoint
 from rljob_trainer.agents.failures import AgentFailed, Kind
 from rljob_trainer.agents.process import AgentProcess
 from rljob_trainer.agents.recording import Rollout
@@ -34,12 +35,14 @@ class WorkerAgent:
         self._workers = [Respawning(start) for _ in range(min(os.cpu_count() or 1, MAX_WORKERS))]
         self._free: asyncio.Queue[Respawning[AgentProcess]] = asyncio.Queue()
         """Each process as often as it can take a trajectory."""
+        self._endpoint = Endpoint()
         self.tools: list[dict[str, Any]] = []
         """JSON schemas of what the policy may call, once it has started."""
 
     async def start(self) -> None:
         """Raises ConfigurationError when the file is missing, cannot be imported, or lacks what the spec names."""
         self._require_file()
+        await self._endpoint.start()
         for found in await asyncio.gather(*(w.running() for w in self._workers), return_exceptions=True):
             if isinstance(found, AgentProcess):
                 self.tools = found.hello["tools"]
@@ -53,7 +56,11 @@ class WorkerAgent:
     async def rollout(self, session: Session) -> Rollout:
         """One trajectory. Raises AgentFailed, and what the rollouts raise."""
         row = await asyncio.to_thread(session.prompt.row)  # a volume that is slow is not on the agent's clock
-        reply = await self._reply(session, _values(session.prompt, row))
+        url = self._endpoint.open(session)
+        try:
+            reply = await self._reply(session, _values(session.prompt, row) | {"base_url": url})
+        finally:
+            self._endpoint.close(url)
         if "error" in reply:
             raise self._failed(reply["kind"], reply["error"])
         if (trajectory := reply["trajectory"]) is None:
@@ -80,7 +87,7 @@ class WorkerAgent:
             self._free.put_nowait(worker)
 
     async def stop(self) -> None:
-        await asyncio.gather(*(worker.stop() for worker in self._workers))
+        await asyncio.gather(*(worker.stop() for worker in self._workers), self._endpoint.stop())
 
     def _require_file(self) -> None:
         if not Path(self._path).is_file():

@@ -7,7 +7,11 @@ import numpy as np
 
 from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
+from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import PolicyError
+from rljob_trainer.agents.chat import reply
+from rljob_trainer.agents.conversation import Conversations
+from rljob_trainer.agents.own_time import OwnTime
 from rljob_trainer.agents.recording import Recorded, Rollout, rollout_of
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import Tokenizer
@@ -18,18 +22,25 @@ Response = tuple[tuple[Segment, ...], bool]
 """What the policy wrote, and whether it was cut off."""
 Sample = Callable[[Ints, Sampling, int], Awaitable[Response]]
 """One response to a context, in the turn of this number."""
-Reply = Callable[..., list[int]]
-"""Of `context` and `messages`: what the chat template writes of the messages behind it, as chat.reply. Raises PolicyError."""
 
 
 class Session:
     """Of one agent and one sample of `prompt`."""
 
     def __init__(
-        self, spec: AgentSpec, prompt: Prompt, sampling: Sampling, tokenizer: Tokenizer, sample: Sample, chat: Reply
+        self,
+        spec: AgentSpec,
+        prompt: Prompt,
+        sampling: Sampling,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        sample: Sample,
     ):
-        self.prompt = prompt
-        self._spec, self._sampling, self._tokenizer, self._sample, self._chat = spec, sampling, tokenizer, sample, chat
+        self.prompt, self.conversations = prompt, Conversations(tokenizer, template)
+        self._spec, self._sampling, self._tokenizer, self._template = spec, sampling, tokenizer, template
+        self._sample = sample
+        self.own_time = OwnTime(spec.timeout_seconds)
+        """The agent's, which stands still while the policy generates."""
         self._begun, self._ended_early = 0, False
         self._answers: list[Recorded] = []
 
@@ -38,7 +49,9 @@ class Session:
         if method == "generate":
             return await self._generate(**arguments)
         if method == "reply":
-            return self._chat(**arguments)
+            return reply(**arguments, tokenizer=self._tokenizer, template=self._template)
+        if method == "last":
+            return self._last()
         return self._encode(**arguments)
 
     def rollout(self, tokens: list[int]) -> Rollout | None:
@@ -60,7 +73,8 @@ class Session:
         changes = {"max_tokens": longest} | ({} if stop is None else {"stop": stop})
         sampling, tokens = self._sampling.model_copy(update=changes), np.array(context, np.int32)
         try:
-            segments, truncated = await self._sample(tokens, sampling, self._begun - 1)
+            with self.own_time.stopped():
+                segments, truncated = await self._sample(tokens, sampling, self._begun - 1)
         except RequestRefusedError as error:
             raise PolicyError(str(error)) from error
         self._answers.append(Recorded(tokens, segments, truncated))
@@ -75,6 +89,13 @@ class Session:
             "text": self._tokenizer.decode(tokens, skip_special_tokens=True),
             "finish_reason": "length" if answer.truncated else "stop",
         }
+
+    def _last(self) -> list[int]:
+        """Tokens of the conversation that the policy continued last."""
+        if not self._answers:
+            raise PolicyError("the policy has not been asked yet")
+        last = self._answers[-1]
+        return [*last.context.tolist(), *last.tokens.tolist()]
 
     def _encode(self, text: str) -> list[int]:
         try:

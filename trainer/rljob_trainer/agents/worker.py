@@ -1,11 +1,11 @@
-"""The process that runs an agent: `python -m rljob_trainer.agents.worker KIND FILE FUNCTIONS SECONDS`.
+"""The process that runs an agent: `python -m rljob_trainer.agents.worker KIND FILE FUNCTIONS`.
 
 FUNCTIONS is a JSON list of names: of the one that makes trajectories (KIND python), or of those that the policy may call (KIND tools). First it says
 {"takes": names, "concurrent": true, "tools": JSON schemas} or {"error": text}. Then it reads pickled triples: ("begin", number, values) begins a
 trajectory, ("cancel", number, None) ends it, and ("answer", number, (question, {"value": ...} or {"error": text})) answers a question. It writes
 lines of JSON: {"number", "question", "method", "arguments"} asks the driver, and the last line of a trajectory is {"number", "trajectory":
-{"tokens", "reward", "metrics"} or null} or {"number", "error": text, "kind": text} with a kind of failures.py. A trajectory may take SECONDS of
-its own time.
+{"tokens", "reward", "metrics"} or null} or {"number", "error": text, "kind": text} with a kind of failures.py. The driver keeps the time:
+a trajectory that takes too long is cancelled.
 """
 
 import asyncio
@@ -13,14 +13,13 @@ import inspect
 import json
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
 from typing import IO, Any, BinaryIO
 
 from rljob_trainer.agents.api import Policy, PolicyError, Prompt, Trajectory, ids
-from rljob_trainer.agents.own_time import OwnTime
 from rljob_trainer.agents.schemas import schema_of
 from rljob_trainer.agents.tool_calls import ToolCalls
 from rljob_trainer.rewards.returned import NotAReward, split
@@ -30,7 +29,7 @@ PARAMETERS = ("prompt", "policy", "row")
 
 
 def main() -> None:
-    kind, path, given, seconds = sys.argv[1:]
+    kind, path, given = sys.argv[1:]
     names = json.loads(given)
     die_with_parent()
     questions, answers = channel()
@@ -42,7 +41,7 @@ def main() -> None:
         say(answers, error=explain(error, path, names[0]))
         return
     say(answers, takes=PARAMETERS, concurrent=True, tools=schemas)
-    rollouts = Rollouts(function, answers, partial(explain, path=path, name=names[0]), float(seconds))
+    rollouts = Rollouts(function, answers, partial(explain, path=path, name=names[0]))
     asyncio.run(rollouts.serve(questions))
 
 
@@ -57,8 +56,8 @@ def _agent(function: Function) -> Function:
 class Rollouts:
     """The trajectories that are under way."""
 
-    def __init__(self, function: Function, answers: IO[str], explained: Any, seconds: float):
-        self._function, self._answers, self._explained, self._seconds = function, answers, explained, seconds
+    def __init__(self, function: Function, answers: IO[str], explained: Callable[[BaseException], str]):
+        self._function, self._answers, self._explained = function, answers, explained
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._waiting: dict[tuple[int, int], asyncio.Future[Any]] = {}
         """By trajectory and question."""
@@ -80,26 +79,21 @@ class Rollouts:
                 future.set_result(value[1])
 
     async def _run(self, number: int, values: Mapping[str, Any]) -> None:
-        own_time = OwnTime(self._seconds)
         try:
-            async with own_time.limited():
-                policy = Policy(partial(self._ask, number, own_time))
-                found = await self._function(Prompt(**values["prompt"]), policy, values["row"])
+            policy = Policy(partial(self._ask, number), values["base_url"])
+            found = await self._function(Prompt(**values["prompt"]), policy, values["row"])
             say(self._answers, number=number, **returned(found))
         except BaseException as error:
-            late = own_time.is_over
-            text = f"took longer than {self._seconds:g} s of its own" if late else self._explained(error)
-            say(self._answers, number=number, error=text, kind="timeout" if late else "raised")
+            say(self._answers, number=number, error=self._explained(error), kind="raised")
         finally:
             del self._tasks[number]
 
-    async def _ask(self, number: int, own_time: OwnTime, method: str, arguments: dict[str, Any]) -> Any:
+    async def _ask(self, number: int, method: str, arguments: dict[str, Any]) -> Any:
         question = next(self._questions)
         future = self._waiting[number, question] = asyncio.get_running_loop().create_future()
         try:
-            with own_time.stopped():
-                say(self._answers, number=number, question=question, method=method, arguments=arguments)
-                answer = await future
+            say(self._answers, number=number, question=question, method=method, arguments=arguments)
+            answer = await future
         finally:
             del self._waiting[number, question]
         if "error" in answer:

@@ -13,7 +13,6 @@ import numpy as np
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
 from rljob_trainer.agents.agent import Agent
-from rljob_trainer.agents.chat import reply
 from rljob_trainer.agents.failures import AgentFailed
 from rljob_trainer.agents.recording import Rollout, measured, single
 from rljob_trainer.agents.session import Session
@@ -170,8 +169,8 @@ class Generator:
     async def _with_agent(self, agent: Agent, request: Request, index: int, draft: Draft) -> Outcome:
         sample = partial(self._turn, request, index)
         if draft.outcome is None:
-            chat = partial(reply, tokenizer=self._tokenizer, template=self._spec.data.chat_template)
-            session = Session(agent.spec, request.prompt, request.sampling, self._tokenizer, sample, chat)
+            template = self._spec.data.chat_template
+            session = Session(agent.spec, request.prompt, request.sampling, self._tokenizer, template, sample)
             try:
                 draft.outcome = await self._score(request, index, await agent.rollout(session))
             except AgentFailed as failure:

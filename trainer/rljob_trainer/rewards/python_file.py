@@ -82,7 +82,7 @@ class _Worker:
     """One process after another."""
 
     def __init__(self, spec: PythonReward, seconds: float):
-        arguments = (spec.path, spec.function_name, json.dumps([*known_values(spec)]))
+        arguments = (spec.path, spec.function_name, json.dumps([*known_values(spec)]), str(seconds))
         self._process = Respawning(lambda: WorkerProcess.start(arguments, seconds))
         self.takes: list[str] = []
         """Names of what the function is called with, once a process has run."""

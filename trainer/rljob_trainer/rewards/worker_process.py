@@ -49,8 +49,8 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, arguments: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None) -> Self:
-        """`arguments`: of the process, but for its last one, `seconds`, which limits one call. Raises WorkerLost with what the file's import said."""
-        command = (sys.executable, "-m", cls.MODULE, *arguments, str(seconds))
+        """`arguments`: of the process. `seconds` limits one call. Raises WorkerLost with what the file's import said."""
+        command = (sys.executable, "-m", cls.MODULE, *arguments)
         environment = _environment() | dict(variables or {})
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, env=environment, limit=LINE_LIMIT, start_new_session=True

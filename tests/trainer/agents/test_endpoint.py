@@ -1,0 +1,95 @@
+"""An agent that knows nothing of ours but a base URL: what it says and gets over HTTP becomes a trajectory of the ids that were generated."""
+
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.driver import main
+from trainer.agents.talker import first_step, with_agent
+from trainer.agents.test_tools import END, Caller, words, written
+from trainer.driver.bench import Bench
+
+CODE = """
+import json, urllib.request, urllib.error, asyncio
+
+def post(url, **body):
+    request = urllib.request.Request(url + "/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"][0]
+
+async def rollout(prompt, policy, row):
+    tools = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}]
+    messages = [{"role": "user", "content": prompt.text}]
+    while True:
+        choice = await asyncio.to_thread(post, policy.base_url, model="any", messages=messages, tools=tools, temperature=0.3)
+        messages.append(choice["message"] | {"refusal": None})
+        if choice["finish_reason"] != "tool_calls":
+            return await policy.trajectory(reward=float(len(messages)))
+        for call in choice["message"]["tool_calls"]:
+            arguments = json.loads(call["function"]["arguments"])
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(arguments["a"] + arguments["b"])})
+"""
+CALLED = 'hm <tool_call>\n{"name": "add",   "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+"""With blanks that a template would not write: a text that is rendered again has other tokens."""
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(main, "load_tokenizer", lambda spec: words())
+    found = Bench(tmp_path)
+    with_agent(found.spec, tmp_path, CODE, maxTokens=400)
+    found.spec["rollout"]["sampling"] = {"maxTokens": 200}
+    found.spec["rewards"] = []
+    return found
+
+
+async def test_turns_over_http_are_recorded_as_they_were_generated(bench: Bench) -> None:
+    found, _ = await first_step(bench, Caller("demo-rollout-0"), script=(CALLED, "3"))
+    assert written(found, "policy") == [CALLED + END, "3" + END]
+    (between,) = written(found, "environment")
+    assert between == "\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    (prompt,) = written(found, "prompt")
+    assert '"name": "add"' in prompt and prompt.endswith("<|im_start|>assistant\n"), "the template shows the tools"
+    assert {s.reward for s in found.samples} == {4.0}
+    assert (found.metrics["agent/turns"], found.metrics["agent/tokens_left_out"]) == (2.0, 0.0)
+
+
+async def test_an_agent_that_is_refused_another_turn_gets_an_empty_one_that_is_cut_off(bench: Bench) -> None:
+    bench.spec["rollout"]["agent"]["maxTurns"] = 1
+    found, _ = await first_step(bench, Caller("demo-rollout-0"), script=(CALLED, "3"))
+    assert {s.finish_reason for s in found.samples} == {"length"} and found.metrics["agent/turns"] == 1.0
+
+
+async def test_a_conversation_that_is_begun_again_is_another_one(bench: Bench, tmp_path: Path) -> None:
+    """What is rewritten is rendered anew; the turns that it had are left out and counted."""
+    again = CODE.replace(
+        'messages.append(choice["message"] | {"refusal": None})',
+        'messages = [{"role": "user", "content": "again"}]\n        break',
+    )
+    again += (
+        "    await asyncio.to_thread(post, policy.base_url, messages=messages)\n    return await policy.trajectory()\n"
+    )
+    with_agent(bench.spec, tmp_path, again, maxTokens=400)
+    bench.spec["rollout"]["sampling"] = {"maxTokens": 200}
+    found, _ = await first_step(bench, Caller("demo-rollout-0"), script=("first",))
+    assert "again" in written(found, "prompt")[0] and found.metrics["agent/tokens_left_out"] > 0
+
+
+@pytest.mark.parametrize("asked", ["stream=True", "n=2", "messages=[{'content': 'no role'}]"])
+async def test_what_is_not_supported_is_refused_and_fails_the_sample(
+    bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture, asked: str
+) -> None:
+    code = (
+        CODE.replace("temperature=0.3", asked) if "messages" not in asked else CODE.replace("messages=messages", asked)
+    )
+    code = code.replace("    while True:", "    while prompt.answer != '3':").rstrip() + "\n    return None\n"
+    with_agent(bench.spec, tmp_path, code, maxTokens=400)
+    bench.spec["rollout"]["sampling"] = {"maxTokens": 200}
+    with pytest.raises(Exception, match="HTTP Error 400"):
+        await first_step(bench, Caller("demo-rollout-0"), script=("x",))
+
+
+async def test_waiting_for_the_policy_over_http_is_not_on_the_agents_clock(bench: Bench) -> None:
+    bench.spec["rollout"]["agent"]["timeoutSeconds"] = 2
+    found, _ = await first_step(bench, Caller("demo-rollout-0"), script=("3",), delay=3.0)
+    assert found.metrics["agent/failed"] == 0.0
