@@ -17,7 +17,7 @@ from rljob_api.status import JobStatus
 
 Schema = dict[str, Any]
 
-_DROPPED = {"title", "exclusiveMinimum", "discriminator"}
+_DROPPED = {"title", "propertyNames", "exclusiveMinimum", "discriminator"}
 
 _COLUMNS = [
     {"name": "State", "type": "string", "jsonPath": ".status.state"},
@@ -108,6 +108,8 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
     if "properties" in out:
         out["properties"] = {k: _convert(v, definitions) for k, v in out["properties"].items()}
         out.pop("additionalProperties", None)
+    if "patternProperties" in out:  # which keys there may be, only `validate` says
+        (out["additionalProperties"],) = out.pop("patternProperties").values()
     if isinstance(out.get("additionalProperties"), dict):
         out["additionalProperties"] = _convert(out["additionalProperties"], definitions)
     if out.get("x-kubernetes-preserve-unknown-fields"):
