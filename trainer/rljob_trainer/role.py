@@ -111,6 +111,8 @@ class RoleService:
                 model.load(Path(directory))
             case {"ask": "save", "step": step, "directory": directory, "reshardable": reshardable}:
                 saving.begin(step, Path(directory) / names.ROLE_CRITIC, reshardable)
+            case _:
+                raise AssertionError(f"the critic was asked to {asked['ask']}")
         return self._asked.done()
 
 
