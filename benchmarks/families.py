@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def chosen(options: argparse.Namespace) -> list[str]:
-    every = [name for name, f in FAMILIES.items() if f.generates and (f.adapters or not options.lora)]
+    every = [name for name, f in FAMILIES.items() if "gpu" in f.servers and (f.adapters or not options.lora)]
     return options.kinds.split(";") if options.kinds else every
 
 
@@ -135,7 +135,7 @@ def job(root: Path, lora: int, jobs: int) -> dict[str, Any]:
         "rollout": {
             "placement": "colocated",
             "sampling": {"maxTokens": 64},
-            "vllmArgs": {"gpu-memory-utilization": round(0.4 / jobs, 2), "max-model-len": 512},
+            "vllmArgs": {"gpu-memory-utilization": round(0.4 / jobs, 2)},
         },
         "checkpoint": {"path": str(root / "run"), "everySteps": 0, "exportHuggingFace": False},
     }

@@ -35,6 +35,8 @@ LAYOUTS: dict[str, tuple[str, dict[str, int]]] = {
     "tp2-experts": ("experts", {"tensor": 2}),
 }
 """Model and parallelism of each, on two GPUs."""
+WITHOUT = {("cp2", "float32")}
+"""Transformer Engine has no attention for it."""
 SHAPE = Shape("parity", (300, 500, 200, 900, 640, 250, 410, 730), 2048)
 COMPARED = ("loss", "grad_norm")
 
@@ -61,7 +63,8 @@ def main() -> int:
 
 def compare(root: Path, dtype: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each layout."""
-    layouts = {name: LAYOUTS[name] for name in options.layouts.split(",")}
+    chosen = [name for name in options.layouts.split(",") if (name, dtype) not in WITHOUT]
+    layouts = {name: LAYOUTS[name] for name in chosen}
     wanted = [(1, model, {}) for model in sorted({model for model, _ in layouts.values()})]
     wanted += [(2, model, cut) for model, cut in layouts.values()]
     with ThreadPoolExecutor(len(wanted)) as pool:

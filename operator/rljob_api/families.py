@@ -4,6 +4,7 @@ tests iterate over it (tests/trainer/megatron/test_families.py, tests/trainer/ro
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+Device = Literal["cpu", "gpu"]
 Way = Literal["tensor", "pipeline", "context", "expert"]
 DENSE: tuple[Way, ...] = ("tensor", "pipeline", "context")
 EXPERTS: tuple[Way, ...] = (*DENSE, "expert")
@@ -28,8 +29,9 @@ class Family:
     """Multi-latent attention."""
     adapters: bool = False
     """LoRA."""
-    generates: bool = True
-    """vLLM's weights can be updated, and its log-probabilities are those of the trainer."""
+    servers: tuple[Device, ...] = ("cpu", "gpu")
+    """On which vLLM's weights can be updated, and its log-probabilities are those of the trainer: by the tests on CPU, by benchmarks/families.py
+    on GPUs."""
     whole_experts: bool = False
     """Experts are not cut over ranks: `expertTensor` is 1."""
     values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -63,7 +65,7 @@ FAMILIES = {
             rotations=("yarn",),
             windows=True,
             biases=True,
-            generates=False,
+            servers=(),
             whole_experts=True,
             values={"swiglu_limit": (7.0,), "hidden_act": ("silu",)},
             rope={
@@ -80,7 +82,7 @@ FAMILIES = {
             EXPERTS,
             rotations=("default", "yarn"),
             latent=True,
-            generates=False,
+            servers=("gpu",),
             values={
                 "topk_method": ("greedy",),
                 "n_group": (1,),
@@ -95,7 +97,7 @@ FAMILIES = {
             EXPERTS,
             rotations=("default", "yarn"),
             latent=True,
-            generates=False,
+            servers=(),
             values={
                 "topk_method": ("noaux_tc",),
                 "norm_topk_prob": (True,),

@@ -98,6 +98,7 @@ RULES = [
     (parallel(virtualPipeline=2), f"{P}.virtualPipeline", "there is one stage"),
     (parallel(4, tensor=2, expert=2, expertTensor=1, sequence=False), f"{P}.sequence", "sequence-parallel ranks"),
     (parallel(4, tensor=2, expert=2), f"{P}.expertTensor", "on CPU, gloo cannot"),
+    (parallel(2, "gpu", context=2) | {"model": {"path": "/model", "dtype": "float32"}}, f"{P}.context", "computes in bfloat16 only"),
     (parallel(4, "gpu", expertTensor=4), f"{P}.expertTensor", "must share a node, which has 1 ranks"),
     ({"trainer": {"overlap": {"paramGather": True}}}, "spec.trainer.overlap.paramGather", "into the buckets from which gradients are reduced"),
     (

@@ -130,7 +130,7 @@ def _family(f: Family) -> str:
         f.models,
         f"`{f.model_type}`",
         ", ".join(("data", *f.layouts)),
-        "vLLM on CPU" if f.generates else "not: tasks without rollouts only",
+        f"vLLM on {' and '.join(map(str.upper, f.servers))}" if f.servers else "not: tasks without rollouts only",
         "yes" if f.adapters else "no",
         ", ".join(f.rotations),
         ", ".join(name for name, there in variants.items() if there),

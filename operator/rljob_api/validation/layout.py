@@ -34,6 +34,11 @@ def layout_violations(spec: RLJobSpec) -> Iterator[Violation]:
     elif t.device == "gpu" and t.processes_per_node % layout.expert_tensor:
         fix = "lower it and raise expert"
         yield _scattered("expertTensor", layout.expert_tensor, "ranks that share an expert", t.processes_per_node, fix)
+    if t.device == "gpu" and layout.context > 1 and spec.model.dtype == "float32":
+        rule = "Transformer Engine's attention over context-parallel ranks computes in bfloat16 only"
+        yield Violation(
+            f"{PARALLELISM}.context", str(layout.context), rule, "set spec.model.dtype: bfloat16, or context: 1"
+        )
     yield from _expert_violations(spec, layout)
 
 

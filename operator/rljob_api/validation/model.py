@@ -172,9 +172,10 @@ def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
     if spec.supervised:
         return
     family = FAMILIES.get(config.get("model_type") or "")
-    if family and not family.generates:
-        rule = f"no test shows that vLLM generates with {family.model_type} as it is trained"
-        yield Violation("spec.model.path", spec.model.path, rule, "set spec.task to sft, dpo or pretrain")
+    if family and spec.trainer.device not in family.servers:
+        rule = f"nothing shows that vLLM generates with {family.model_type} on a {spec.trainer.device} as it is trained"
+        other = "set spec.trainer.device: gpu, or " if family.servers else ""
+        yield Violation("spec.model.path", spec.model.path, rule, f"{other}set spec.task to sft, dpo or pretrain")
     heads, groups = _heads(config)
     if heads and heads % rollout.tensor_parallel:
         yield _indivisible(field, rollout.tensor_parallel, "num_attention_heads", heads)

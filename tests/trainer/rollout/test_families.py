@@ -65,7 +65,7 @@ WINDOWS = ("mistral, window", "phi3, window", "mixtral, window")
 
 def kinds() -> list[str]:
     """Of families that generate; and the variants in which a server computes something else."""
-    return [k for k in KINDS if k in WINDOWS or (k in FAMILIES and FAMILIES[k].generates)]
+    return [k for k in KINDS if k in WINDOWS or (k in FAMILIES and "cpu" in FAMILIES[k].servers)]
 
 
 @pytest.mark.slow
