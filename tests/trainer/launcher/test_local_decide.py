@@ -133,12 +133,15 @@ def test_an_interrupted_job_drains_then_stops_and_ends_with_130() -> None:
 
 def test_mounts_replace_whole_beginnings_of_paths_on_volumes_only() -> None:
     spec = raw_spec(
-        data={"train": ["/data/train.parquet", "/database/x", "/data/deep/y"]}, rollout={"vllmArgs": {"x": "/data/z"}}
+        data={"train": ["/data/train.parquet", "/database/x", "/data/deep/y"]},
+        rollout={"vllmArgs": {"x": "/data/z"}},
+        trainer={"transformerConfig": {"x": "/data/z"}},
     )
     here = mounted(spec, {"/data": "/here", "/data/deep": "/there"})
     assert here["data"]["train"] == ["/here/train.parquet", "/database/x", "/there/y"]
     assert (here["model"]["path"], here["checkpoint"]["path"]) == ("/here/model", "/here/run")
-    assert here["rollout"] == spec["rollout"]
+    assert here["rollout"]["vllmArgs"] == {"x": "/here/z"}
+    assert here["trainer"] == spec["trainer"], "no path of Megatron's lies on a volume"
 
 
 @pytest.mark.parametrize(
