@@ -26,7 +26,8 @@ ANSWER_SECONDS = 1.0
 """A role that has nothing to do is answered after this time at the latest."""
 HELLO_BYTES, HELLO_SECONDS = 4096, 10.0
 """Of the first message of a connection, whoever sends it."""
-GOODBYE_SECONDS = 10.0
+GOODBYE_SECONDS = 60.0
+"""Of a role that still loads its model, which was not needed: a job that only evaluates may be over sooner."""
 
 log = logging.getLogger(__name__)
 
