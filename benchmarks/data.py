@@ -25,8 +25,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.buffer.examples import AHEAD, ExampleBuffer
 from rljob_trainer.data.examples import ExampleSet
 from rljob_trainer.data.loading import load_examples
+from rljob_trainer.data.order import Cursor
 from rljob_trainer.data.tokenizer import load_tokenizer
 from rljob_trainer.data.workers import Workers
 
@@ -104,7 +106,7 @@ def measure(root: Path, file: Path) -> None:
             "task": "sft",
             "model": {"path": str(root / "model")},
             "data": {"train": [str(file)], "maxTokens": 4096},
-            "train": {"steps": 1},
+            "train": {"steps": STEPS, "samplesPerStep": STEP},
             "checkpoint": {"path": str(root / "run")},
             "image": "none",
         }
@@ -116,6 +118,8 @@ def measure(root: Path, file: Path) -> None:
     opened = time.monotonic() - began
     print(f"  opened in {opened:.1f} s, with {anonymous_mib() - before:.0f} MiB", flush=True)
     asyncio.run(report("by the workers", examples, STEPS))
+    waited = asyncio.run(waiting(spec, examples))
+    print(f"  at the pace of one H200, steps waited {100 * waited:.1f} % of their time for data", flush=True)
     examples._workers = None  # type: ignore[attr-defined]
     asyncio.run(report("by the driver itself", examples, STEPS // 4))
     print(f"  in memory at the end: {anonymous_mib() - before:.0f} MiB", flush=True)
@@ -135,6 +139,25 @@ async def report(who: str, examples: ExampleSet, steps: int) -> None:
         if b > a:
             rate = tokens / (b - a)
             print(f"    per second of {name}'s processor: {rate:,.0f} tokens, of {rate / H200:.1f} H200s", flush=True)
+
+
+async def waiting(spec: RLJobSpec, examples: ExampleSet) -> float:
+    """What share of their time steps wait for data that last as long as an H200 trains their tokens, as the driver's batches come; without the
+    first AHEAD + 1, which a job's start makes ready."""
+    changed, waited, trained = asyncio.Event(), 0.0, 0.0
+    buffer = ExampleBuffer(spec, examples, changed.set, 0, Cursor(0))
+    for step in range(STEPS):
+        began = time.monotonic()
+        while (found := buffer.take()) is None:
+            changed.clear()
+            await changed.wait()
+        took = time.monotonic() - began
+        seconds = float(found.batch.columns.length.sum()) / H200
+        await asyncio.sleep(seconds)
+        if step > AHEAD:
+            waited, trained = waited + took, trained + seconds
+    await buffer.stop()
+    return waited / (waited + trained)
 
 
 def processor_seconds() -> tuple[float, float]:
