@@ -60,6 +60,19 @@ def parser() -> argparse.ArgumentParser:
         "--work", type=Path, metavar="DIR", help="for files that only the run itself needs (a new temporary one)"
     )
     add_sets(_command(commands, "data", convert_data, "write a well-known data set in the columns that an RLJob reads"))
+    export = _command(commands, "export", export_model, "write a checkpoint's policy as a Hugging Face directory")
+    export.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="a directory global_step_N of a job")
+    export.add_argument("out", type=Path, metavar="OUT", help="a new directory")
+    export.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        required=True,
+        help="spec.model.path of the job: configuration and tokenizer",
+    )
+    export.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="spec.model.dtype of the job (%(default)s)"
+    )
     fetch = _command(commands, "fetch", fetch_source, "copy a model or data set from a hub, an object store or the web")
     fetch.add_argument("source", metavar="SOURCE", help="for example hf://ORG/MODEL@REVISION or s3://BUCKET/PREFIX")
     fetch.add_argument("path", type=Path, metavar="DIR", help="a directory of its own")
@@ -128,6 +141,12 @@ def convert_data(options: argparse.Namespace) -> int:
     from rljob_trainer.conversion.command import convert
 
     return convert(options)
+
+
+def export_model(options: argparse.Namespace) -> int:
+    from rljob_trainer.exporting import export_checkpoint
+
+    return export_checkpoint(options.checkpoint, options.model, options.out, options.dtype)
 
 
 def fetch_source(options: argparse.Namespace) -> int:

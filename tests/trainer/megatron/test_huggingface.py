@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from trainer.megatron.models import job, ranks_of
+from rljob_trainer.checkpoint.manifest import engine_directory
+from rljob_trainer.exporting import export_checkpoint
+from trainer.megatron.models import job, make_batch, ranks_of, train_step
 from trainer.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -50,3 +53,37 @@ def test_an_export_says_its_own_dtype(model: Path, tmp_path: Path) -> None:
     run_ranks(1, on_a_rank)
     assert json.loads((target / "config.json").read_text())["dtype"] == "bfloat16"
     assert (target / "model.safetensors").is_file()
+
+
+def test_any_checkpoint_of_a_job_becomes_what_the_job_itself_exports(model: Path, tmp_path: Path) -> None:
+    spec, checkpoint = job(model, tensor=2), tmp_path / "global_step_1"
+
+    def on_a_rank() -> None:
+        from rljob_trainer.megatron.engine import Engine
+        from rljob_trainer.megatron.huggingface import write_hugging_face
+
+        engine = Engine(spec, lambda: None)
+        train_step(engine, make_batch(model, 1))
+        write_hugging_face(engine, model, tmp_path / "own")
+        if torch.distributed.get_rank() == 0:
+            checkpoint.mkdir()
+        torch.distributed.barrier()
+        writing = engine.save(checkpoint / engine_directory(reshardable=True), reshardable=True)
+        writing.wait()
+        writing.finish()
+
+    run_ranks(ranks_of(spec), on_a_rank)
+
+    def exported(directory: Path) -> int:
+        torch.distributed.destroy_process_group()  # the command makes its own
+        return export_checkpoint(directory, model, tmp_path / "out", "float32")
+
+    plain = tmp_path / "checkpoint"
+    assert run_ranks(1, lambda: exported(checkpoint)) == [1], "it has no manifest"
+    assert not (tmp_path / "out").exists()
+    checkpoint.rename(plain)
+    assert run_ranks(1, lambda: exported(plain)) == [0]
+    own, out, before = (load_file(path / "model.safetensors") for path in (tmp_path / "own", tmp_path / "out", model))
+    assert own.keys() == out.keys() and all(torch.equal(own[name], out[name]) for name in own)
+    assert not all(torch.equal(own[name], before[name]) for name in own), "nothing was learnt"
+    assert run_ranks(1, lambda: exported(plain)) == [1], "the directory is there already"

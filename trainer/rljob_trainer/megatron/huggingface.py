@@ -2,21 +2,37 @@
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.safetensors_file import write_tensors
 
 SHARD_BYTES = 4 * 2**30
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
 
 
-def write_hugging_face(engine: Engine, source: Path, target: Path, shard_bytes: int = SHARD_BYTES) -> None:
+class Exporting(Protocol):
+    """What is written: an Engine, or a model alone."""
+
+    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See Engine.export. Collective."""
+        ...
+
+    def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
+        """See Engine.hugging_face_config."""
+        ...
+
+    @property
+    def heartbeat(self) -> Callable[[], None]:
+        """Called as tensors are written."""
+        ...
+
+
+def write_hugging_face(engine: Exporting, source: Path, target: Path, shard_bytes: int = SHARD_BYTES) -> None:
     """Write the policy into the new directory `target`. Rank 0 writes, one shard in memory at a time. Collective; complete when it returns.
 
     `source` is the model directory that the job started from. Everything at its top but weights is copied; config.json gets our dtype.
@@ -33,7 +49,7 @@ def write_hugging_face(engine: Engine, source: Path, target: Path, shard_bytes: 
     dist.barrier()
 
 
-def _telling(engine: Engine) -> Iterator[tuple[str, torch.Tensor]]:
+def _telling(engine: Exporting) -> Iterator[tuple[str, torch.Tensor]]:
     """The policy; the next tensor is taken when the one before is copied, and now and then a shard written."""
     for named in engine.export():
         yield named

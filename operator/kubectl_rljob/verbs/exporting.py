@@ -1,0 +1,63 @@
+"""A checkpoint's policy as a Hugging Face directory."""
+
+from pathlib import Path, PurePosixPath
+
+import click
+
+from kubectl_rljob import kubectl
+from kubectl_rljob.errors import UserError
+from kubectl_rljob.job import Job
+from kubectl_rljob.options import job_name, verb
+from kubectl_rljob.session import Session
+from kubectl_rljob.volume_pod import volume_pod
+from rljob_api import names
+from rljob_api.spec import RLJobSpec
+
+
+@verb("export")
+@job_name
+@click.option("--step", type=click.IntRange(min=1), metavar="N", help="of this checkpoint (default: the newest)")
+@click.option("--out", metavar="DIR", help="new directory on a volume of the job (default: exports/step_N of the run)")
+def export(session: Session, name: str, step: int | None, out: str | None) -> None:
+    """Write a checkpoint as a Hugging Face model, on the job's volume.
+
+    In a pod of its own, as `kubectl rljob shell` makes it, on the CPU; its memory has to hold the model. Also while the
+    job runs, whose last policy is exported anyway (checkpoint.exportHuggingFace). `kubectl rljob checkpoints` lists the
+    steps.
+    """
+    cluster = session.cluster()
+    job = cluster.job(name)
+    spec = exportable(job)
+    chosen = existing(job, step)
+    with volume_pod(cluster, session.terminal, job) as place:
+        code = kubectl.interact(session, place, command(spec, chosen, out))
+    if code:
+        raise click.exceptions.Exit(code)
+
+
+def exportable(job: Job) -> RLJobSpec:
+    """The spec of a job whose checkpoints hold a whole language model. Raises UserError."""
+    if job.spec is None:
+        raise UserError(f"{job.title}: this release does not understand its spec", job.command("status"))
+    if job.spec.model.lora or job.spec.task == "rewardModel":
+        kind = "adapters" if job.spec.model.lora else "a reward model"
+        raise UserError(f"{job.title} trains {kind}, which only the job itself exports, at its end")
+    return job.spec
+
+
+def existing(job: Job, step: int | None) -> int:
+    """The step, or the last one that has a checkpoint. Raises UserError when there is none."""
+    steps = [checkpoint.step for checkpoint in job.status.checkpoint.kept]
+    if not steps:
+        raise UserError(f"{job.title} has no complete checkpoint yet", job.command("status"))
+    if step is not None and step not in steps:
+        raise UserError(f"--step {step}: {job.title} has checkpoints of steps {', '.join(map(str, steps))}")
+    return step or steps[-1]
+
+
+def command(spec: RLJobSpec, step: int, out: str | None) -> tuple[str, ...]:
+    """What the pod runs."""
+    root = PurePosixPath(spec.checkpoint.path)
+    model = ("--model", spec.model.path, "--dtype", spec.model.dtype)
+    target = out or str(root / "exports" / f"step_{step}")
+    return ("python", "-m", "rljob_trainer", "export", *model, str(names.step_dir(Path(root), step)), target)

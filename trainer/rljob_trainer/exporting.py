@@ -1,0 +1,92 @@
+"""`python -m rljob_trainer export`: the policy of a checkpoint as a Hugging Face directory, by one process, on the CPU."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rljob_api import names
+from rljob_api.sizing.layout import Layout
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.checkpoint.manifest import read_manifest
+from rljob_trainer.failure import ConfigurationError
+
+SECONDS = 3600.0
+"""More than any collective of one process takes."""
+
+
+def export_checkpoint(checkpoint: Path, model: Path, out: Path, dtype: str) -> int:
+    """`model`: the directory that the job started from; `dtype`: the job's `model.dtype`. Holds the whole model in memory.
+
+    The exit code: 0 when `out` is complete; 1 with the cause in one message, and no `out`.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: the GPUs of this machine may be somebody's
+    try:
+        _require(checkpoint, model, out)
+        scratch = out.with_name(f".{out.name}.tmp-{os.getpid()}")
+        _write(_spec(checkpoint, model, dtype), model, scratch)
+        scratch.rename(out)
+    except (ConfigurationError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{out}: the Hugging Face model of {checkpoint}")
+    return 0
+
+
+def _require(checkpoint: Path, model: Path, out: Path) -> None:
+    if checkpoint.name.startswith("global_step_") and read_manifest(checkpoint, "CHECKPOINT") is None:
+        fix = "name a directory global_step_N that has its manifest.json"
+        raise ConfigurationError("CHECKPOINT", checkpoint, "is no complete checkpoint", fix)
+    if not (model / "config.json").is_file():
+        raise ConfigurationError("--model", model, "holds no config.json", "name the job's spec.model.path")
+    if out.exists():
+        raise ConfigurationError("OUT", out, "exists already", "name a new directory, or delete it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _spec(checkpoint: Path, model: Path, dtype: str) -> RLJobSpec:
+    """As much of a job as reading a model needs."""
+    return RLJobSpec.model_validate(
+        {
+            "task": "pretrain",
+            "model": {"path": str(model.resolve()), "megatronCheckpoint": str(checkpoint.resolve()), "dtype": dtype},
+            "data": {"train": ["/dev/null"]},
+            "train": {"steps": 1},
+            "trainer": {"device": "cpu"},
+            "checkpoint": {"path": str(checkpoint.resolve().parent)},
+            "image": "none",
+        }
+    )
+
+
+def _write(spec: RLJobSpec, model: Path, scratch: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from rljob_trainer.megatron import compat
+
+    compat.install()
+    from rljob_trainer.megatron import parallel_state
+    from rljob_trainer.megatron.huggingface import write_hugging_face
+    from rljob_trainer.megatron.model import PolicyModel
+
+    with TemporaryDirectory() as store:
+        dist.init_process_group("gloo", init_method=f"file://{store}/store", rank=0, world_size=1)
+        parallel = parallel_state.initialize(Layout.of(spec, names.ROLE_TRAINER), torch.device("cpu"), SECONDS)
+        write_hugging_face(_Whole(PolicyModel(spec, parallel)), model, scratch)
+        dist.destroy_process_group()
+
+
+class _Whole:
+    """A model in one process, for the writer of directories."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self.heartbeat = model, lambda: None
+
+    def export(self) -> Iterator[tuple[str, Any]]:
+        yield from self._model.export()
+
+    def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
+        return self._model.hugging_face_config(config)
