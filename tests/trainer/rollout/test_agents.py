@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import Sampling
 from rljob_trainer.agents.python_file import WorkerAgent
 from rljob_trainer.buffer.generation import Draft, Generator
 from rljob_trainer.data.prompts import Prompt
@@ -69,36 +70,48 @@ def wait_for_agents(directory: Path, count: int) -> None:
         time.sleep(0.05)
 
 
+class Lab:
+    """A server, the pool in front of it, and two policies to publish."""
+
+    def __init__(self, server: Server, policies: list[Path]):
+        self.pool = RolloutPool(TOKEN, 1, 1, 64, lambda: None)
+        self._server, self._policies, self._publisher = server, policies, Publisher(1, TOKEN, over_gloo("127.0.0.1"))
+
+    async def publish(self, step: int) -> None:
+        await self.pool.trained()
+        arguments = (step, iter(models.tensors(self._policies[step])), [self._server.endpoint], lambda: None)
+        assert (await asyncio.to_thread(self._publisher.publish, *arguments)).ok
+        await self.pool.follow([self._server.endpoint])
+        await self.pool.published(step, [self._server.endpoint], {})
+
+
+@pytest.fixture(scope="module")
+def server(start: Callable[..., Server], checkpoints: dict[str, Path]) -> Server:
+    return start(checkpoints["old"])
+
+
 async def test_turns_before_and_after_an_update_are_of_their_own_policies(
-    start: Callable[..., Server], checkpoints: dict[str, Path], tmp_path: Path
+    server: Server, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     (code := tmp_path / "agent.py").write_text(CODE)
     policies = [checkpoints["old"], checkpoints["new"]]
-    server, made = start(policies[0]), job(policies[0], code)
+    lab, made = Lab(server, policies), job(policies[0], code)
     assert made.rollout.agent
-    agent, pool = WorkerAgent(made.rollout.agent), RolloutPool(TOKEN, 1, 1, 8, lambda: None)
+    agent = WorkerAgent(made.rollout.agent)
     await agent.start()
-    generator = Generator(made, "u", load_tokenizer(made), RewardManager([]), pool, lambda: None, agent)
-    publisher = Publisher(1, TOKEN, over_gloo("127.0.0.1"))
-
-    async def publish(step: int) -> None:
-        await pool.trained()
-        arguments = (step, iter(models.tensors(policies[step])), [server.endpoint], lambda: None)
-        assert (await asyncio.to_thread(publisher.publish, *arguments)).ok
-        await pool.follow([server.endpoint])
-        await pool.published(step, [server.endpoint], {})
-        generator.resume()
-
-    await publish(0)
+    generator = Generator(made, "u", load_tokenizer(made), RewardManager([]), lab.pool, lambda: None, agent)
+    await lab.publish(0)
+    generator.resume()
     prompt = Prompt(0, tuple(2 + (7 * j) % 120 for j in range(40)), "", "", "")
     group = asyncio.create_task(generator.group(1, 0, prompt, [Draft(), Draft()]))
     await asyncio.to_thread(wait_for_agents, tmp_path, SAMPLES)
     await generator.interrupt()
-    await publish(1)
+    await lab.publish(1)
+    generator.resume()
     (tmp_path / "gate").touch()
     samples = [o.result for o in await asyncio.wait_for(group, 60)]
     await agent.stop()
-    await pool.close()
+    await lab.pool.close()
     for sample in samples:
         assert isinstance(sample, Trajectory)
         given = [s.tokens.tolist() for s in sample.segments if s.source == "environment"]
@@ -106,3 +119,20 @@ async def test_turns_before_and_after_an_update_are_of_their_own_policies(
         assert {s.policy_step for s in sample.sampled_segments} == {0, 1}
         assert difference(sample, policies) < 1e-4
         assert difference(sample, policies[::-1]) > 0.1, "the two models must differ for this test to say anything"
+
+
+async def test_contexts_that_do_not_fit_into_one_step_of_the_engine_keep_their_seeds(
+    server: Server, checkpoints: dict[str, Path]
+) -> None:
+    """Turns of many trajectories come at once, each with a context and a seed of its own."""
+    lab = Lab(server, [checkpoints["old"]])
+    await lab.publish(0)
+    contexts = [[2 + i, *(2 + (7 * j) % 120 for j in range(180))] for i in range(48)]
+    sampling = Sampling(max_tokens=4)
+    asked = [lab.pool.generate(context, 1, sampling, seed) for seed, context in enumerate(contexts)]
+    found = await asyncio.wait_for(asyncio.gather(*asked), 60)
+    again = await lab.pool.generate(contexts[7], 1, sampling, 7)
+    await lab.pool.close()
+    assert all(len(generation.tokens) for (generation,) in found)
+    assert found[7][0].tokens.tolist() == again[0].tokens.tolist()
+    assert lab.pool.redispatched == 0, "the engine survived"

@@ -17,6 +17,9 @@ CPU_ENVIRONMENT = {
 }
 CPU_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """Without it vLLM on CPU overrules `uni` and spawns a worker of its own, which imports everything again and holds 1.2 GB."""
+WHOLE_PROMPTS = {"enable-chunked-prefill": False}
+"""On CPU. vLLM 0.26 takes the token back that it sampled behind a part of a prompt, and the engine ends there when the request has a seed: "CPU
+Generator does not use offset" (v1/worker/gpu_model_runner.py, _bookkeeping_sync)."""
 WITHOUT_MULTICAST = {"compilation-config": {"pass_config": {"fuse_allreduce_rms": False}}}
 WITHOUT_MULTICAST_ENVIRONMENT = {"VLLM_FLASHINFER_ALLREDUCE_BACKEND": "trtllm", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
 """Of tensor parallelism on GPUs. vLLM 0.26 joins the all-reduce with the norm behind it in a kernel that wants NVLink multicast, and ends where a pod
@@ -50,7 +53,7 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
     }
     default = {"disable-uvicorn-access-log": True} | server_defaults(spec)
     if spec.trainer.device == "cpu":
-        default |= {"enforce-eager": True}
+        default |= {"enforce-eager": True} | WHOLE_PROMPTS
     elif rollout.placement == "colocated":
         own |= {"enable-sleep-mode": True}
     if _on_several_gpus(spec, rollout.tensor_parallel):
