@@ -94,6 +94,7 @@ WORDS: dict[str, str] = {
     "rollout.replicas": "num_engines vllm_num_engines num_replicas num_servers servers",
     "rollout.tensorParallel": "tp tp_size tensor_parallel_size tensor_model_parallel_size vllm_tensor_parallel_size gpus_per_engine",
     "rollout.sampling.maxTokens": "max_new_tokens max_response_length response_length max_completion_length max_response_len generate_max_len",
+    "rollout.agent.maxTurns": "max_turns max_assistant_turns",
     "rollout.vllmArgs": "engine_kwargs vllm_kwargs engine_args extra_args",
     "checkpoint.path": "output_dir save_dir save_path default_local_dir ckpt_path checkpoint_dir",
     "checkpoint.everySteps": "save_freq save_interval save_steps save_every",
