@@ -164,6 +164,17 @@ def test_two_jobs_fetch_a_source_once(tmp_path: Path) -> None:
     assert len(gets) == 2 and content(tmp_path / "m") == {"model.safetensors": WEIGHTS}
 
 
+def test_all_files_of_a_source_serve_those_who_want_some_and_not_the_reverse(tmp_path: Path) -> None:
+    with serving(Handler, MODEL) as (url, files):
+        address, path = f"{url}/config.json", str(tmp_path / "m")
+        fetched(Source(source=address, path=path))
+        asked = len(files.requests)
+        some = Source(source=address, path=path, files=MODEL_FILES)
+        assert fetched(some) == [] and is_fetched(some) and len(files.requests) == asked
+        fetched(Source(source=address, path=str(tmp_path / "some"), files=["*.json"]))
+        assert "*.json" in refusal(Source(source=address, path=str(tmp_path / "some"))).rule
+
+
 def test_a_copy_of_a_volume_is_a_source(tmp_path: Path) -> None:
     with serving(Handler, MODEL) as (url, _):
         fetched(Source(source=f"{url}/config.json", path=str(tmp_path / "a")))

@@ -79,7 +79,8 @@ def require_own(field: str, source: Source) -> None:
 
 
 def _matches(record: Record, source: Source) -> bool:
-    return (record.source, record.patterns) == (source.source, source.files)
+    """Whoever fetched all files of a source has those that somebody chooses."""
+    return record.source == source.source and record.patterns in ([], source.files)
 
 
 def _size(file: Path) -> int:
