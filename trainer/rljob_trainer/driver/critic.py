@@ -45,7 +45,8 @@ class Critic:
         if not self._valuing.done():
             return None
         valued, self._valuing = self._valuing, None
-        buffer.take()
+        taken = buffer.take()
+        assert taken and taken.batch.step == valued.result().batch.step, "nobody else takes batches"
         return valued.result()
 
     def restore(self, directory: str) -> None:
