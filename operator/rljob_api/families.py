@@ -8,6 +8,7 @@ Device = Literal["cpu", "gpu"]
 Way = Literal["tensor", "pipeline", "context", "expert"]
 DENSE: tuple[Way, ...] = ("tensor", "pipeline", "context")
 EXPERTS: tuple[Way, ...] = (*DENSE, "expert")
+TENSOR: tuple[Way, ...] = ("tensor",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Family:
     """Multi-latent attention."""
     adapters: bool = False
     """LoRA."""
+    vision: bool = False
+    """Reads images: a vision tower and the projector behind it come before the language model."""
     servers: tuple[Device, ...] = ("cpu", "gpu")
     """On which vLLM's weights can be updated, and its log-probabilities are those of the trainer: by the tests on CPU, by benchmarks/families.py
     on GPUs."""
@@ -47,6 +50,7 @@ FAMILIES = {
         Family("mistral", "Mistral 7B, Nemo, Small", windows=True),
         Family("phi3", "Phi-3, Phi-4", windows=True),
         Family("qwen2", "Qwen2, Qwen2.5", rotations=("default", "yarn"), biases=True, adapters=True),
+        Family("qwen2_5_vl", "Qwen2.5-VL", TENSOR, vision=True, servers=()),
         Family("qwen3", "Qwen3", rotations=("default", "yarn"), adapters=True),
         Family("qwen3_moe", "Qwen3-MoE", EXPERTS, rotations=("default", "yarn")),
         Family("gemma3_text", "Gemma 3 of text: 270M, 1B", windows=True),
@@ -110,6 +114,12 @@ FAMILIES = {
 }
 
 
+def language_of(config: dict[str, Any]) -> dict[str, Any]:
+    """A config.json with what it says of its language model at the top, where that of a model with a vision tower may be in a section of its own."""
+    kept = {key: config[key] for key in ("model_type", "tie_word_embeddings") if key in config}
+    return config | config.get("text_config", {}) | kept
+
+
 def has_latent_attention(config: dict[str, Any]) -> bool:
     """Of a config.json: keys and values come from a latent of `kv_lora_rank` numbers."""
     return bool(config.get("kv_lora_rank"))
@@ -117,7 +127,8 @@ def has_latent_attention(config: dict[str, Any]) -> bool:
 
 def rope_of(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The rope type of a config.json and its numbers, under the names before and since transformers 5; of the layers that see everything, where
-    others have numbers of their own."""
+    others have numbers of their own. `mrope` in the files of models that read images is the default of three positions."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope = rope.get("full_attention", rope)
-    return rope.get("rope_type") or rope.get("type") or "default", rope
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    return "default" if kind == "mrope" else kind, rope

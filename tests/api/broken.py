@@ -58,6 +58,7 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ),
     ({"rollout": {"sampling": {"temperature": 0, "maxTokens": 8}}}, "spec.rollout.sampling.temperature"),
     ({"rollout": {"agent": {"maxTurns": 2, "maxTokens": 16}, "sampling": {"maxTokens": 8}}}, "spec.rollout.agent"),
+    ({"rollout": {"agent": AGENT}, "data": {"imageKey": "images"}}, "spec.data.imageKey"),
     ({"rollout": {"agent": AGENT | {"maxTokens": 4}, "sampling": {"maxTokens": 8}}}, "spec.rollout.agent.maxTokens"),
     ({"train": {"samplesPerPrompt": 1}}, "spec.train.samplesPerPrompt"),
     ({"algorithm": {"advantage": "gae"}}, "spec.algorithm.advantage"),

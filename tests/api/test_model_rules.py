@@ -26,6 +26,11 @@ LATENT = DENSE | {
     "num_key_value_heads": 3,
     "kv_lora_rank": 16,
 }
+VISION = {
+    "model_type": "qwen2_5_vl",
+    "vision_config": {"depth": 2},
+    "text_config": DENSE | {"model_type": "qwen2_5_vl_text"},
+}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
 
 
@@ -89,6 +94,44 @@ def test_adapters_are_refused_in_models_with_experts() -> None:
     rules = [(v.field, v.rule) for v in model_violations(spec, EXPERTS)]
     assert ("spec.model.lora", "adapters are not proven in models with experts") in rules
     assert not [v for v in model_violations(spec, DENSE) if v.field == "spec.model.lora"]
+
+
+REWARD = {"rewards": [{"model": {"path": "/data/judge"}}], "data": {"train": ["/data/a.parquet"], "imageKey": "images"}}
+SEEN = [
+    ({"trainer": {"nodes": 2, "parallelism": {"pipeline": 2}}}, f"{P}.pipeline", "pipeline parallelism of models with a vision"),
+    ({"trainer": {"nodes": 2, "parallelism": {"context": 2}}}, f"{P}.context", "context parallelism of models with a vision"),
+    ({"trainer": {"nodes": 2, "overlap": {"gradReduce": True}}}, "spec.trainer.overlap.gradReduce", "a micro-batch without an image"),
+    ({"algorithm": {"advantage": "gae"}, "critic": {}}, "spec.critic", "a critic of the type qwen2_5_vl is not proven"),
+    ({"model": {"path": "/data/model", "lora": {}}}, "spec.model.lora", "adapters are not proven in models of the type qwen2_5_vl"),
+    ({"task": "rewardModel"}, "spec.task", "reward models of the type qwen2_5_vl are not proven"),
+    (REWARD, "spec.rewards[0].model", "reward models on the trainer's ranks read no images"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "field", "rule"), SEEN)
+def test_what_is_not_proven_with_images_is_refused_by_name(changes: dict[str, Any], field: str, rule: str) -> None:
+    (found,) = (v for v in model_violations(make_spec(**changes), VISION) if "vLLM generates" not in v.rule)
+    assert found.field == field and found.rule.startswith(rule)
+
+
+def test_images_are_read_and_parts_are_frozen_where_there_is_a_tower() -> None:
+    data, frozen = {"train": ["/data/a.parquet"], "imageKey": "images"}, {"path": "/data/model", "freeze": ["vision"]}
+    spec = make_spec(data=data, model=frozen, task="sft")
+    assert list(model_violations(spec, VISION)) == []
+    refused = [(v.field, v.fix) for v in model_violations(spec, DENSE)]
+    fix = "remove it, or use one of qwen2_5_vl"
+    assert refused == [("spec.data.imageKey", fix), ("spec.model.freeze", fix)]
+    whole = make_spec(
+        task="sft", model=frozen | {"freeze": ["projector", "vision"]}, trainer={"overlap": {"gradReduce": True}}
+    )
+    assert list(model_violations(whole, VISION)) == [], "nothing of the tower has a gradient"
+
+
+def test_a_language_model_in_a_section_of_its_own_keeps_the_rules() -> None:
+    served = (M, "nothing shows that vLLM generates with qwen2_5_vl on a cpu as it is trained")
+    assert set(check(VISION, tensor=3)) - {served} == set(check(DENSE, tensor=3)) != set()
+    flat = {key: value for key, value in VISION.items() if key != "text_config"} | DENSE | {"model_type": "qwen2_5_vl"}
+    assert check(flat | {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}) == [served]
 
 
 def test_modules_of_experts_are_recomputed_in_models_that_have_some() -> None:

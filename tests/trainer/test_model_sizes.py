@@ -9,6 +9,7 @@ import transformers
 
 from rljob_api.families import FAMILIES
 from rljob_api.sizing.shape import Shape
+from trainer.megatron.models import kind_of_model
 
 EXPERTS = {"num_hidden_layers": 6, "vocab_size": 32000}
 SIZES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -17,6 +18,7 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3Config", {}),
     "gemma3_text": ("Gemma3TextConfig", {}),
     "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),
+    "qwen2_5_vl": ("Qwen2_5_VLConfig", {"num_hidden_layers": 6, "vision_config": {"out_hidden_size": 8192}}),
     "qwen3": ("Qwen3Config", {"num_key_value_heads": 8}),
     "qwen3_moe": ("Qwen3MoeConfig", EXPERTS),
     "mixtral": ("MixtralConfig", EXPERTS),
@@ -33,7 +35,7 @@ def test_parameters_are_those_of_transformers(kind: str) -> None:
     name, more = SIZES[kind]
     config = getattr(transformers, name)(**more)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = kind_of_model(config).from_config(config)
     shape = Shape.of(config.to_dict())
     assert shape
     assert math.isclose(shape.parameters, sum(p.numel() for p in model.parameters()), rel_tol=1e-3)

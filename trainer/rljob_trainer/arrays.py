@@ -4,19 +4,25 @@ per trajectory [n]        segments       how many it has
 per segment [m]           lengths        tokens of it
                           sources        its author's number in trajectory.SOURCES
                           policy_steps   of the policy that wrote it, or NO_POLICY
+                          image_counts   images in it
+per place of an image     image_places   in its segment
+                          image_numbers  which of the images below; trajectories of one prompt share theirs
+per image                 image_grids    rows and columns of patches, and how many of either become one token: three numbers
+                          pixels         of all patches
 per token [T]             tokens
 per token of a policy [P] log_probs
 per response token    [R] what roles on ranks of their own measured, each under its name (Batch.measured)
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rljob_trainer.batch import Columns
+from rljob_trainer.images import Image
 from rljob_trainer.trajectory import SOURCES, Segment, Trajectory
 
 Array = npt.NDArray[Any]
@@ -28,6 +34,11 @@ KINDS: dict[str, type[np.generic]] = {
     "policy_steps": np.int32,
     "tokens": np.int32,
     "log_probs": np.float32,
+    "image_counts": np.int32,
+    "image_places": np.int32,
+    "image_numbers": np.int32,
+    "image_grids": np.int32,
+    "pixels": np.float32,
     "sources": np.int8,
 }
 """The arrays in the order in which they travel: those of four bytes first, so that all are aligned."""
@@ -36,12 +47,20 @@ KINDS: dict[str, type[np.generic]] = {
 def rows(trajectories: Sequence[Trajectory]) -> dict[str, Iterator[Array]]:
     """Each array in pieces, in their order."""
     segments = [s for t in trajectories for s in t.segments]
+    images = _distinct(segments)
+    numbers = {identity: number for number, identity in enumerate(images)}
+    placed = [place for s in segments for place in s.images]
     return {
         "segments": iter([np.array([len(t.segments) for t in trajectories], np.int32)]),
         "lengths": iter([np.array([len(s.tokens) for s in segments], np.int32)]),
         "policy_steps": iter([np.array([s.policy_step for s in segments], np.int32)]),
         "tokens": (s.tokens for s in segments),
         "log_probs": (s.log_probs for s in segments if s.log_probs is not None),
+        "image_counts": iter([np.array([len(s.images) for s in segments], np.int32)]),
+        "image_places": iter([np.array([start for start, _ in placed], np.int32)]),
+        "image_numbers": iter([np.array([numbers[id(image)] for _, image in placed], np.int32)]),
+        "image_grids": iter([np.array([(*i.grid, i.merge) for i in images.values()], np.int32).reshape(-1)]),
+        "pixels": (image.pixels.reshape(-1) for image in images.values()),
         "sources": iter([np.array([SOURCES.index(s.source) for s in segments], np.int8)]),
     }
 
@@ -49,10 +68,22 @@ def rows(trajectories: Sequence[Trajectory]) -> dict[str, Iterator[Array]]:
 def sizes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
     """How many numbers each array has, in the order of KINDS."""
     segments = [s for t in trajectories for s in t.segments]
-    sampled = sum(len(s.tokens) for s in segments if s.log_probs is not None)
-    of_segments = dict.fromkeys(("lengths", "policy_steps", "sources"), len(segments))
-    found = {"segments": len(trajectories), "tokens": sum(map(len, trajectories)), "log_probs": sampled} | of_segments
+    images, places = _distinct(segments), sum(len(s.images) for s in segments)
+    found = {
+        "segments": len(trajectories),
+        "tokens": sum(map(len, trajectories)),
+        "log_probs": sum(len(s.tokens) for s in segments if s.log_probs is not None),
+        "image_grids": 3 * len(images),
+        "pixels": sum(image.pixels.size for image in images.values()),
+        **dict.fromkeys(("lengths", "policy_steps", "sources", "image_counts"), len(segments)),
+        **dict.fromkeys(("image_places", "image_numbers"), places),
+    }
     return {name: found[name] for name in KINDS}
+
+
+def _distinct(segments: Iterable[Segment]) -> dict[int, Image]:
+    """The images by their identity, each once: samples of one prompt have the same in memory."""
+    return {id(image): image for segment in segments for _, image in segment.images}
 
 
 def nbytes(counts: Mapping[str, int]) -> int:
@@ -117,12 +148,25 @@ def trajectories_of(arrays: Mapping[str, Array], columns: Columns, indices: Sequ
 
 def _segments(arrays: Mapping[str, Array]) -> Iterator[Segment]:
     token = sampled = 0
-    described = zip(*(arrays[name].tolist() for name in ("lengths", "sources", "policy_steps")), strict=True)
-    for length, number, policy_step in described:
+    images = list(_images(arrays))
+    numbers = zip(arrays["image_places"].tolist(), arrays["image_numbers"].tolist(), strict=True)
+    names = ("lengths", "sources", "policy_steps", "image_counts")
+    described = zip(*(arrays[name].tolist() for name in names), strict=True)
+    for length, number, policy_step, count in described:
         tokens, source = arrays["tokens"][token : token + length], SOURCES[number]
+        placed = tuple((place, images[i]) for place, i in islice(numbers, count))
         token += length
         if source == "policy":
-            yield Segment(tokens, source, arrays["log_probs"][sampled : sampled + length], policy_step)
+            yield Segment(tokens, source, arrays["log_probs"][sampled : sampled + length], policy_step, placed)
             sampled += length
         else:
-            yield Segment(tokens, source)
+            yield Segment(tokens, source, images=placed)
+
+
+def _images(arrays: Mapping[str, Array]) -> Iterator[Image]:
+    """All of one width: they are of one model."""
+    grids = arrays["image_grids"].reshape(-1, 3).tolist()
+    patches = [rows * columns for rows, columns, _ in grids]
+    pixels = arrays["pixels"].reshape(sum(patches), -1) if grids else arrays["pixels"]
+    for (rows, columns, merge), (a, b) in zip(grids, pairwise(accumulate(patches, initial=0)), strict=True):
+        yield Image(pixels[a:b], (rows, columns), merge)

@@ -50,10 +50,10 @@ class Probe:
 
 def probe_sequences(batch: Batch) -> list[list[int]]:
     """What to ask, where the batch itself does not show that rollouts have the policy, because an older one generated it: the beginnings of a few
-    samples. Their last token is left to the server, which generates one within the model's length."""
+    samples, up to an image. Their last token is left to the server, which generates one within the model's length."""
     if any(s.policy_step == batch.step - 1 for sample in batch.samples for s in sample.sampled_segments):
         return []
-    found = (sample.tokens[:-1][:PROBE_TOKENS].tolist() for sample in batch.samples)
+    found = (s.tokens[:-1][: min([PROBE_TOKENS, *(at for at, _ in s.images)])].tolist() for s in batch.samples)
     return list(islice((tokens for tokens in found if len(tokens) > 1), PROBE_SEQUENCES))
 
 

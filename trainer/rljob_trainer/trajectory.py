@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from rljob_trainer.images import Placed
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -32,6 +35,8 @@ class Segment:
     """[k], of each token under the policy and temperature that sampled it, as the rollout server computed it. None where no policy wrote."""
     policy_step: int = NO_POLICY
     """Step of the policy that sampled the tokens."""
+    images: tuple[Placed, ...] = ()
+    """In the order of their places, which count from the segment's first token."""
 
     def __post_init__(self) -> None:
         assert (self.log_probs is not None) == (self.source == "policy"), "what the policy wrote has log-probabilities"
@@ -42,14 +47,19 @@ class Segment:
         if not isinstance(other, Segment):
             return NotImplemented
         same = (self.source, self.policy_step) == (other.source, other.policy_step)
-        return same and same_bits(self.tokens, other.tokens) and same_bits(self.log_probs, other.log_probs)
+        return (
+            same
+            and same_bits(self.tokens, other.tokens)
+            and same_bits(self.log_probs, other.log_probs)
+            and self.images == other.images
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def prompt(tokens: Sequence[int] | Ints) -> Segment:
+def prompt(tokens: Sequence[int] | Ints, images: Sequence[Placed] = ()) -> Segment:
     """The segment that a trajectory begins with."""
-    return Segment(np.asarray(tokens, np.int32), "prompt")
+    return Segment(np.asarray(tokens, np.int32), "prompt", images=tuple(images))
 
 
 def environment(tokens: Sequence[int] | Ints) -> Segment:
@@ -77,7 +87,8 @@ def appended(segments: tuple[Segment, ...], more: Segment) -> tuple[Segment, ...
     log_probs = None
     if last.log_probs is not None and more.log_probs is not None:
         log_probs = np.concatenate((last.log_probs, more.log_probs))
-    joined = Segment(np.concatenate((last.tokens, more.tokens)), last.source, log_probs, last.policy_step)
+    images = (*last.images, *((len(last.tokens) + start, image) for start, image in more.images))
+    joined = Segment(np.concatenate((last.tokens, more.tokens)), last.source, log_probs, last.policy_step, images)
     return (*segments[:-1], joined)
 
 
@@ -167,6 +178,12 @@ class Trajectory:
     def response_log_probs(self) -> Floats:
         """[response_length]"""
         return self.log_probs[self.prompt_length :]
+
+    @property
+    def images(self) -> list[Placed]:
+        """With their places among all tokens."""
+        starts = accumulate(self._lengths, initial=0)
+        return [(at + start, image) for at, s in zip(starts, self.segments, strict=False) for start, image in s.images]
 
     @property
     def sampled_segments(self) -> list[Segment]:

@@ -15,6 +15,8 @@ ranks that share the optimizer's states: data x context parallel):
         without sequence parallelism the hidden part is not divided by t; full recomputation keeps the inputs of the layers that are
         computed again together, and has their activations then; a stage holds as many
         micro-batches as there are stages after it, itself included, interleaved (1 + (p-1)/(p v)) times as many (ibid. section 4.2.3)
+    vision tower
+        whole on every rank; what spec.model.freeze names has weights alone. Activations as if every token were of an image, none of a frozen tower
     logits
         of the last stage: (b + 4) bytes x tokens x vocabulary / t, kept and in float32
 
@@ -241,7 +243,9 @@ def _stage(spec: RLJobSpec, shape: Shape, stage: int) -> _Stage:
     return _Stage(
         networks=_networks(spec, shape, dense, experts),
         layer=layer,
-        activations=(whole * layer + inputs * passed) * _in_flight(lay, stage) + again * layer,
+        activations=(whole * layer + inputs * passed) * _in_flight(lay, stage)
+        + again * layer
+        + tokens * width * _seen(spec, shape),
         logits=(width + FLOAT) * tokens * _outputs(spec, shape) / lay.tensor if last else 0.0,
     )
 
@@ -268,6 +272,11 @@ def _layer(spec: RLJobSpec, shape: Shape, width: int) -> float:
     return width * (4 * shape.hidden / _cut(spec) + (shape.attended + wide) / spec.trainer.parallelism.tensor)
 
 
+def _seen(spec: RLJobSpec, shape: Shape) -> int:
+    """Numbers of a token of an image that the tower keeps for its backward pass."""
+    return shape.tower.kept if shape.tower and "vision" not in spec.model.freeze else 0
+
+
 def _cut(spec: RLJobSpec) -> int:
     """Tensor-parallel ranks that share the activations between the matrices."""
     return spec.trainer.parallelism.tensor if spec.trainer.parallelism.sequence else 1
@@ -292,8 +301,11 @@ def _in_flight(lay: Layout, stage: int) -> float:
 
 def _networks(spec: RLJobSpec, shape: Shape, dense: float, experts: float) -> list[_Network]:
     """Models of so many parameters that share the policy's ranks. A reference in host memory takes the policy's place and is none of its own."""
-    lay, weights = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype] * (dense + experts)
-    whole = policy = _trained(spec, lay, 0.0, dense, experts)
+    lay, width = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype]
+    tower = shape.tower.parameters() if shape.tower else 0
+    learnt = shape.tower.parameters(tuple(spec.model.freeze)) if shape.tower else 0
+    weights = width * (dense + experts + tower)
+    whole = policy = _trained(spec, lay, width * (tower - learnt), dense + learnt, experts)
     if spec.model.lora:
         adapters = shape.adapters(spec.model.lora) * shape.layers / lay.pipeline / lay.tensor
         policy = _trained(spec, lay, weights, adapters, 0.0)

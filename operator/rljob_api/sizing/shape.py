@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from rljob_api.families import language_of
+from rljob_api.sizing.tower import Tower
 from rljob_api.spec.model import LoraSpec
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -72,11 +74,13 @@ class Shape:
     dense_layers: int = 0
     """Layers without experts in a model that has some: its first ones."""
     latent: Latent | None = None
+    tower: Tower | None = None
+    """Of a model that reads images."""
 
     @staticmethod
     def of(config: dict[str, Any]) -> "Shape | None":
         """None when config.json does not say enough."""
-        config = config | config.get("text_config", {})
+        config = language_of(config)
         needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
         if not all(isinstance(config.get(key), int) for key in needed):
             return None
@@ -99,6 +103,7 @@ class Shape:
             shared_feed_forward=narrow * (config.get("n_shared_experts") or 0),
             dense_layers=(config.get("first_k_dense_replace") or 0) if experts else 0,
             latent=Latent.of(config),
+            tower=Tower.of(config),
         )
 
     @property
@@ -157,7 +162,8 @@ class Shape:
     @property
     def parameters(self) -> int:
         """Norms and biases left out: less than a thousandth."""
-        return round(self.layers * (self.dense + self.expert)) + self.embedding * (1 if self.tied else 2)
+        language = round(self.layers * (self.dense + self.expert)) + self.embedding * (1 if self.tied else 2)
+        return language + (self.tower.parameters() if self.tower else 0)
 
 
 NOMINAL = Shape(36, 4096, 32, 8, 128, 12288, 151936)

@@ -45,6 +45,9 @@ class ModelSpec(Model):
     megatron_checkpoint: AbsolutePath | None = None
     """A torch_dist directory of megatron-core (for example `global_step_100` of another job) whose weights are taken in place of `path`'s
     safetensors, in any parallel layout; config.json and the tokenizer are still `path`'s."""
+    freeze: Annotated[list[Literal["vision", "projector"]], Field(max_length=2)] = []
+    """Parts of a model with a vision tower that stay as they are, without gradients and optimizer states: `vision` is the tower, `projector` what
+    makes the language model's embeddings of its output (`merger` in Qwen's models). The language model is always trained."""
     lora: LoraSpec | None = None
     """Train low-rank adapters; all weights of the model stay as they are, without gradients and optimizer states. Unset: all weights are
     trained."""
@@ -97,6 +100,10 @@ class DataSpec(Model):
     """Column of the document (`task: pretrain` with `format: text`)."""
     chat_template: ChatTemplate = ChatTemplate()
     """How conversations become texts. For all tasks but `pretrain`."""
+    image_key: str | None = None
+    """Column of a row's images, for models with a vision tower (`task: rl` and `sft`): one or a list, each bytes, `{bytes, path}`, the path of a
+    file, or a `data:` URL with base64. They stand where the messages say `<image>`, in their order, or at the beginning of the user's first message.
+    Messages may have images as parts of their content instead. Unset: rows are texts."""
     answer_key: str = "answer"
     """Column of the expected answer, handed to rewards, or a dotted path into a nested one; without a column of the default name it is empty.
     For `task: rl`."""

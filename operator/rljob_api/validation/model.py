@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from rljob_api import names
-from rljob_api.families import FAMILIES, has_latent_attention, rope_of
+from rljob_api.families import FAMILIES, has_latent_attention, language_of, rope_of
 from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.serving import longest_context
 from rljob_api.sizing.shape import experts_of
@@ -14,6 +14,7 @@ from rljob_api.validation.gangs import of_gang
 from rljob_api.validation.layout import PARALLELISM, RECOMPUTE, unfit_module
 from rljob_api.validation.passthrough import SPLITS
 from rljob_api.validation.result import Violation
+from rljob_api.validation.vision import vision_violations
 
 UNFIT = {
     "mlp": "the model has experts in its place: name moe",
@@ -38,12 +39,14 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
             "spec.model.path", spec.model.path, f"its model_type is {kind}", f"use one of {', '.join(FAMILIES)}"
         )
         return
+    config = language_of(config)
     yield from _feature_violations(spec, config)
     for check in (_width_violations, _depth_violations, _expert_violations):
         yield from check(spec, config)
         for role in _like_the_policy(spec):
             yield from of_gang(spec, role, partial(check, config=config))
     yield from _adapter_violations(spec, config)
+    yield from vision_violations(spec, config)
     if not spec.train.batches.replay:
         yield from _server_violations(spec, config)
 

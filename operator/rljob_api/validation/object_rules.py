@@ -68,6 +68,15 @@ LAYOUT_RULES = (
     ),
 )
 
+IMAGE_RULES = (
+    Rule(
+        "data.imageKey",
+        present("data.imageKey").implies(~AGENT),
+        "samples of an agent have no images",
+        "remove spec.rollout.agent, or the images",
+    ),
+)
+
 LORA_RULES = (
     Rule(
         "model.lora.rank",
@@ -337,6 +346,15 @@ POD_RULES = (
 )
 
 OBJECT_RULES = (
-    *(*TASK_RULES, *LORA_RULES, *LAYOUT_RULES, *BATCH_RULES, *ROLLOUT_RULES, *ALGORITHM_RULES, *SCHEDULING_RULES),
+    *(
+        *TASK_RULES,
+        *IMAGE_RULES,
+        *LORA_RULES,
+        *LAYOUT_RULES,
+        *BATCH_RULES,
+        *ROLLOUT_RULES,
+        *ALGORITHM_RULES,
+        *SCHEDULING_RULES,
+    ),
     *POD_RULES,
 )

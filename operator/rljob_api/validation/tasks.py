@@ -27,6 +27,7 @@ READERS: dict[str, tuple[Task, ...]] = {
     "data.rejectedKey": PAIRS,
     "data.textKey": ("pretrain",),
     "data.chatTemplate": ("rl", *CONVERSATIONS),
+    "data.imageKey": ("rl", "sft"),
     "data.answerKey": ("rl",),
     "data.dataSourceKey": ("rl",),
     "data.maxPromptTokens": ("rl",),

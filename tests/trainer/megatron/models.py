@@ -68,6 +68,29 @@ LATENT = SHARED | {
 }
 V2 = LATENT | {"q_lora_rank": None, "topk_method": "greedy", "norm_topk_prob": False, "n_shared_experts": 2}
 V3 = LATENT | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+TOWER = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "window_size": 16,
+    "out_hidden_size": 64,
+    "fullatt_block_indexes": [1],
+}
+"""A window is two by two tokens."""
+QWEN_VL = {
+    "vision_config": TOWER,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+    "image_token_id": 124,
+    "video_token_id": 125,
+    "vision_start_token_id": 126,
+    "vision_end_token_id": 127,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "llama, linear": ("LlamaConfig", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
@@ -79,6 +102,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3, window": ("Phi3Config", {"pad_token_id": 0, "sliding_window": 5, "rope_parameters": PARTIAL}),
     "qwen2": ("Qwen2Config", {}),
     "qwen2, yarn": ("Qwen2Config", {"rope_parameters": YARN}),
+    "qwen2_5_vl": ("Qwen2_5_VLConfig", QWEN_VL),
     "qwen3": ("Qwen3Config", {"head_dim": 32}),
     "qwen3, yarn": ("Qwen3Config", {"head_dim": 32, "rope_parameters": YARN}),
     "qwen3_moe": ("Qwen3MoeConfig", EXPERTS),
@@ -122,23 +146,28 @@ def make_model(
 
 
 def random_model(config: Any, seed: int) -> Any:
-    import transformers
-
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = kind_of_model(config).from_config(config)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if "norm" in name or name.endswith("bias"):
             tensor.data.add_(torch.randn_like(tensor) * 0.1)
     return model
 
 
+def kind_of_model(config: Any) -> Any:
+    """transformers' class for models of one kind."""
+    import transformers
+
+    return transformers.AutoModelForImageTextToText if "vision_config" in config else transformers.AutoModelForCausalLM
+
+
 def load_model(model: Path) -> Any:
     """In transformers, in float32. Its DeepSeek-V2 has no YaRN in the softmax; DeepSeek's own code, vLLM, and its DeepSeek-V3 have."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    rope = policy.config.rope_parameters
-    if policy.config.model_type == "deepseek_v2" and rope["rope_type"] == "yarn":
+    config = AutoConfig.from_pretrained(model)
+    policy = kind_of_model(config).from_pretrained(model, dtype=torch.float32).eval()
+    if config.model_type == "deepseek_v2" and (rope := config.rope_parameters)["rope_type"] == "yarn":
         for layer in policy.model.layers:
             layer.self_attn.scaling *= (0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1) ** 2
     return policy
@@ -148,7 +177,7 @@ def make_batch(model: Path, step: int = 1, groups: int = 4, samples: int = 4, te
     """Random tokens in prompts of 2-8 and responses of 1-8, with the log-probabilities that the model in `model` gives them."""
     policy = load_model(model)
     draw = random.Random(step)
-    tokens = lambda n: tuple(draw.randrange(policy.config.vocab_size) for _ in range(n))  # noqa: E731
+    tokens = lambda n: tuple(draw.randrange(policy.config.get_text_config().vocab_size) for _ in range(n))  # noqa: E731
     prompts = [tokens(draw.randrange(2, 9)) for _ in range(groups)]
     found = []
     for group, sample in ((g, s) for g in range(groups) for s in range(samples)):

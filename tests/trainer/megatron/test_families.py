@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rljob_api.families import FAMILIES, Family, has_latent_attention, rope_of
+from rljob_api.families import FAMILIES, Family, has_latent_attention, language_of, rope_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.model import model_violations
 from rljob_trainer.failure import ConfigurationError
@@ -29,6 +29,8 @@ CHOOSING = "e_score_correction_bias"
 """By which routers choose experts. It is no parameter of the loss."""
 EXPERT = ".experts."
 """One that no token chose does not learn."""
+TOWER = "visual."
+"""Nothing here has an image: test_vision.py."""
 VARIANTS_ON_MANY_RANKS = ("mistral, window",)
 """Others differ from their family in what every rank computes alone."""
 LAYOUTS: dict[int, list[dict[str, int]]] = {
@@ -50,15 +52,18 @@ def kinds_on(world: int) -> list[str]:
 def layouts_of(kind: str, world: int) -> list[dict[str, int]]:
     family = FAMILIES[family_of(kind)]
     whole = {"expertTensor": 1} if family.whole_experts else {}
-    return [sizes | whole for sizes in LAYOUTS[world] if "expert" not in sizes or "expert" in family.layouts]
+    ways = {*family.layouts, "virtualPipeline", "expertTensor"}
+    return [sizes | whole for sizes in LAYOUTS[world] if sizes.keys() <= ways]
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 def test_the_table_of_families_says_what_is_tested_here(family: Family) -> None:
     configs = [make_config(kind).to_dict() for kind in KINDS if family_of(kind) == family.model_type]
     assert {config["model_type"] for config in configs} == {family.model_type}
-    assert {rope_of(config)[0] for config in configs} == set(family.rotations)
-    windows = [c for c in configs if c.get("sliding_window") and c.get("use_sliding_window", True)]
+    said = [language_of(config) for config in configs]
+    assert {rope_of(config)[0] for config in said} == set(family.rotations)
+    windows = [c for c in said if c.get("sliding_window") and c.get("use_sliding_window", True)]
+    assert {"vision_config" in config for config in configs} == {family.vision}
     assert bool(windows) == family.windows
     ways = {way for world in LAYOUTS for sizes in layouts_of(family.model_type, world) for way in sizes}
     assert ways - {"virtualPipeline", "expertTensor"} == set(family.layouts)
@@ -90,13 +95,16 @@ def _round_trip(spec: Any, source: Path, batch: Any, unheated: Any) -> list[floa
 
     engine = Engine(spec, lambda: None)
     for _ in range(2):  # what stages asked each other for the first export, they know in the second
-        _assert_equal(dict(engine.export()), source)
+        assert_exported(dict(engine.export()), source)
     asked = zip(engine.log_probs(unheated.samples), unheated.samples, strict=True)
     probed = max(float((found - torch.from_numpy(s.response_log_probs.copy())).abs().max()) for found, s in asked)
     before = {name: tensor.clone() for name, tensor in engine.export()}
     metrics = train_step(engine, batch)
     still = [name for name, tensor in engine.export() if torch.equal(tensor, before[name])]
-    assert [n for n in still if not (n.endswith(CHOOSING) or EXPERT in n)] == [], "every parameter learns"
+    unused = (EXPERT, TOWER)
+    assert [n for n in still if not (n.endswith(CHOOSING) or any(part in n for part in unused))] == [], (
+        "all others learn"
+    )
     return [probed, metrics["train_rollout/log_prob_diff_max"]]
 
 
@@ -121,7 +129,7 @@ def test_the_biases_by_which_routers_choose_stay_in_float32(megatron: None, tmp_
         assert all(torch.equal(exported[n], t) for n, t in expected.items() if n.endswith(CHOOSING))
 
 
-def _assert_equal(exported: dict[str, torch.Tensor], source: Path) -> None:
+def assert_exported(exported: dict[str, torch.Tensor], source: Path) -> None:
     expected = _tensors(source)
     assert exported.keys() == expected.keys()
     assert [n for n in expected if not torch.equal(exported[n], expected[n])] == []

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rljob_trainer.conversion.problems import Problem
+from rljob_trainer.data.columns import ABSENT, find, short
 from rljob_trainer.data.files import Place, Record
-from rljob_trainer.data.rows import ABSENT, find, prompt_in, short
+from rljob_trainer.data.rows import prompt_in
 from rljob_trainer.rewards.rules import number
 
 FINAL = "Reason step by step and write the final answer after ####."

@@ -2,6 +2,7 @@
 
 from rljob_api.spec.model import DataSpec
 from rljob_trainer.data.conversations import require_no_system_prompt, spoken, with_system_prompt
+from rljob_trainer.data.pictures import require_no_images, with_parts
 from rljob_trainer.data.rows import Row
 from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer
 from rljob_trainer.failure import ConfigurationError
@@ -17,10 +18,13 @@ def encode_prompt(row: Row, spec: DataSpec, tokenizer: Tokenizer) -> tuple[str, 
         if not template.texts:
             require_no_system_prompt(template, row.place)
             _require_no_tools(tokenizer, row)
+            require_no_images(row.images, row.place)
             return messages, _tokens(messages, row, tokenizer, add_special_tokens=True)
         messages = (spoken("user", messages),)
     if not tokenizer.chat_template:
         raise _no_template(row)
+    if spec.image_key:
+        messages = with_parts(messages, len(row.images), row.place)
     try:
         said = list(with_system_prompt(messages, template))
         text = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False, **template.arguments)

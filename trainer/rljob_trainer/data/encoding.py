@@ -1,6 +1,6 @@
 """A row to what is learnt from it: segments of tokens within the length limit."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -11,8 +11,11 @@ from rljob_trainer.data.chat_masks import Unsound, assistant_spans, learnt_token
 from rljob_trainer.data.examples import Example
 from rljob_trainer.data.files import Place, Record
 from rljob_trainer.data.formats import Chat, LeftOut, Texts, Variant, conversation, pair
+from rljob_trainer.data.image_reader import image_reader
+from rljob_trainer.data.pictures import images_in, lifted, require_no_images, with_parts
 from rljob_trainer.data.tokenizer import OffsetTokenizer
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.images import Image, Placed
 from rljob_trainer.trajectory import Bools, Ints, Segment
 
 Encoded = tuple[Ints, Bools]
@@ -33,6 +36,7 @@ class Encoder:
     """From rows to examples, for the task of `spec`."""
 
     def __init__(self, spec: RLJobSpec, tokenizer: OffsetTokenizer):
+        self._images = image_reader(spec)
         self._data, self._paired, self._tokenizer = spec.data, spec.paired, tokenizer
         self._everything = spec.task == "sft" and spec.data.loss_on == "all"
 
@@ -45,11 +49,23 @@ class Encoder:
         return Example(row.index, variants, row.place.path, cut=cut)
 
     def _conversation(self, row: RawRow) -> tuple[tuple[tuple[Segment, ...], ...], bool]:
-        whole = conversation(row.record, row.place, self._data, row.format)
+        whole, images = self._read(row)
         for variant in (whole, *(shorter(whole) if self._data.overlong == "cut" else ())):
-            if found := self._fitting(variant, row.place):
+            if found := self._fitting(variant, row.place, images):
                 return (found,), variant is not whole
         raise LeftOut("too_long")
+
+    def _read(self, row: RawRow) -> tuple[Variant, list[Image]]:
+        """The conversation, with its images as parts of its messages."""
+        if self._images is None:
+            return conversation(row.record, row.place, self._data, row.format), []
+        record, sources = lifted(row.record, self._images.key, row.place)
+        whole = conversation(record, row.place, self._data, row.format)
+        if isinstance(whole, Texts):
+            require_no_images(sources, row.place)
+            return whole, []
+        images = [self._images.read(source, row.place) for source in sources]
+        return replace(whole, messages=with_parts(whole.messages, len(images), row.place)), images
 
     def _pair(self, row: RawRow) -> tuple[tuple[tuple[Segment, ...], ...], bool]:
         """An answer that is cut is not the one that was judged: pairs are left out."""
@@ -58,15 +74,20 @@ class Encoder:
             return tuple(found), False
         raise LeftOut("too_long")
 
-    def _fitting(self, variant: Variant, place: Place) -> tuple[Segment, ...]:
-        """Empty when it is longer than maxTokens."""
+    def _fitting(self, variant: Variant, place: Place, images: Sequence[Image] = ()) -> tuple[Segment, ...]:
+        """Empty when it is longer than maxTokens. `images`: of the whole conversation."""
         tokens, learnt = encode(variant, place, self._tokenizer)
         if self._everything:
             learnt[:] = True
+        placed: tuple[Placed, ...] = ()
+        if self._images and isinstance(variant, Chat):
+            images = images[: images_in(variant.messages)]
+            tokens, learnt = self._images.expanded(tokens, learnt, [image.tokens for image in images], place)
+            placed = self._images.placed(tokens, images)
         learnt[:1] = False  # nothing comes before it that could predict it
         if not learnt.any():
             raise LeftOut("empty")
-        found = segments(tokens, learnt)
+        found = segments(tokens, learnt, placed)
         return found if sum(len(s.tokens) for s in found) <= self._data.max_tokens else ()
 
 
@@ -93,15 +114,18 @@ def shorter(variant: Variant) -> Iterator[Variant]:
         )
 
 
-def segments(tokens: Ints, learnt: Bools) -> tuple[Segment, ...]:
-    """Runs of tokens that are given or learnt; what comes behind the last learnt one is nobody's context."""
+def segments(tokens: Ints, learnt: Bools, images: Sequence[Placed] = ()) -> tuple[Segment, ...]:
+    """Runs of tokens that are given or learnt, with the images in them; what comes behind the last learnt one is nobody's context."""
     edges = [0, *(np.flatnonzero(np.diff(learnt)) + 1).tolist(), len(tokens)]
     runs = list(pairwise(edges))
     if not learnt[-1]:
         runs.pop()
-    return tuple(
-        Segment(tokens[a:b], "demonstration" if learnt[a] else "environment" if a else "prompt") for a, b in runs
-    )
+    return tuple(_segment(tokens, a, b, bool(learnt[a]), images) for a, b in runs)
+
+
+def _segment(tokens: Ints, a: int, b: int, learnt: bool, images: Sequence[Placed]) -> Segment:
+    inside = tuple((start - a, image) for start, image in images if a <= start < b)
+    return Segment(tokens[a:b], "demonstration" if learnt else "environment" if a else "prompt", images=inside)
 
 
 def _texts(texts: Texts, tokenizer: OffsetTokenizer) -> Encoded:

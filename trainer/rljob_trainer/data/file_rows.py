@@ -32,6 +32,14 @@ class FileRows:
                 fix = "leave data files as they are while a job reads them"
                 raise place.error(f"no longer holds the row of a prompt: {error}", fix) from error
 
+    def place(self, index: int) -> Place:
+        """Of a row that was read, for people."""
+        with self._lock:
+            self._open()
+            number = bisect_right(self._starts, index) - 1
+            file = self._files[number]
+            return Place(file.field, file.path, self._tables[number].number(index - self._starts[number]))
+
     def _open(self) -> None:
         if not self._tables:
             self._scratch.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.evaluation import VALIDATION
 from rljob_trainer.data.files import Place, places
+from rljob_trainer.data.image_reader import ImageReader
 from rljob_trainer.data.prompts import PromptSet, RowValidator, load_prompts
 from rljob_trainer.data.tokenizer import Tokenizer
 
@@ -22,11 +23,17 @@ class HeldOutSet:
     sampling: Sampling
 
 
-def load_held_out(spec: RLJobSpec, tokenizer: Tokenizer, validate_row: RowValidator, scratch: Path) -> list[HeldOutSet]:
+def load_held_out(
+    spec: RLJobSpec,
+    tokenizer: Tokenizer,
+    validate_row: RowValidator,
+    scratch: Path,
+    images: ImageReader | None = None,
+) -> list[HeldOutSet]:
     """Of spec.data.validation and spec.evaluation.sets. The arguments, and what is raised, are those of load_prompts."""
     found = []
     for i, (s, files) in enumerate(zip(spec.evaluation_sets, _files(spec), strict=True)):
-        prompts = load_prompts(spec.data, files, tokenizer, validate_row, scratch / str(i))
+        prompts = load_prompts(spec.data, files, tokenizer, validate_row, scratch / str(i), images)
         found.append(HeldOutSet(s.name, prompts, s.samples_per_prompt or 1, s.sampling or spec.evaluation.sampling))
     return found
 

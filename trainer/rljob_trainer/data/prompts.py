@@ -9,13 +9,18 @@ from pathlib import Path
 from sys import intern
 from typing import overload
 
+import numpy as np
+
 from rljob_api.spec.model import DataSpec
 from rljob_trainer.data.chat import encode_prompt
 from rljob_trainer.data.file_rows import FileRows
 from rljob_trainer.data.files import Place, Record
+from rljob_trainer.data.image_reader import ImageReader
+from rljob_trainer.data.pictures import lifted
 from rljob_trainer.data.rows import Row, read_rows
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.images import Placed
 
 RowValidator = Callable[[str, str], tuple[str, str] | None]
 """Of data source and answer: why no reward can judge such a row (rule and fix), or None."""
@@ -34,6 +39,8 @@ class Prompt:
     data_source: str
     row: Callable[[], Record] = field(default=dict, compare=False, repr=False)
     """Reads all columns of its row from the file; empty of a prompt that comes from none."""
+    images: Callable[[], tuple[Placed, ...]] | None = field(default=None, compare=False, repr=False)
+    """Reads its images, with their places among the tokens. Raises ConfigurationError for a file that is not what it was. None: it is a text."""
 
 
 @dataclass(slots=True)
@@ -52,9 +59,15 @@ class PromptCounts:
 class PromptSet(Sequence[Prompt]):
     """The prompts of one split that are short enough. Tokens lie in one array: four bytes each in place of an object."""
 
-    def __init__(self, prompts: Iterable[Prompt], counts: PromptCounts | None = None, rows: FileRows | None = None):
-        """`rows`: where the prompts come from, by their index."""
-        self.counts, self._rows = counts or PromptCounts(), rows
+    def __init__(
+        self,
+        prompts: Iterable[Prompt],
+        counts: PromptCounts | None = None,
+        rows: FileRows | None = None,
+        images: ImageReader | None = None,
+    ):
+        """`rows`: where the prompts come from, by their index; `images` reads those that they have."""
+        self.counts, self._rows, self._reader = counts or PromptCounts(), rows, images
         self._tokens, self._ends, self._indices = array("i"), array("q", [0]), array("q")
         self._texts: list[tuple[str, str, str]] = []
         digest = hashlib.sha256()
@@ -81,19 +94,32 @@ class PromptSet(Sequence[Prompt]):
         tokens = tuple(self._tokens[self._ends[place] : self._ends[place + 1]])
         index = self._indices[place]
         row = partial(self._rows.__getitem__, index) if self._rows else dict
-        return Prompt(index, tokens, *self._texts[place], row)
+        images = partial(_images, self._reader, self._rows, index, tokens) if self._reader and self._rows else None
+        return Prompt(index, tokens, *self._texts[place], row, images)
+
+
+def _images(reader: ImageReader, rows: FileRows, index: int, tokens: tuple[int, ...]) -> tuple[Placed, ...]:
+    place = rows.place(index)
+    sources = lifted(rows[index], reader.key, place)[1]
+    return reader.placed(np.array(tokens), [reader.read(source, place) for source in sources])
 
 
 def load_prompts(
-    spec: DataSpec, files: Sequence[Place], tokenizer: Tokenizer, validate_row: RowValidator, scratch: Path
+    spec: DataSpec,
+    files: Sequence[Place],
+    tokenizer: Tokenizer,
+    validate_row: RowValidator,
+    scratch: Path,
+    images: ImageReader | None = None,
 ) -> PromptSet:
-    """The prompts of the files. `scratch` is as for FileRows, and has to live as long as the prompts.
+    """The prompts of the files. `scratch` is as for FileRows, and has to live as long as the prompts. `images`: None where spec.imageKey is unset.
 
     Raises ConfigurationError for rows that cannot be used or judged, and when none is short enough.
     """
     counts = PromptCounts(kept={file.field: 0 for file in files})
     rows = FileRows(files, scratch)
-    prompts = PromptSet(_fitting(spec, read_rows(spec, files), tokenizer, validate_row, counts), counts, rows)
+    fitting = _fitting(spec, read_rows(spec, files), tokenizer, validate_row, counts, images)
+    prompts = PromptSet(fitting, counts, rows, images)
     if counts.rows and not prompts:
         rule = f"all {counts.rows} prompts of {files[0].field.rpartition('[')[0]} are longer"
         raise ConfigurationError(
@@ -112,19 +138,26 @@ def require_prompts_of_every_file(spec: DataSpec, prompts: PromptSet) -> None:
 
 
 def _fitting(
-    spec: DataSpec, rows: Iterable[Row], tokenizer: Tokenizer, validate_row: RowValidator, counts: PromptCounts
+    spec: DataSpec,
+    rows: Iterable[Row],
+    tokenizer: Tokenizer,
+    validate_row: RowValidator,
+    counts: PromptCounts,
+    images: ImageReader | None,
 ) -> Iterator[Prompt]:
     seen: set[int] = set()
     for index, row in enumerate(rows):
         if problem := validate_row(row.data_source, row.answer):
             raise row.place.error(*problem)
         text, tokens = encode_prompt(row, spec, tokenizer)
+        if images:
+            tokens = images.prompt(tokens, row.images, row.place)
         counts.rows += 1
         if len(tokens) > spec.max_prompt_tokens:
             counts.too_long += 1
             continue
         counts.kept[row.place.field] += 1
-        mark = hash((text, row.answer, row.data_source))
+        mark = hash((text, row.answer, row.data_source, index if row.images else None))
         counts.duplicates += mark in seen
         seen.add(mark)
         yield Prompt(index, tuple(tokens), text, row.answer, row.data_source)

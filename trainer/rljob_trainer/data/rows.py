@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.spec.model import DataSpec
+from rljob_trainer.data.columns import ABSENT, find, short
 from rljob_trainer.data.files import Place, Record, read_records
+from rljob_trainer.data.pictures import lifted
 
 Message = Mapping[str, Any]
-ABSENT = object()
-"""In place of a value: there is no such column."""
 _NO_TEXTS = (list, tuple, dict, bytes)
 
 
@@ -25,6 +25,8 @@ class Row:
     data_source: str
     """Empty when the file has none: entries of spec.rewards for `*` judge the row."""
     place: Place
+    images: tuple[Any, ...] = ()
+    """As the file gives them. Messages say `<image>` where one stands."""
 
 
 def read_rows(spec: DataSpec, files: Iterable[Place]) -> Iterator[Row]:
@@ -32,14 +34,16 @@ def read_rows(spec: DataSpec, files: Iterable[Place]) -> Iterator[Row]:
 
     Raises ConfigurationError, naming file and row, for whatever cannot be used.
     """
-    keys = (spec.prompt_key, spec.answer_key, spec.data_source_key)
+    keys = (spec.prompt_key, spec.answer_key, spec.data_source_key, *filter(None, (spec.image_key,)))
     for file in files:
         for place, record in read_records(file, keys):
+            texts, images = lifted(record, spec.image_key, place) if spec.image_key else (record, ())
             yield Row(
-                prompt_in(spec.prompt_key, record, place),
+                prompt_in(spec.prompt_key, texts, place),
                 _scalar("answer", spec.answer_key, record, place),
                 _scalar("data_source", spec.data_source_key, record, place),
                 place,
+                images,
             )
 
 
@@ -47,20 +51,6 @@ def answer_in(record: Record, spec: DataSpec) -> Any:
     """The answer as its column holds it; empty where there is none."""
     value = find(spec.answer_key, record)
     return "" if value is None or value is ABSENT else value
-
-
-def find(key: str, record: Record) -> Any:
-    """The column of that name, else the value that the dotted path leads to; null when it leads into one."""
-    if key in record:
-        return record[key]
-    value: Any = record
-    for part in key.split("."):
-        if value is None:
-            return None
-        if not isinstance(value, Mapping) or part not in value:
-            return ABSENT
-        value = value[part]
-    return value
 
 
 def _scalar(field: str, key: str, record: Record, place: Place) -> str:
@@ -118,8 +108,3 @@ def _missing(field: str, key: str, record: Record, place: Place) -> Exception:
     spec_field = {"prompt_key": "promptKey", "answer_key": "answerKey", "data_source_key": "dataSourceKey"}[field]
     rule = f"has no column {key!r}; its columns are {', '.join(record) or 'none'}"
     return place.error(rule, f"set spec.data.{spec_field} to one of them, or to a path (a.b) into one")
-
-
-def short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

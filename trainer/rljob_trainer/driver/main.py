@@ -22,6 +22,7 @@ from rljob_trainer.buffer.sources import BatchSource, GeneratedBatches, Recorded
 from rljob_trainer.data.epochs import steps_of, with_steps
 from rljob_trainer.data.files import places
 from rljob_trainer.data.held_out import HeldOutSet, load_held_out
+from rljob_trainer.data.image_reader import image_reader
 from rljob_trainer.data.loading import load_examples
 from rljob_trainer.data.order import Dataset
 from rljob_trainer.data.prompts import PromptSet, load_prompts, require_prompts_of_every_file
@@ -215,16 +216,18 @@ async def _first_to_end(*parts: Awaitable[None]) -> None:
 
 def _prompts(directory: Path, spec: RLJobSpec, tokenizer: Tokenizer) -> tuple[PromptSet, list[HeldOutSet]]:
     """Of training and evaluation."""
+    images = image_reader(spec)
     train = load_prompts(
         spec.data,
         places("spec.data.train", spec.data.train),
         tokenizer,
         partial(validate_row, spec.rewards, by_driver=False),
         directory / "rows" / "train",
+        images,
     )
     require_prompts_of_every_file(spec.data, train)
     validate = partial(validate_row, spec.rewards, by_driver=spec.evaluation.takes_place)
-    held_out = load_held_out(spec, tokenizer, validate, directory / "rows" / "held-out")
+    held_out = load_held_out(spec, tokenizer, validate, directory / "rows" / "held-out", images)
     for name, prompts in [("train", train), *((f"held-out set {s.name}", s.prompts) for s in held_out)]:
         log.info("%s: %s", name, _described(prompts))
     return train, held_out

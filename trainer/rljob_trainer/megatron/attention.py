@@ -164,12 +164,12 @@ def _buckets(
 def rotate_packed(
     t: torch.Tensor, cu_seqlens: torch.Tensor, freqs: torch.Tensor, cp_group: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """Rotary embedding of packed rows [t, heads, d] from the angles of the longest sequence.
+    """Rotary embedding of packed rows [t, heads, d] from the angles of the longest sequence, or of every row: those of several dimensions are.
 
     megatron's own goes sequence by sequence (rope_utils.py), which takes half of a step's time when there are hundreds of short ones.
     """
-    positions = context_parallel.positions(
-        context_parallel.boundaries(cu_seqlens), cp_group.size(), cp_group.rank(), t.device
-    )
-    angles = freqs.index_select(0, positions)
+    angles = freqs
+    if cp_group.size() > 1 or len(freqs) != len(t):
+        starts = context_parallel.boundaries(cu_seqlens)
+        angles = freqs.index_select(0, context_parallel.positions(starts, cp_group.size(), cp_group.rank(), t.device))
     return rope_utils._apply_rotary_pos_emb_bshd(t.unsqueeze(1), angles, **kwargs).squeeze(1)

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 
 import numpy as np
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
+from rljob_trainer.images import Placed, positions
 from rljob_trainer.megatron import context_parallel
 from rljob_trainer.megatron.batching import space
 from rljob_trainer.megatron.parallel_state import ParallelState
@@ -54,7 +55,7 @@ class MicroBatch:
     tokens: torch.Tensor
     """[1, t]"""
     positions: torch.Tensor
-    """[1, t]. From 0 in every sequence."""
+    """[1, t]. From 0 in every sequence. With images [3, 1, t]: see images.positions."""
     packed: PackedSeqParams
     targets: torch.Tensor
     """The token after each."""
@@ -62,6 +63,9 @@ class MicroBatch:
     """Which of the row's trajectories a token belongs to."""
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
     """Fixed quantities of response tokens, float32, 0 elsewhere; see `put`. Always there: `mask`, 1 for tokens that are learnt from."""
+    images: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What a model with a vision tower takes besides: `pixel_values` [p, numbers of a patch], `image_grid_thw` [i, 3] and `image_places` [v], where
+    in the row the tokens of the images lie. Empty without images."""
 
     def put(self, name: str, values: Mapping[int, torch.Tensor] | Sequence[torch.Tensor]) -> None:
         """Make a column. `values`: [count] of each trajectory, by its row."""
@@ -94,12 +98,35 @@ def micro_batch(
         tokens[start : start + n] = whole[:n]
         targets[start : start + min(n, len(whole) - 1)] = whole[1 : n + 1]
         index[start : start + n] = i
-    positions = torch.cat([torch.arange(n) for n in sequences])
-    tokens, positions, targets, index = (x[row.share].to(parallel.device) for x in (tokens, positions, targets, index))
+    placed = [[(at, image) for at, image in t.images if at < n] for t, n in zip(chosen, lengths, strict=True)]
+    places = _positions(sequences, placed)
+    tokens, places, targets, index = (x[..., row.share].to(parallel.device) for x in (tokens, places, targets, index))
     of = Sequences(index, len(chosen), parallel.over_context)
-    micro = MicroBatch(row, tokens[None], positions[None], _packed(sequences, parallel), targets, of)
+    micro = MicroBatch(row, tokens[None], places.unsqueeze(-2), _packed(sequences, parallel), targets, of)
+    micro.images = {name: x.to(parallel.device) for name, x in _images(sequences, placed).items()}
     micro.put("mask", {i: torch.from_numpy(t.response_mask) for i, t in zip(rows, chosen, strict=True)})
     return micro
+
+
+def _positions(sequences: list[int], placed: Sequence[Sequence[Placed]]) -> torch.Tensor:
+    """[row], or [3, row] with images. What fills up is text."""
+    if not any(placed):
+        return torch.cat([torch.arange(n) for n in sequences])
+    of_each = zip(sequences, chain(placed, repeat([])), strict=False)
+    return torch.from_numpy(np.concatenate([positions(n, images) for n, images in of_each], axis=1))
+
+
+def _images(sequences: list[int], placed: Sequence[Sequence[Placed]]) -> dict[str, torch.Tensor]:
+    """See MicroBatch.images."""
+    starts = accumulate(sequences, initial=0)
+    found = [(start + at, image) for start, images in zip(starts, placed, strict=False) for at, image in images]
+    if not found:
+        return {}
+    return {
+        "pixel_values": torch.from_numpy(np.concatenate([image.pixels for _, image in found])),
+        "image_grid_thw": torch.tensor([(1, *image.grid) for _, image in found]),
+        "image_places": torch.cat([torch.arange(at, at + image.tokens) for at, image in found]),
+    }
 
 
 def _row(

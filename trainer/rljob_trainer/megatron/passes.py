@@ -56,7 +56,7 @@ class Passes:
         micro = next(data)
         self.heartbeat()
         kwargs = {"fp32_output": False} if self.config.bf16 else {}
-        output = model(micro.tokens, micro.positions, None, packed_seq_params=micro.packed, **kwargs)
+        output = model(micro.tokens, micro.positions, None, packed_seq_params=micro.packed, **micro.images, **kwargs)
         return output, lambda output, non_loss_data=False: measure(micro, output)
 
 

@@ -102,7 +102,7 @@ def configure(provider: Any, spec: RLJobSpec, layout: Layout) -> None:
     device = _fused(provider) if torch.cuda.is_available() else _ON_CPU
     ours = _layout(layout, spec) | _recompute(spec) | _numbers(provider, spec)
     given = spec.trainer.transformer_config
-    for key, value in (_EXPERTS | plain | _rotation(provider) | device | given | ours).items():
+    for key, value in (_EXPERTS | plain | _rotation(provider) | device | given | ours | _frozen(spec)).items():
         setattr(provider, key, value)
     try:
         provider.finalize()
@@ -124,6 +124,12 @@ def _require_pieces(provider: Any, spec: RLJobSpec) -> None:
     if pieces != said:
         rule = f"pipeline_model_parallel_layout cuts every stage into {pieces} pieces"
         raise ConfigurationError("spec.trainer.parallelism.virtualPipeline", said, rule, f"set {pieces}")
+
+
+def _frozen(spec: RLJobSpec) -> dict[str, Any]:
+    """By megatron-bridge's names; other models than those with a vision tower do not read them."""
+    parts = {"vision": "freeze_vision_model", "projector": "freeze_vision_projection"}
+    return {parts[part]: True for part in spec.model.freeze}
 
 
 def _fused(provider: Any) -> dict[str, Any]:
@@ -149,10 +155,10 @@ def _layout(layout: Layout, spec: RLJobSpec) -> dict[str, Any]:
 
 
 def _rotation(provider: Any) -> dict[str, Any]:
-    """YaRN's numbers that config.json leaves out, as transformers has them (modeling_rope_utils.py). Its factor of sine and cosine, and the
-    interleaved rotation of multi-latent attention, are not in the fused kernel."""
+    """YaRN's numbers that config.json leaves out, as transformers has them (modeling_rope_utils.py). Its factor of sine and cosine, the interleaved
+    rotation of multi-latent attention, and the three positions of a token are not in the fused kernel."""
     yarn = provider.position_embedding_type == "yarn"
-    if not (yarn or provider.multi_latent_attention):
+    if not (yarn or provider.multi_latent_attention or provider.position_embedding_type == "mrope"):
         return {}
     usual = _YARN if yarn else {}
     return {key: value for key, value in usual.items() if getattr(provider, key) is None} | {"apply_rope_fusion": False}

@@ -28,6 +28,7 @@ MODULES = (
     "mixtral",
     "phi3",
     "gemma3",
+    "qwen_vl",
     "load_progress",
     "write_queue",
 )

@@ -1,0 +1,57 @@
+"""The size of a vision tower and of the projector behind it, from the `vision_config` of a Hugging Face config.json."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Tower:
+    """Of Qwen2.5-VL (arXiv 2502.13923). Every tensor-parallel rank has all of it."""
+
+    depth: int
+    hidden: int
+    feed_forward: int
+    patch: int
+    """Numbers of one patch."""
+    patches: int
+    """That become one token."""
+    out: int
+    """Width of the language model."""
+
+    @staticmethod
+    def of(config: dict[str, Any]) -> "Tower | None":
+        """None: the model has none, or config.json does not say enough."""
+        vision = config.get("vision_config") or {}
+        needed = ("depth", "hidden_size", "intermediate_size", "out_hidden_size")
+        if not all(isinstance(vision.get(key), int) for key in needed):
+            return None
+        channels = vision.get("in_channels") or vision.get("in_chans") or 3
+        side = vision.get("patch_size") or 14
+        return Tower(
+            depth=vision["depth"],
+            hidden=vision["hidden_size"],
+            feed_forward=vision["intermediate_size"],
+            patch=channels * (vision.get("temporal_patch_size") or 2) * side * side,
+            patches=(vision.get("spatial_merge_size") or 2) ** 2,
+            out=vision["out_hidden_size"],
+        )
+
+    @property
+    def vision(self) -> int:
+        """Parameters of the tower: queries, keys, values and the output, three matrices of a gated layer, and the cut into patches."""
+        return self.depth * self.hidden * (4 * self.hidden + 3 * self.feed_forward) + self.patch * self.hidden
+
+    @property
+    def projector(self) -> int:
+        """Parameters of two matrices that read the patches of a token."""
+        wide = self.patches * self.hidden
+        return wide * wide + wide * self.out
+
+    def parameters(self, frozen: tuple[str, ...] = ()) -> int:
+        """Of the parts that are not in `frozen`: `vision`, `projector`. Norms and biases left out."""
+        return sum(getattr(self, part) for part in ("vision", "projector") if part not in frozen)
+
+    @property
+    def kept(self) -> int:
+        """Numbers of a token of an image that a backward pass through the tower needs: as a layer of the language model's, for each patch."""
+        return self.patches * self.depth * (8 * self.hidden + 3 * self.feed_forward)

@@ -1,0 +1,47 @@
+"""A tokenizer, an image processor and a chat template in the manner of Qwen2.5-VL, of models with 128 tokens and patches of four by four pixels."""
+
+from pathlib import Path
+
+WORDS = 128
+PAD, FIRST, LAST, VIDEO = 124, 126, 127, 125
+"""As in tests/trainer/megatron/models.py."""
+TEMPLATE = """
+{%- for m in messages %}{{- '<|im_start|> ' + m.role + ' ' }}
+{%- if m.content is string %}{{- m.content }}{%- else %}{%- for part in m.content %}
+{%- if part.type == 'image' %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}{%- else %}{{- part.text }}{%- endif %}
+{%- endfor %}{%- endif %}{{- ' <|im_end|> ' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|> assistant ' }}{%- endif %}"""
+SPECIAL = {"<|image_pad|>": PAD, "<|video_pad|>": VIDEO, "<|vision_start|>": FIRST, "<|vision_end|>": LAST}
+
+
+def save_processor(path: Path) -> Path:
+    """What transformers' and vLLM's processors are loaded from."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
+    from transformers.models.qwen2_5_vl import Qwen2_5_VLProcessor
+
+    given = {"<pad>": 0, "<|im_end|>": 1, "<|im_start|>": 2, "user": 3, "assistant": 4, "system": 5}
+    words = given | {f"w{i}": i for i in range(6, PAD)} | SPECIAL
+    plain = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=plain,
+        eos_token="<|im_end|>",
+        pad_token="<pad>",
+        additional_special_tokens=["<|im_start|>", *SPECIAL],
+        chat_template=TEMPLATE,
+    )
+    cut = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 4096}
+    Qwen2_5_VLProcessor(
+        Qwen2VLImageProcessor(**cut), tokenizer, Qwen2VLVideoProcessor(**cut), chat_template=TEMPLATE
+    ).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def processor_directory(path: Path) -> Path:
+    """With a config.json that says which family it is."""
+    from trainer.megatron.models import make_config
+
+    make_config("qwen2_5_vl", WORDS).save_pretrained(path)
+    return save_processor(path)

@@ -1,0 +1,117 @@
+"""Models with a vision tower against transformers: images lie where the trajectory says, at the positions of the model's own paper."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rljob_trainer.batch import Batch
+from rljob_trainer.images import positions
+from trainer.megatron.gang import changed
+from trainer.megatron.models import job, load_model, make_model, train_step
+from trainer.megatron.test_checkpoint import run
+from trainer.megatron.test_families import assert_exported
+from trainer.megatron.test_parity import off_policy
+from trainer.megatron.vision import FIRST, LAST, PAD, make_image, make_vision_batch
+from trainer.ranks import run_ranks
+
+VISION = ("qwen2_5_vl",)
+
+
+def test_positions_are_those_of_transformers(tmp_path: Path) -> None:
+    model = load_model(make_model(tmp_path / "model", "qwen2_5_vl", tied=False))
+    tokens = [1, 2, FIRST, *[PAD] * 3, LAST, 3, FIRST, *[PAD] * 8, LAST, FIRST, *[PAD] * 4, LAST, 4, 5]
+    images = [(3, make_image((2, 6), 0)), (9, make_image((8, 4), 1)), (19, make_image((4, 4), 2))]
+    ids = torch.tensor([tokens])
+    grids = torch.tensor([(1, *image.grid) for _, image in images])
+    expected, _ = model.model.get_rope_index(ids, (ids == PAD).int(), grids)
+    assert positions(len(tokens), images).tolist() == expected[:, 0].tolist()
+    assert positions(5, []).tolist() == [list(range(5))] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", VISION)
+def test_log_probs_of_images_are_those_of_transformers_and_the_export_is_the_model(
+    megatron: None, tmp_path: Path, kind: str
+) -> None:
+    """One pack of samples without, with one and with several images against each sample alone; on one rank and on two."""
+    source = make_model(tmp_path / "model", kind, tied=False)
+    batch = make_vision_batch(source)
+    for sizes in ({}, {"tensor": 2}, {"tensor": 2, "sequence": False}):
+        world = sizes.get("tensor", 1)
+        spec = job(source, trainer={"nodes": world, "parallelism": sizes}, tokensPerMicroBatch=4096)
+        for difference in run_ranks(world, partial(_difference, spec, batch, source)):
+            assert difference < 1e-5, sizes
+
+
+def _difference(spec: Any, batch: Batch, source: Path) -> float:
+    from rljob_trainer.megatron.engine import Engine
+
+    engine = Engine(spec, lambda: None)
+    assert_exported(dict(engine.export()), source)
+    asked = zip(engine.log_probs(batch.samples), batch.samples, strict=True)
+    return max(float((found - torch.from_numpy(s.response_log_probs.copy())).abs().max()) for found, s in asked)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_with_images_is_the_run_that_was_never_interrupted(megatron: None, tmp_path: Path) -> None:
+    """In bfloat16, with a frozen tower, on two copies; and in another layout from what can be resharded."""
+    source = make_model(tmp_path / "model", "qwen2_5_vl", tied=False)
+    batches = [make_vision_batch(source, step) for step in (1, 2, 3, 4)]
+    once = job(source, data=2, dtype="bfloat16", tokensPerMicroBatch=64, miniBatches=2)
+    spec = changed(off_policy(once), model={"freeze": ["vision"]})
+    metrics, weights, _ = run(spec, batches, save=tmp_path)
+    for form in ("any", "fixed"):
+        resumed, resumed_weights, _ = run(spec, batches[2:], load=tmp_path / form)
+        assert resumed == metrics[2:]
+        assert all((weights[n] == resumed_weights[n]).all() for n in weights)
+    cut = changed(spec, trainer={"nodes": 2, "parallelism": {"tensor": 2}})
+    again, _, _ = run(cut, batches[2:], load=tmp_path / "any")
+    assert [m["train/loss"] for m in again] == pytest.approx([m["train/loss"] for m in metrics[2:]], abs=0.02)
+
+
+@pytest.mark.slow
+def test_layouts_and_micro_batches_train_images_alike(megatron: None, tmp_path: Path) -> None:
+    """Two ranks of one copy, and two copies of which one may have no image, against one rank; frozen parts stay bit by bit."""
+    source = make_model(tmp_path / "model", "qwen2_5_vl", tied=False)
+    batch = make_vision_batch(source)
+    whole, *others = (_trained(source, batch, **case) for case in CASES)
+    assert sorted(name for name, moved in whole.items() if not float(moved.abs().max())) == []
+    for case, found in zip(CASES[1:], others, strict=True):
+        for name, moved in found.items():
+            frozen = any(name.startswith(prefix) for part in case.get("freeze", ()) for prefix in PARTS[part])
+            assert not frozen or not moved.any(), (case, name)
+            assert case.get("freeze") or float((moved - whole[name]).abs().max()) < 1e-5, (case, name)
+
+
+CASES: tuple[dict[str, Any], ...] = (
+    {},
+    {"tensor": 2},
+    {"data": 2, "budget": 48},
+    {"freeze": ["vision"]},
+    {"freeze": ["projector", "vision"], "data": 2},
+)
+PARTS = {"vision": ("visual.patch_embed", "visual.blocks"), "projector": ("visual.merger",)}
+
+
+def _trained(
+    source: Path, batch: Batch, freeze: Any = (), tensor: int = 1, data: int = 1, budget: int = 4096
+) -> dict[str, torch.Tensor]:
+    """How far each weight moved in a step."""
+    trainer = {"nodes": tensor * data, "parallelism": {"tensor": tensor}}
+    optimizer = {"learningRate": 1e-3, "epsilon": 1e-6}  # less makes weights of the rounding of gradients near 0
+    spec = changed(
+        job(source, trainer=trainer, tokensPerMicroBatch=budget, optimizer=optimizer), model={"freeze": list(freeze)}
+    )
+
+    def on_a_rank() -> dict[str, torch.Tensor]:
+        from rljob_trainer.megatron.engine import Engine
+
+        engine = Engine(spec, lambda: None)
+        before = {name: tensor.clone() for name, tensor in engine.export()}
+        train_step(engine, batch)
+        return {name: tensor - before[name] for name, tensor in engine.export()}
+
+    return run_ranks(tensor * data, on_a_rank)[0]

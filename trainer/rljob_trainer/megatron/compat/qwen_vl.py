@@ -1,0 +1,65 @@
+"""Qwen2.5-VL reads images where the batch says that they lie, at the positions that the batch gives.
+
+megatron-bridge's model looks for the image token in every row and works positions out from the grids (models/qwen_vl/modeling_qwen25_vl.py). A policy
+may write that token itself; rollouts then read its embedding as that of any other, and so does this model. The bridge also leaves out how many angles
+turn with the time, the row and the column (qwen25_vl_bridge.py). Can go when megatron-bridge takes positions and places from its caller, and the
+sections from config.json.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from megatron.bridge.models.qwen_vl.modeling_qwen25_vl import Qwen25VLModel
+from megatron.bridge.models.qwen_vl.qwen25_vl_bridge import Qwen25VLBridge
+from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
+
+from rljob_trainer.megatron.compat import VERSIONS
+from rljob_trainer.patches import Patch
+
+
+def forward(
+    self: Any,
+    input_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+    attention_mask: None,
+    pixel_values: torch.Tensor | None = None,
+    image_grid_thw: torch.Tensor | None = None,
+    image_places: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """input_ids [1, t], position_ids [1, t] of a text or [3, 1, t]; images as MicroBatch.images has them. The whole model is on this rank's stage."""
+    embedded = self.language_model.embedding(input_ids=input_ids, position_ids=None)
+    if pixel_values is not None:
+        seen = self.visual(pixel_values.to(self.visual.dtype), grid_thw=image_grid_thw).pooler_output
+        embedded = embedded.index_copy(0, image_places, seen.to(embedded.dtype)[:, None])
+    if self.config.sequence_parallel:
+        embedded = scatter_to_sequence_parallel_region(embedded, group=self.language_model.pg_collection.tp)
+    if position_ids.dim() == 2:
+        position_ids = position_ids.expand(3, *position_ids.shape)
+    return self.language_model(None, position_ids, attention_mask, decoder_input=embedded, **kwargs)
+
+
+def _read_where_the_batch_says() -> None:
+    Qwen25VLModel.forward = forward
+    Qwen25VLBridge.provider_bridge = _with_sections(Qwen25VLBridge.provider_bridge)
+
+
+def _with_sections(make: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def provider(self: Any, hf_pretrained: Any) -> Any:
+        found = make(self, hf_pretrained)
+        found.mrope_section = list(hf_pretrained.config.text_config.rope_parameters["mrope_section"])
+        return found
+
+    return provider
+
+
+PATCHES = (
+    Patch(
+        "Qwen2.5-VL",
+        "megatron-bridge",
+        VERSIONS["megatron-bridge"],
+        _read_where_the_batch_says,
+        replaces={"megatron/bridge/models/qwen_vl/modeling_qwen25_vl.py:Qwen25VLModel.forward": "22b5eaa8563f393a"},
+    ),
+)
