@@ -1,5 +1,7 @@
 """The operator's process against a real API server, through whatever can go wrong between them: the end is the same as without a fault."""
 
+from typing import Any
+
 import pytest
 
 from apiserver.lab import Lab, lab
@@ -25,9 +27,17 @@ FAULTS = {
 }
 
 
-async def live(world: Lab) -> tuple[object, ...]:
+FOUR_GANGS: dict[str, Any] = {
+    "critic": {"processesPerNode": 1},
+    "reference": {"nodes": 2, "processesPerNode": 1},
+    "algorithm": {"advantage": "gae", "kl": {"coefficient": 0.01}},
+    "rewards": [{"rule": "number"}, {"model": {"path": "/data/reward", "processesPerNode": 1}}],
+}
+
+
+async def live(world: Lab, **changes: Any) -> tuple[object, ...]:
     """Run, lose a pod, fail once, suspend, resume, succeed."""
-    await world.submit()
+    await world.submit(**changes)
     await world.until(state="Running", attempt=1, turns=TURNS)
     await world.remove_child("Pod", "demo-trainer-1")
     await world.until(state="Running", attempt=2, turns=TURNS)
@@ -50,11 +60,20 @@ async def test_a_fault_delays_and_changes_nothing(plane: ControlPlane, fault: st
         assert await live(world) == END
 
 
-async def test_an_operator_killed_after_every_single_write_reaches_the_same_end(plane: ControlPlane) -> None:
+@pytest.mark.extra
+async def test_all_faults_at_once_change_nothing_for_a_job_of_four_gangs(plane: ControlPlane) -> None:
+    async with lab(plane, "four-gangs", FAULTS["everything"]) as world:
+        assert await live(world, **FOUR_GANGS) == END
+
+
+@pytest.mark.parametrize("gangs", [{}, pytest.param(FOUR_GANGS, marks=pytest.mark.extra)], ids=["one", "four"])
+async def test_an_operator_killed_after_every_single_write_reaches_the_same_end(
+    plane: ControlPlane, gangs: dict[str, Any]
+) -> None:
     faults = Faults()
-    async with lab(plane, "killed", faults) as world:
+    async with lab(plane, f"killed-{len(gangs)}", faults) as world:
         operator = world.operator_process
         assert operator
         faults.after_write = lambda line: operator.kill() if "/events" not in line else None
-        assert await live(world) == END
+        assert await live(world, **gangs) == END
         assert operator.kills >= 15
