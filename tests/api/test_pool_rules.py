@@ -53,6 +53,34 @@ def test_a_mistake_is_one_message_at_its_field(spec: dict[str, Any], field: str)
     assert broken(spec) == [field]
 
 
+def taught(*pools: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    """A spec with a teacher and no reward."""
+    found = [{"name": "teacher", "model": "/data/teacher"} | pool for pool in pools]
+    algorithm = {"distillation": {"pool": "teacher"}} | spec.pop("algorithm", {})
+    return raw_spec(pools=found, rewards=[], algorithm=algorithm) | spec
+
+
+def test_a_teacher_needs_no_reward() -> None:
+    assert broken(taught({})) == []
+    assert broken(taught({}, train={"steps": 1, "samplesPerPrompt": 1})) == []
+    assert broken(taught({}) | {"algorithm": {}}) == ["spec.rewards", "spec.pools[0].name"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        (taught(), "spec.algorithm.distillation.pool"),
+        (taught({"vllmArgs": {"runner": "pooling"}}), "spec.algorithm.distillation.pool"),
+        (taught({}, {"name": "other"}), "spec.pools[1].name"),
+        (taught({}, rollout={"sampling": {"maxTokens": 8, "temperature": 0.7}}), "spec.rollout.sampling.temperature"),
+        (taught({}, algorithm={"dynamicSampling": {}}), "spec.algorithm.dynamicSampling"),
+        (taught({}, algorithm={"difficulty": {}}), "spec.algorithm.difficulty"),
+    ],
+)
+def test_a_mistake_about_the_teacher_is_one_message_at_its_field(spec: dict[str, Any], field: str) -> None:
+    assert broken(spec) == [field]
+
+
 def test_a_pool_that_cannot_be_read_brings_its_own_message_only() -> None:
     assert broken(pooled({"replicas": "many"})) == ["spec.pools[0].replicas"]
     assert broken(pooled({"model": 3}, judge=JUDGE)) == ["spec.pools[0].model"]

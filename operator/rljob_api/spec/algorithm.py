@@ -49,6 +49,19 @@ class KL(Model):
     """Let the coefficient follow the divergence; unset: it is fixed."""
 
 
+class Distillation(Model):
+    """Learn from a teacher what it thinks of each token that the policy sampled (on-policy distillation: GKD, arXiv 2306.13649; MiniLLM, arXiv
+    2306.08543)."""
+
+    pool: Annotated[str, Field(max_length=63)]
+    """Name of the pool of `spec.pools` whose model is the teacher. It has the vocabulary of the policy."""
+    coefficient: PositiveFloat = 1.0
+    """Weight against the advantages of rewards, or against the policy loss."""
+    where: Literal["reward", "loss"] = "reward"
+    """`reward`: every token is rewarded for itself, with log teacher - log policy, which is added to its advantage; `loss`: (log policy - log
+    teacher)^2 / 2 is added to the loss. The expected gradient of both is that of KL(policy || teacher) of each token."""
+
+
 class Group(Model):
     """How `grpo` compares the samples of a prompt."""
 
@@ -130,6 +143,8 @@ class AlgorithmSpec(Model):
     """Bounds of the probability ratio."""
     kl: KL = KL()
     """Penalty for leaving the reference policy."""
+    distillation: Distillation | None = None
+    """Learn from a teacher, with or without rewards; unset: there is none."""
     entropy_coefficient: NonNegativeFloat = 0.0
     """Weight of the entropy bonus."""
     reward_clip: PositiveFloat | None = None

@@ -156,7 +156,8 @@ class RLJobSpec(Model):
     rollout: RolloutSpec = RolloutSpec()
     """The vLLM servers that generate. For `task: rl`."""
     pools: Annotated[list[PoolSpec], Field(max_length=8)] = []
-    """Further vLLM servers of the job, each pool with a frozen model: judges and reward models that `rewards[].vllm.pool` names. For `task: rl`."""
+    """Further vLLM servers of the job, each pool with a frozen model: judges and reward models that `rewards[].vllm.pool` names, and
+    teachers of `algorithm.distillation`. For `task: rl`."""
     checkpoint: CheckpointSpec
     """Where the run's state lives."""
     scheduling: SchedulingSpec = SchedulingSpec()

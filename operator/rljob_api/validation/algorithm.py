@@ -91,6 +91,13 @@ def sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
             "one sample alone never differs",
             "set samplesPerPrompt of at least 2",
         )
+    if not spec.rewards and not spec.rollout.agent:
+        for name, given in {"dynamicSampling": a.dynamic_sampling, "difficulty": a.difficulty}.items():
+            if given:
+                rule = (
+                    "without rewards all samples of a prompt are worth the same, so that it would leave out all prompts"
+                )
+                yield Violation(f"spec.algorithm.{name}", "set", rule, "remove it, or name a reward")
     if a.dynamic_sampling and spec.train.batches.replay:
         yield Violation(
             "spec.algorithm.dynamicSampling", "set", "recorded batches are replayed as they are", "remove it here"

@@ -16,6 +16,7 @@ RANKS = (field("trainer.nodes") * field("trainer.processesPerNode")).named("node
 RANKS_OF_A_COPY = (TENSOR * PIPELINE * CONTEXT).named("tensor x pipeline x context")
 
 RL, PAIRS = field("task").equals("rl"), field("task").is_in(PAIRED)
+TEACHER = present("algorithm.distillation")
 AGENT, TURN = present("rollout.agent"), field("rollout.sampling.maxTokens")
 LONGEST = (field("data.maxPromptTokens") + either(AGENT, field("rollout.agent.maxTokens"), TURN)).named(
     "maxPromptTokens + maxTokens"
@@ -27,6 +28,8 @@ LONGEST_EXAMPLE = ((field("data.maxTokens") + ALIGNMENT - 1) // ALIGNMENT * ALIG
     "data.maxTokens, rounded up for tensor and context parallelism, twice for a pair"
 )
 
+ONLY_TAUGHT = TEACHER & size("rewards").equals(0)
+"""No rewards that could be compared."""
 REPLICAS, MINIMUM = field("rollout.replicas"), field("rollout.minReplicas")
 REPLAYED, COLOCATED = present("train.batches.replay"), field("rollout.placement").equals("colocated")
 CONTINUES = field("rollout.interrupt").equals("continue")
@@ -102,9 +105,9 @@ LORA_RULES = (
 TASK_RULES = (
     Rule(
         "rewards",
-        RL.implies((size("rewards") > 0) | AGENT),
-        "without a reward nothing tells good responses from bad ones",
-        "name at least one, for example [{rule: exactMatch}], or set another spec.task",
+        RL.implies((size("rewards") > 0) | AGENT | TEACHER),
+        "without a reward or a teacher nothing tells good responses from bad ones",
+        "name at least one, for example [{rule: exactMatch}], or set spec.algorithm.distillation, or another spec.task",
         value=lambda _: "[]",
     ),
     Rule(
@@ -259,7 +262,7 @@ ROLLOUT_RULES = (
 ALGORITHM_RULES = (
     Rule(
         "train.samplesPerPrompt",
-        ADVANTAGE.is_in(GROUP_ADVANTAGES).implies(field("train.samplesPerPrompt") > 1),
+        ADVANTAGE.is_in(GROUP_ADVANTAGES).implies((field("train.samplesPerPrompt") > 1) | ONLY_TAUGHT),
         "{0} compares the samples of one prompt",
         "set at least 2",
         (ADVANTAGE,),

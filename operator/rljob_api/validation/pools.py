@@ -1,4 +1,4 @@
-"""Pools and the rewards that ask them: names that fit, references that lead somewhere, judges whose answers can be read."""
+"""Pools and the rewards, or the teacher's pupil, that ask them: names that fit, references that lead somewhere, judges whose answers can be read."""
 
 import re
 from collections.abc import Iterator
@@ -20,16 +20,45 @@ def name_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def reference_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Rewards name pools that exist, and every pool is asked by one of them."""
-    known, asked = {pool.name for pool in spec.pools}, {vllm.pool for _, vllm in _asking(spec)}
-    for field, vllm in _asking(spec):
-        if vllm.pool and vllm.pool not in known:
+    """Rewards and distillation name pools that exist, and every pool is asked by one of them."""
+    known, asked = {pool.name for pool in spec.pools}, _named(spec)
+    for field, name in asked.items():
+        if name not in known:
             rule = f"spec.pools has {', '.join(sorted(known)) or 'no pool'}"
-            yield Violation(f"{field}.pool", vllm.pool, rule, "name one of its pools, or add this one to it")
+            yield Violation(field, name, rule, "name one of its pools, or add this one to it")
     for i, pool in enumerate(spec.pools):
-        if pool.name not in asked:
-            fix = f"remove it, or set vllm.pool: {pool.name} in one of spec.rewards"
-            yield Violation(f"spec.pools[{i}].name", pool.name, "no reward asks this pool", fix)
+        if pool.name not in asked.values():
+            fix = f"remove it, or set vllm.pool: {pool.name} in one of spec.rewards, or algorithm.distillation.pool"
+            yield Violation(f"spec.pools[{i}].name", pool.name, "nothing asks this pool", fix)
+
+
+def _named(spec: RLJobSpec) -> dict[str, str]:
+    """Pools by the fields that name them."""
+    named = {f"{field}.pool": vllm.pool for field, vllm in _asking(spec) if vllm.pool}
+    if distillation := spec.algorithm.distillation:
+        named["spec.algorithm.distillation.pool"] = distillation.pool
+    return named
+
+
+def distillation_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """The teacher answers with log-probabilities of tokens, of the distribution that the policy samples from."""
+    distillation, temperature = spec.algorithm.distillation, spec.rollout.sampling.temperature
+    if distillation is None:
+        return
+    runners = {pool.name: pool.vllm_args.get("runner") for pool in spec.pools}
+    if runners.get(distillation.pool) == "pooling":
+        rule = f"spec.pools has {distillation.pool} with `runner: pooling`, whose model gives no log-probabilities"
+        yield Violation(
+            "spec.algorithm.distillation.pool", distillation.pool, rule, "remove `runner` from its vllmArgs"
+        )
+    if temperature != 1:
+        rule = "a teacher's log-probabilities are those of temperature 1, and spec.algorithm.distillation compares them with the policy's"
+        yield Violation(
+            "spec.rollout.sampling.temperature",
+            f"{temperature:g}",
+            rule,
+            "set 1, or remove spec.algorithm.distillation",
+        )
 
 
 def judge_violations(spec: RLJobSpec) -> Iterator[Violation]:
@@ -66,4 +95,4 @@ def _short(text: str) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-RULES = (name_violations, reference_violations, judge_violations)
+RULES = (name_violations, reference_violations, judge_violations, distillation_violations)

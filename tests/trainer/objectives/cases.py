@@ -61,6 +61,7 @@ def columns(**given: Any) -> TokenColumns:
         "old_log_probs": torch.full((count,), -1.0, dtype=torch.float64),
         "rollout_log_probs": torch.full((count,), -1.0, dtype=torch.float64),
         "reference_log_probs": None,
+        "teacher_log_probs": None,
         "advantages": torch.ones(count, dtype=torch.float64),
         "mask": torch.ones(count, dtype=torch.float64),
     }

@@ -73,7 +73,8 @@ def test_every_estimator_of_the_spec_is_there() -> None:
 def test_the_order_of_samples_does_not_matter(name: str, step: Episodes, order: Any) -> None:
     """A group need not lie together: samples come in any order and leave gaps where rewards failed."""
     shuffled = torch.tensor(order.sample(range(len(step.rewards)), len(step.rewards)))
-    fields = {f: getattr(step, f)[shuffled] for f in Episodes.__slots__}
+    given = {f: getattr(step, f) for f in Episodes.__slots__}
+    fields = {f: None if values is None else values[shuffled] for f, values in given.items()}
     there, here = (estimate(e, advantage=name).advantages for e in (replace(step, **fields), step))
     torch.testing.assert_close(there, here[shuffled], rtol=1e-6, atol=1e-8)
 

@@ -1,9 +1,6 @@
 """A reward model on a real vLLM server on CPU, started as one of a pool, against Hugging Face's own score."""
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,23 +13,18 @@ from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForSequenceClassification
 
-from api.specs import make_spec
-from rljob_api import names
-from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.model import RewardSpec, VllmReward
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest
-from rljob_trainer.rollout.arguments import pool_arguments, server_environment
 from rljob_trainer.rollout.client import answers
 from rljob_trainer.weights.protocol import HEALTH
-from trainer.rollout.servers import Server, free_port
+from trainer.rollout.servers import TOKEN, Server, pool_server
 
 pytestmark = pytest.mark.slow
 
 LETTERS = "0123456789+-*="
 END, BEGIN = 1, 2
-TOKEN = "secret"
 VLLM_ARGS = {"runner": "pooling", "dtype": "float32", "max-model-len": 64, "kv-cache-memory-bytes": 67108864}
 
 
@@ -63,20 +55,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log, port = tmp_path_factory.mktemp("server") / "log", free_port()
     pool = {"name": "scores", "model": str(model), "vllmArgs": VLLM_ARGS}
-    spec = make_spec(pools=[pool], rewards=[{"vllm": {"pool": "scores"}}])
-    environment = server_environment(spec, 1, os.environ) | {names.ENV_ROLLOUT_TOKEN: TOKEN}
-    command = [sys.executable, "-m", "rljob_trainer.rollout.server", *pool_arguments(spec, spec.pools[0], port)]
-    with log.open("w") as stream:
-        process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream, start_new_session=True)
-    served = Server(RolloutEndpoint(pod="rm", pod_uid="rm", url=f"http://127.0.0.1:{port}"), process.pid, log)
-    try:
-        served.wait()
+    with pool_server(pool, tmp_path_factory.mktemp("server") / "log") as served:
         yield served
-    finally:
-        served.kill()
-        process.wait(30)
 
 
 def tokens_of(text: str) -> tuple[int, ...]:

@@ -4,14 +4,20 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from rljob_api import names
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.rollout.arguments import pool_arguments, server_environment
 
 TOKEN = "secret"
 READY_SECONDS = 900
@@ -63,6 +69,24 @@ class Server:
         """With everything it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def pool_server(pool: dict[str, Any], log: Path) -> Iterator[Server]:
+    """One server of such a pool, until the end of the block."""
+    given, port = spec(Path("/model")).model_dump(by_alias=True, exclude_unset=True), free_port()
+    job = RLJobSpec.model_validate(given | {"pools": [pool]})
+    environment = server_environment(job, 1, os.environ) | {names.ENV_ROLLOUT_TOKEN: TOKEN}
+    command = [sys.executable, "-m", "rljob_trainer.rollout.server", *pool_arguments(job, job.pools[0], port)]
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream, start_new_session=True)
+    served = Server(RolloutEndpoint(pod="p", pod_uid="p", url=f"http://127.0.0.1:{port}"), process.pid, log)
+    try:
+        served.wait()
+        yield served
+    finally:
+        served.kill()
+        process.wait(30)
 
 
 def free_port() -> int:

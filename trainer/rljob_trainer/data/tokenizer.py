@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.model import ModelSpec
 from rljob_trainer.failure import ConfigurationError, is_outage
 
 
@@ -18,6 +17,8 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+
+    def get_vocab(self) -> dict[str, int]: ...
 
     def apply_chat_template(
         self, conversation: Any, tools: Any = None, *, add_generation_prompt: bool, tokenize: bool, **arguments: Any
@@ -37,6 +38,9 @@ class ToolTokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def get_vocab(self) -> dict[str, int]:
+        return self._tokenizer.get_vocab()
 
     def apply_chat_template(
         self, conversation: Any, tools: Any = None, *, add_generation_prompt: bool, tokenize: bool, **arguments: Any
@@ -68,7 +72,7 @@ class OffsetTokenizer(Tokenizer, Protocol):
 def load_tokenizer(spec: RLJobSpec) -> Tokenizer:
     """From the files of spec.model.path, never from a network, with the template of spec.data.chatTemplate. Raises ConfigurationError when there is
     none."""
-    tokenizer = _tokenizer(spec.model)
+    tokenizer = tokenizer_of("spec.model.path", spec.model.path, spec.model.trust_remote_code)
     if path := spec.data.chat_template.path:
         tokenizer.chat_template = _template(path)
     return tokenizer
@@ -84,13 +88,12 @@ def _template(path: str) -> str:
         raise ConfigurationError("spec.data.chatTemplate.path", path, f"cannot be read: {error}", fix) from error
 
 
-def _tokenizer(spec: ModelSpec) -> Tokenizer:
+def tokenizer_of(field: str, path: str, trust_remote_code: bool) -> Tokenizer:
+    """That of a model's directory, which `field` of the spec names. Raises ConfigurationError when there is none."""
     from transformers import AutoTokenizer  # seconds to import: only who needs a tokenizer pays
 
     try:
-        return AutoTokenizer.from_pretrained(spec.path, trust_remote_code=spec.trust_remote_code, local_files_only=True)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        fix = "put the tokenizer's files beside config.json, or correct the path"
-        raise ConfigurationError(
-            "spec.model.path", spec.path, f"no tokenizer can be loaded from it: {error}", fix
-        ) from error
+        fix = "put the tokenizer's files next to config.json, or correct the path"
+        raise ConfigurationError(field, path, f"no tokenizer can be loaded from it: {error}", fix) from error

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from rljob_trainer.batch import Batch
 from rljob_trainer.buffer import saved
 from rljob_trainer.buffer.buffer import Ready, RolloutBuffer
 from rljob_trainer.buffer.examples import ExampleBuffer, Examples
+from rljob_trainer.buffer.measured import Measure
 from rljob_trainer.buffer.sources import BatchSource
 from rljob_trainer.data.order import Cursor, Dataset
 from rljob_trainer.driver.channel import Arrays
@@ -40,13 +41,15 @@ class Driver:
         control: Control,
         source: BatchSource | Examples,
         data: Dataset,
+        measuring: Sequence[Measure],
         rollouts: RolloutPool,
         pools: Pools,
         progress: ProgressFile,
         gangs: Gangs,
     ):
-        """`control`: with steps in place of epochs. `data`: what is trained on, in whose order the cursor counts."""
-        self._spec, self._source, self._data = control.spec, source, data
+        """`control`: with steps in place of epochs. `data`: what is trained on, in whose order the cursor counts.
+        `measuring`: who looks at every batch of rollouts."""
+        self._spec, self._source, self._data, self._measuring = control.spec, source, data, measuring
         self._rollouts, self._pools, self._progress, self._gangs = rollouts, pools, progress, gangs
         self._run = connect(control, os.environ)
         self._command = control.command
@@ -276,8 +279,7 @@ class Driver:
         spec, changed = self._spec, self._changed.set
         if isinstance(self._source, Examples):
             return ExampleBuffer(spec, self._source, changed, step, self._cursor)
-        roles = self._gangs.measuring
-        return RolloutBuffer(spec, self._source, self._evaluate, changed, step, self._cursor, roles)
+        return RolloutBuffer(spec, self._source, self._evaluate, changed, step, self._cursor, self._measuring)
 
     def _is_still(self) -> bool:
         """Nothing more is generated under the policy before, or what is need not be waited for."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,9 @@ from rljob_trainer import failure
 from rljob_trainer.agents.agent import Agent, agent_of
 from rljob_trainer.buffer.examples import Examples
 from rljob_trainer.buffer.generation import Generator
+from rljob_trainer.buffer.measured import Measure
 from rljob_trainer.buffer.sources import BatchSource, GeneratedBatches, RecordedBatches
+from rljob_trainer.buffer.teacher import Teacher, require_same_vocabulary
 from rljob_trainer.data.epochs import steps_of, with_steps
 from rljob_trainer.data.files import places
 from rljob_trainer.data.held_out import HeldOutSet, load_held_out
@@ -97,7 +99,7 @@ async def _supervised(
             held_out = await asyncio.to_thread(load, "validation", scratch=directory / "held-out")
         rollouts = RolloutPool(token, control.attempt, 0, 1, lambda: None)
         life = _Life(directory, _counted(control, train), rollouts, Pools((), token), progress, gangs)
-        life.begin(Examples(train, held_out, gangs.measuring), train)
+        life.begin(Examples(train, held_out, gangs.measuring), train, ())
         yield life
     finally:
         workers.close()
@@ -110,8 +112,12 @@ async def _reinforcement(
     spec, pools = control.spec, Pools((pool.name for pool in control.spec.pools), token)
     rewards = RewardManager(spec.rewards, pools)
     agent = agent_of(spec.rollout.agent) if spec.rollout.agent and not spec.train.batches.replay else None
-    parts: list[RewardManager | Agent] = [rewards, *([agent] if agent else [])]
+    teacher = Teacher(spec.algorithm.distillation.pool, pools) if spec.algorithm.distillation else None
+    parts: list[RewardManager | Agent | Teacher] = [rewards, *(part for part in (agent, teacher) if part)]
     try:
+        if teacher:
+            await asyncio.to_thread(require_same_vocabulary, spec, tokenizer)
+            await teacher.start()
         if agent:
             await agent.start()
             tokenizer = ToolTokenizer(tokenizer, agent.tools) if agent.tools else tokenizer
@@ -126,7 +132,7 @@ async def _reinforcement(
             if spec.train.batches.replay
             else GeneratedBatches(control.spec, train, held_out, tokenizer, generator, pool, life.phase)
         )
-        life.begin(source, train)
+        life.begin(source, train, [*gangs.measuring, *([teacher.measure] if teacher else [])])
         yield life
     finally:
         await asyncio.gather(*(part.stop() for part in parts))
@@ -154,9 +160,10 @@ class _Life:
         self._rollouts, self._pools, self._gangs = rollouts, pools, gangs
         self._driver: Driver
 
-    def begin(self, source: BatchSource | Examples, data: Dataset) -> None:
-        """With these batches."""
-        self._driver = Driver(self._control, source, data, self._rollouts, self._pools, self._progress, self._gangs)
+    def begin(self, source: BatchSource | Examples, data: Dataset, measuring: Sequence[Measure]) -> None:
+        """With these batches, which all of `measuring` look at."""
+        parts = (self._rollouts, self._pools, self._progress, self._gangs)
+        self._driver = Driver(self._control, source, data, measuring, *parts)
 
     def wake(self) -> None:
         self._driver.wake()

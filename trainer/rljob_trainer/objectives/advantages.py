@@ -33,6 +33,9 @@ class Episodes:
     baselines: torch.Tensor | None = None
     """[n], reward of the prompt's greedy response. For `remax`."""
 
+    own_rewards: torch.Tensor | None = None
+    """[n, T], what counts for its token alone: added to its advantage, and compared with no other response. None: there is nothing."""
+
     @property
     def lengths(self) -> torch.Tensor:
         """[n], in tokens."""
@@ -164,7 +167,10 @@ def estimate(episodes: Episodes, algorithm: AlgorithmSpec) -> Advantages:
         baselines=None if episodes.baselines is None else _bounded(episodes.baselines, algorithm.reward_clip),
     )
     found = ADVANTAGES[algorithm.advantage](bounded, algorithm)
-    return replace(found, advantages=_bounded(found.advantages, algorithm.advantage_clip))
+    advantages = found.advantages
+    if episodes.own_rewards is not None:
+        advantages = advantages + episodes.own_rewards * episodes.mask
+    return replace(found, advantages=_bounded(advantages, algorithm.advantage_clip))
 
 
 def _bounded(values: torch.Tensor, bound: float | None) -> torch.Tensor:

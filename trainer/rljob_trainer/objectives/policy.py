@@ -39,6 +39,7 @@ MEANS = {
     "train_rollout/policy_age": "age",
 }
 """Metrics that are means over the tokens that are learnt from, and what of."""
+TEACHER_KL = "train/teacher_kl"
 LARGEST = {"train_rollout/log_prob_diff_max": "difference", "train_rollout/policy_age_max": "age"}
 
 
@@ -61,7 +62,7 @@ class PolicyObjective(Objective):
 
     def _needs(self) -> list[Column]:
         """With one optimizer step the old log-probabilities are the training pass's own, detached, which is exact; with bypass nobody needs them."""
-        several = Amounts.of(self._spec).updates > 1 or self._penalises_reward
+        several = Amounts.of(self._spec).updates > 1 or self._penalises_reward or self._rewards_tokens
         needs: list[tuple[Column, bool]] = [
             ("reference_log_probs", self._algorithm.kl.coefficient > 0),
             ("old_log_probs", several and not self._bypass),
@@ -73,6 +74,11 @@ class PolicyObjective(Objective):
     def _penalises_reward(self) -> bool:
         """The divergence is taken from rewards, so that old and reference log-probabilities are needed before the first update."""
         return self._algorithm.kl.coefficient > 0 and self._algorithm.kl.where == "reward"
+
+    @property
+    def _rewards_tokens(self) -> bool:
+        """The teacher's word is a reward of each token, for which old log-probabilities are needed before the first update."""
+        return self._algorithm.distillation is not None and self._algorithm.distillation.where == "reward"
 
     def weights(self, counts: Sequence[int]) -> list[float]:
         return token_weights(counts, self._algorithm.aggregation, self._spec.longest_response)
@@ -110,6 +116,7 @@ class PolicyObjective(Objective):
             groups=torch.from_numpy(columns.group)[kept],
             mask=mask[kept],
             token_rewards=self._penalties(step, mask)[kept],
+            own_rewards=self._teacher_rewards(step)[kept] if self._rewards_tokens else None,
             values=_padded(step.gather("values"))[kept] if self.critic else None,
             baselines=None if baselines.isnan().any() else baselines,
         )
@@ -135,9 +142,19 @@ class PolicyObjective(Objective):
         """[n, T], the divergence as a reward of tokens."""
         if not self._penalises_reward:
             return torch.zeros_like(mask)
-        old = "rollout_log_probs" if self._bypass else "old_log_probs"
-        ours, reference = (_padded(step.gather(name)) for name in (old, "reference_log_probs"))
+        ours, reference = self._old_log_probs(step), _padded(step.gather("reference_log_probs"))
         return token_rewards(self._algorithm.kl.estimator, self.kl_coefficient, ours, reference)
+
+    def _teacher_rewards(self, step: StepColumns) -> torch.Tensor:
+        """[n, T], coefficient x (log teacher - log policy), whose expectation is that of -coefficient x KL(policy || teacher)."""
+        distillation = self._algorithm.distillation
+        assert distillation is not None
+        teacher = _padded(step.gather("teacher_log_probs"))
+        return token_rewards("k1", distillation.coefficient, self._old_log_probs(step), teacher)
+
+    def _old_log_probs(self, step: StepColumns) -> torch.Tensor:
+        """[n, T]"""
+        return _padded(step.gather("rollout_log_probs" if self._bypass else "old_log_probs"))
 
     def loss(self, columns: Mapping[str, torch.Tensor], sequences: Sequences, output: Output) -> TokenLoss:
         predicted = output.predictions(self.temperature)
@@ -148,6 +165,7 @@ class PolicyObjective(Objective):
             old_log_probs=columns.get("old_log_probs", predicted.log_probs.detach()),
             rollout_log_probs=columns["rollout_log_probs"],
             reference_log_probs=columns.get("reference_log_probs"),
+            teacher_log_probs=columns.get("teacher_log_probs"),
             advantages=columns["advantages"],
             mask=mask,
         )
@@ -166,8 +184,9 @@ class PolicyObjective(Objective):
             require_match(self._spec.model.dtype, mean, sums.worst("on_policy_difference"))
 
     def metrics(self, sums: MetricAccumulator) -> dict[str, float]:
+        means = MEANS | ({TEACHER_KL: "teacher_kl"} if self._algorithm.distillation else {})
         return (
-            {name: sums.mean(column) for name, column in MEANS.items()}
+            {name: sums.mean(column) for name, column in means.items()}
             | {name: sums.worst(column) for name, column in LARGEST.items()}
             | {
                 "train_rollout/effective_sample_size": _effective(sums),

@@ -6,7 +6,7 @@ import torch
 
 from rljob_api.spec.algorithm import AlgorithmSpec
 from rljob_trainer.objectives.corrections import correct, mismatch
-from rljob_trainer.objectives.kl import ESTIMATORS, k3
+from rljob_trainer.objectives.kl import ESTIMATORS, k1, k2, k3
 from rljob_trainer.objectives.losses import LOSSES
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 
@@ -20,6 +20,8 @@ class Terms(NamedTuple):
     """The part of `loss` that is the policy's."""
     kl: torch.Tensor
     """k3 estimate of the divergence from the reference, whatever estimator the penalty uses; 0 without a reference."""
+    teacher_kl: torch.Tensor
+    """k1 estimate of the divergence from the teacher; 0 without one."""
     approx_kl: torch.Tensor
     """k3 estimate of the divergence from the old policy: KL(old || policy)."""
     entropy: torch.Tensor
@@ -37,7 +39,8 @@ class Terms(NamedTuple):
 
 
 def policy_terms(algorithm: AlgorithmSpec, kl_coefficient: float, tokens: TokenColumns, sequences: Sequences) -> Terms:
-    """weight x policy loss - entropyCoefficient x H + kl_coefficient x KL (with `kl.where: loss`), per token of one micro-batch.
+    """weight x policy loss - entropyCoefficient x H + kl_coefficient x KL (with `kl.where: loss`), + distillation.coefficient x k2 of the teacher
+    (with `distillation.where: loss`), per token of one micro-batch.
 
     With `rolloutCorrection.bypass` the policy loss takes the rollouts' log-probabilities for the old ones.
     """
@@ -47,11 +50,13 @@ def policy_terms(algorithm: AlgorithmSpec, kl_coefficient: float, tokens: TokenC
     policy = LOSSES[algorithm.loss](tokens, sequences, algorithm.clip)
     corrected = correction.weight * policy.loss
     loss = corrected - algorithm.entropy_coefficient * tokens.entropy + kl_coefficient * _penalty(algorithm, tokens)
+    loss = loss + _distillation(algorithm, tokens)
     kept = 1 - correction.rejected
     columns = Terms(
         loss=loss * kept,
         policy=corrected.detach() * kept,
         kl=_divergence(tokens),
+        teacher_kl=_teacher_divergence(tokens),
         approx_kl=k3(tokens.old_log_probs, tokens.log_probs.detach()),
         entropy=tokens.entropy.detach(),
         ratio=policy.ratio.detach(),
@@ -70,6 +75,19 @@ def _penalty(algorithm: AlgorithmSpec, tokens: TokenColumns) -> torch.Tensor:
     if tokens.reference_log_probs is None or algorithm.kl.where == "reward":
         return torch.zeros_like(tokens.log_probs)
     return ESTIMATORS[algorithm.kl.estimator](tokens.log_probs, tokens.reference_log_probs)
+
+
+def _distillation(algorithm: AlgorithmSpec, tokens: TokenColumns) -> torch.Tensor:
+    distillation = algorithm.distillation
+    if tokens.teacher_log_probs is None or distillation is None or distillation.where == "reward":
+        return torch.zeros_like(tokens.log_probs)
+    return distillation.coefficient * k2(tokens.log_probs, tokens.teacher_log_probs)
+
+
+def _teacher_divergence(tokens: TokenColumns) -> torch.Tensor:
+    if tokens.teacher_log_probs is None:
+        return torch.zeros_like(tokens.entropy)
+    return k1(tokens.log_probs.detach(), tokens.teacher_log_probs)
 
 
 def _divergence(tokens: TokenColumns) -> torch.Tensor:

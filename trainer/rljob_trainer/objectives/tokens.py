@@ -31,6 +31,8 @@ class TokenColumns(NamedTuple):
     rollout_log_probs: torch.Tensor
     """As the rollouts reported them."""
     reference_log_probs: torch.Tensor | None
+    teacher_log_probs: torch.Tensor | None
+    """Of `algorithm.distillation`, at temperature 1."""
     advantages: torch.Tensor
     mask: torch.Tensor
     """1.0 for tokens of responses; 0.0 for prompts, filling and the responses that `overlong.filter` leaves out."""

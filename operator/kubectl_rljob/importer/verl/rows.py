@@ -548,7 +548,9 @@ TRAINER = (
     lacks("async_training.partial_rollout", "see train.partialRollouts"),
     implied("async_training.*"),
     lacks("rollout.*", "rollouts follow the trainer's steps"),
-    lacks("distillation.enabled", "there is no distillation"),
+    lacks(
+        "distillation.enabled", "a teacher is a pool of the job: name it in spec.pools and in algorithm.distillation"
+    ),
     implied("distillation.*", "read with distillation only"),
     must("actor@actor_rollout_ref.actor", "megatron_actor", "the trainer is Megatron: choose trainer.parallelism"),
     must("model", "hf_model", "the trainer is Megatron: choose trainer.parallelism"),
