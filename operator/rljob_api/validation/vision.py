@@ -16,6 +16,7 @@ def vision_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viola
     family = FAMILIES.get(config.get("model_type") or "")
     if family and family.vision:
         yield from _layout_violations(spec, family)
+        yield from _vocabulary_violations(spec, config)
         yield from _companion_violations(spec, family)
     elif family:
         yield from _unseen(spec, family)
@@ -40,6 +41,14 @@ def _layout_violations(spec: RLJobSpec, family: Family) -> Iterator[Violation]:
         rule = "a micro-batch without an image gives the vision tower no gradient to reduce"
         fix = f"remove it, or set spec.model.freeze: [{', '.join(PARTS)}]"
         yield Violation("spec.trainer.overlap.gradReduce", "true", rule, fix)
+
+
+def _vocabulary_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """megatron-bridge fills up a vocabulary in models of text alone (conversion/param_mapping.py, ColumnParallelMapping.hf_to_megatron)."""
+    tensor, words = spec.trainer.parallelism.tensor, config.get("vocab_size") or 0
+    if words % tensor:
+        rule = f"vocab_size = {words} of a model with a vision tower is not divisible by it"
+        yield Violation(f"{PARALLELISM}.tensor", str(tensor), rule, f"choose a divisor of {words}")
 
 
 def _companion_violations(spec: RLJobSpec, family: Family) -> Iterator[Violation]:

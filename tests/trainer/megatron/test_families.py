@@ -80,7 +80,8 @@ def test_the_table_of_families_says_what_is_tested_here(family: Family) -> None:
 def test_import_export_and_log_probs_are_those_of_transformers(megatron: None, tmp_path: Path, world: int) -> None:
     """One pack of all samples against each sample alone, so nothing is seen across sequences. The files are sharded, the vocabulary is padded."""
     for i, kind in enumerate(kinds_on(world)):
-        source = make_model(tmp_path / str(i), kind, kind in TIED, 160 + i % 2, max_shard_size="100KB")
+        padded = i % 2 and not FAMILIES[family_of(kind)].vision
+        source = make_model(tmp_path / str(i), kind, kind in TIED, 160 + padded, max_shard_size="100KB")
         assert len(list(source.glob("model-*.safetensors"))) > 1
         batch, unheated = make_batch(source, temperature=0.7), make_batch(source)
         for sizes in layouts_of(kind, world):
