@@ -19,6 +19,7 @@ RL: dict[str, Any] = {
         "overlong": {"bufferTokens": 2, "penalty": 1}, "dynamicSampling": {"maxRounds": 2},
     },
     "reference": {"path": "/r", "offload": True},
+    "model": {"path": "/data/model", "dtype": "bfloat16"},
     "trainer": {
         "device": "gpu", "nodes": 2, "processesPerNode": 8, "shmSize": "4Gi", "resourceName": "nvidia.com/gpu",
         "parallelism": {"tensor": 2, "pipeline": 2, "virtualPipeline": 2, "context": 2, "expert": 1, "sequence": True},
