@@ -20,7 +20,12 @@ FILES = {path.stem: path for path in (CHART / "files" / "dashboards").glob("*.js
 async def exported() -> dict[str, set[str]]:
     """Names of what Prometheus reads of an operator that has a job, with their labels."""
     world = World(steps=8)
-    world.apply(pools=[{"name": "judge", "model": "/data/judge"}], rewards=[{"vllm": {"pool": "judge"}}])
+    world.apply(
+        pools=[{"name": "judge", "model": "/data/judge"}],
+        rewards=[{"vllm": {"pool": "judge"}}],
+        algorithm={"kl": {"coefficient": 0.1}},
+        reference={"processesPerNode": 1},
+    )
     await world.until(state="Running", step=6)
     world.feed.deliver()
 

@@ -20,7 +20,19 @@ def test_an_example_breaks_no_rule(path: Path) -> None:
 
 
 def test_there_is_a_job_for_each_way_to_train() -> None:
-    ways = ["arithmetic", "calculator", "dapo", "dpo", "judge", "lora", "moe", "ppo", "reward-model", "sft"]
+    ways = [
+        "arithmetic",
+        "calculator",
+        "dapo",
+        "distillation",
+        "dpo",
+        "judge",
+        "lora",
+        "moe",
+        "ppo",
+        "reward-model",
+        "sft",
+    ]
     recipes = ["qwen2.5-1.5b-gsm8k", "qwen2.5-7b-gsm8k", "qwen3-30b-a3b-dapo"]
     assert sorted(path.parent.name for path in EXAMPLES.glob("*/rljob.yaml")) == sorted([*ways, *recipes, "kueue"])
 
