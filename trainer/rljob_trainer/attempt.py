@@ -25,7 +25,7 @@ from rljob_trainer.objectives.objective import Targets
 from rljob_trainer.objectives.value import critic_columns
 from rljob_trainer.tasks import Outcome, Source
 from rljob_trainer.tasks.choice import source_of
-from rljob_trainer.weights.senders import Senders
+from rljob_trainer.weights.publisher import Senders
 
 MEASURED_STEPS = 2
 """After so many steps every phase has been measured."""

@@ -12,7 +12,7 @@ from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.parity import Probe, probe_sample
-from rljob_trainer.weights.senders import Senders
+from rljob_trainer.weights.publisher import Senders
 
 
 class PolicyMismatchError(RuntimeError):

@@ -28,8 +28,7 @@ from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.driver.control import POLL_SECONDS, read_control
 from rljob_trainer.megatron import compat
 from rljob_trainer.patches import UnsupportedVersionError
-from rljob_trainer.weights.publisher import Publisher
-from rljob_trainer.weights.senders import Senders
+from rljob_trainer.weights.publisher import Publisher, Senders
 from rljob_trainer.weights.transport import transport_of
 
 log = logging.getLogger(__name__)

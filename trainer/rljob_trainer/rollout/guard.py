@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rljob_api import names
 from rljob_trainer.rollout.health import EngineClock
-from rljob_trainer.weights.gate import Gate
+from rljob_trainer.weights.protocol import Gate
 
 OPEN_ROUTES = {("GET", "/health"), ("GET", "/metrics")}
 POLICY_VIOLATION = 1008

@@ -16,7 +16,7 @@ from rljob_trainer.scatter import Scatter
 from rljob_trainer.tasks import Source
 from rljob_trainer.tasks.rl import RolloutSource
 from rljob_trainer.tasks.supervised import ExampleSource
-from rljob_trainer.weights.senders import Senders
+from rljob_trainer.weights.publisher import Senders
 
 OBJECTIVES: dict[str, Callable[[RLJobSpec], Objective]] = {
     "rl": PolicyObjective,

@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from rljob_trainer.weights.gate import Gate
-from rljob_trainer.weights.protocol import APPLYING_FAILED, AttemptSuperseded, PolicyVersion
+from rljob_trainer.weights.protocol import APPLYING_FAILED, AttemptSuperseded, Gate, PolicyVersion
 
 log = logging.getLogger(__name__)
 
