@@ -2,8 +2,9 @@
 
 python charts/values_reference.py SCHEMA PAGE     # write both
 
-A key is described by the line `# -- ...` before it; `# @schema {...}` (YAML) adds to or replaces what the default value says of its type. Objects
-refuse unknown keys, unless they are empty by default or say otherwise.
+A key is described by the line `# -- ...` before it; `# @schema {...}` (YAML) adds to or replaces what the default value says of its type, and
+`# @model NAME` says that the key is one of MODELS, whose fields are described there. Objects refuse unknown keys, unless they are empty by default
+or say otherwise.
 """
 
 import json
@@ -16,6 +17,12 @@ from typing import Any
 
 import yaml
 
+from rljob_api.base import Model
+from rljob_api.job_defaults import JobDefaults
+from rljob_api.schema.crd import structural
+from rljob_api.schema.values import values_schema
+
+MODELS: dict[str, type[Model]] = {"JobDefaults": JobDefaults}
 VALUES = Path(__file__).parent / "rljob" / "values.yaml"
 KEY = re.compile(r"^( *)([A-Za-z]+):")
 HEAD = """# Values of the Helm chart
@@ -48,12 +55,19 @@ def notes(text: str) -> dict[Path_, Note]:
             description = comment.removeprefix("# -- ")
         elif comment.startswith("# @schema "):
             schema = yaml.safe_load(comment.removeprefix("# @schema "))
+        elif comment.startswith("# @model "):
+            schema = of_model(comment.removeprefix("# @model "))
         elif key := KEY.match(line):
             path = [*path[: len(key[1]) // 2], key[2]]
             if description:
                 found[tuple(path)] = Note(description, schema)
             description, schema = "", {}
     return found
+
+
+def of_model(name: str) -> dict[str, Any]:
+    found = values_schema(structural(MODELS[name].model_json_schema(by_alias=True)))
+    return {key: found[key] for key in ("properties", "additionalProperties")}
 
 
 def schema(value: Any, path: Path_, known: dict[Path_, Note]) -> dict[str, Any]:
@@ -94,6 +108,13 @@ def rows(text: str) -> Iterator[str]:
         section = isinstance(value, dict) and value and "additionalProperties" not in note.schema
         default = "" if section or value in ("", [], {}) else f"`{json.dumps(value)}`"
         yield f"| `{'.'.join(path)}` | {default} | {note.text} |\n"
+        yield from _of_model(path, note.schema)
+
+
+def _of_model(path: Path_, found: dict[str, Any]) -> Iterator[str]:
+    for key, inner in found.get("properties", {}).items():
+        yield f"| `{'.'.join((*path, key))}` |  | {' '.join(inner['description'].split())} |\n"
+        yield from _of_model((*path, key), inner)
 
 
 def main(schema_file: Path, page: Path) -> None:

@@ -11,6 +11,7 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.rest import RESTResponse
 from kubernetes.config import ConfigException
 from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
+from pydantic import ValidationError
 from urllib3 import disable_warnings
 from urllib3.exceptions import HTTPError, InsecureRequestWarning, SSLError
 from yaml import YAMLError
@@ -18,6 +19,7 @@ from yaml import YAMLError
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
 from rljob_api import names
+from rljob_api.job_policy import JobPolicy
 
 CONNECT_SECONDS = 10
 READ_SECONDS = 30
@@ -108,6 +110,15 @@ class Cluster:
 
     def delete_pod(self, namespace: str, name: str) -> None:
         self._json("DELETE", self._pod_path(namespace, name), what=f"pod {name} in namespace {namespace}")
+
+    def job_policy(self, namespace: str) -> JobPolicy:
+        """What the administrator sets for all jobs, of the operator in this namespace."""
+        what = f"configmap {names.JOB_POLICY} in namespace {namespace}"
+        found = self._json("GET", f"/api/v1/namespaces/{quote(namespace)}/configmaps/{names.JOB_POLICY}", what=what)
+        try:
+            return JobPolicy.model_validate_json(found["data"][names.JOB_POLICY_KEY])
+        except (KeyError, ValidationError) as error:
+            raise UserError(f"{what}: cannot be read by this release of the plugin") from error
 
     def everything(self, plural: str) -> list[dict[str, Any]]:
         """All objects of a core kind, of all namespaces, from the server's cache."""

@@ -8,6 +8,7 @@ from pydantic.alias_generators import to_camel
 
 from kubectl_rljob.errors import UserError
 from rljob_api import names
+from rljob_api.job_policy import JobPolicy
 from rljob_api.manifest import Manifest
 from rljob_api.sizing.layout import Amounts, Layout, pods_of
 from rljob_api.sizing.memory import gang_memory, rollout_memory, trainer_memory
@@ -52,11 +53,16 @@ class Plan:
     model: dict[str, Any] | None
     """The Hugging Face config.json, if it was given."""
     violations: tuple[Violation, ...]
+    taken: dict[str, Any]
+    """Defaults of the cluster that are in the spec, by path."""
+    unread: str
+    """Why the cluster's could not be read."""
 
     @staticmethod
-    def of(manifest: Manifest, model: dict[str, Any] | None) -> "Plan":
-        result = manifest.validate(model)
-        return Plan(manifest.name, result.spec, model, result.violations)
+    def of(manifest: Manifest, model: dict[str, Any] | None, policy: JobPolicy, unread: str = "") -> "Plan":
+        admitted = policy.admit(manifest.spec, manifest.name, model)
+        violations = (*manifest.ambiguous, *admitted.result.violations)
+        return Plan(manifest.name, admitted.result.spec, model, violations, admitted.taken, unread)
 
     def breaks(self, field: str) -> bool:
         """Whether a rule about a field, or one below it, is broken."""
@@ -76,6 +82,7 @@ class Plan:
     def dump(self) -> dict[str, Any]:
         """For -o json. The amounts are there only when every rule holds."""
         out: dict[str, Any] = {"name": self.name, "violations": [asdict(v) for v in self.violations]}
+        out["defaults"] = {"skipped": self.unread} if self.unread else self.taken
         if self.spec is not None and not self.violations:
             amounts = Amounts.of(self.spec)
             out["layout"] = _layout(self.spec, names.ROLE_TRAINER)

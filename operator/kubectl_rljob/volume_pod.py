@@ -13,6 +13,7 @@ from kubectl_rljob.job import Job
 from kubectl_rljob.terminal import Terminal
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
+from rljob_api.validation.pods import OUR_VOLUMES
 
 LABEL = f"{names.GROUP}/shell"
 CONTAINER = "shell"
@@ -49,7 +50,8 @@ def reading_pod(cluster: Cluster, terminal: Terminal, job: Job) -> Iterator[Plac
 
 def manifest(job: Job, spec: RLJobSpec, trainer: Mapping[str, Any]) -> dict[str, Any]:
     """The restricted Pod Security standard admits it. `trainer`: spec of the job's trainer pods, as the operator has made it with the
-    administrator's defaults; empty after the job's children are deleted. Then the spec's own user counts, or else the image's."""
+    administrator's defaults; empty after the job's children are deleted. Then the job's own spec counts, and the image's user. Raises
+    UserError."""
     user = {"runAsNonRoot": True, **spec.pod_security.dump(), "seccompProfile": {"type": "RuntimeDefault"}}
     pod = {
         "restartPolicy": "Never",
@@ -57,11 +59,11 @@ def manifest(job: Job, spec: RLJobSpec, trainer: Mapping[str, Any]) -> dict[str,
         "terminationGracePeriodSeconds": 0,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "imagePullSecrets": list(spec.image_pull_secrets),
-        "tolerations": list(spec.trainer.template.tolerations),
+        "imagePullSecrets": trainer.get("imagePullSecrets", list(spec.image_pull_secrets)),
+        "tolerations": trainer.get("tolerations", list(spec.trainer.template.tolerations)),
         "securityContext": trainer.get("securityContext", user),
-        "containers": [_container(spec)],
-        "volumes": [{"name": "rljob-tmp", "emptyDir": {}}, *({"name": v.name, **v.source} for v in spec.volumes)],
+        "containers": [_container(job, spec, trainer)],
+        "volumes": [{"name": "rljob-tmp", "emptyDir": {}}, *_volumes(spec, trainer)],
     }
     owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": job.name, "uid": job.uid}
     metadata = {
@@ -72,11 +74,22 @@ def manifest(job: Job, spec: RLJobSpec, trainer: Mapping[str, Any]) -> dict[str,
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
 
 
-def _container(spec: RLJobSpec) -> dict[str, Any]:
-    mounts = [{"name": v.name, "mountPath": v.mount_path, "readOnly": v.read_only} for v in spec.volumes]
+def _volumes(spec: RLJobSpec, trainer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The job's, without those of rljob."""
+    own = [{"name": v.name, **v.source} for v in spec.volumes]
+    return [v for v in trainer.get("volumes", own) if not v["name"].startswith(OUR_VOLUMES)]
+
+
+def _container(job: Job, spec: RLJobSpec, trainer: Mapping[str, Any]) -> dict[str, Any]:
+    (made,) = trainer.get("containers", [{}])
+    image = made.get("image") or spec.trainer.template.image or spec.image
+    if image is None:
+        raise UserError(f"{job.title}: its pods are deleted, and its spec names no image", job.command("status"))
+    own = [{"name": v.name, "mountPath": v.mount_path, "readOnly": v.read_only} for v in spec.volumes]
+    mounts = [m for m in made.get("volumeMounts", own) if not m["name"].startswith(OUR_VOLUMES)]
     return {
         "name": CONTAINER,
-        "image": spec.trainer.template.image or spec.image,
+        "image": image,
         "imagePullPolicy": spec.image_pull_policy,
         "command": ["sleep", str(LIFETIME)],
         "env": [{"name": "HOME", "value": "/tmp"}, {"name": "USER", "value": "rljob"}],

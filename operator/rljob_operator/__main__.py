@@ -6,9 +6,13 @@ import gc
 import logging
 import socket
 import sys
+from pathlib import Path
 
+from pydantic import ValidationError
+
+from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.text import one_line, plain
-from rljob_operator.job_policy import DEFAULT_POLICY, JobPolicy
+from rljob_api.type_errors import first_problem
 from rljob_operator.kube.leader_election import LeaseLost
 from rljob_operator.operator import Options, operate
 
@@ -24,6 +28,16 @@ class PlainFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return plain(super().format(record))
+
+
+def read_job_policy(file: str) -> JobPolicy:
+    """Raises ArgumentTypeError."""
+    try:
+        return JobPolicy.model_validate_json(Path(file).read_text())
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot read {file}: {error.strerror}") from error
+    except ValidationError as error:
+        raise argparse.ArgumentTypeError(f"{file}: jobs.{first_problem(error)}") from error
 
 
 def parse_options() -> Options:
@@ -48,9 +62,10 @@ def parse_options() -> Options:
     )
     parser.add_argument(
         "--job-policy",
-        type=JobPolicy.model_validate_json,
+        type=read_job_policy,
         default=DEFAULT_POLICY,
-        help="JSON: podSecurity and runtimeClassName of jobs that set none, and limits of what they may set",
+        metavar="FILE",
+        help="JSON: what jobs get that leave it open, and limits of what they may set",
     )
     parser.add_argument("--qps", type=float, default=300.0, help="requests a second to the API server, in the long run")
     parser.add_argument("--burst", type=int, default=600, help="requests to the API server at once")

@@ -10,10 +10,10 @@ from typing import Any
 
 import kopf
 
+from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator import health
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.handlers import EVERYWHERE, REFLECTED, SERVED, EventHandlers
-from rljob_operator.job_policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator.kube.api import ApiError, Key
 from rljob_operator.kube.client import KubernetesApi
 from rljob_operator.kube.credentials import LIFETIME, Credentials

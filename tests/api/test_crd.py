@@ -29,8 +29,8 @@ def test_a_null_is_a_field_that_is_not_written_as_for_the_api_server() -> None:
     nulls = {"env": None, "critic": None, "trainer": {"parallelism": None, "template": {"nodeSelector": None}}}
     assert validate(raw_spec(**nulls), "demo").violations == validate(raw_spec(trainer={}), "demo").violations
     assert [v.field for v in validate(raw_spec(data={"surprise": None}), "demo").violations] == ["spec.data.surprise"]
-    (missing,) = validate(raw_spec(image=None), "demo").violations
-    assert (missing.field, missing.rule) == ("spec.image", "is required")
+    (missing,) = validate(raw_spec(checkpoint=None), "demo").violations
+    assert (missing.field, missing.rule) == ("spec.checkpoint", "is required")
 
 
 def test_types_are_those_of_the_api_server() -> None:

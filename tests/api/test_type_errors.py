@@ -15,7 +15,7 @@ from rljob_api.type_errors import PATTERNS, SENTENCES
 from rljob_api.validation import scheduling, validate
 
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"image": None}, "spec.image = unset: is required; see `kubectl explain rljob.spec.image`"),
+    ({"checkpoint": None}, "spec.checkpoint = unset: is required; see `kubectl explain rljob.spec.checkpoint`"),
     ({"model": {"path": None}}, "spec.model.path = unset: is required; see `kubectl explain rljob.spec.model.path`"),
     ({"train": {"steps": "2"}}, 'spec.train.steps = "2": must be a whole number; write 2'),
     ({"train": {"steps": 2.5}}, "spec.train.steps = 2.5: must be a whole number; write 2 or 3"),

@@ -1,13 +1,12 @@
 """What the chart installs."""
 
-from typing import Any
-
 import pytest
 import yaml
 
 from chart.chart import HELM, NO_HELM, ROOT, container, documents, helm, normal, render, rules
+from rljob_api import names
+from rljob_api.job_policy import JobPolicy
 from rljob_operator.cache.cluster import CHILD_KINDS
-from rljob_operator.job_policy import JobPolicy
 from rljob_operator.kube.api import KINDS
 from rljob_operator.render.rbac import access
 from simulator.makers import META, make_job
@@ -37,9 +36,12 @@ def test_the_chart_installs_these_objects() -> None:
         ("ClusterRole", "rljob-system-rljob-view"),
         ("ClusterRoleBinding", "rljob"),
         ("ClusterRoleBinding", "rljob-system-rljob-nodes"),
+        ("ConfigMap", "rljob-job-policy"),
         CRD,
         ("Deployment", "rljob"),
+        ("Role", "rljob-job-policy"),
         ("Role", "rljob-lease"),
+        ("RoleBinding", "rljob-job-policy"),
         ("RoleBinding", "rljob-lease"),
         ("Service", "rljob"),
         ("ServiceAccount", "rljob"),
@@ -91,18 +93,42 @@ def test_the_operator_is_one_restricted_pod_that_takes_a_lease() -> None:
         "--qps=300",
         "--burst=600",
         "--network-policies",
-        *job_policy_arguments(found),
+        "--job-policy=/etc/rljob/policy.json",
     ]
 
 
-def job_policy_arguments(container: dict[str, Any]) -> list[str]:
-    return [argument for argument in container["args"] if argument.startswith("--job-policy=")]
-
-
 def job_policy(*sets: str) -> JobPolicy:
-    """As the operator reads it."""
-    (argument,) = job_policy_arguments(container(render(*sets)))
-    return JobPolicy.model_validate_json(argument.removeprefix("--job-policy="))
+    """As the operator reads it, and the plugin."""
+    data = render(*sets)[("ConfigMap", names.JOB_POLICY)]["data"]
+    return JobPolicy.model_validate_json(data[names.JOB_POLICY_KEY])
+
+
+def test_the_operator_reads_the_job_policy_and_restarts_when_it_changes() -> None:
+    templates = [
+        render(*sets)[("Deployment", "rljob")]["spec"]["template"] for sets in ((), ("jobs.defaults.image=x",))
+    ]
+    assert len({t["metadata"]["annotations"]["rljob.dev/job-policy"] for t in templates}) == 2
+    pod = templates[0]["spec"]
+    (volume,) = (v["name"] for v in pod["volumes"] if v.get("configMap") == {"name": names.JOB_POLICY})
+    (mount,) = (m for m in pod["containers"][0]["volumeMounts"] if m["name"] == volume)
+    assert f"--job-policy={mount['mountPath']}/{names.JOB_POLICY_KEY}" in pod["containers"][0]["args"]
+
+
+def test_every_user_may_read_the_job_policy_and_nothing_else_of_the_operators() -> None:
+    objects = render()
+    (rule,) = objects[("Role", names.JOB_POLICY)]["rules"]
+    assert (rule["resources"], rule["resourceNames"], rule["verbs"]) == (["configmaps"], [names.JOB_POLICY], ["get"])
+    (subject,) = objects[("RoleBinding", names.JOB_POLICY)]["subjects"]
+    assert (subject["kind"], subject["name"]) == ("Group", "system:authenticated")
+
+
+def test_defaults_of_jobs_reach_the_operator_and_misspelt_ones_are_refused() -> None:
+    found = job_policy("jobs.defaults.image=trainer:1", "jobs.defaults.scheduling.topologyLevels={block,rack}")
+    assert found.defaults.image == "trainer:1"
+    assert found.defaults.scheduling.topology_levels == ["block", "rack"]
+    refused = helm("jobs.defaults.imagePullSecret=x")
+    assert refused.returncode != 0
+    assert "imagePullSecret" in refused.stderr
 
 
 def test_the_defaults_of_job_pods_are_the_operators_own() -> None:

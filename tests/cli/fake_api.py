@@ -22,6 +22,8 @@ class FakeApi:
     pod_roles: dict[str, str] = field(default_factory=dict)
     nodes: list[dict[str, Any]] = field(default_factory=list)
     pods: list[dict[str, Any]] = field(default_factory=list)
+    job_policy: dict[str, Any] | None = None
+    """Of the chart's values."""
     statefulsets: list[dict[str, Any]] = field(default_factory=list)
     created: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Pods by name that were created here and are not deleted."""
@@ -48,6 +50,8 @@ class FakeApi:
             return self._job(method, path.removeprefix(JOBS).strip("/").split("/"), body)
         if path in ("/api/v1/nodes", "/api/v1/pods"):
             return 200, {"items": self.nodes if path.endswith("nodes") else self.pods}
+        if path.endswith(f"/configmaps/{names.JOB_POLICY}"):
+            return self._job_policy(path)
         if path == "/apis/apps/v1/namespaces/research/statefulsets":
             return 200, {"items": self.statefulsets}
         if path == "/api/v1/namespaces/research/pods" and method == "POST" and body:
@@ -56,6 +60,11 @@ class FakeApi:
         if (name := path.removeprefix("/api/v1/namespaces/research/pods/")) in self.created:
             return 200, self._created(method, name)
         return self._core(path.removeprefix("/api/v1/namespaces/").split("/"), query)
+
+    def _job_policy(self, path: str) -> tuple[int, Any]:
+        if self.job_policy is None or path.split("/")[4] != names.OPERATOR_NAMESPACE:
+            return 404, _status(404, f'configmaps "{names.JOB_POLICY}" not found')
+        return 200, {"data": {names.JOB_POLICY_KEY: json.dumps(self.job_policy)}}
 
     def _job(self, method: str, parts: list[str], body: dict[str, Any] | None) -> tuple[int, Any]:
         if not self.installed:

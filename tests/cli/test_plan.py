@@ -157,7 +157,7 @@ def test_pairs_and_epochs_are_spelled_out(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_all_broken_rules_are_named_at_once(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "-f", write(tmp_path, broken()), "--model", model]) == 1
+    assert main(["plan", "-f", write(tmp_path, broken()), "--model", model, "--offline"]) == 1
     assert capsys.readouterr().out == BAD
 
 

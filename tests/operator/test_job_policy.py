@@ -1,16 +1,17 @@
 """As whom pods run: what the job says, the administrator's defaults, and the limits of what a job may say."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from api.specs import raw_spec
+from rljob_api.job_policy import JobPolicy
+from rljob_api.protocol import Control
 from rljob_api.spec.pod_security import PodSecurity
-from rljob_api.validation import validate
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.job_policy import JobPolicy
 from rljob_operator.render.template import pod_template
-from simulator.makers import META
+from simulator.makers import META, Job
 
 OURS = {"runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532, "fsGroupChangePolicy": "OnRootMismatch"}
 ALWAYS = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -27,13 +28,13 @@ LIMITS = JobPolicy.model_validate(
 
 def pods(policy: JobPolicy, **changes: Any) -> list[dict[str, Any]]:
     """Specs of trainer and rollout pods."""
-    spec = policy.applied(validate(raw_spec(**changes), "demo")).accepted
+    spec = policy.admit(raw_spec(**changes), "demo").result.accepted
     assert spec
     return [pod_template(META, spec, role)["spec"] for role in ("trainer", "rollout")]
 
 
 def violations(policy: JobPolicy, **changes: Any) -> list[str]:
-    return list(map(str, policy.applied(validate(raw_spec(**changes), "demo")).violations))
+    return list(map(str, policy.admit(raw_spec(**changes), "demo").result.violations))
 
 
 def test_pods_run_as_the_images_user_by_default() -> None:
@@ -91,6 +92,40 @@ def test_what_neither_sets_is_left_to_the_platform() -> None:
 def test_what_is_beyond_the_limits_is_refused(changes: dict[str, Any], message: str) -> None:
     assert violations(LIMITS, **changes) == [message]
     assert violations(JobPolicy(), **changes) == []
+
+
+VOLUME = {"name": "models", "mountPath": "/data", "source": {"persistentVolumeClaim": {"claimName": "models"}}}
+DEFAULTS = {"env": [{"name": "A", "value": "1"}], "volumes": [VOLUME], "template": {"labels": {"team": "a"}}}
+
+
+def test_pods_get_what_the_cluster_adds_to_their_job() -> None:
+    policy = JobPolicy.model_validate({"defaults": DEFAULTS | {"image": "theirs:1"}})
+    result = policy.admit({k: v for k, v in raw_spec().items() if k != "image"}, "demo").result
+    assert result.accepted, result
+    for role in ("trainer", "rollout"):
+        template = pod_template(META, result.accepted, role)
+        (container,) = template["spec"]["containers"]
+        assert container["image"] == "theirs:1"
+        assert {"name": "A", "value": "1"} in container["env"]
+        assert {"name": "models", "mountPath": "/data", "readOnly": False} in container["volumeMounts"]
+        assert template["metadata"]["labels"]["team"] == "a"
+
+
+def test_a_running_attempt_keeps_the_defaults_that_it_began_with() -> None:
+    before, after = (JobPolicy.model_validate({"defaults": {"image": image}}) for image in ("theirs:1", "theirs:2"))
+    raw = {k: v for k, v in raw_spec().items() if k != "image"}
+    old, new = (policy.admit(raw, "demo").result.accepted for policy in (before, after))
+    assert old and new
+    job = Job(old).with_attempt().running(step=3)
+    control = Control(
+        name="demo", namespace="research", job_uid="job-uid", attempt=1, resume={"policy": "auto"}, spec=old
+    )
+    decision = replace(job, spec=new).having(control=control).decide()
+    assert decision.status.attempt and decision.status.attempt.command == "run"
+    assert not decision.delete
+    assert decision.status.message == (
+        "a change of the cluster's defaults takes effect with the next attempt; `kubectl rljob restart demo` starts one"
+    )
 
 
 def test_the_defaults_are_not_held_against_the_limits() -> None:

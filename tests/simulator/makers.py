@@ -5,11 +5,11 @@ from typing import Any
 
 from api.specs import raw_spec
 from rljob_api import names
+from rljob_api.job_policy import JobPolicy
 from rljob_api.protocol import Checkpoint, Failure, Member, Progress, Report
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.cache.pods import Pod
-from rljob_operator.job_policy import JobPolicy
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.decide import Decision, decide
 from rljob_operator.render.template import template_hash

@@ -35,3 +35,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
 {{- end -}}
 {{- end -}}
+
+{{- define "rljob.jobPolicy" -}}
+{{- omit .Values.jobs "networkPolicy" | toJson -}}
+{{- end -}}

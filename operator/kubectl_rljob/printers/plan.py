@@ -10,6 +10,7 @@ from kubectl_rljob.printers.text import plural, table
 from rljob_api import names
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
+from rljob_api.type_errors import as_written
 from rljob_api.validation import Violation
 
 MODEL_KEYS = {
@@ -42,6 +43,7 @@ def page(plan: Plan, found: Preview) -> str:
                 f"{f'{key}:' if not i else '':<9}{text}" for key, of in facts.items() for i, text in enumerate(of)
             )
         ]
+        blocks += [defaults(plan)] if plan.taken or plan.unread else []
         blocks += [pods(plan.spec)]
         if estimates := plan.memory():
             blocks += [placement.memory(estimates)]
@@ -65,6 +67,13 @@ def model(config: dict[str, Any] | None) -> str:
         return "not checked (--model DIR checks heads and layers, and estimates memory)"
     known = [f"{config[key]:,} {word}" for key, word in MODEL_KEYS.items() if isinstance(config.get(key), int)]
     return f"{config.get('model_type', 'unknown type')}: {', '.join(known)}"
+
+
+def defaults(plan: Plan) -> str:
+    """What the cluster's administrator has added to the manifest."""
+    if plan.unread:
+        return f"Defaults of the cluster: {plan.unread}"
+    return table(("DEFAULT OF THE CLUSTER", "VALUE"), [(path, as_written(value)) for path, value in plan.taken.items()])
 
 
 def pods(spec: RLJobSpec) -> str:

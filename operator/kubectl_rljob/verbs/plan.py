@@ -5,11 +5,14 @@ from typing import Any
 import click
 
 from kubectl_rljob import errors, manifest
+from kubectl_rljob.errors import UserError
 from kubectl_rljob.options import output, verb
 from kubectl_rljob.planning import Plan, preview
 from kubectl_rljob.printers import data
 from kubectl_rljob.printers import plan as page
 from kubectl_rljob.session import Session
+from rljob_api import names
+from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
 
 
 @verb()
@@ -34,18 +37,32 @@ from kubectl_rljob.session import Session
     metavar="PATH=VALUE",
     help="put a YAML value into the spec of every job before it is checked, for example `train.steps=500`; may be repeated",
 )
-@click.option("--offline", is_flag=True, help="do not ask the cluster where the pods would go")
+@click.option("--offline", is_flag=True, help="do not ask the cluster for its defaults, and where the pods would go")
+@click.option(
+    "--operator-namespace",
+    metavar="NAMESPACE",
+    default=names.OPERATOR_NAMESPACE,
+    help=f"where the operator is, and with it the defaults of the cluster (default: {names.OPERATOR_NAMESPACE})",
+)
 @output
 def plan(
-    session: Session, filename: str, model: str | None, settings: tuple[str, ...], offline: bool, output: str | None
+    session: Session,
+    filename: str,
+    model: str | None,
+    settings: tuple[str, ...],
+    offline: bool,
+    operator_namespace: str,
+    output: str | None,
 ) -> None:
     """Check a manifest before it is applied.
 
-    Ranks, layout, batches, pods, GPUs, memory, placement on the cluster as it is now, and every broken rule at
-    once. Exit code 1 when a rule is broken.
+    Ranks, layout, batches, what the cluster's defaults add, pods, GPUs, memory, placement on the cluster as it is
+    now, and every broken rule at once. Exit code 1 when a rule is broken.
     """
     config = manifest.model_config(model) if model else None
-    plans = [Plan.of(m, config) for m in manifest.read(filename, settings)]
+    manifests = manifest.read(filename, settings)
+    policy, unread = (DEFAULT_POLICY, "") if offline else _policy(session, operator_namespace)
+    plans = [Plan.of(m, config, policy, unread) for m in manifests]
     found = [(p, preview(p, lambda: _read(session), offline)) for p in plans]
     if output:
         session.terminal.data(data.render([p.dump() | {"placement": where.dump()} for p, where in found], output))
@@ -53,6 +70,14 @@ def plan(
         session.terminal.show("\n\n".join(page.page(p, where) for p, where in found))
     if any(p.violations for p in plans):
         raise click.exceptions.Exit(errors.REFUSED)
+
+
+def _policy(session: Session, namespace: str) -> tuple[JobPolicy, str]:
+    """And why it is not the cluster's: the page then says what the manifest alone amounts to."""
+    try:
+        return session.cluster().job_policy(namespace), ""
+    except UserError as error:
+        return DEFAULT_POLICY, f"not read: {error}"
 
 
 def _read(session: Session) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -166,8 +166,8 @@ class RLJobSpec(Model):
     """Failures and time limits."""
     suspend: bool = False
     """Finish the step, save and delete the pods. `kubectl rljob resume` overrides it without editing the spec."""
-    image: Image
-    """Image of trainer and rollout pods."""
+    image: Image | None = None
+    """Image of trainer and rollout pods. Required, unless the administrator has set a default (`jobs.defaults.image` of the chart)."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When the image is pulled, as in a Kubernetes container."""
     image_pull_secrets: list[Verbatim] = []

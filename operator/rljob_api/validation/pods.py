@@ -26,6 +26,15 @@ OUR_VOLUMES = "rljob-"
 OUR_MOUNTS = (names.WORK_DIR, "/tmp", "/dev/shm", "/var/run/secrets/kubernetes.io/serviceaccount")
 
 
+def image_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Here and not in the CRD: the API server does not know the administrator's default."""
+    if spec.image is None and any(spec.template(role).image is None for role in spec.pods):
+        rule = "is not set, and no default of the cluster is known"
+        yield Violation(
+            "spec.image", "unset", rule, "set it, or ask the administrator of rljob for jobs.defaults.image"
+        )
+
+
 def volume_violations(spec: RLJobSpec) -> Iterator[Violation]:
     for i, volume in enumerate(spec.volumes):
         field = f"spec.volumes[{i}]"
@@ -136,6 +145,7 @@ def path_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 RULES = (
+    image_violations,
     volume_violations,
     metadata_violations,
     resource_violations,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Set
 from functools import partial
 from typing import Any
 
+from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator.cache import jobs, reports
 from rljob_operator.cache.cache import Cache, key_of, same_but_version, strip_managed_fields
 from rljob_operator.cache.jobs import CachedJob
@@ -11,7 +12,6 @@ from rljob_operator.cache.nodes import Node, parse_node
 from rljob_operator.cache.pods import Pod, is_of_a_job, parse_pod
 from rljob_operator.cache.reports import CachedConfigMap
 from rljob_operator.cache.usage import Usage, parse_usage
-from rljob_operator.job_policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator.kube.api import Key, Object
 
 ROOM: Key = ("", "room")

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from rljob_api.job_policy import JobPolicy
 from rljob_api.status import JobStatus, RLJobMeta
-from rljob_api.validation import ValidationResult, validate
+from rljob_api.validation import ValidationResult
 from rljob_operator.cache.cache import same_but_version, strip_managed_fields
-from rljob_operator.job_policy import JobPolicy
 from rljob_operator.kube.api import Object
 
 KNOWN_META = {
@@ -32,7 +32,7 @@ class LazyValidation:
     @cached_property
     def result(self) -> ValidationResult:
         """Of the spec with the administrator's defaults in place of what it leaves open."""
-        return self.policy.applied(validate(self.raw, self.name))
+        return self.policy.admit(self.raw, self.name).result
 
 
 @dataclass(eq=False)

@@ -68,7 +68,9 @@ def postponed(s: Snapshot, status: JobStatus) -> str:
     running = s.spec_of(status.attempt)
     if running is None or _lasting(running, s.scalable) == _lasting(s.spec, s.scalable):
         return ""
-    return f"spec generation {s.job.generation} takes effect with the next attempt; `kubectl rljob restart {s.job.name}` starts one"
+    same = status.attempt is not None and status.attempt.generation == s.job.generation
+    what = "a change of the cluster's defaults" if same else f"spec generation {s.job.generation}"
+    return f"{what} takes effect with the next attempt; `kubectl rljob restart {s.job.name}` starts one"
 
 
 def _lasting(spec: RLJobSpec, scalable: bool) -> RLJobSpec:

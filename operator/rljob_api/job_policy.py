@@ -1,12 +1,15 @@
 """What the administrator sets for the pods of all jobs: defaults for what a job leaves open, and limits of what it may choose."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from rljob_api import names
 from rljob_api.base import Model
+from rljob_api.job_defaults import JobDefaults
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.pod_security import MAX_ID, Id, PodSecurity
-from rljob_api.validation import ValidationResult, Violation
+from rljob_api.validation import ValidationResult, Violation, validate
 
 IMAGE_USER = PodSecurity(
     run_as_user=names.USER_ID,
@@ -36,19 +39,24 @@ class Limits(Model):
 
 
 class JobPolicy(Model):
-    """The values `jobs` of the chart that are about pods."""
+    """The values `jobs` of the chart that are about jobs' specs."""
 
     pod_security: PodSecurity = IMAGE_USER
     """A field that it leaves open is left out of the pods, so that the platform chooses, as OpenShift does."""
     runtime_class_name: str = ""
     """Empty: that of the nodes."""
     limits: Limits = Limits()
+    defaults: JobDefaults = JobDefaults()
 
-    def applied(self, result: ValidationResult) -> ValidationResult:
-        """With the defaults in the spec, and a violation for each limit that the spec exceeds."""
-        if result.spec is None:
-            return result
-        return ValidationResult(self.completed(result.spec), (*result.violations, *self._exceeded(result.spec)))
+    def admit(self, spec: Mapping[str, Any], name: str, model_config: dict[str, Any] | None = None) -> "Admitted":
+        """As `validation.validate`, of a raw spec with the defaults in what it leaves open, and with a violation for each limit that it exceeds."""
+        completed = self.defaults.completed(spec)
+        found = validate(completed.value, name, model_config)
+        violations = tuple(_of_the_cluster(v, completed.taken) for v in found.violations)
+        if found.spec is None:
+            return Admitted(ValidationResult(None, violations), completed.taken)
+        exceeded = self._exceeded(found.spec)
+        return Admitted(ValidationResult(self.completed(found.spec), (*violations, *exceeded)), completed.taken)
 
     def completed(self, spec: RLJobSpec) -> RLJobSpec:
         """With the defaults in place of what it leaves open."""
@@ -69,6 +77,22 @@ class JobPolicy(Model):
 
 
 DEFAULT_POLICY = JobPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A raw spec after all rules, and after the administrator's."""
+
+    result: ValidationResult
+    taken: dict[str, Any]
+    """The defaults of `jobs.defaults` that it took, by their path in the spec."""
+
+
+def _of_the_cluster(violation: Violation, taken: Mapping[str, Any]) -> Violation:
+    """Nobody finds in their manifest what stands in the chart's values."""
+    if not any(violation.field.startswith(path) for path in taken):
+        return violation
+    return replace(violation, rule=f"{violation.rule} (a default of the cluster: jobs.defaults)")
 
 
 def _outside(ids: dict[str, int | None], limits: Range) -> Iterator[Violation]:

@@ -1,0 +1,94 @@
+"""What the administrator sets for fields that jobs leave open: the cluster's side of a spec, such as images, volumes and tolerations."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from rljob_api.base import Model
+from rljob_api.merging import Completed, merged
+from rljob_api.spec.common import EnvVar, Image, Verbatim, Volume
+from rljob_api.spec.job import LabelKey, SchedulingSpec
+
+TAKE_LEVELS = ("builtin", "kueue")
+"""Backends that read `scheduling.topologyLevels`."""
+
+
+class SchedulingDefaults(Model):
+    """Of spec.scheduling."""
+
+    topology_levels: Annotated[list[LabelKey], Field(max_length=8)] | None = None
+    """Labels of nodes, from the widest domain to the narrowest, for jobs whose backend reads them."""
+
+
+class TemplateDefaults(Model):
+    """Of the pods of every role."""
+
+    tolerations: list[Verbatim] | None = None
+    """Kubernetes tolerations, for roles that have none of their own."""
+    labels: dict[str, str] | None = None
+    """Further labels of pods."""
+    annotations: dict[str, str] | None = None
+    """Further annotations of pods."""
+    priority_class_name: str | None = None
+    """A Kubernetes PriorityClass."""
+
+
+class JobDefaults(Model):
+    """What is unset here, and what a job writes itself, is the job's. Maps are merged key by key; of `env`, `imagePullSecrets` and `volumes` a job
+    gets the entries whose names and mount paths it does not use itself; other lists are taken whole."""
+
+    image: Image | None = None
+    """Image of trainer and rollout pods."""
+    image_pull_secrets: list[Verbatim] | None = None
+    """Secrets with which the image is pulled: `{name: NAME}`. They have to exist in the namespaces of jobs."""
+    env: list[EnvVar] | None = None
+    """Environment variables of all containers. No secrets: every user of the cluster can read them here."""
+    env_from: list[Verbatim] | None = None
+    """Kubernetes `envFrom` sources of all containers."""
+    volumes: list[Volume] | None = None
+    """Volumes of all pods. What they refer to has to exist in the namespaces of jobs."""
+    scheduling: SchedulingDefaults = SchedulingDefaults()
+    """Placement of the pods on nodes."""
+    template: TemplateDefaults = TemplateDefaults()
+    """Pod settings of every role that has pods."""
+
+    def completed(self, spec: Mapping[str, Any]) -> Completed:
+        """A raw spec with the defaults in what it leaves open."""
+        return merged(dict(spec), self._of(spec), ("spec",))
+
+    def _of(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """The defaults in the places that such a spec has for them; a section without any is left out."""
+        own = self.model_dump(by_alias=True, exclude_none=True, exclude={"scheduling", "template"})
+        takes_levels = _section(spec, "scheduling").get("backend", SchedulingSpec().backend) in TAKE_LEVELS
+        levels = {"scheduling": self.scheduling.dump()} if takes_levels and self.scheduling.dump() else {}
+        return own | levels | (_templates(spec, {"template": self.template.dump()}) if self.template.dump() else {})
+
+
+def _templates(spec: Mapping[str, Any], template: dict[str, Any]) -> dict[str, Any]:
+    """In every section that describes pods."""
+    rewards = [{"model": template} if _is_gang(reward, "model") else {} for reward in _list(spec, "rewards")]
+    lists = {"pools": [template for _ in _list(spec, "pools")], "rewards": rewards}
+    return dict.fromkeys(("trainer", *_roles(spec)), template) | {name: found for name, found in lists.items() if found}
+
+
+def _section(spec: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = spec.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _list(spec: Mapping[str, Any], name: str) -> list[Any]:
+    found = spec.get(name)
+    return found if isinstance(found, list) else []
+
+
+def _roles(spec: Mapping[str, Any]) -> Iterator[str]:
+    """Of rollouts and of other models, where they have pods of their own."""
+    rollout = _section(spec, "rollout")
+    if spec.get("task") in (None, "rl") and rollout.get("placement") in (None, "separate"):
+        yield "rollout"
+    yield from (name for name in ("critic", "reference") if _is_gang(spec, name))
+
+
+def _is_gang(spec: Any, name: str) -> bool:
+    return isinstance(spec, dict) and bool(_section(spec, name).get("processesPerNode"))
