@@ -4,7 +4,7 @@ import click
 
 from kubectl_rljob.options import with_global
 from kubectl_rljob.session import Session
-from kubectl_rljob.verbs import change, exporting, importing, logs, metrics, plan, samples, shell, show, watch
+from kubectl_rljob.verbs import change, importing, logs, metrics, plan, samples, show, volume, watch
 from kubectl_rljob.verbs.about import completion, version
 
 PROGRAM = "kubectl rljob"
@@ -15,10 +15,10 @@ VERBS = (
     metrics.metrics,
     samples.samples,
     logs.logs,
-    shell.shell,
+    volume.shell,
     show.describe_failure,
     show.checkpoints,
-    exporting.export,
+    volume.export,
     change.suspend,
     change.resume,
     change.restart,

@@ -8,7 +8,7 @@ from rljob_api import names
 from rljob_api.job_policy import JobPolicy
 from rljob_operator.cache.cluster import CHILD_KINDS
 from rljob_operator.kube.api import KINDS
-from rljob_operator.render.rbac import access
+from rljob_operator.render.access import access
 from simulator.makers import META, make_job
 
 pytestmark = pytest.mark.skipif(HELM is None, reason=NO_HELM)

@@ -1,14 +1,20 @@
 """From the text of a file to an RLJob and a report: what the verb `import` prints. Pure."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kubectl_rljob.importer import report
 from kubectl_rljob.importer.engine import convert
 from kubectl_rljob.importer.settings import Options
 from kubectl_rljob.importer.systems import SYSTEMS
-from kubectl_rljob.importer.table import Problem
+from kubectl_rljob.importer.table import Note, Outcome, Problem
 from kubectl_rljob.importer.writer import write
-from rljob_api.validation import validate
+from rljob_api.validation import Violation, validate
+
+HEADINGS = {
+    Outcome.LACKING: "Not expressible in an RLJob, and left out:",
+    Outcome.CHANGED: "Changed or assumed:",
+    Outcome.IMPLIED: "Implied, and left out:",
+}
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,30 @@ def imported(system: str, text: str, file: str, options: Options) -> Result:
     source = SYSTEMS[system].read(text, options.environment)
     found = convert(source.system, source.values, options)
     if found.problems:
-        return Result("", report.report([*source.notes, *found.notes], ()), tuple(found.problems), valid=False)
+        return Result("", report([*source.notes, *found.notes], ()), tuple(found.problems), valid=False)
     checked = validate(found.spec, found.name)
     manifest = write(found, f"Imported from {file} ({source.system.title}) by `kubectl rljob import {system}`")
-    return Result(manifest, report.report([*source.notes, *found.notes], checked.violations), valid=checked.valid)
+    return Result(manifest, report([*source.notes, *found.notes], checked.violations), valid=checked.valid)
+
+
+def report(notes: Iterable[Note], violations: Iterable[Violation]) -> str:
+    """What an import says on standard error: all notes by outcome, what matters most last, where a terminal ends."""
+    given = [*notes]
+    parts = [
+        "\n".join(_section(heading, [n for n in given if n.outcome is o])) for o, heading in reversed(HEADINGS.items())
+    ]
+    broken = [f"  {violation}" for violation in violations]
+    if broken:
+        parts.append("\n".join(["Broken rules, to be fixed before the job is applied:", *broken]))
+    return "\n\n".join(filter(None, parts))
+
+
+def _section(heading: str, notes: list[Note]) -> Iterator[str]:
+    if notes:
+        yield heading
+        yield from (f"  {note.key}: {note.text}" for note in notes)
+
+
+def problems(found: Iterable[Problem]) -> str:
+    """Everything that keeps a file from being imported."""
+    return "\n".join(f"  {problem.key}: {problem.text}" for problem in found)

@@ -1,12 +1,30 @@
-"""Verbs that change a job: suspend, resume, restart. Each writes a request into an annotation."""
+"""Verbs that change a job: suspend, resume, restart. Each asks the operator, once, by an annotation that neither Git nor the spec owns."""
+
+import secrets
+from typing import Any, Literal
 
 import click
 
-from kubectl_rljob import requests
+from kubectl_rljob.cluster import Cluster
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import RESOURCE, Job
 from kubectl_rljob.options import job_name, verb
 from kubectl_rljob.session import Session
+from kubectl_rljob.terminal import Terminal
+from rljob_api import names
+from rljob_api.request import Request
+
+Action = Literal["suspend", "resume", "restart"]
+
+_GITOPS = {
+    "annotations": {"argocd.argoproj.io/tracking-id": "Argo CD"},
+    "labels": {
+        "argocd.argoproj.io/instance": "Argo CD",
+        "kustomize.toolkit.fluxcd.io/name": "Flux",
+        "helm.toolkit.fluxcd.io/name": "Flux",
+    },
+}
+"""Marks of tools that put a changed spec back."""
 
 
 @verb()
@@ -27,7 +45,7 @@ def suspend(session: Session, name: str) -> None:
         word = "suspended" if job.status.suspended else "suspending"
         session.terminal.show(f"{RESOURCE}/{job.name} unchanged (already {word})")
         return
-    requests.send(cluster, session.terminal, job, "suspend")
+    send(cluster, session.terminal, job, "suspend")
     session.terminal.show(f"{RESOURCE}/{job.name} suspend requested")
 
 
@@ -58,7 +76,7 @@ def resume(session: Session, name: str, from_step: int | None) -> None:
     elif not job.wants_suspend:
         session.terminal.show(f"{RESOURCE}/{job.name} unchanged (not suspended)")
         return
-    requests.send(cluster, session.terminal, job, "resume", from_step)
+    send(cluster, session.terminal, job, "resume", from_step)
     where = "" if from_step is None else f" from step {from_step}"
     session.terminal.show(f"{RESOURCE}/{job.name} resume requested{where}")
 
@@ -81,7 +99,7 @@ def restart(session: Session, name: str) -> None:
         )
     if attempt is None or attempt.ended_at:
         raise UserError(f"{job.title} has no attempt that runs (state: {job.status.state})", job.command("status"))
-    requests.send(cluster, session.terminal, job, "restart")
+    send(cluster, session.terminal, job, "restart")
     session.terminal.show(f"{RESOURCE}/{job.name} restart requested")
 
 
@@ -98,3 +116,28 @@ def available(job: Job) -> str:
     steps = [str(c.step) for c in job.status.checkpoint.kept]
     kept = f"Available steps: {', '.join(steps)}" if steps else "It has no complete checkpoints"
     return f"{kept}; step 0 starts over from the initial weights."
+
+
+def send(cluster: Cluster, terminal: Terminal, job: Job, action: Action, from_step: int | None = None) -> None:
+    """Write the request with a fresh nonce; warn when a GitOps tool owns the object."""
+    if job.metadata.get("deletionTimestamp"):
+        raise UserError(f"{job.title} is being deleted", f"kubectl get rljob {job.name} -n {job.namespace} -w")
+    request = Request(job_uid=job.uid, nonce=secrets.token_hex(8), action=action, from_step=from_step)
+    cluster.annotate(job, names.ANNOTATION_REQUEST, request.dump_json())
+    if tool := gitops_owner(job.metadata):
+        terminal.tell(_warning(tool, action))
+
+
+def gitops_owner(metadata: dict[str, Any]) -> str | None:
+    """The tool whose tracking mark the object carries."""
+    marks = ((metadata.get(part) or {}, known) for part, known in _GITOPS.items())
+    return next((tool for held, known in marks for mark, tool in known.items() if mark in held), None)
+
+
+def _warning(tool: str, action: Action) -> str:
+    """Why spec.suspend stays as it is, and where to change it for good."""
+    value = "true" if action == "suspend" else "false"
+    return (
+        f"warning: {tool} owns this object, so spec.suspend was not edited (it would be put back). The request "
+        f"holds until spec.suspend changes or you ask again; to make it permanent, set spec.suspend: {value} in Git."
+    )

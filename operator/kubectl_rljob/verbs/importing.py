@@ -8,8 +8,7 @@ import click
 
 from kubectl_rljob import errors
 from kubectl_rljob.errors import UserError
-from kubectl_rljob.importer import report
-from kubectl_rljob.importer.importing import imported
+from kubectl_rljob.importer.importing import imported, problems
 from kubectl_rljob.importer.settings import Options
 from kubectl_rljob.importer.sources import Unreadable
 from kubectl_rljob.importer.systems import SYSTEMS
@@ -68,7 +67,7 @@ def import_(session: Session, system: str, file: str, dataset_info: str | None, 
     if result.report:
         session.terminal.tell(result.report)
     if result.problems:
-        raise UserError(f"{file} cannot be imported:\n{report.problems(result.problems)}")
+        raise UserError(f"{file} cannot be imported:\n{problems(result.problems)}")
     session.terminal.data(result.manifest)
     if not result.valid:
         raise click.exceptions.Exit(errors.REFUSED)

@@ -17,7 +17,7 @@ from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Ungate
 from rljob_operator.policies.decide import Event
 from rljob_operator.reconcile.events import event_object
-from rljob_operator.schedulers.builtin.ungate import is_gated, operations
+from rljob_operator.schedulers.builtin.gate import is_gated, operations
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,10 @@ from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.ordinals import wanted_ordinals
 from rljob_operator.model.ownership import controls
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.render.access import access, network_policy
 from rljob_operator.render.channel import control, report
 from rljob_operator.render.gang import resized, stateful_set, token
 from rljob_operator.render.meta import metadata
-from rljob_operator.render.network import network_policy
-from rljob_operator.render.rbac import access
 from rljob_operator.render.template import template_hash
 from rljob_operator.schedulers import scheduler_of
 

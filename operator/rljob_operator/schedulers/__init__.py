@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from rljob_api.spec import RLJobSpec
 from rljob_operator.schedulers.base import Scheduler
-from rljob_operator.schedulers.builtin.settings import Builtin
+from rljob_operator.schedulers.builtin.gate import Builtin
 from rljob_operator.schedulers.kueue import Kueue
 from rljob_operator.schedulers.none import ClusterScheduler
 from rljob_operator.schedulers.volcano import Volcano

@@ -1,13 +1,28 @@
-"""The one patch that releases a pod to its node. The API server lets a StatefulSet's pod be pinned only while it is gated, and only once."""
+"""A gate keeps pods from the cluster's scheduler until their node is chosen; one patch then pins a pod to it and removes the gate.
+
+The API server lets a StatefulSet's pod be pinned only while it is gated, and only once.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 from rljob_api import names
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import RLJobMeta
 from rljob_operator.cache.pods import Pod
+from rljob_operator.schedulers.base import PodSettings, Scheduler
 from rljob_operator.times import stamp
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+class Builtin(Scheduler):
+    """Chooses nodes itself: see the other modules of this package."""
+
+    fields = frozenset({"priority", "topologyLevels"})
+
+    def pod_settings(self, job: RLJobMeta, spec: RLJobSpec, role: str) -> PodSettings:
+        return PodSettings(pod={"schedulingGates": [{"name": names.GATE}]})
 
 
 def operations(pod: Pod, node: str, now: float) -> list[dict[str, Any]]:

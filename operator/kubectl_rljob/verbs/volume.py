@@ -1,4 +1,4 @@
-"""A checkpoint's policy as a Hugging Face directory."""
+"""Verbs that run a program where a job's files are: a shell, or the export of a checkpoint as a Hugging Face directory."""
 
 from pathlib import Path, PurePosixPath
 
@@ -12,6 +12,26 @@ from kubectl_rljob.session import Session
 from kubectl_rljob.volume_pod import volume_pod
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
+
+
+@verb()
+@job_name
+@click.argument(
+    "command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]", help="what to run (default: bash)"
+)
+def shell(session: Session, name: str, command: tuple[str, ...]) -> None:
+    """Open a shell on a job's volumes.
+
+    In a pod of its own, with the image, the volumes and the user of the job's trainers, without GPUs; also after the
+    job has ended. The pod is deleted when the shell ends, and ends after 8 hours. With a command after --
+    it runs that, and ends with its exit code. Needs kubectl, and the rights to create, exec into and delete pods.
+    """
+    cluster = session.cluster()
+    job = cluster.job(name)
+    with volume_pod(cluster, session.terminal, job) as place:
+        code = kubectl.interact(session, place, command or ("bash",))
+    if code:
+        raise click.exceptions.Exit(code)
 
 
 @verb("export")
@@ -30,7 +50,7 @@ def export(session: Session, name: str, step: int | None, out: str | None) -> No
     spec = exportable(job)
     chosen = existing(job, step)
     with volume_pod(cluster, session.terminal, job) as place:
-        code = kubectl.interact(session, place, command(spec, chosen, out))
+        code = kubectl.interact(session, place, export_command(spec, chosen, out))
     if code:
         raise click.exceptions.Exit(code)
 
@@ -55,7 +75,7 @@ def existing(job: Job, step: int | None) -> int:
     return step or steps[-1]
 
 
-def command(spec: RLJobSpec, step: int, out: str | None) -> tuple[str, ...]:
+def export_command(spec: RLJobSpec, step: int, out: str | None) -> tuple[str, ...]:
     """What the pod runs."""
     root = PurePosixPath(spec.checkpoint.path)
     model = ("--model", spec.model.path, "--dtype", spec.model.dtype)

@@ -1,0 +1,58 @@
+"""What a job's pods may do, and who may connect to them."""
+
+from typing import Any
+
+from rljob_api import names
+from rljob_api.status import RLJobMeta
+from rljob_operator.render.meta import metadata
+
+RBAC_GROUP = "rbac.authorization.k8s.io"
+
+
+def access(job: RLJobMeta, reports: list[str]) -> list[dict[str, Any]]:
+    """Read the operator's message and write the job's reports, by name. Nothing else.
+
+    All pods of a job run the same image on the same volumes, so they have one account. An admission policy narrows each to its own report (see the
+    chart): a Role cannot tell pods apart, and one per pod would double the objects of a job.
+    """
+    name = names.pods(job.name)
+    meta = metadata(job, name)
+    rules = [
+        _config_maps([names.control(job.name)], ["get", "list", "watch"]),
+        _config_maps(reports, ["get", "patch"]),
+    ]
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta, "automountServiceAccountToken": False},
+        {"apiVersion": f"{RBAC_GROUP}/v1", "kind": "Role", "metadata": meta, "rules": rules},
+        {
+            "apiVersion": f"{RBAC_GROUP}/v1",
+            "kind": "RoleBinding",
+            "metadata": meta,
+            "roleRef": {"apiGroup": RBAC_GROUP, "kind": "Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": job.namespace}],
+        },
+    ]
+
+
+def _config_maps(objects: list[str], verbs: list[str]) -> dict[str, Any]:
+    return {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": objects, "verbs": verbs}
+
+
+def network_policy(job: RLJobMeta) -> dict[str, Any]:
+    """Only the job's own pods may connect to each other, on all ports: gloo and NCCL listen on ephemeral ones.
+
+    Connections that the pods open are not limited: data, models and reward services may be anywhere. The kubelet's probes come from the pod's own
+    node, which no policy keeps out. Policies add up: whatever else shall reach the pods, such as a Prometheus that reads vLLM's metrics, users allow
+    by a NetworkPolicy of their own over the label `rljob.dev/job`.
+    """
+    ours = {"matchLabels": names.labels(job.name)}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(job, names.pods(job.name)),
+        "spec": {
+            "podSelector": ours,
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": ours}]}],
+        },
+    }
