@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rljob_api import names, reasons
 from rljob_operator.kube.api import ApiError
 from rljob_operator.metrics import Metrics
-from rljob_operator.model.child_problems import refusal
+from rljob_operator.model.children import refusal
 from rljob_operator.render import scheduler_objects
 from rljob_operator.render.template import pod_template
 from simulator.crowd import Crowd

@@ -12,8 +12,8 @@ from rljob_operator.cache.cluster import CachedJob, ClusterCache
 from rljob_operator.cache.pods import Pod, parse_pod
 from rljob_operator.cache.reports import CachedConfigMap
 from rljob_operator.kube.api import Api, Key, NotFound, Object
+from rljob_operator.model.children import controls
 from rljob_operator.model.effective_spec import is_open
-from rljob_operator.model.ownership import controls
 from rljob_operator.model.reconciler_state import ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from rljob_operator.kube.api import Key
-from rljob_operator.model.child_problems import ChildProblem
+from rljob_operator.model.children import ChildProblem
 
 AttemptId = tuple[str, int]
 """Job's uid and attempt's number."""

@@ -13,8 +13,7 @@ from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_api.validation import Violation
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model import effective_spec
-from rljob_operator.model.child_problems import ChildProblem
-from rljob_operator.model.ownership import controls
+from rljob_operator.model.children import ChildProblem, controls
 from rljob_operator.model.scheduling import SchedulingResult
 from rljob_operator.times import seconds
 

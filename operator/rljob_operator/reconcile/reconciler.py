@@ -8,7 +8,7 @@ from dataclasses import replace
 from rljob_api.spec import RLJobSpec
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Api, Key, Object
-from rljob_operator.model.child_problems import ChildProblem
+from rljob_operator.model.children import ChildProblem
 from rljob_operator.model.observer import Observer
 from rljob_operator.model.reconciler_state import ReconcilerState
 from rljob_operator.model.snapshot import Snapshot

@@ -11,8 +11,7 @@ from rljob_operator.cache.cache import job_of
 from rljob_operator.cache.cluster import UNWATCHED, ClusterCache
 from rljob_operator.cache.pods import Pod
 from rljob_operator.kube.api import AlreadyExists, Api, ApiError, Conflict, NotFound, Object
-from rljob_operator.model.child_problems import REFUSALS, ChildProblem, conflict, refusal
-from rljob_operator.model.ownership import controls, covers
+from rljob_operator.model.children import REFUSALS, ChildProblem, conflict, controls, covers, refusal
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Ungate
 from rljob_operator.policies.decide import Event

@@ -7,8 +7,8 @@ from rljob_api import names
 from rljob_api.sizing.layout import pods_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
+from rljob_operator.model.children import controls
 from rljob_operator.model.ordinals import wanted_ordinals
-from rljob_operator.model.ownership import controls
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.render.access import access, network_policy
 from rljob_operator.render.channel import control, report

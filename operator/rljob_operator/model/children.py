@@ -1,9 +1,12 @@
-"""Children that could not be written: what stands in their way, in words of the job's author."""
+"""Children: whose one is, whether it is as it should be, and why one could not be written, in words of the job's author."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rljob_api import names, reasons
+from rljob_api.status import RLJobMeta
 from rljob_operator.kube.api import ApiError, Object
 
 REFUSALS = (400, 403, 422)
@@ -21,6 +24,23 @@ OF_TEMPLATES = {
     "spec.template.annotations": "annotations",
 }
 """Fields of a StatefulSet that come from a field of the role's template."""
+
+
+def controls(job: RLJobMeta, live: Mapping[str, Any]) -> bool:
+    owners = live["metadata"].get("ownerReferences", [])
+    return any(o.get("controller") and o["uid"] == job.uid for o in owners)
+
+
+def covers(live: Any, wanted: Any) -> bool:
+    """Whether everything that is wanted is so already; what the API server or others added does not matter."""
+    if live == wanted:  # far faster than to look at each part
+        return True
+    if isinstance(wanted, dict):
+        return isinstance(live, Mapping) and all(covers(live.get(k), v) for k, v in wanted.items())
+    if isinstance(wanted, list):
+        same = isinstance(live, list) and len(live) == len(wanted)
+        return same and all(covers(a, b) for a, b in zip(live, wanted, strict=True))
+    return bool(live == wanted) or (live is None and wanted in ("", False))
 
 
 @dataclass(frozen=True, slots=True)
