@@ -1,6 +1,6 @@
-"""values.schema.json and its reference page, from the comments of values.yaml.
+"""values.schema.json, its reference page and the chart's README, from the comments of values.yaml and README.md.in.
 
-python charts/values_reference.py SCHEMA PAGE     # write both
+python charts/values_reference.py SCHEMA PAGE README     # write all three
 
 A key is described by the line `# -- ...` before it; `# @schema {...}` (YAML) adds to or replaces what the default value says of its type, and
 `# @model NAME` says that the key is one of MODELS, whose fields are described there. Objects refuse unknown keys, unless they are empty by default
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import yaml
@@ -24,6 +25,7 @@ from rljob_api.schema.values import values_schema
 
 MODELS: dict[str, type[Model]] = {"JobDefaults": JobDefaults}
 VALUES = Path(__file__).parent / "rljob" / "values.yaml"
+README = Path(__file__).parent / "README.md.in"
 KEY = re.compile(r"^( *)([A-Za-z]+):")
 HEAD = """# Values of the Helm chart
 
@@ -117,11 +119,21 @@ def _of_model(path: Path_, found: dict[str, Any]) -> Iterator[str]:
         yield from _of_model((*path, key), inner)
 
 
-def main(schema_file: Path, page: Path) -> None:
+def readme(text: str) -> str:
+    """What a registry of charts shows, with the table of values."""
+    chart = yaml.safe_load(VALUES.with_name("Chart.yaml").read_text())
+    table = HEAD[HEAD.index("| value") :] + "".join(rows(text))
+    return Template(README.read_text()).substitute(
+        **{k: v for k, v in chart.items() if isinstance(v, str)}, values=table
+    )
+
+
+def main(schema_file: Path, page: Path, readme_file: Path) -> None:
     text = VALUES.read_text()
     schema_file.write_text(json.dumps(whole(text), indent=2) + "\n")
     page.write_text(HEAD + "".join(rows(text)))
+    readme_file.write_text(readme(text))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))

@@ -35,6 +35,7 @@ def test_the_schema_and_the_page_are_what_the_values_say() -> None:
     assert made.whole(TEXT) == SCHEMA, "run `make generate`"
     page = (ROOT / "docs/reference/values.md").read_text()
     assert made.HEAD + "".join(made.rows(TEXT)) == page, "run `make generate`"
+    assert made.readme(TEXT) == (CHART / "README.md").read_text(), "run `make generate`"
 
 
 def test_a_value_that_nobody_described_is_an_error() -> None:

@@ -1,6 +1,15 @@
-"""A structural schema as Helm reads one for values: JSON schema, draft 07."""
+"""A structural schema as Helm reads one for values: JSON schema, draft 07.
 
+python -m rljob_api.schema.values FILE    # write that of the chart rljob-job
+"""
+
+import json
+import sys
+from pathlib import Path
 from typing import Any
+
+from rljob_api import names
+from rljob_api.schema.crd import crd
 
 Schema = dict[str, Any]
 _KUBERNETES = ("x-kubernetes-validations", "x-kubernetes-preserve-unknown-fields", "default")
@@ -20,3 +29,26 @@ def values_schema(structural: Schema) -> Schema:
 
 def _all(properties: dict[str, Schema]) -> dict[str, Schema]:
     return {name: values_schema(schema) for name, schema in properties.items()}
+
+
+def job_chart() -> Schema:
+    """Of the chart rljob-job: a job as values. `global` is Helm's: a parent chart sets it."""
+    spec = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    texts = {"type": "object", "additionalProperties": {"type": "string"}}
+    return {
+        "$schema": "https://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["spec"],
+        "properties": {
+            "global": {"type": "object"},
+            "name": {"type": "string", "maxLength": names.MAX_JOB_NAME},
+            "labels": texts,
+            "annotations": texts,
+            "spec": values_schema(spec),
+        },
+    }
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(json.dumps(job_chart(), indent=2) + "\n")
