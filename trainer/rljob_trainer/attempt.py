@@ -18,8 +18,7 @@ from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.engine import Engine
-from rljob_trainer.megatron.huggingface import write_hugging_face
-from rljob_trainer.megatron.peft import write_adapters
+from rljob_trainer.megatron.huggingface import write_adapters, write_hugging_face
 from rljob_trainer.memory import Plan
 from rljob_trainer.objectives.objective import Targets
 from rljob_trainer.objectives.value import critic_columns

@@ -17,8 +17,7 @@ from rljob_trainer.collective import Ranks, StandstillError
 from rljob_trainer.data.epochs import with_steps
 from rljob_trainer.driver.role_client import RoleClient
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.megatron.critic_role import CriticRole
-from rljob_trainer.megatron.frozen_role import FrozenRole
+from rljob_trainer.megatron.roles import CriticRole, FrozenRole
 from rljob_trainer.scatter import Scatter
 from rljob_trainer.tasks import Outcome
 from rljob_trainer.tasks.choice import objective_of

@@ -50,20 +50,22 @@ def test_parts_of_a_matrix_are_merged_to_the_bits_of_the_whole(megatron: None) -
 
 def test_who_reads_the_configuration_of_an_adapter_reads_its_weights(megatron: None, tmp_path: Path) -> None:
     from rljob_api.spec.model import LoraSpec
-    from rljob_trainer.megatron.peft import CONFIG, WEIGHTS, save
+    from rljob_trainer.megatron.huggingface import CONFIG, WEIGHTS, save_adapters
 
     tensors = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.ones(4, 8)}
-    save(tensors, LoraSpec(rank=4, alpha=8), Path("/data/model"), tmp_path / "adapter")
+    save_adapters(tensors, LoraSpec(rank=4, alpha=8), Path("/data/model"), tmp_path / "adapter")
     modes = {name: (tmp_path / "adapter" / name).stat().st_mode for name in (WEIGHTS, CONFIG)}
     assert modes[WEIGHTS] == modes[CONFIG]
 
 
 def test_a_chat_template_in_a_file_of_its_own_goes_with_the_adapters(megatron: None, tmp_path: Path) -> None:
     from rljob_api.spec.model import LoraSpec
-    from rljob_trainer.megatron.peft import TEMPLATE, save
+    from rljob_trainer.megatron.huggingface import TEMPLATE, save_adapters
 
     (tmp_path / TEMPLATE).write_text("{{ messages }}")
-    save({"base_model.model.q_proj.lora_A.weight": torch.ones(4, 8)}, LoraSpec(rank=4), tmp_path, tmp_path / "adapter")
+    save_adapters(
+        {"base_model.model.q_proj.lora_A.weight": torch.ones(4, 8)}, LoraSpec(rank=4), tmp_path, tmp_path / "adapter"
+    )
     assert (tmp_path / "adapter" / TEMPLATE).read_text() == "{{ messages }}"
 
 
@@ -227,7 +229,7 @@ def test_another_reference_takes_the_place_of_the_base(
 
 @pytest.mark.slow
 def test_the_peft_directory_is_the_merged_policy(model: Path, tmp_path: Path, batches: list[Batch]) -> None:
-    from rljob_trainer.megatron.peft import CONFIG, PREFIX, WEIGHTS, write_adapters
+    from rljob_trainer.megatron.huggingface import CONFIG, PREFIX, WEIGHTS, write_adapters
 
     spec = changed(with_adapters(model), trainer={"nodes": 4, "parallelism": {"tensor": 2, "pipeline": 2}})
 
@@ -254,7 +256,7 @@ def test_the_peft_library_makes_the_policy_of_the_base_and_the_directory(
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from rljob_trainer.megatron.peft import write_adapters
+    from rljob_trainer.megatron.huggingface import write_adapters
 
     spec = with_adapters(model)
 

@@ -14,8 +14,8 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
 from rljob_trainer.objectives.cross_entropy import CrossEntropyObjective
 from rljob_trainer.objectives.objective import Objective
+from rljob_trainer.objectives.pairs import RewardModelObjective
 from rljob_trainer.objectives.preference import PreferenceObjective
-from rljob_trainer.objectives.reward_model import RewardModelObjective
 from rljob_trainer.trajectory import Trajectory, demonstration
 from trainer.megatron.classifiers import make_classifier
 from trainer.megatron.gang import changed, equal, gradient, run_engines, weights

@@ -7,8 +7,8 @@ import torch
 
 from rljob_api.spec.supervised import DpoSpec
 from rljob_trainer.objectives.cross_entropy import smoothed
+from rljob_trainer.objectives.pairs import bradley_terry
 from rljob_trainer.objectives.preference import Responses, judge_responses
-from rljob_trainer.objectives.reward_model import bradley_terry
 from rljob_trainer.objectives.tokens import Predictions
 from trainer.objectives.cases import tensor
 from trainer.objectives.oracles import Numbers, Oracle

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rljob_trainer.objectives.corrections import correct, mismatch
-from rljob_trainer.objectives.terms import Terms, policy_terms
+from rljob_trainer.objectives.terms import Terms, correct, mismatch, policy_terms
 from trainer.objectives.cases import algorithm, columns, responses, tensor
 
 OFF = [math.log(1.5), math.log(0.8), math.log(4), math.log(0.2)]

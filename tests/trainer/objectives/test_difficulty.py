@@ -7,9 +7,9 @@ import torch
 
 from rljob_api.spec.algorithm import Difficulty
 from rljob_trainer.batch import Batch
-from rljob_trainer.objectives.difficulty import fit
 from rljob_trainer.objectives.objective import Targets
 from rljob_trainer.objectives.policy import PolicyObjective
+from rljob_trainer.objectives.shaping import fit
 from rljob_trainer.trajectory import Trajectory
 from trainer.buffer.specs import job
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from rljob_api.spec.algorithm import Overlong
-from rljob_trainer.objectives.overlong import overlong_penalty
+from rljob_trainer.objectives.shaping import overlong_penalty
 
 
 def test_the_penalty_grows_linearly_over_the_buffer() -> None:
@@ -20,5 +20,5 @@ def test_without_a_buffer_there_is_none(length: int) -> None:
 
 
 def test_the_driver_needs_no_torch_for_it() -> None:
-    code = "import sys; import rljob_trainer.objectives.overlong; sys.exit('torch' in sys.modules)"
+    code = "import sys; import rljob_trainer.objectives.shaping; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.objectives.aggregation import token_weights
+from rljob_trainer.objectives.losses import token_weights
 from rljob_trainer.objectives.terms import Terms, policy_terms
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 from trainer.objectives.cases import algorithm, columns, responses, tensor

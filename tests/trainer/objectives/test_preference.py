@@ -10,9 +10,8 @@ import torch
 from api.specs import make_spec
 from rljob_trainer.batch import Columns
 from rljob_trainer.objectives.objective import Objective
-from rljob_trainer.objectives.pairs import require_pairs
+from rljob_trainer.objectives.pairs import RewardModelObjective, last, require_pairs
 from rljob_trainer.objectives.preference import PreferenceObjective
-from rljob_trainer.objectives.reward_model import RewardModelObjective, last
 from rljob_trainer.trajectory import Trajectory
 from trainer.objectives.cases import responses
 from trainer.objectives.supervised import Dense, learn

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 
 from rljob_api.spec.algorithm import AdaptiveKL, Overlong
-from rljob_trainer.objectives.aggregation import token_weights
-from rljob_trainer.objectives.corrections import correct
 from rljob_trainer.objectives.kl import ESTIMATORS, adapt
-from rljob_trainer.objectives.losses import LOSSES, value_loss
-from rljob_trainer.objectives.overlong import overlong_penalty
+from rljob_trainer.objectives.losses import LOSSES, token_weights, value_loss
+from rljob_trainer.objectives.shaping import overlong_penalty
+from rljob_trainer.objectives.terms import correct
 from trainer.objectives.cases import algorithm, columns, responses, tensor
 from trainer.objectives.oracles import Numbers, Oracle
 

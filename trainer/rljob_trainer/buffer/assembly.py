@@ -9,7 +9,7 @@ from rljob_api.metrics import MOST_REWARD_METRICS, own_name
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.agents import failures
 from rljob_trainer.batch import Batch
-from rljob_trainer.objectives.overlong import overlong_penalty
+from rljob_trainer.objectives.shaping import overlong_penalty
 from rljob_trainer.rewards.request import KINDS, RewardFailed, SampleFailed
 from rljob_trainer.trajectory import Trajectory
 

@@ -11,7 +11,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import Difficulty
 from rljob_trainer.buffer.assembly import Outcome, require_scored
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.objectives.difficulty import fit
+from rljob_trainer.objectives.shaping import fit
 from rljob_trainer.rewards.request import SampleFailed
 from rljob_trainer.trajectory import Trajectory
 

@@ -18,13 +18,12 @@ from rljob_trainer.batch import Batch, Columns
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.megatron import backend, checkpoint, parallel_state
 from rljob_trainer.megatron.batching import plan_step, plan_units, undivided
+from rljob_trainer.megatron.frozen import LogProbs, RewardModels, reference_of
 from rljob_trainer.megatron.model import PolicyModel
 from rljob_trainer.megatron.network import TrainedModel, TrainedNetwork
 from rljob_trainer.megatron.optimizer import NonFiniteError, update_metrics
 from rljob_trainer.megatron.packing import micro_batch
 from rljob_trainer.megatron.provider import MODEL
-from rljob_trainer.megatron.reference import LogProbs, reference_of
-from rljob_trainer.megatron.reward_models import RewardModels
 from rljob_trainer.megatron.step import Step, gather
 from rljob_trainer.megatron.value_model import ValueModel, critic_model
 from rljob_trainer.memory import Meter

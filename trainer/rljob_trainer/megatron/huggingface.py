@@ -1,15 +1,26 @@
-"""The policy as a Hugging Face directory: safetensors shards beside the configuration and the tokenizer of the model it started from."""
+"""The policy as directories that others read: a Hugging Face model, or the adapters as a directory of the peft library."""
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 
-from rljob_trainer.megatron.safetensors_file import write_tensors
+from rljob_api.spec.model import LoraSpec
+from rljob_trainer.megatron.engine import Engine
+
+
+def write_tensors(tensors: Mapping[str, torch.Tensor], target: Path) -> None:
+    """The new file `target`, with the mode that a new file gets here: safetensors itself lets nobody but the owner read what it writes."""
+    target.touch()
+    mode = target.stat().st_mode
+    save_file(dict(tensors), target, metadata={"format": "pt"})
+    target.chmod(mode)
+
 
 SHARD_BYTES = 4 * 2**30
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
@@ -99,3 +110,50 @@ def _write_config(config: dict[str, Any], target: Path, dtype: torch.dtype) -> N
     config.pop("torch_dtype", None)  # its name before transformers 5
     config["dtype"] = str(dtype).removeprefix("torch.")
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+"""Of a directory that `PeftModel.from_pretrained(base model, directory)` reads."""
+TEMPLATE = "chat_template.jinja"
+"""How the adapters' conversations were written, where the model has it in a file of its own."""
+PREFIX = "base_model.model."
+"""Of every tensor's name, before transformers' own."""
+
+
+def write_adapters(engine: Engine, lora: LoraSpec, source: Path, target: Path) -> None:
+    """Write the policy's adapters into the new directory `target`. Rank 0 writes. Collective; complete when it returns.
+
+    `source` is the model directory that they belong to. Queries, keys and values have one A, and gate and up: it is written for each of them.
+    """
+    copies = (
+        (name, tensor.detach().cpu().clone(memory_format=torch.contiguous_format))
+        for name, tensor in engine.export_adapters()
+    )
+    tensors = {f"{PREFIX}{name}": tensor for name, tensor in copies}
+    if dist.get_rank() == 0:
+        save_adapters(tensors, lora, source, target)
+    dist.barrier()
+
+
+def save_adapters(tensors: dict[str, torch.Tensor], lora: LoraSpec, source: Path, target: Path) -> None:
+    """The files of the new directory `target`, of adapters by the library's names."""
+    target.mkdir(parents=True)
+    write_tensors(tensors, target / WEIGHTS)
+    (target / CONFIG).write_text(json.dumps(_adapter_config(lora, source, list(tensors)), indent=2) + "\n")
+    if (source / TEMPLATE).is_file():
+        shutil.copyfile(source / TEMPLATE, target / TEMPLATE)
+
+
+def _adapter_config(lora: LoraSpec, source: Path, tensors: list[str]) -> dict[str, Any]:
+    """What peft needs; all else has its defaults. Modules are called by the last part of their names: `....q_proj.lora_A.weight`."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(source),
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({name.split(".")[-3] for name in tensors}),
+        "inference_mode": True,
+    }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.objectives.aggregation import token_weights
+from rljob_trainer.objectives.losses import token_weights
 from rljob_trainer.objectives.metrics import MetricAccumulator
 from rljob_trainer.objectives.objective import Objective, Output, TokenLoss
 from rljob_trainer.objectives.tokens import Predictions, Sequences

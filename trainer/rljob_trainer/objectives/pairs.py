@@ -1,13 +1,15 @@
-"""What objectives over pairs share: a chosen and a rejected response to one prompt, whose trajectories lie behind each other in a micro-batch."""
+"""Objectives over pairs: what they share, and the reward model's. The chosen and the rejected response of a prompt lie behind each other in a
+micro-batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import logsigmoid
 
 from rljob_trainer.batch import Columns
 from rljob_trainer.objectives.metrics import MetricAccumulator
-from rljob_trainer.objectives.objective import Objective, StepColumns, Targets, TokenLoss
+from rljob_trainer.objectives.objective import Objective, Output, StepColumns, Targets, TokenLoss
 from rljob_trainer.objectives.tokens import Sequences
 
 
@@ -83,3 +85,29 @@ def pair_loss(
     slope = sequences.spread(slopes) * (values - values.detach()) * mask
     measured = {"pairs": torch.ones_like(found.loss)} | dict(found.measured)
     return TokenLoss(of_pairs(found.loss) + slope, mask, {name: of_pairs(x) for name, x in measured.items()})
+
+
+class RewardModelObjective(PairObjective):
+    """L = -log sigmoid(r_chosen - r_rejected), r the score of a trajectory's last token (Bradley and Terry 1952; arXiv 2203.02155, equation 1)."""
+
+    scores = True
+
+    def advantages(self, step: StepColumns) -> Targets:
+        """The column `last`: 1 for the last token of each trajectory."""
+        super().advantages(step)
+        return Targets({"last": [last(n) for n in step.batch.columns.response_length.tolist()]})
+
+    def loss(self, columns: Mapping[str, torch.Tensor], sequences: Sequences, output: Output) -> TokenLoss:
+        return pair_loss(output.values(), columns["last"], sequences, bradley_terry)
+
+
+def last(count: int) -> torch.Tensor:
+    """[count]"""
+    column = torch.zeros(count)
+    column[-1:] = 1.0
+    return column
+
+
+def bradley_terry(scores: torch.Tensor, lengths: torch.Tensor) -> Judged:
+    """`scores`: [k, 2]"""
+    return judged(-logsigmoid(lead(scores)), scores)

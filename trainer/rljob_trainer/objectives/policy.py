@@ -12,12 +12,11 @@ from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Columns
 from rljob_trainer.objectives.advantages import Episodes, estimate
-from rljob_trainer.objectives.aggregation import token_weights
-from rljob_trainer.objectives.difficulty import Fit, fit
 from rljob_trainer.objectives.kl import adapt, token_rewards
+from rljob_trainer.objectives.losses import token_weights
 from rljob_trainer.objectives.metrics import TOKENS, MetricAccumulator
 from rljob_trainer.objectives.objective import Column, Objective, Output, StepColumns, Targets, TokenLoss
-from rljob_trainer.objectives.overlong import overlong_penalty
+from rljob_trainer.objectives.shaping import Fit, fit, overlong_penalty
 from rljob_trainer.objectives.terms import Terms, policy_terms
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 from rljob_trainer.objectives.value import ValueObjective

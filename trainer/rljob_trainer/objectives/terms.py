@@ -4,18 +4,68 @@ from typing import NamedTuple
 
 import torch
 
-from rljob_api.spec.algorithm import AlgorithmSpec
-from rljob_trainer.objectives.corrections import correct, mismatch
+from rljob_api.spec.algorithm import AlgorithmSpec, RolloutCorrection
 from rljob_trainer.objectives.kl import ESTIMATORS, k1, k2, k3
-from rljob_trainer.objectives.losses import LOSSES
+from rljob_trainer.objectives.losses import LARGEST_LOG_RATIO, LOSSES
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
+
+
+class Mismatch(NamedTuple):
+    """Between the policy that sampled the tokens, in the rollouts' arithmetic, and the trainer's old policy: d = log old policy - log rollout.
+    All [t], without gradients."""
+
+    difference: torch.Tensor
+    """|d|"""
+    kl: torch.Tensor
+    """exp(d) - d - 1: the k3 estimate of KL(rollout || old policy), as the rollouts drew the tokens."""
+    ratio: torch.Tensor
+    """exp(d)"""
+
+
+class Correction(NamedTuple):
+    """Of the mismatch. All [t], without gradients."""
+
+    weight: torch.Tensor
+    """Multiplies the policy loss."""
+    rejected: torch.Tensor
+    """1.0 where a token gives no loss at all."""
+
+
+@torch.no_grad()
+def mismatch(tokens: TokenColumns) -> Mismatch:
+    d = tokens.old_log_probs - tokens.rollout_log_probs
+    bounded = d.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    return Mismatch(d.abs(), bounded.exp() - bounded - 1, bounded.exp())
+
+
+@torch.no_grad()
+def correct(spec: RolloutCorrection, tokens: TokenColumns, sequences: Sequences) -> Correction:
+    """Truncated importance sampling: min(exp(d), cap), d of a token or summed over its response (IMPALA, arXiv 1802.01561,
+    equation 1; verl's trainer/ppo/rollout_corr_helper.py).
+
+    With `bypass` the weight is 1: the ratio of the loss is against the rollouts already. Rejection is by exp(d) of a token or by the
+    geometric mean, exp(mean d), of its response; bounds belong to what stays.
+    """
+    d = tokens.old_log_probs - tokens.rollout_log_probs
+    weight, rejected = torch.ones_like(d), torch.zeros_like(d)
+    if spec.importance_sampling != "none" and not spec.bypass:
+        total = d if spec.importance_sampling == "token" else sequences.sum_and_mean(d, tokens.mask)[0]
+        weight = _ratio(total).clamp(max=spec.cap)
+    if spec.reject:
+        ratio = _ratio(d if spec.reject.level == "token" else sequences.sum_and_mean(d, tokens.mask)[1])
+        rejected = ((ratio < spec.reject.low) | (ratio > spec.reject.high)).to(d.dtype)
+    return Correction(weight, rejected)
+
+
+def _ratio(log_ratio: torch.Tensor) -> torch.Tensor:
+    return log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
 
 
 class Terms(NamedTuple):
     """All [t]; 0 outside the mask. Only `loss` carries gradients."""
 
     loss: torch.Tensor
-    """To be multiplied with the weights of aggregation.token_weights and summed. 0 where rejected."""
+    """To be multiplied with the weights of losses.token_weights and summed. 0 where rejected."""
     policy: torch.Tensor
     """The part of `loss` that is the policy's."""
     kl: torch.Tensor

@@ -8,9 +8,9 @@ from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.objectives.cross_entropy import CrossEntropyObjective
 from rljob_trainer.objectives.objective import Objective
+from rljob_trainer.objectives.pairs import RewardModelObjective
 from rljob_trainer.objectives.policy import PolicyObjective
 from rljob_trainer.objectives.preference import PreferenceObjective
-from rljob_trainer.objectives.reward_model import RewardModelObjective
 from rljob_trainer.publication import Publication
 from rljob_trainer.scatter import Scatter
 from rljob_trainer.tasks import Source
