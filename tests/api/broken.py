@@ -6,6 +6,8 @@ CORRECTED = {"rolloutCorrection": {"importanceSampling": "token"}}
 AGENT = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 16}
 COLOCATED = {"placement": "colocated", "sampling": {"maxTokens": 8}}
 
+FUNCTION = {"path": "/data/algorithm.py", "function": "f"}
+
 BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"rewards": []}, "spec.rewards"),
     ({"task": "sft", "rewards": [{"rule": "exactMatch"}]}, "spec.rewards"),
@@ -63,6 +65,10 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"train": {"samplesPerPrompt": 1}}, "spec.train.samplesPerPrompt"),
     ({"algorithm": {"advantage": "gae"}}, "spec.algorithm.advantage"),
     ({"critic": {}}, "spec.critic"),
+    ({"algorithm": {"advantage": "python"}}, "spec.algorithm.advantage"),
+    ({"algorithm": {"advantageFunction": FUNCTION}}, "spec.algorithm.advantageFunction"),
+    ({"algorithm": {"loss": "python"}}, "spec.algorithm.loss"),
+    ({"algorithm": {"lossFunction": FUNCTION}}, "spec.algorithm.lossFunction"),
     ({"algorithm": {"loss": "gspo", "clip": {"low": 3e-4, "high": 4e-4}}}, "spec.algorithm.aggregation"),
     ({"rewards": [{"rule": "number"}, {"dataSource": "a"}]}, "spec.rewards[1]"),
     ({"rewards": [{"rule": "number"}, {"vllm": {}}]}, "spec.rewards[1].vllm"),

@@ -8,6 +8,7 @@ from api.specs import raw_spec
 from rljob_api.validation import validate
 
 CRITIC = {"critic": {}}
+FUNCTION = {"path": "/data/algorithm.py", "function": "f"}
 CORRECTED = {"algorithm": {"rolloutCorrection": {"importanceSampling": "token"}}}
 
 
@@ -20,6 +21,8 @@ CORRECTED = {"algorithm": {"rolloutCorrection": {"importanceSampling": "token"}}
         ({"algorithm": {"advantage": "rloo", "group": {"divideByStd": False}}}, "spec.algorithm.group"),
         ({"algorithm": {"gamma": 0.9}}, "spec.algorithm.gamma"),
         ({"algorithm": {"gaeLambda": 0.9}}, "spec.algorithm.gaeLambda"),
+        ({"algorithm": {"advantage": "python", "advantageFunction": FUNCTION, "gamma": 0.9}}, "spec.algorithm.gamma"),
+        ({"algorithm": {"loss": "python", "lossFunction": FUNCTION, "clip": {"high": 0.3}}}, "spec.algorithm.clip"),
         ({"algorithm": {"loss": "gspo", "clip": {"low": 3e-4, "high": 4e-4}}}, "spec.algorithm.aggregation"),
         ({"algorithm": {"loss": "gspo", "aggregation": "sequenceMeanTokenMean"}}, "spec.algorithm.clip"),
         ({"algorithm": {"loss": "cispo", "clip": {"dual": 3}}}, "spec.algorithm.clip.dual"),
@@ -67,6 +70,7 @@ def test_each_contradiction_is_found_at_its_field(changes: dict[str, Any], field
     [
         {"algorithm": {"advantage": "gae", "gamma": 0.99, "gaeLambda": 0.95}, "critic": {}, "train": {"samplesPerPrompt": 1}},
         {"algorithm": {"advantage": "reinforce++", "gamma": 0.99}, "train": {"samplesPerPrompt": 1}},
+        {"algorithm": {"advantage": "python", "advantageFunction": FUNCTION}, "critic": {}, "train": {"samplesPerPrompt": 1}},
         {"algorithm": {"loss": "gspo", "aggregation": "sequenceMeanTokenMean", "clip": {"low": 3e-4, "high": 4e-4}}},
         {"algorithm": {"kl": {"coefficient": 0.1, "estimator": "k1", "where": "reward", "adaptive": {"target": 0.05}}}},
         {"algorithm": {"rolloutCorrection": {"bypass": True, "reject": {"level": "sequence"}}}},

@@ -96,7 +96,7 @@ def _attempt(directory: Path, control: Control) -> "loop.Attempt":
     from rljob_trainer.attempt import Attempt, First  # imports megatron, which has to be patched first
     from rljob_trainer.megatron.engine import Engine
     from rljob_trainer.memory import Plan, device_bytes
-    from rljob_trainer.tasks.choice import objective_of
+    from rljob_trainer.tasks.choice import objective_of, require_same_files
 
     ranks = Ranks(control.spec.lifecycle.stall_timeout_seconds)
     store = _open_store(control) if ranks.is_first else None
@@ -109,7 +109,9 @@ def _attempt(directory: Path, control: Control) -> "loop.Attempt":
         log.info("%s", plan.table({}))
     beat = driver.heartbeat if driver else _silence
     senders = None if spec.supervised else _senders(directory, control, ranks, driver, beat)
-    engine = Engine(spec, beat, objective_of(spec))
+    objective = objective_of(spec)
+    require_same_files(objective, ranks)
+    engine = Engine(spec, beat, objective)
     return Attempt(control, ranks, engine, senders, First(driver, store, plan) if driver and store else None)
 
 

@@ -5,9 +5,8 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from rljob_api.base import Model
-from rljob_api.spec.common import AbsolutePath, NonNegativeInt, PositiveFloat, PositiveInt
+from rljob_api.spec.common import AbsolutePath, FunctionName, NonNegativeInt, PositiveFloat, PositiveInt
 
-FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 
 

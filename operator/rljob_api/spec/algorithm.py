@@ -6,12 +6,15 @@ from pydantic import Field
 
 from rljob_api.base import Model
 from rljob_api.spec.common import (
+    AbsolutePath,
     Fraction,
+    FunctionName,
     NonNegativeFloat,
     NonNegativeInt,
     Number,
     PositiveFloat,
     PositiveInt,
+    Verbatim,
 )
 
 
@@ -122,23 +125,38 @@ class Overlong(Model):
     """Responses that were cut off at maxTokens keep their place in groups and denominators but give no gradient."""
 
 
+class AlgorithmFunction(Model):
+    """A Python function of your own, which every rank of the trainer calls with tensors."""
+
+    path: AbsolutePath
+    """A Python file that all trainer pods can read, for example from a ConfigMap volume. Every rank must find the same content."""
+    function: FunctionName
+    """Name of the function."""
+    arguments: Verbatim = {}
+    """Further arguments of the function, by name, the same in every call."""
+
+
 class AlgorithmSpec(Model):
     """How rewards become gradients."""
 
-    advantage: Literal["grpo", "rloo", "reinforce++", "reinforce++-baseline", "gae", "opo", "remax"] = "grpo"
+    advantage: Literal["grpo", "rloo", "reinforce++", "reinforce++-baseline", "gae", "opo", "remax", "python"] = "grpo"
     """`grpo`: (reward - mean of the prompt's group) / standard deviation (arXiv 2402.03300); `rloo`: reward - mean of the others (arXiv
     2402.14740); `reinforce++`: returns, whitened over the step; `reinforce++-baseline`: group mean taken off first (both arXiv 2501.03262);
     `gae`: with `spec.critic` (arXiv 1506.02438); `opo`: length-weighted baseline (arXiv 2505.23585); `remax`: reward of the greedy response
-    as the baseline (arXiv 2310.10505)."""
+    as the baseline (arXiv 2310.10505); `python`: the function of `advantageFunction`."""
+    advantage_function: AlgorithmFunction | None = None
+    """The estimator of `advantage: python`: from the rewards of the whole step to an advantage of each token."""
     group: Group = Group()
     """Options of `advantage: grpo`."""
     gamma: Fraction = 1.0
     """Discount per token of `gae` and `reinforce++`."""
     gae_lambda: Fraction = 1.0
     """Lambda of `advantage: gae`: 1 uses whole returns, 0 single steps."""
-    loss: Literal["ppo", "gspo", "cispo"] = "ppo"
+    loss: Literal["ppo", "gspo", "cispo", "python"] = "ppo"
     """`ppo`: the clipped surrogate; `gspo`: with the ratio of the whole response (arXiv 2507.18071); `cispo`: a clipped, constant ratio times
-    the log-probability (arXiv 2506.13585)."""
+    the log-probability (arXiv 2506.13585); `python`: the function of `lossFunction`."""
+    loss_function: AlgorithmFunction | None = None
+    """The policy loss of `loss: python`: from log-probabilities and advantages of the tokens of a micro-batch to the loss of each."""
     clip: Clip = Clip()
     """Bounds of the probability ratio."""
     kl: KL = KL()

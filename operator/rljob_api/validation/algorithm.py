@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.algorithm import Optimizer
+from rljob_api.spec.algorithm import Clip, Optimizer
 from rljob_api.spec.model import RewardSpec
 from rljob_api.spec.roles import ReferenceSpec
 from rljob_api.validation.result import Violation, as_given
@@ -36,7 +36,11 @@ def loss_violations(spec: RLJobSpec) -> Iterator[Violation]:
             "the ratio of gspo is that of a whole response and hardly leaves 1: this clip would never bind",
             "set about {low: 3.0e-4, high: 4.0e-4}",
         )
-    if a.loss != "ppo" and a.clip.dual is not None:
+    if a.loss == "python" and a.clip != Clip():
+        yield Violation(
+            "spec.algorithm.clip", as_given(a.clip), "python does not read it", "give it in lossFunction.arguments"
+        )
+    elif a.loss != "ppo" and a.clip.dual is not None:
         yield Violation("spec.algorithm.clip.dual", f"{a.clip.dual:g}", f"{a.loss} has no such bound", "remove it")
     c = a.rollout_correction
     if c.bypass and c.importance_sampling != "none":

@@ -6,6 +6,8 @@ from rljob_api.validation.rule import Rule
 
 GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce++-baseline", "opo")
 """Compare the samples of one prompt."""
+VALUED = ("gae", "python")
+"""Read the values of a critic."""
 REWARD_KINDS = ("rule", "python", "http", "vllm", "model")
 AGENT_KINDS = ("python", "tools", "environment")
 QUEUED = ("kueue", "volcano")
@@ -275,11 +277,31 @@ ALGORITHM_RULES = (
     ),
     Rule(
         "critic",
-        present("critic").implies(ADVANTAGE.equals("gae")),
+        present("critic").implies(ADVANTAGE.is_in(VALUED)),
         "{0} does not read values",
         "remove it, or set spec.algorithm.advantage: gae",
         (ADVANTAGE,),
         lambda _: "set",
+    ),
+    *(
+        rule
+        for name in ("advantage", "loss")
+        for rule in (
+            Rule(
+                f"algorithm.{name}",
+                field(f"algorithm.{name}").equals("python").implies(present(f"algorithm.{name}Function")),
+                "python needs the function that it calls",
+                f"add spec.algorithm.{name}Function with path and function",
+            ),
+            Rule(
+                f"algorithm.{name}Function",
+                present(f"algorithm.{name}Function").implies(field(f"algorithm.{name}").equals("python")),
+                "{0} does not call it",
+                f"remove it, or set spec.algorithm.{name}: python",
+                (field(f"algorithm.{name}"),),
+                lambda _: "set",
+            ),
+        )
     ),
     Rule(
         "algorithm.aggregation",

@@ -4,18 +4,20 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from rljob_api.spec.algorithm import AlgorithmSpec
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.objectives.advantages import ADVANTAGES
+from rljob_trainer.objectives.losses import LOSSES
 from trainer.megatron.gang import changed, equal, moments, run_engines, weights
 from trainer.megatron.models import changed_samples, job, make_batch, train_step
+from trainer.objectives.test_functions import EXAMPLE
+from trainer.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
-ADVANTAGES = get_args(AlgorithmSpec.model_fields["advantage"].annotation)
-LOSSES = get_args(AlgorithmSpec.model_fields["loss"].annotation)
 REPLAY = {"batches": {"replay": "/r"}}
 STILL = {"optimizer": {"learningRate": 1e-30}}
 
@@ -41,6 +43,50 @@ def test_a_step_runs_with_every_advantage_and_every_loss(model: Path) -> None:
         assert metrics["train/grad_norm"] > 0
         assert metrics["train/approx_kl"] > 0, "later updates see a policy that has moved"
         assert ("critic/loss" in metrics) == (spec.critic is not None)
+
+
+def test_functions_of_a_file_train_as_the_formulas_that_they_repeat(model: Path, tmp_path: Path) -> None:
+    """The worked example of docs/algorithms.md, over two ranks and four updates, bit by bit."""
+    file = tmp_path / "algorithm.py"
+    file.write_text(EXAMPLE)
+    own = {name: {"path": str(file), "function": name} for name in ("advantage", "loss")}
+    python = {
+        "advantage": "python",
+        "advantageFunction": own["advantage"],
+        "loss": "python",
+        "lossFunction": own["loss"],
+    }
+
+    def step(engine: Any) -> Any:
+        return train_step(engine, make_batch(model)), weights(engine)
+
+    shape: dict[str, Any] = {"data": 2, "miniBatches": 2, "epochsPerStep": 2}
+    specs = {"file": job(model, algorithm=python, **shape), "formulas": job(model, algorithm={}, **shape)}
+    found = run_engines(2, {name: (spec, step) for name, spec in specs.items()})
+    assert found["file"][0]["train/approx_kl"] > 0
+    assert equal(found["file"], found["formulas"])
+
+
+def test_ranks_that_find_different_files_say_so(tmp_path: Path) -> None:
+    """As after a change of a ConfigMap that has not reached every node."""
+    field = "spec.algorithm.advantageFunction.path"
+
+    def on_a_rank() -> str:
+        from rljob_trainer.collective import Ranks
+        from rljob_trainer.objectives.objective import Objective, UserFile
+        from rljob_trainer.tasks.choice import require_same_files
+
+        ranks, objective = Ranks(60), Objective()
+        objective.files = (UserFile(field, "/data/algorithm.py", "1" * 64),)
+        require_same_files(objective, ranks)
+        objective.files = (UserFile(field, "/data/algorithm.py", str(ranks.rank) * 64),)
+        with pytest.raises(ConfigurationError) as caught:
+            require_same_files(objective, ranks)
+        return str(caught.value)
+
+    rule = "ranks 1 found another file there, sha256 111111111111, than rank 0, 000000000000"
+    for message in run_ranks(2, on_a_rank):
+        assert message.startswith(f"{field} = /data/algorithm.py: {rule}; mount one volume")
 
 
 def test_a_policy_that_does_not_learn_measures_the_same_again(model: Path) -> None:

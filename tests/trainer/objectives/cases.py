@@ -43,7 +43,8 @@ def episodes(
 
 
 def estimate(given: Episodes, **fields: Any) -> Advantages:
-    return advantages.estimate(given, algorithm(**fields))
+    spec = algorithm(**fields)
+    return advantages.estimate(given, spec, advantages.ADVANTAGES[spec.advantage])
 
 
 def of_responses(given: Episodes, **fields: Any) -> list[float]:

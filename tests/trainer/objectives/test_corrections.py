@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from rljob_trainer.objectives.losses import LOSSES
 from rljob_trainer.objectives.terms import Terms, correct, mismatch, policy_terms
 from trainer.objectives.cases import algorithm, columns, responses, tensor
 
@@ -23,7 +24,7 @@ def terms(log_probs: torch.Tensor | None = None, off: list[float] = OFF, **field
         reference_log_probs=torch.full((len(off),), -2.0, dtype=torch.float64),
         **given,
     )
-    return policy_terms(spec, 0.1, tokens, responses(2, 2))
+    return policy_terms(spec, LOSSES[spec.loss], 0.1, tokens, responses(2, 2))
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -50,7 +51,7 @@ def test_with_token_weights_ppo_is_the_decoupled_objective() -> None:
     log_probs = tensor(new).requires_grad_()
     tokens = columns(log_probs=log_probs, old_log_probs=old, rollout_log_probs=rollout, advantages=advantages)
     spec = algorithm(rolloutCorrection={"importanceSampling": "token", "cap": 5}, clip={"low": 0.2, "high": 0.3})
-    found = policy_terms(spec, 0.0, tokens, responses(120, 80)).loss
+    found = policy_terms(spec, LOSSES[spec.loss], 0.0, tokens, responses(120, 80)).loss
     found.sum().backward()
     for i in range(200):
         u, weight, a = math.exp(new[i] - old[i]), min(math.exp(old[i] - rollout[i]), 5), advantages[i]

@@ -6,6 +6,7 @@ import torch
 from api.specs import make_spec
 from rljob_trainer.objectives.advantages import Episodes
 from rljob_trainer.objectives.kl import token_rewards
+from rljob_trainer.objectives.losses import LOSSES
 from rljob_trainer.objectives.policy import PolicyObjective
 from rljob_trainer.objectives.terms import policy_terms
 from trainer.objectives.cases import algorithm, columns, estimate, responses, tensor
@@ -39,7 +40,7 @@ def sampled_loss(where: str) -> torch.Tensor:
         teacher_log_probs=TEACHER,
         advantages=advantages,
     )
-    (policy_terms(spec, 0.0, tokens, responses(1, 1, 1)).loss * old.exp()).sum().backward()
+    (policy_terms(spec, LOSSES[spec.loss], 0.0, tokens, responses(1, 1, 1)).loss * old.exp()).sum().backward()
     return of.grad
 
 
@@ -51,7 +52,7 @@ def test_the_expected_gradient_is_that_of_the_divergence_from_the_teacher(where:
 def test_the_divergence_is_measured_whatever_is_learnt_from_it() -> None:
     tokens = columns(log_probs=[-1.0, -2.0], teacher_log_probs=[-1.5, -0.5], mask=[1.0, 0.0])
     spec = algorithm(distillation={"pool": "t", "where": "reward"})
-    assert policy_terms(spec, 0.0, tokens, responses(2)).teacher_kl.tolist() == [0.5, 0.0]
+    assert policy_terms(spec, LOSSES[spec.loss], 0.0, tokens, responses(2)).teacher_kl.tolist() == [0.5, 0.0]
 
 
 def test_the_teachers_word_counts_for_its_token_alone() -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.objectives.losses import token_weights
+from rljob_trainer.objectives.losses import LOSSES, token_weights
 from rljob_trainer.objectives.terms import Terms, policy_terms
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 from trainer.objectives.cases import algorithm, columns, responses, tensor
@@ -50,7 +50,7 @@ def part(tokens: TokenColumns, chosen: Sequence[int]) -> TokenColumns:
 
 def measure(tokens: TokenColumns, sequences: Sequences, **fields: Any) -> Terms:
     spec = algorithm(**fields)
-    return policy_terms(spec, spec.kl.coefficient, tokens, sequences)
+    return policy_terms(spec, LOSSES[spec.loss], spec.kl.coefficient, tokens, sequences)
 
 
 @pytest.mark.parametrize("where", ["loss", "reward"])

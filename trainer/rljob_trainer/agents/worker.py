@@ -23,7 +23,8 @@ from rljob_trainer.agents.api import Policy, PolicyError, Prompt, Trajectory, id
 from rljob_trainer.agents.schemas import schema_of
 from rljob_trainer.agents.tool_calls import ToolCalls
 from rljob_trainer.rewards.returned import NotAReward, split
-from rljob_trainer.rewards.worker import Function, channel, die_with_parent, explain, load, say
+from rljob_trainer.rewards.worker import Function, channel, die_with_parent, load, say
+from rljob_trainer.user_code import explain
 
 PARAMETERS = ("prompt", "policy", "row")
 

@@ -11,7 +11,10 @@ from rljob_api.overrides import OverrideError
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.machine import VISIBLE
 
-MOUNTED = ("model", "critic", "reference", "data", "rewards", "pools", "train", "evaluation", "rollout", "checkpoint")
+MOUNTED = (
+    *("model", "critic", "reference", "data", "rewards", "algorithm", "pools", "train", "evaluation", "rollout"),
+    "checkpoint",
+)
 """Sections of the spec whose paths lie on volumes."""
 
 

@@ -147,7 +147,9 @@ def gae(episodes: Episodes, algorithm: AlgorithmSpec) -> Advantages:
     return Advantages(whiten(advantages, episodes.mask), returns=advantages + values)
 
 
-ADVANTAGES: dict[str, Callable[[Episodes, AlgorithmSpec], Advantages]] = {
+Estimator = Callable[[Episodes, AlgorithmSpec], Advantages]
+
+ADVANTAGES: dict[str, Estimator] = {
     "grpo": grpo,
     "rloo": rloo,
     "reinforce++": reinforce,
@@ -159,14 +161,15 @@ ADVANTAGES: dict[str, Callable[[Episodes, AlgorithmSpec], Advantages]] = {
 """By their name in spec.algorithm.advantage."""
 
 
-def estimate(episodes: Episodes, algorithm: AlgorithmSpec) -> Advantages:
-    """By spec.algorithm.advantage, with rewards and baselines within rewardClip, and advantages within advantageClip of 0. Returns have no bound."""
+def estimate(episodes: Episodes, algorithm: AlgorithmSpec, estimator: Estimator) -> Advantages:
+    """By the estimator of spec.algorithm.advantage, with rewards and baselines within rewardClip, and advantages within advantageClip of 0. Returns
+    have no bound."""
     bounded = replace(
         episodes,
         rewards=_bounded(episodes.rewards, algorithm.reward_clip),
         baselines=None if episodes.baselines is None else _bounded(episodes.baselines, algorithm.reward_clip),
     )
-    found = ADVANTAGES[algorithm.advantage](bounded, algorithm)
+    found = estimator(bounded, algorithm)
     advantages = found.advantages
     if episodes.own_rewards is not None:
         advantages = advantages + episodes.own_rewards * episodes.mask

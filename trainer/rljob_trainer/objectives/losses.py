@@ -105,7 +105,9 @@ def cispo(tokens: TokenColumns, sequences: Sequences, clip: Clip) -> PolicyLoss:
     return PolicyLoss(-weight * tokens.advantages * tokens.log_probs, ratio, (weight != ratio).to(ratio.dtype))
 
 
-LOSSES: dict[str, Callable[[TokenColumns, Sequences, Clip], PolicyLoss]] = {"ppo": ppo, "gspo": gspo, "cispo": cispo}
+LossFunction = Callable[[TokenColumns, Sequences, Clip], PolicyLoss]
+
+LOSSES: dict[str, LossFunction] = {"ppo": ppo, "gspo": gspo, "cispo": cispo}
 """By their name in spec.algorithm.loss."""
 
 

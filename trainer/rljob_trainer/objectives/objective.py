@@ -6,7 +6,7 @@ with it. docs/architecture.md has an example.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -16,6 +16,16 @@ from rljob_trainer.objectives.tokens import Predictions, Sequences
 
 Column = Literal["old_log_probs", "reference_log_probs", "values"]
 """What the engine can measure in forward passes: of the policy before the step's first update, of its reference, of the critic."""
+
+
+class UserFile(NamedTuple):
+    """A Python file of the job."""
+
+    field: str
+    """Of the spec, that names it."""
+    path: str
+    digest: str
+    """sha256 of what was loaded."""
 
 
 class Output(Protocol):
@@ -84,6 +94,8 @@ class Objective:
     is asked for the probability of each token."""
     critic: "Objective | None" = None
     """What the critic learns from the same step; with `values` in `needs`."""
+    files: tuple[UserFile, ...] = ()
+    """Of the job, that the objective is made of: every rank must have read the same."""
 
     def loss(self, columns: Mapping[str, torch.Tensor], sequences: Sequences, output: Output) -> TokenLoss:
         """Of the tokens of a micro-batch. `columns`: what was measured, what `advantages` made, and of the

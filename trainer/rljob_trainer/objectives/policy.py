@@ -12,6 +12,7 @@ from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Columns
 from rljob_trainer.objectives.advantages import Episodes, estimate
+from rljob_trainer.objectives.functions import Formulas
 from rljob_trainer.objectives.kl import adapt, token_rewards
 from rljob_trainer.objectives.losses import token_weights
 from rljob_trainer.objectives.metrics import TOKENS, MetricAccumulator
@@ -51,7 +52,10 @@ class PolicyObjective(Objective):
     """The last two: whether the policy that is trained generated the token, and `difference` of these tokens."""
 
     def __init__(self, spec: RLJobSpec) -> None:
+        """Raises ConfigurationError for functions of the job's own that cannot be loaded."""
         self._spec, self._algorithm = spec, spec.algorithm
+        self._formulas = Formulas.of(spec.algorithm)
+        self.files = self._formulas.files
         self._bypass = spec.algorithm.rollout_correction.bypass
         self._replayed = spec.train.batches.replay is not None
         self.temperature = spec.rollout.sampling.temperature
@@ -91,7 +95,7 @@ class PolicyObjective(Objective):
         columns, learnt = step.batch.columns, step.learnt()
         kept = torch.from_numpy(columns.response_length > 0)
         episodes = self._episodes(step, _padded(learnt), kept)
-        found = estimate(episodes, self._algorithm)
+        found = estimate(episodes, self._algorithm, self._formulas.advantages)
         lengths = columns.response_length.tolist()
         targets = {"advantages": _rows(found.advantages, kept, lengths)}
         metrics: dict[str, float] = {}
@@ -168,7 +172,7 @@ class PolicyObjective(Objective):
             advantages=columns["advantages"],
             mask=mask,
         )
-        terms = policy_terms(self._algorithm, self.kl_coefficient, tokens, sequences)
+        terms = policy_terms(self._algorithm, self._formulas.loss, self.kl_coefficient, tokens, sequences)
         age = columns["age"] * mask
         on_policy = (columns["age"] == 0) * mask * (not self._replayed)
         further = (age, on_policy, on_policy * terms.difference)

@@ -6,7 +6,7 @@ import torch
 
 from rljob_api.spec.algorithm import AlgorithmSpec, RolloutCorrection
 from rljob_trainer.objectives.kl import ESTIMATORS, k1, k2, k3
-from rljob_trainer.objectives.losses import LARGEST_LOG_RATIO, LOSSES
+from rljob_trainer.objectives.losses import LARGEST_LOG_RATIO, LossFunction
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 
 
@@ -88,8 +88,14 @@ class Terms(NamedTuple):
     """mismatch_ratio squared, for the effective sample size."""
 
 
-def policy_terms(algorithm: AlgorithmSpec, kl_coefficient: float, tokens: TokenColumns, sequences: Sequences) -> Terms:
-    """weight x policy loss - entropyCoefficient x H + kl_coefficient x KL (with `kl.where: loss`), + distillation.coefficient x k2 of the teacher
+def policy_terms(
+    algorithm: AlgorithmSpec,
+    loss_function: LossFunction,
+    kl_coefficient: float,
+    tokens: TokenColumns,
+    sequences: Sequences,
+) -> Terms:
+    """weight x `loss_function` - entropyCoefficient x H + kl_coefficient x KL (with `kl.where: loss`), + distillation.coefficient x k2 of the teacher
     (with `distillation.where: loss`), per token of one micro-batch.
 
     With `rolloutCorrection.bypass` the policy loss takes the rollouts' log-probabilities for the old ones.
@@ -97,7 +103,7 @@ def policy_terms(algorithm: AlgorithmSpec, kl_coefficient: float, tokens: TokenC
     correction, differing = correct(algorithm.rollout_correction, tokens, sequences), mismatch(tokens)
     if algorithm.rollout_correction.bypass:
         tokens = tokens._replace(old_log_probs=tokens.rollout_log_probs)
-    policy = LOSSES[algorithm.loss](tokens, sequences, algorithm.clip)
+    policy = loss_function(tokens, sequences, algorithm.clip)
     corrected = correction.weight * policy.loss
     loss = corrected - algorithm.entropy_coefficient * tokens.entropy + kl_coefficient * _penalty(algorithm, tokens)
     loss = loss + _distillation(algorithm, tokens)

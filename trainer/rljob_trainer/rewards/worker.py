@@ -19,13 +19,13 @@ import os
 import pickle
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from rljob_trainer.rewards.returned import NotAReward, split
 from rljob_trainer.rewards.signature import taken
+from rljob_trainer.user_code import explain
 
 Function = Callable[..., Any]
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -119,13 +119,6 @@ def _judged(returned: Any, path: str, name: str) -> dict[str, object]:
     except NotAReward as error:
         return {"error": f"{name}() in {Path(path).name} returned {error}", "kind": "value"}
     return found._asdict()
-
-
-def explain(error: BaseException, path: str, name: str) -> str:
-    """`reward() in reward.py: ValueError: text (line 7: the line)`: with the innermost frame in the user's file, if there is one."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-    place = f" (line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
-    return f"{name}() in {Path(path).name}: {type(error).__name__}: {error}"[:3000] + place
 
 
 def say(stream: IO[str], **message: object) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import DriverClient
+from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.objectives.cross_entropy import CrossEntropyObjective
 from rljob_trainer.objectives.objective import Objective
@@ -30,6 +31,18 @@ OBJECTIVES: dict[str, Callable[[RLJobSpec], Objective]] = {
 def objective_of(spec: RLJobSpec) -> Objective:
     """What the trained network learns."""
     return OBJECTIVES[spec.task](spec)
+
+
+def require_same_files(objective: Objective, ranks: Ranks) -> None:
+    """The user's files that the objective is made of are the same on every rank. Collective. Raises ConfigurationError when they are not."""
+    digests = ranks.gather([file.digest for file in objective.files])
+    for i, file in enumerate(objective.files):
+        others = [rank for rank, found in enumerate(digests) if found[i] != digests[0][i]]
+        if others:
+            there, here = digests[others[0]][i][:12], digests[0][i][:12]
+            rule = f"ranks {', '.join(map(str, others))} found another file there, sha256 {there}, than rank 0, {here}"
+            fix = "mount one volume or ConfigMap at that path in all pods, and restart the job after you change it"
+            raise ConfigurationError(file.field, file.path, rule, fix)
 
 
 def source_of(
