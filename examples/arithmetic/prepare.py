@@ -44,8 +44,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from rljob_trainer.conversion.arithmetic import split_problems
-from rljob_trainer.conversion.problems import Problem, write_problems
+from rljob_trainer.conversion.problems import Problem, split_problems, write_problems
 
 LARGE = {
     "hidden_size": 1024,

@@ -10,8 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rljob_trainer.conversion.arithmetic import HELD_OUT_PAIRS
-from rljob_trainer.conversion.problems import Problem
+from rljob_trainer.conversion.problems import HELD_OUT_PAIRS, Problem
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "arithmetic" / "prepare.py"
 

@@ -150,7 +150,7 @@ def export_model(options: argparse.Namespace) -> int:
 
 
 def fetch_source(options: argparse.Namespace) -> int:
-    from rljob_trainer.sources.command import fetch_here
+    from rljob_trainer.sources.process import fetch_here
 
     return fetch_here(options.source, options.path, options.files)
 

@@ -25,7 +25,7 @@ from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.collective import Ranks
 from rljob_trainer.data.epochs import with_steps
 from rljob_trainer.driver.client import DriverClient
-from rljob_trainer.driver.control import POLL_SECONDS, read_control
+from rljob_trainer.driver.launcher_files import POLL_SECONDS, read_control
 from rljob_trainer.megatron import compat
 from rljob_trainer.patches import UnsupportedVersionError
 from rljob_trainer.weights.publisher import Publisher, Senders

@@ -108,7 +108,7 @@ class Trajectory:
     reward: float
     """Weighted sum of the driver's entries of spec.rewards, less the overlong penalty. Entries with `model` are added by the ranks."""
     data_source: str
-    """Of the prompt: it says which entries of spec.rewards apply (rewards/entries.py)."""
+    """Of the prompt: it says which entries of spec.rewards apply (rewards/rules.py)."""
     baseline_reward: float | None = None
     """Of the prompt's greedy response (`remax`), like `reward`; the same in all samples of the group."""
 

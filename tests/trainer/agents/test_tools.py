@@ -9,7 +9,7 @@ from aiohttp import web
 
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import PolicyError
-from rljob_trainer.agents.chat import reply
+from rljob_trainer.agents.conversation import reply
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rollout.answer import Completion, encode

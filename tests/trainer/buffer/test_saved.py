@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.agents.failures import AgentFailed
+from rljob_trainer.agents.recording import AgentFailed
 from rljob_trainer.batch import Batch
 from rljob_trainer.buffer import saved
 from rljob_trainer.buffer.assembly import Outcome

@@ -15,7 +15,7 @@ from rljob_trainer.data.files import places
 from rljob_trainer.data.prompts import load_prompts, require_prompts_of_every_file
 from rljob_trainer.data.tokenizer import load_tokenizer
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.rewards.entries import validate_row
+from rljob_trainer.rewards.rules import validate_row
 from trainer.buffer.specs import job
 
 TEMPLATE = (

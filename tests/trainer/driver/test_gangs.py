@@ -14,10 +14,9 @@ from rljob_trainer.batch import SCORES, Batch
 from rljob_trainer.buffer.measured import measured
 from rljob_trainer.buffer.sources import Ready
 from rljob_trainer.data.order import Cursor
-from rljob_trainer.driver.client import DriverLost
+from rljob_trainer.driver.client import DriverLost, RoleClient
 from rljob_trainer.driver.critic import Critic
 from rljob_trainer.driver.gangs import Gangs, RoleLost
-from rljob_trainer.driver.role_client import RoleClient
 from rljob_trainer.failure import classify
 from rljob_trainer.machine import free_port
 from rljob_trainer.trajectory import Trajectory

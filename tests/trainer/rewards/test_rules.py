@@ -4,9 +4,8 @@ import pytest
 
 from rljob_api.spec.model import MegatronReward, PythonReward, RewardSpec
 from rljob_trainer.rewards import manager as manager_module
-from rljob_trainer.rewards.entries import entries_of, validate_row
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest
-from rljob_trainer.rewards.rules import PREDICTIONS, RULES
+from rljob_trainer.rewards.rules import PREDICTIONS, RULES, entries_of, validate_row
 
 
 @pytest.mark.parametrize(

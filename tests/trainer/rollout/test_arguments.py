@@ -93,7 +93,7 @@ def test_a_server_of_a_pool_has_the_users_arguments_and_none_of_a_rollouts() -> 
     pool = PoolSpec.model_validate({"name": "judge", "model": "/judge", "vllmArgs": {"runner": "pooling", "port": 1}})
     arguments = pool_arguments(spec(Path("/model")), pool, 8000)
     expected = {"model": "/judge", "served-model-name": "judge", "port": "8000", "runner": "pooling", "host": "::"}
-    expected |= {"middleware": "rljob_trainer.rollout.pool_front.PoolFront", "tensor-parallel-size": "1"}
+    expected |= {"middleware": "rljob_trainer.rollout.guard.PoolFront", "tensor-parallel-size": "1"}
     assert {name: option(arguments, name) for name in expected} == expected
     assert not {"--weight-transfer-config", "--scheduler-cls", "--max-model-len", "--dtype"} & set(arguments)
     gpu = spec(Path("/model")).model_copy(update={"trainer": TrainerSpec(device="gpu")})

@@ -10,8 +10,7 @@ import pytest
 
 from rljob_api import names
 from rljob_trainer.rollout.front import Front
-from rljob_trainer.rollout.guard import Guard
-from rljob_trainer.rollout.pool_front import PoolFront
+from rljob_trainer.rollout.guard import Guard, PoolFront
 from rljob_trainer.weights import protocol
 
 CLOSED = [

@@ -14,8 +14,7 @@ import pytest
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout import health
 from rljob_trainer.rollout.client import RolloutClient
-from rljob_trainer.rollout.engine_processes import ENGINE
-from rljob_trainer.rollout.health import EngineClock, HealthCheck, Lost
+from rljob_trainer.rollout.health import ENGINE, EngineClock, HealthCheck, Lost
 from rljob_trainer.weights.publisher import Publisher
 from rljob_trainer.weights.transport import over_gloo
 from trainer.rollout import models

@@ -15,7 +15,7 @@ from rljob_api.protocol import Control, Report, Resume, RolloutEndpoint
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.rollout import health, process, supervisor
 from rljob_trainer.rollout.client import ReplicaLost, RolloutClient
-from rljob_trainer.rollout.engine_processes import ENGINE
+from rljob_trainer.rollout.health import ENGINE
 from rljob_trainer.rollout.supervisor import Supervisor
 from rljob_trainer.weights.protocol import AttemptSuperseded
 from trainer.rollout import models

@@ -10,10 +10,9 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_
 
 from rljob_api.spec.agent import AgentSpec, Environment
 from rljob_trainer.agents.api import Policy, PolicyError
-from rljob_trainer.agents.failures import AgentFailed, Kind
-from rljob_trainer.agents.recording import Rollout
+from rljob_trainer.agents.recording import AgentFailed, Kind, Rollout
 from rljob_trainer.agents.session import Session
-from rljob_trainer.rewards.post import Post, fill_in
+from rljob_trainer.rewards.http_service import Post, fill_in
 from rljob_trainer.rewards.request import RewardFailed
 
 FIELD = "spec.rollout.agent.environment"

@@ -3,21 +3,90 @@
 import asyncio
 import json
 import os
+import pickle
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rljob_api.spec.agent import AgentSpec
+from rljob_trainer.agents.api import PolicyError
 from rljob_trainer.agents.endpoint import Endpoint
-from rljob_trainer.agents.failures import AgentFailed, Kind
-from rljob_trainer.agents.process import AgentProcess
-from rljob_trainer.agents.recording import Rollout
+from rljob_trainer.agents.recording import AgentFailed, Kind, Rollout
 from rljob_trainer.agents.session import Session
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.rewards.respawning import Respawning
-from rljob_trainer.rewards.worker_process import WorkerLost
+from rljob_trainer.rewards.worker_process import GRACE_SECONDS, Respawning, WorkerLost, WorkerProcess
+
+
+class AgentProcess(WorkerProcess):
+    """One life of it, from `start` to `stop`."""
+
+    MODULE = "rljob_trainer.agents.worker"
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self._asked: dict[int, tuple[Session, set[asyncio.Task[None]]]] = {}
+        """By trajectory."""
+
+    async def rollout(self, values: dict[str, Any], session: Session) -> dict[str, Any]:
+        """What the function answers in the end. Raises WorkerLost, after which the process has to be stopped."""
+        number = next(self._numbers)
+        reply = self._calls[number] = asyncio.get_running_loop().create_future()
+        asking = set[asyncio.Task[None]]()
+        self._asked[number] = session, asking
+        try:
+            self._send("begin", number, values)
+            async with session.own_time.limited():
+                return await asyncio.shield(reply)
+        except TimeoutError:
+            return await self._cancelled(number, reply)
+        except asyncio.CancelledError:
+            self._send("cancel", number, None)
+            raise
+        finally:
+            del self._calls[number], self._asked[number]
+            reply.cancel()
+            for task in asking:
+                task.cancel()
+
+    async def _cancelled(self, number: int, reply: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+        """A function that waits ends when it is cancelled. One that does not holds its process, which raises WorkerLost."""
+        self._send("cancel", number, None)
+        late = f"took longer than {self._seconds:g} s of its own"
+        await asyncio.wait({reply}, timeout=GRACE_SECONDS)
+        if not reply.done():
+            raise WorkerLost(late, "timeout")
+        return {"error": late, "kind": "timeout"}
+
+    def _received(self, reply: dict[str, Any]) -> None:
+        if "question" not in reply:
+            return super()._received(reply)
+        if found := self._asked.get(reply["number"]):
+            session, asking = found
+            task = asyncio.create_task(self._answer(session, **reply))
+            asking.add(task)
+            task.add_done_callback(asking.discard)
+        return None
+
+    async def _answer(
+        self, session: Session, number: int, question: int, method: str, arguments: dict[str, Any]
+    ) -> None:
+        try:
+            found = {"value": await session.answer(method, arguments)}
+        except PolicyError as error:
+            found = {"error": str(error)}
+        except Exception as error:  # of the rollouts: it ends the attempt, and is not the agent's
+            if (reply := self._calls.get(number)) and not reply.done():
+                reply.set_exception(error)
+            return
+        self._send("answer", number, (question, found))
+
+    def _send(self, kind: str, number: int, value: Any) -> None:
+        assert self._process.stdin is not None
+        if not self._process.stdin.is_closing():  # the reader says so to whoever waits
+            self._process.stdin.write(pickle.dumps((kind, number, value)))
+
 
 MAX_WORKERS = 8
 """At most so many processes; each imports the file."""

@@ -1,6 +1,8 @@
 """The driver's side of one trajectory: it answers the agent, and keeps what the policy generated."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -9,14 +11,48 @@ from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import PolicyError
-from rljob_trainer.agents.chat import reply
-from rljob_trainer.agents.conversation import Conversations
-from rljob_trainer.agents.own_time import OwnTime
+from rljob_trainer.agents.conversation import Conversations, reply
 from rljob_trainer.agents.recording import Recorded, Rollout, rollout_of
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.rollout.client import RequestRefusedError
 from rljob_trainer.trajectory import Ints, Segment
+
+
+class OwnTime:
+    """The clock of one trajectory: an agent's own time counts, its waiting for the policy does not. Used by tasks of one event loop."""
+
+    def __init__(self, seconds: float):
+        self._left, self._waiting = seconds, 0
+        self._limit = asyncio.timeout(seconds)
+
+    @contextlib.asynccontextmanager
+    async def limited(self) -> AsyncIterator[None]:
+        """Raises TimeoutError once the time is used up, and cancels what is inside."""
+        async with self._limit:
+            yield
+
+    @property
+    def is_over(self) -> bool:
+        return self._limit.expired()
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """The clock stands still."""
+        now = asyncio.get_running_loop().time
+        with contextlib.suppress(RuntimeError):  # the trajectory has ended, or its time is over
+            if not self._waiting and (end := self._limit.when()) is not None:
+                self._left = end - now()
+                self._limit.reschedule(None)
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            with contextlib.suppress(RuntimeError):
+                if not self._waiting:
+                    self._limit.reschedule(now() + self._left)
+
 
 Response = tuple[tuple[Segment, ...], bool]
 """What the policy wrote, and whether it was cut off."""

@@ -4,7 +4,7 @@ FUNCTIONS is a JSON list of names: of the one that makes trajectories (KIND pyth
 {"takes": names, "concurrent": true, "tools": JSON schemas} or {"error": text}. Then it reads pickled triples: ("begin", number, values) begins a
 trajectory, ("cancel", number, None) ends it, and ("answer", number, (question, {"value": ...} or {"error": text})) answers a question. It writes
 lines of JSON: {"number", "question", "method", "arguments"} asks the driver, and the last line of a trajectory is {"number", "trajectory":
-{"tokens", "reward", "metrics"} or null} or {"number", "error": text, "kind": text} with a kind of failures.py. The driver keeps the time:
+{"tokens", "reward", "metrics"} or null} or {"number", "error": text, "kind": text} with a kind of recording.py. The driver keeps the time:
 a trajectory that takes too long is cancelled.
 """
 
@@ -20,8 +20,7 @@ from itertools import count
 from typing import IO, Any, BinaryIO
 
 from rljob_trainer.agents.api import Policy, PolicyError, Prompt, Trajectory, ids
-from rljob_trainer.agents.schemas import schema_of
-from rljob_trainer.agents.tool_calls import ToolCalls
+from rljob_trainer.agents.tool_calls import ToolCalls, schema_of
 from rljob_trainer.rewards.returned import NotAReward, split
 from rljob_trainer.rewards.worker import Function, channel, die_with_parent, load, say
 from rljob_trainer.user_code import explain

@@ -7,7 +7,7 @@ from typing import Any
 
 from rljob_api.metrics import MOST_REWARD_METRICS, own_name
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.agents import failures
+from rljob_trainer.agents import recording
 from rljob_trainer.batch import Batch
 from rljob_trainer.objectives.shaping import overlong_penalty
 from rljob_trainer.rewards.request import KINDS, RewardFailed, SampleFailed
@@ -150,8 +150,8 @@ def failure_metrics(outcomes: Sequence[Outcome], with_agent: bool = False) -> di
     found = _counted("reward/failed", KINDS, [r.kind for r in results if isinstance(r, RewardFailed)])
     if not with_agent:
         return found
-    failed = [r.kind for r in results if isinstance(r, failures.AgentFailed)]
-    return found | _counted("agent/failed", failures.KINDS, failed)
+    failed = [r.kind for r in results if isinstance(r, recording.AgentFailed)]
+    return found | _counted("agent/failed", recording.KINDS, failed)
 
 
 def _counted(name: str, kinds: Sequence[str], failed: Sequence[str]) -> dict[str, float]:

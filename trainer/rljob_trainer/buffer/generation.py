@@ -13,8 +13,7 @@ import numpy as np
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
 from rljob_trainer.agents.agent import Agent
-from rljob_trainer.agents.failures import AgentFailed
-from rljob_trainer.agents.recording import Rollout, measured, single
+from rljob_trainer.agents.recording import AgentFailed, Rollout, measured, single
 from rljob_trainer.agents.session import Session
 from rljob_trainer.buffer.assembly import Outcome, penalised
 from rljob_trainer.buffer.pause import Pause, Place

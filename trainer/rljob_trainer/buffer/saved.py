@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.agents.failures import AgentFailed
+from rljob_trainer.agents.recording import AgentFailed
 from rljob_trainer.batch import Batch
 from rljob_trainer.buffer import batch_files
 from rljob_trainer.buffer.assembly import Outcome

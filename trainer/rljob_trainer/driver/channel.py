@@ -7,13 +7,15 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rljob_trainer import arrays
 from rljob_trainer.arrays import Array, chunks
+from rljob_trainer.batch import Batch
 
 LENGTH = struct.Struct(">Q")
 BUFFER_BYTES = 4 * 2**20
@@ -74,3 +76,20 @@ def _short(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{handle}/{path.name}"
     finally:
         os.close(handle)
+
+
+def announced(batch: Batch, **further: Any) -> Arrays:
+    """What a rank gets of a batch: its columns, and what describes them. `further`: of the answer, in addition."""
+    columns = batch.columns.arrays()
+    described = {"step": batch.step, "metrics": dict(batch.metrics), "columns": arrays.described(columns)}
+    return Arrays({"batch": described | {"measured": list(batch.measured)} | further}, columns.values())
+
+
+def part_of(batch: Batch, rows: Sequence[int]) -> Arrays:
+    """What was measured of these rows, and their trajectories."""
+    trajectories = [batch.trajectories[row] for row in rows]
+    measured = {name: [of_row[row] for row in rows] for name, of_row in batch.measured.items()}
+    counts = {name: sum(map(len, values)) for name, values in measured.items()}
+    pieces = measured | arrays.rows(trajectories)
+    sizes = counts | arrays.sizes(trajectories)
+    return Arrays(sizes, (piece for name in sizes for piece in pieces[name]))

@@ -18,11 +18,10 @@ from rljob_trainer.buffer.examples import ExampleBuffer, Examples
 from rljob_trainer.buffer.measured import Measure
 from rljob_trainer.buffer.sources import BatchSource
 from rljob_trainer.data.order import Cursor, Dataset
-from rljob_trainer.driver.channel import Arrays
+from rljob_trainer.driver.channel import Arrays, announced, part_of
 from rljob_trainer.driver.critic import Critic
 from rljob_trainer.driver.gangs import Gangs
-from rljob_trainer.driver.parts import announced, part_of
-from rljob_trainer.driver.progress import ProgressFile
+from rljob_trainer.driver.launcher_files import ProgressFile
 from rljob_trainer.parity import probe_sequences
 from rljob_trainer.reporting.sinks import Sinks
 from rljob_trainer.reporting.weights_and_biases import connect

@@ -17,8 +17,7 @@ from rljob_api import names
 from rljob_trainer.arrays import Array, described
 from rljob_trainer.batch import Batch
 from rljob_trainer.buffer.measured import Measure
-from rljob_trainer.driver.channel import Arrays, write
-from rljob_trainer.driver.parts import announced, part_of
+from rljob_trainer.driver.channel import Arrays, announced, part_of, write
 from rljob_trainer.driver.server import Call, RankLost, answer, read
 from rljob_trainer.failure import PeerLost
 
@@ -57,7 +56,7 @@ class _Work:
 
 @dataclass
 class Gang:
-    """One role. The methods `next`, `part`, `done` and `end` answer its rank 0, and are documented in driver/role_client.py."""
+    """One role. The methods `next`, `part`, `done` and `end` answer its rank 0, and are documented in driver/client.py."""
 
     role: str
     connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]

@@ -31,14 +31,13 @@ from rljob_trainer.data.prompts import PromptSet, load_prompts, require_prompts_
 from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, load_tokenizer
 from rljob_trainer.data.workers import Workers
 from rljob_trainer.driver.channel import listen
-from rljob_trainer.driver.control import follow_control, read_control
 from rljob_trainer.driver.driver import Driver
 from rljob_trainer.driver.gangs import Gangs
-from rljob_trainer.driver.progress import ProgressFile
+from rljob_trainer.driver.launcher_files import ProgressFile, follow_control, read_control
 from rljob_trainer.driver.server import Call, serve
-from rljob_trainer.rewards.entries import validate_row
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.pool import Pools
+from rljob_trainer.rewards.rules import validate_row
 from rljob_trainer.rollout.pool import RolloutPool
 
 log = logging.getLogger(__name__)

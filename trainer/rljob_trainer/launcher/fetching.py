@@ -6,8 +6,7 @@ import signal
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.launcher.fork_client import ForkServer
 from rljob_trainer.launcher.fork_server import ForkRequest
-from rljob_trainer.sources.record import are_fetched
-from rljob_trainer.sources.waiting import until_fetched
+from rljob_trainer.sources.record import are_fetched, until_fetched
 
 PROCESS = "rljob_trainer.sources.process"
 

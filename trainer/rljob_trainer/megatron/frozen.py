@@ -23,7 +23,7 @@ from rljob_trainer.megatron.packing import MicroBatch, micro_batch
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.step import Step, gather
 from rljob_trainer.megatron.value_model import ValueModel
-from rljob_trainer.rewards.entries import entries_of
+from rljob_trainer.rewards.rules import entries_of
 
 FIELD = "spec.reference.path"
 FIELD_OF_CHECKPOINT = "spec.reference.megatronCheckpoint"

@@ -12,13 +12,11 @@ from typing import Protocol
 from rljob_api.spec.model import PythonReward, RewardSpec, VllmReward
 from rljob_trainer.machine import cpus
 from rljob_trainer.rewards import builtin
-from rljob_trainer.rewards.entries import entries_of
-from rljob_trainer.rewards.http_service import HttpService
+from rljob_trainer.rewards.http_service import HttpService, Post
 from rljob_trainer.rewards.pool import Pools
-from rljob_trainer.rewards.post import Post
 from rljob_trainer.rewards.python_file import PythonFile
 from rljob_trainer.rewards.request import Reward, RewardFailed, RewardRequest
-from rljob_trainer.rewards.rules import PREDICTIONS, RULES
+from rljob_trainer.rewards.rules import PREDICTIONS, RULES, entries_of
 from rljob_trainer.rewards.vllm_server import GenerativeJudge, RewardModel, Server
 
 MAX_WORKERS = 8

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.rewards.post import Post, TransientError, UnreachableError
+from rljob_trainer.rewards.http_service import Post, TransientError, UnreachableError
 from rljob_trainer.rewards.request import RewardFailed
 
 AT_ONCE = 64

@@ -2,15 +2,70 @@
 
 import asyncio
 import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rljob_api.spec.model import PythonReward
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.rewards.arguments import READ_FROM_FILES, arguments, known_values, require_arguments
 from rljob_trainer.rewards.request import Reward, RewardFailed, RewardRequest
-from rljob_trainer.rewards.respawning import Respawning
-from rljob_trainer.rewards.worker_process import WorkerLost, WorkerProcess
+from rljob_trainer.rewards.worker_process import Respawning, WorkerLost, WorkerProcess
+
+Value = Callable[[RewardRequest], Any]
+
+
+def _extra_info(request: RewardRequest) -> Any:
+    return request.row().get("extra_info") or {}
+
+
+INTERFACES: Mapping[Literal["rljob", "verl"], Mapping[str, Value]] = {
+    "rljob": {
+        "prompt": lambda r: r.prompt,
+        "response": lambda r: r.response,
+        "answer": lambda r: r.answer,
+        "data_source": lambda r: r.data_source,
+        "extra_info": _extra_info,
+        "row": lambda r: r.row(),
+        "tokens": lambda r: list(r.tokens[r.prompt_length :]),
+        "truncated": lambda r: r.truncated,
+    },
+    "verl": {
+        "data_source": lambda r: r.data_source,
+        "solution_str": lambda r: r.response,
+        "ground_truth": lambda r: r.answer_value(),
+        "extra_info": _extra_info,
+    },
+}
+"""verl: what its reward managers give a custom function (verl/workers/reward_manager/naive.py)."""
+READ_FROM_FILES = {"extra_info", "ground_truth", "row"}
+
+
+def known_values(spec: PythonReward) -> dict[str, Value]:
+    """Those of the interface, and the spec's own."""
+    return {name: _constant(value) for name, value in spec.arguments.items()} | dict(INTERFACES[spec.interface])
+
+
+def require_arguments(field: str, spec: PythonReward, takes: Sequence[str]) -> None:
+    """Raises ConfigurationError for an argument at `field` of the spec that the function does not take, or that would hide a value of the call."""
+    for name, value in spec.arguments.items():
+        if name in INTERFACES[spec.interface]:
+            rule, fix = "every call has a value of its own of that name", "choose another name"
+        elif name not in takes:
+            rule = f"{spec.function_name}() in {spec.path} takes no argument of that name"
+            fix = "remove it, or add the parameter to the function"
+        else:
+            continue
+        raise ConfigurationError(f"{field}.{name}", str(value)[:200], rule, fix)
+
+
+def _constant(value: Any) -> Value:
+    return lambda request: value
+
+
+def arguments(request: RewardRequest, known: Mapping[str, Value], names: Sequence[str]) -> dict[str, Any]:
+    """The values of these names, which are among the `known` ones. Reads the row's file for READ_FROM_FILES."""
+    return {name: known[name](request) for name in names}
+
 
 AT_ONCE = 64
 """Concurrent calls of an async function, over all processes."""

@@ -7,7 +7,7 @@ import re
 from typing import Any, Protocol
 
 from rljob_api.spec.model import Judge
-from rljob_trainer.rewards.post import finite
+from rljob_trainer.rewards.http_service import finite
 from rljob_trainer.rewards.request import Kind, Reward, RewardFailed, RewardRequest
 
 PLACEHOLDER = re.compile(r"\{(prompt|response|answer)\}")

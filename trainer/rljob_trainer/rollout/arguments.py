@@ -70,7 +70,7 @@ def pool_arguments(spec: RLJobSpec, pool: PoolSpec, port: int) -> list[str]:
         "port": port,
         "tensor-parallel-size": pool.tensor_parallel,
         "distributed-executor-backend": "uni" if pool.tensor_parallel == 1 else "mp",
-        "middleware": "rljob_trainer.rollout.pool_front.PoolFront",
+        "middleware": "rljob_trainer.rollout.guard.PoolFront",
     }
     default: dict[str, Any] = {"disable-uvicorn-access-log": True}
     if spec.trainer.device == "cpu":

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rljob_api import names
 from rljob_trainer.rollout.health import EngineClock
+from rljob_trainer.weights import protocol
 from rljob_trainer.weights.protocol import Gate
 
 OPEN_ROUTES = {("GET", "/health"), ("GET", "/metrics")}
@@ -51,3 +52,17 @@ class Guard(ABC):
 
 def error(status: int, text: str, **more: int) -> JSONResponse:
     return JSONResponse({"error": text} | more, status)
+
+
+class PoolFront(Guard):
+    """Token and health; every other route is vLLM's own."""
+
+    async def _admitted(self, request: Request, send: Send) -> None:
+        route = request.method, request.url.path
+        if route == ("GET", protocol.HEALTH):
+            answer = await self._health(request, updating=False)
+            await answer(request.scope, request.receive, send)
+        elif route == ("GET", protocol.STATE):
+            await JSONResponse({})(request.scope, request.receive, send)
+        else:
+            await self._app(request.scope, request.receive, send)

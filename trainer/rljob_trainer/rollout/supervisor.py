@@ -23,7 +23,7 @@ from rljob_trainer.machine import loopback
 from rljob_trainer.rollout.arguments import pool_arguments, server_arguments, server_environment
 from rljob_trainer.rollout.client import answers
 from rljob_trainer.rollout.process import ServerProcess
-from rljob_trainer.sources.waiting import until_fetched
+from rljob_trainer.sources.record import until_fetched
 
 if TYPE_CHECKING:
     from rljob_trainer.control.channel import Channel

@@ -1,15 +1,21 @@
-"""The process that fetches a job's sources at the start of an attempt, alongside node rank 0: the launcher forks it, and waits for it."""
+"""Who fetches: a process that the launcher has forked, with progress for its reports, and `python -m rljob_trainer fetch`, by hand."""
 
 import logging
 import os
+import sys
 import threading
 import time
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from rljob_api import names
 from rljob_api.protocol import Control, Progress
+from rljob_api.spec.common import Source
 from rljob_trainer import failure
+from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.sources.fetch import fetch
+from rljob_trainer.sources.record import read_record
 from rljob_trainer.textfile import replace
 
 WRITE_SECONDS = 0.5
@@ -46,6 +52,28 @@ class Account:
 def amount(there: int, total: int) -> str:
     """For example `3.2 of 15.2 GB`."""
     return f"{there / 1e9:.1f} of {total / 1e9:.1f} GB" if total else f"{there / 1e9:.1f} GB"
+
+
+def fetch_here(address: str, directory: Path, patterns: list[str]) -> int:
+    """The exit code: 0 when everything is there, 1 with the cause in one message."""
+    try:
+        source = Source(source=address, path=str(directory.resolve()), files=patterns)
+        fetch("DIR", source, _print)
+    except ValidationError:
+        print(f"{address}: not the address of a source, for example hf://ORG/MODEL@REVISION", file=sys.stderr)
+        return 1
+    except (ConfigurationError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    record = read_record(directory)
+    assert record
+    revision = f" at {record.revision}" if record.revision else ""
+    print(f"{directory}: {len(record.files)} files of {address}{revision}")
+    return 0
+
+
+def _print(there: int, total: int) -> None:
+    print(f"\r{amount(there, total)}", end="\n" if there == total else "", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

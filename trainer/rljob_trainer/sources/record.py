@@ -1,7 +1,8 @@
 """What a directory was fetched from: `.rljob/source.json` in it, written when all its files are there."""
 
+import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -88,3 +89,14 @@ def _size(file: Path) -> int:
         return file.stat().st_size
     except OSError:
         return -1
+
+
+POLL_SECONDS = 1.0
+
+
+async def until_fetched(sources: Callable[[], Iterable[Source]]) -> None:
+    """`sources`: of the spec as it is at the moment. A volume that hangs holds up nobody but the caller."""
+    while True:
+        if await asyncio.to_thread(are_fetched, list(sources())):
+            return
+        await asyncio.sleep(POLL_SECONDS)

@@ -1,10 +1,32 @@
-"""progress.json: rank 0's account for the launcher's report, rewritten on change, at most twice a second."""
+"""The files that launcher and driver leave each other: control.json, which the launcher replaces when the operator has something to say, and
+progress.json, rank 0's account for the launcher's report."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from rljob_api.protocol import Progress
+from rljob_api.protocol import Control, Progress
+
+POLL_SECONDS = 0.2
+
+
+def read_control(directory: Path) -> Control:
+    """The control of the attempt whose directory this is."""
+    return Control.model_validate_json((directory / "control.json").read_text())
+
+
+async def follow_control(directory: Path) -> AsyncIterator[Control]:
+    """The control as it is, then every change."""
+    seen = (-1, -1)
+    while True:
+        file = (directory / "control.json").stat()
+        changed = file.st_mtime_ns, file.st_ino  # two files may be of the same tick of the clock
+        if changed != seen:
+            seen = changed
+            yield read_control(directory)
+        await asyncio.sleep(POLL_SECONDS)
+
 
 WRITE_SECONDS = 0.5
 
