@@ -2,12 +2,15 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks import dashboards
 from chart.chart import CHART, HELM, NO_HELM, render
 from rljob_api.metrics import METRICS
 from rljob_operator.kube.api import Key
@@ -70,6 +73,32 @@ async def test_everything_that_is_exported_of_jobs_is_shown_or_makes_an_alert() 
 
 def words(expression: str) -> set[str]:
     return set(re.findall(r"\brljob_[a-z_]+\b", expression))
+
+
+@pytest.mark.skipif(not shutil.which("prometheus"), reason="prometheus is not on PATH")
+def test_a_prometheus_that_has_recorded_runs_answers_every_panel(tmp_path: Path) -> None:
+    with dashboards.prometheus(tmp_path) as url:
+        found = dashboards.answers(url)
+    for panel in json.loads(FILES["jobs"].read_text())["panels"]:
+        assert any(found[panel["id"]]), panel["title"]
+    state, *_ = found[1]
+    assert {series["metric"]["rljob"]: series["value"][1] for series in state} == {
+        "arithmetic": "7",  # Succeeded
+        "dpo": "7",
+        "rewarded": "3",  # Running
+    }
+    (left,) = [s for s in found[1][3] if s["metric"]["rljob"] == "rewarded"]
+    assert 30 < float(left["value"][1]) < 120
+
+
+def test_no_panel_mixes_units() -> None:
+    """A fraction next to a length would be a line at 0."""
+    fractions = {name for name, meaning in METRICS.items() if "raction of" in meaning}
+    for panel in json.loads(FILES["jobs"].read_text())["panels"]:
+        if panel["type"] == "timeseries":
+            asked = {m for t in panel["targets"] for m in re.findall(r'metric="([^"]+)"', t["expr"])}
+            assert asked <= fractions or not asked & fractions, panel["title"]
+            assert bool(asked & fractions) <= (panel["fieldConfig"]["defaults"]["unit"] == "percentunit")
 
 
 def test_step_metrics_are_named_as_in_the_table() -> None:
