@@ -26,6 +26,7 @@ METRICS: dict[str, str] = {
     "sampling/continued": "Fraction of samples that more than one policy generated (`partialRollouts`).",
     "sampling/reward": "Dynamic sampling: mean reward of all generated samples, including those that are not trained on.",
     "agent/turns": "Agents: mean responses of the policy in a trajectory.",
+    "agent/branches": "Agents: mean sequences of a trajectory: more than 1 where agents rewrote their contexts.",
     "agent/environment_tokens": "Agents: mean tokens of a trajectory behind its prompt that the policy did not write.",
     "agent/tokens_left_out": "Agents: mean tokens that the policy generated for a trajectory and that are not in it.",
     "agent/failed": "Samples that left the step because their agent failed; with dynamic sampling, in all its rounds.",

@@ -4,6 +4,7 @@ per trajectory [n]        segments       how many it has
 per segment [m]           lengths        tokens of it
                           sources        its author's number in trajectory.SOURCES
                           policy_steps   of the policy that wrote it, or NO_POLICY
+                          rewards        what its last token earned
                           image_counts   images in it
 per place of an image     image_places   in its segment
                           image_numbers  which of the images below; trajectories of one prompt share theirs
@@ -32,6 +33,7 @@ KINDS: dict[str, type[np.generic]] = {
     "segments": np.int32,
     "lengths": np.int32,
     "policy_steps": np.int32,
+    "rewards": np.float32,
     "tokens": np.int32,
     "log_probs": np.float32,
     "image_counts": np.int32,
@@ -54,6 +56,7 @@ def rows(trajectories: Sequence[Trajectory]) -> dict[str, Iterator[Array]]:
         "segments": iter([np.array([len(t.segments) for t in trajectories], np.int32)]),
         "lengths": iter([np.array([len(s.tokens) for s in segments], np.int32)]),
         "policy_steps": iter([np.array([s.policy_step for s in segments], np.int32)]),
+        "rewards": iter([np.array([s.reward for s in segments], np.float32)]),
         "tokens": (s.tokens for s in segments),
         "log_probs": (s.log_probs for s in segments if s.log_probs is not None),
         "image_counts": iter([np.array([len(s.images) for s in segments], np.int32)]),
@@ -75,7 +78,7 @@ def sizes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
         "log_probs": sum(len(s.tokens) for s in segments if s.log_probs is not None),
         "image_grids": 3 * len(images),
         "pixels": sum(image.pixels.size for image in images.values()),
-        **dict.fromkeys(("lengths", "policy_steps", "sources", "image_counts"), len(segments)),
+        **dict.fromkeys(("lengths", "policy_steps", "rewards", "sources", "image_counts"), len(segments)),
         **dict.fromkeys(("image_places", "image_numbers"), places),
     }
     return {name: found[name] for name in KINDS}
@@ -150,14 +153,15 @@ def _segments(arrays: Mapping[str, Array]) -> Iterator[Segment]:
     token = sampled = 0
     images = list(_images(arrays))
     numbers = zip(arrays["image_places"].tolist(), arrays["image_numbers"].tolist(), strict=True)
-    names = ("lengths", "sources", "policy_steps", "image_counts")
+    names = ("lengths", "sources", "policy_steps", "image_counts", "rewards")
     described = zip(*(arrays[name].tolist() for name in names), strict=True)
-    for length, number, policy_step, count in described:
+    for length, number, policy_step, count, reward in described:
         tokens, source = arrays["tokens"][token : token + length], SOURCES[number]
         placed = tuple((place, images[i]) for place, i in islice(numbers, count))
         token += length
         if source == "policy":
-            yield Segment(tokens, source, arrays["log_probs"][sampled : sampled + length], policy_step, placed)
+            log_probs = arrays["log_probs"][sampled : sampled + length]
+            yield Segment(tokens, source, log_probs, policy_step, placed, reward)
             sampled += length
         else:
             yield Segment(tokens, source, images=placed)

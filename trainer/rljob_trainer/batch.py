@@ -20,11 +20,12 @@ SCORES = "scores"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """One value per trajectory, [n], in (group, sample) order."""
+    """One value per trajectory, [n], in (group, sample, branch) order: each branch of an agent's trajectory is a row."""
 
     prompt_index: npt.NDArray[np.int64]
     group: npt.NDArray[np.int32]
     sample: npt.NDArray[np.int32]
+    branch: npt.NDArray[np.int32]
     length: npt.NDArray[np.int32]
     """Tokens in all."""
     prompt_length: npt.NDArray[np.int32]
@@ -43,6 +44,7 @@ class Columns:
             "prompt_index": np.array([t.prompt_index for t in trajectories], np.int64),
             "group": np.array([t.group for t in trajectories], np.int32),
             "sample": np.array([t.sample for t in trajectories], np.int32),
+            "branch": np.array([t.branch for t in trajectories], np.int32),
             "length": np.array([len(t) for t in trajectories], np.int32),
             "prompt_length": np.array([t.prompt_length for t in trajectories], np.int32),
             "learnt_length": np.array([t.learnt_length for t in trajectories], np.int32),
@@ -70,6 +72,20 @@ class Columns:
     def response_length(self) -> npt.NDArray[np.int32]:
         return self.length - self.prompt_length
 
+    @property
+    def answered(self) -> npt.NDArray[np.bool_]:
+        """[n], the first rows of trajectories that have a response."""
+        return (self.response_length > 0) & (self.branch == 0)
+
+    @property
+    def trajectory(self) -> npt.NDArray[np.int64]:
+        """[n], from 0: branches of one trajectory have the same number."""
+        return np.cumsum(self.branch == 0) - 1
+
+    def scored(self, scores: npt.NDArray[np.float64]) -> "Columns":
+        """With `scores` [n] added to the rewards: a trajectory gets that of its first branch."""
+        return replace(self, reward=self.reward + scores[np.flatnonzero(self.branch == 0)][self.trajectory])
+
     def arrays(self) -> dict[str, Array]:
         """By name, in the order of the fields."""
         return {column.name: getattr(self, column.name) for column in fields(self)}
@@ -81,6 +97,7 @@ class Columns:
             "prompt_index": int(self.prompt_index[index]),
             "group": int(self.group[index]),
             "sample": int(self.sample[index]),
+            "branch": int(self.branch[index]),
             "finish_reason": "length" if self.truncated[index] else "stop",
             "reward": float(self.reward[index]),
             "data_source": str(self.data_source[index]),

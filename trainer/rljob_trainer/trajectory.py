@@ -1,7 +1,7 @@
 """A trajectory: segments of tokens behind each other, each with who wrote it. Prompt and response are the simplest case. No torch here."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -37,6 +37,8 @@ class Segment:
     """Step of the policy that sampled the tokens."""
     images: tuple[Placed, ...] = ()
     """In the order of their places, which count from the segment's first token."""
+    reward: float = 0.0
+    """What the policy earned with the last token: a part of the trajectory's reward, in the precision of float32."""
 
     def __post_init__(self) -> None:
         assert (self.log_probs is not None) == (self.source == "policy"), "what the policy wrote has log-probabilities"
@@ -46,9 +48,9 @@ class Segment:
         """Bit by bit."""
         if not isinstance(other, Segment):
             return NotImplemented
-        same = (self.source, self.policy_step) == (other.source, other.policy_step)
+        mine, others = ((s.source, s.policy_step, s.reward) for s in (self, other))
         return (
-            same
+            mine == others
             and same_bits(self.tokens, other.tokens)
             and same_bits(self.log_probs, other.log_probs)
             and self.images == other.images
@@ -78,18 +80,18 @@ def sampled(tokens: Sequence[int] | Ints, log_probs: Sequence[float] | Floats, p
 
 
 def appended(segments: tuple[Segment, ...], more: Segment) -> tuple[Segment, ...]:
-    """With `more` behind them: nothing when it is empty, one segment with the last when the same policy wrote both."""
+    """With `more` behind them: nothing when it is empty, one segment with the last when the same policy wrote both and earned nothing in between."""
     if not len(more.tokens):
         return segments
     last = segments[-1] if segments else None
-    if last is None or (last.source, last.policy_step) != (more.source, more.policy_step):
+    if last is None or last.reward or (last.source, last.policy_step) != (more.source, more.policy_step):
         return (*segments, more)
     log_probs = None
     if last.log_probs is not None and more.log_probs is not None:
         log_probs = np.concatenate((last.log_probs, more.log_probs))
     images = (*last.images, *((len(last.tokens) + start, image) for start, image in more.images))
-    joined = Segment(np.concatenate((last.tokens, more.tokens)), last.source, log_probs, last.policy_step, images)
-    return (*segments[:-1], joined)
+    tokens = np.concatenate((last.tokens, more.tokens))
+    return (*segments[:-1], Segment(tokens, last.source, log_probs, last.policy_step, images, more.reward))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +108,16 @@ class Trajectory:
     finish_reason: Literal["stop", "length"]
     """`stop`: the policy ended it, with the end-of-sequence token or a text of `sampling.stop`; `length`: cut off at maxTokens."""
     reward: float
-    """Weighted sum of the driver's entries of spec.rewards, less the overlong penalty. Entries with `model` are added by the ranks."""
+    """Weighted sum of the driver's entries of spec.rewards and what the agent gave, less the overlong penalty. Entries with `model` are added by the
+    ranks."""
     data_source: str
     """Of the prompt: it says which entries of spec.rewards apply (rewards/rules.py)."""
     baseline_reward: float | None = None
     """Of the prompt's greedy response (`remax`), like `reward`; the same in all samples of the group."""
+    branches: tuple[tuple[Segment, ...], ...] = ()
+    """Further sequences of the same trajectory, whose context an agent rewrote. In a batch each is a row of its own, see `rows`."""
+    branch: int = 0
+    """Which row of its trajectory this is."""
 
     @staticmethod
     def of_response(
@@ -124,7 +131,15 @@ class Trajectory:
         return Trajectory((prompt(prompt_tokens), sampled(response_tokens, log_probs, policy_step)), **fields)
 
     def __len__(self) -> int:
+        """Tokens of the first branch, as in everything below."""
         return sum(len(s.tokens) for s in self.segments)
+
+    def rows(self) -> list["Trajectory"]:
+        """A trajectory for each branch, which differ in nothing else."""
+        if not self.branches:
+            return [self]
+        sequences = (self.segments, *self.branches)
+        return [replace(self, segments=s, branches=(), branch=i) for i, s in enumerate(sequences)]
 
     @property
     def tokens(self) -> Ints:
@@ -180,6 +195,13 @@ class Trajectory:
         return self.log_probs[self.prompt_length :]
 
     @property
+    def response_turn_rewards(self) -> Floats:
+        """[response_length], the part of the reward that is a turn's own, at the turn's last token."""
+        found = np.zeros(len(self), np.float32)
+        np.add.at(found, np.cumsum(self._lengths) - 1, [s.reward for s in self.segments])
+        return found[self.prompt_length :]
+
+    @property
     def images(self) -> list[Placed]:
         """With their places among all tokens."""
         starts = accumulate(self._lengths, initial=0)
@@ -193,6 +215,17 @@ class Trajectory:
     @property
     def _lengths(self) -> list[int]:
         return [len(s.tokens) for s in self.segments]
+
+
+def of_rows(rows: Iterable[Trajectory]) -> list[Trajectory]:
+    """The way back from `Trajectory.rows`, of many behind each other."""
+    found: list[Trajectory] = []
+    for row in rows:
+        if row.branch:
+            found[-1] = replace(found[-1], branches=(*found[-1].branches, row.segments))
+        else:
+            found.append(row)
+    return found
 
 
 def _joined(rows: Sequence[npt.NDArray[Any]], kind: type[Any]) -> npt.NDArray[Any]:

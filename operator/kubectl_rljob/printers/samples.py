@@ -13,7 +13,9 @@ def samples_page(step: int, samples: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _sample(sample: Mapping[str, Any]) -> str:
-    facts = [f"prompt {sample['prompt_index']}", f"sample {sample['sample']}", f"reward {sample['reward']:g}"]
+    facts = [f"prompt {sample['prompt_index']}", f"sample {sample['sample']}"]
+    facts += [f"branch {sample['branch']}"] if "branch" in sample else []
+    facts += [f"reward {sample['reward']:g}"]
     facts += [f"answers {sample['prediction']}"] if "prediction" in sample else []
     facts += [f"{name} {value:g}" for name, value in sample.get("metrics", {}).items()]
     facts += ["cut off"] if sample["truncated"] else []

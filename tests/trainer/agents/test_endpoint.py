@@ -60,19 +60,20 @@ async def test_an_agent_that_is_refused_another_turn_gets_an_empty_one_that_is_c
     assert {s.finish_reason for s in found.samples} == {"length"} and found.metrics["agent/turns"] == 1.0
 
 
-async def test_a_conversation_that_is_begun_again_is_another_one(bench: Bench, tmp_path: Path) -> None:
-    """What is rewritten is rendered anew; the turns that it had are left out and counted."""
+@pytest.mark.parametrize("branches", [False, True])
+async def test_a_conversation_that_is_begun_again_is_another_one(bench: Bench, tmp_path: Path, branches: bool) -> None:
+    """What is rewritten is rendered anew; the turns that it had are a branch, or left out and counted."""
     again = CODE.replace(
         'messages.append(choice["message"] | {"refusal": None})',
         'messages = [{"role": "user", "content": "again"}]\n        break',
     )
-    again += (
-        "    await asyncio.to_thread(post, policy.base_url, messages=messages)\n    return await policy.trajectory()\n"
-    )
-    with_agent(bench.spec, tmp_path, again, maxTokens=400)
+    again += "    await asyncio.to_thread(post, policy.base_url, messages=messages)\n    return await policy.trajectory(branches=BRANCHES)\n"
+    with_agent(bench.spec, tmp_path, again.replace("BRANCHES", str(branches)), maxTokens=400)
     bench.spec["rollout"]["sampling"] = {"maxTokens": 200}
     found, _ = await first_step(bench, Caller("demo-rollout-0"), script=("first",))
-    assert "again" in written(found, "prompt")[0] and found.metrics["agent/tokens_left_out"] > 0
+    assert "again" in written(found, "prompt")[0]
+    assert (found.metrics["agent/tokens_left_out"] > 0) != branches
+    assert found.columns.branch.tolist() == ([0, 1] * 12 if branches else [0] * 12)
 
 
 @pytest.mark.parametrize("asked", ["stream=True", "n=2", "messages=[{'content': 'no role'}]"])

@@ -73,6 +73,7 @@ async def test_an_episode_is_reset_stepped_and_closed_and_its_rewards_add_up(ben
     said = [[(s.source, "".join(map(chr, s.tokens))) for s in sample.segments[1:]] for sample in found.samples]
     assert said == [[("policy", "t1"), ("environment", "[no]"), ("policy", "!")]] * 12
     assert {s.reward for s in found.samples} == {1.5} and found.metrics["reward_metrics/turn"] == 1.0
+    assert {tuple(s.response_turn_rewards) for s in found.samples} == {(0, 0.25, 0, 0, 0, 0, 1.25)}, "at the turn's end"
     assert echo.count() == {"reset": 12, "step": 24, "close": 12}
     sessions = {body["session"] for _, body, _ in echo.asked}
     assert len(sessions) == 12 and {key for _, _, key in echo.asked} == {"secret"}

@@ -63,6 +63,48 @@ async def test_an_agent_gives_rewards_and_metrics_of_its_own(bench, tmp_path):
     assert found.metrics["reward_metrics/x"] == 2.0
 
 
+async def test_the_reward_of_each_turn_is_at_its_end_and_in_the_sum(bench, tmp_path):
+    code = TWO_TURNS.replace("Trajectory(context)", "Trajectory(context, reward=1.0, rewards=[0.5, -0.25])")
+    with_agent(bench.spec, tmp_path, code)
+    found, _ = await step(bench)
+    assert {s.reward for s in found.samples} == {1.25}
+    assert {tuple(s.response_turn_rewards) for s in found.samples} == {(0, 0.5, 0, 0, 0, 0, -0.25)}
+
+
+async def test_rewards_that_are_not_one_for_each_turn_are_refused(bench, tmp_path):
+    with_agent(bench.spec, tmp_path, TWO_TURNS.replace("Trajectory(context)", "Trajectory(context, rewards=[1.0])"))
+    with pytest.raises(ConfigurationError, match="there are 1 rewards for 2 turns of the policy"):
+        await step(bench)
+
+
+FORGETS = """
+from rljob_trainer.agents import Trajectory
+
+async def rollout(prompt, policy, row):
+    first = await policy.generate(prompt.tokens)
+    kept = await policy.generate(first.whole + await policy.encode("[kept]"))
+    forgot = await policy.generate(prompt.tokens + await policy.encode("[forgot]"))
+    return Trajectory(forgot.whole, reward=float(row["answer"]), branches=[kept.whole])
+"""
+"""Goes back to the prompt behind its second turn."""
+
+
+async def test_branches_of_a_trajectory_are_rows_that_share_its_reward(bench, tmp_path):
+    with_agent(bench.spec, tmp_path, FORGETS)
+    found, _ = await step(bench)
+    columns = found.columns
+    assert columns.branch.tolist() == [0, 1] * 12 and columns.trajectory.tolist() == [i // 2 for i in range(24)]
+    for first, other in zip(found.samples[::2], found.samples[1::2], strict=True):
+        assert (first.group, first.sample, first.reward) == (other.group, other.sample, other.reward)
+        assert said(first)[0][1].endswith("=[forgot]") and [author for author, _ in said(first)] == ["prompt", "policy"]
+        assert said(other)[1:] == [("policy", "t1"), ("environment", "[kept]"), ("policy", "!")]
+    assert (found.metrics["agent/branches"], found.metrics["agent/turns"]) == (2.0, 3.0)
+    assert found.metrics["agent/tokens_left_out"] == 0.0
+    assert found.metrics["reward/mean"] == columns.reward[::2].mean(), "each trajectory once"
+    lines = [json.loads(line) for line in names.samples_file(bench.root, 1).read_text().splitlines()]
+    assert [line.get("branch", 0) for line in lines[:2]] == [0, 1]
+
+
 async def test_the_function_gets_the_row_of_the_file_and_its_environment(bench, tmp_path):
     code = TWO_TURNS.replace(
         "    context =", "    import os\n    assert row['prompt'] == prompt.text, row\n    context =", 1

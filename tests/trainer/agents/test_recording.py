@@ -1,9 +1,11 @@
 """Which tokens of a trajectory are the policy's: those that it generated at that place, bit by bit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from rljob_trainer.agents.recording import Recorded, Rollout, rollout_of
+from rljob_trainer.agents.recording import Recorded, Rollout, endings, rollout_of
 from rljob_trainer.trajectory import Segment, sampled
 
 
@@ -13,7 +15,11 @@ def answer(context: list[int], *tokens: int, step: int = 3, truncated: bool = Fa
 
 
 def rollout(tokens: list[int], *answers: Recorded, ended_early: bool = False) -> Rollout | None:
-    return rollout_of(np.array(tokens, np.int32), answers, ended_early)
+    return branched([tokens], *answers, ended_early=ended_early)
+
+
+def branched(sequences: list[list[int]], *answers: Recorded, ended_early: bool = False) -> Rollout | None:
+    return rollout_of([np.array(tokens, np.int32) for tokens in sequences], answers, ended_early)
 
 
 def said(found: Rollout | None) -> list[tuple[str, list[int]]]:
@@ -63,3 +69,44 @@ def test_a_trajectory_is_cut_off_where_its_last_answer_is_or_another_was_refused
 ) -> None:
     found = rollout([1, 5], answer([1], 5, truncated=truncated), ended_early=early)
     assert found and found.truncated == cut
+
+
+def test_a_branch_begins_where_the_context_was_rewritten() -> None:
+    found = branched([[1, 5, 9, 6], [1, 8, 7]], answer([1], 5), answer([1, 5, 9], 6), answer([1, 8], 7))
+    assert said(found) == [("prompt", [1]), ("policy", [5]), ("environment", [9]), ("policy", [6])]
+    assert found and [(s.source, s.tokens.tolist()) for s in found.branches[0]] == [("prompt", [1, 8]), ("policy", [7])]
+    assert (found.turns, found.left_out, found.last_turn.tolist()) == (3, 0, [6])
+
+
+def test_a_turn_that_two_branches_share_is_learnt_from_once() -> None:
+    found = branched([[1, 5, 9, 6], [1, 5, 8, 7]], answer([1], 5), answer([1, 5, 9], 6), answer([1, 5, 8], 7))
+    assert found and [(s.source, s.tokens.tolist()) for s in found.branches[0]] == [
+        ("prompt", [1, 5, 8]),
+        ("policy", [7]),
+    ]
+    assert found.turns == 3
+
+
+def test_a_branch_in_which_the_policy_wrote_nothing_new_is_none() -> None:
+    found = branched([[1, 5], [1, 5]], answer([1], 5))
+    assert found and found.branches == ()
+
+
+def test_the_reward_of_a_turn_is_at_its_end_and_in_the_sum() -> None:
+    first, second = replace(answer([1], 5, 6), reward=0.5), replace(answer([1, 5, 6], 7), reward=0.25)
+    found = rollout([1, 5, 6, 7], first, second)
+    assert said(found) == [("prompt", [1]), ("policy", [5, 6]), ("policy", [7])], (
+        "turns that earned something stay apart"
+    )
+    assert found and [s.reward for s in found.segments] == [0.0, 0.5, 0.25] and found.reward == 0.75
+
+
+def test_a_turn_of_several_policies_earns_with_its_last_token() -> None:
+    parts = (sampled([5], [-5], 3), sampled([6], [-6], 4))
+    found = rollout([1, 5, 6], Recorded(np.array([1], np.int32), parts, False, 2.0))
+    assert found and [s.reward for s in found.segments] == [0.0, 0.0, 2.0]
+
+
+def test_the_endings_of_a_conversation_are_the_sequences_that_no_other_continues() -> None:
+    answers = [answer([1], 5), answer([1, 5, 9], 6), answer([2], 8), answer([1, 7], 4)]
+    assert [e.tolist() for e in endings(answers)] == [[1, 7, 4], [2, 8], [1, 5, 9, 6]]

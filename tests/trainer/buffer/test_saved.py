@@ -1,8 +1,10 @@
 """The rollout buffer in a checkpoint: what comes back, and what is left out because it may not be trained any more."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rljob_api.spec import RLJobSpec
@@ -16,7 +18,7 @@ from rljob_trainer.buffer.saved import BufferContents
 from rljob_trainer.buffer.sources import Ready
 from rljob_trainer.data.order import Cursor
 from rljob_trainer.rewards.request import RewardFailed
-from rljob_trainer.trajectory import Trajectory, sampled
+from rljob_trainer.trajectory import Segment, Trajectory, environment, sampled
 from trainer.buffer.specs import job
 
 
@@ -43,19 +45,29 @@ def group(position: int, policy: int) -> Group:
     return Group(position, policy + 1, policy, (Draft(outcome=outcome), Draft((sampled((9,), (-1.5,), policy),))))
 
 
+def of_an_agent() -> Trajectory:
+    """With a turn that earned something, and a branch."""
+    begin = Segment(np.array([1], np.int32), "prompt")
+    turn = Segment(np.array([5], np.int32), "policy", np.array([-1.5], np.float32), 5, reward=0.25)
+    branch = (begin, environment([6]), sampled((7,), (-0.5,), 5))
+    return replace(sample(15, 0, 5), segments=(begin, turn, sampled((8,), (-2.0,), 5)), branches=(branch,))
+
+
 def test_everything_comes_back_bit_by_bit(tmp_path: Path) -> None:
     failed = Draft(outcome=Outcome(13, 0, RewardFailed("timeout", "spec.rewards[0]", "/r.py", "took long")))
     empty, whole = Draft(), Draft((sampled((5, 6), (-0.5, -2.0), 4), sampled((7,), (-3.0,), 5)), "length")
     lost = Draft(
         outcome=Outcome(13, 1, AgentFailed("none", "spec.rollout.agent.python.path", "/a.py", "returned None"))
     )
+    branched = Draft(outcome=Outcome(15, 0, of_an_agent()))
     groups = [group(12, 5), Group(13, 6, 5, (failed, lost)), Group(14, 7, 6, (whole, empty))]
+    groups.append(Group(15, 7, 6, (branched, empty)))
     saved.write(tmp_path / "buffer", BufferContents([ready(7, 4), ready(8, 5)], groups), spec_of())
     found = saved.read(tmp_path / "buffer", spec_of(), 6)
     for before, after in zip([ready(7, 4), ready(8, 5)], found.batches, strict=True):
         assert after.cursor == before.cursor and after.batch.columns == before.batch.columns
         assert after.batch.samples == before.batch.samples and after.batch.metrics == before.batch.metrics
-    assert found.groups[0] == groups[0] and found.groups[2] == groups[2]
+    assert found.groups[0] == groups[0] and list(found.groups[2:]) == groups[2:]
     for after, before in zip(found.groups[1].drafts, (failed, lost), strict=True):
         assert after.outcome and before.outcome
         assert str(after.outcome.result) == str(before.outcome.result)

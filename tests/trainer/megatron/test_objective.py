@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from rljob_api.spec.agent import AgentSpec
 from rljob_trainer.batch import Batch
+from rljob_trainer.objectives.advantages import Episodes, estimate, reinforce
 from rljob_trainer.objectives.metrics import MetricAccumulator
 from rljob_trainer.objectives.objective import Objective, Output, StepColumns, Targets, TokenLoss
 from rljob_trainer.objectives.tokens import Sequences
@@ -133,3 +136,44 @@ def test_what_an_environment_wrote_has_no_advantage_and_does_not_count_where_adv
     chosen = torch.cat([row[mask] for row, mask in zip(found, masks, strict=True)])
     assert chosen.all()
     assert (float(chosen.mean()), float(chosen.var())) == pytest.approx((0.0, 1.0), abs=1e-6)
+
+
+def of_an_agent(batch: Batch) -> Batch:
+    """Two trajectories in a group, each in two branches; where a tool had its say, the turn before it earned something."""
+    found = []
+    for i, t in enumerate(batch.samples):
+        first = next(n for n, s in enumerate(t.segments) if s.source == "policy")
+        earned = replace(t.segments[first], reward=0.5) if len(t.segments) == 4 else t.segments[first]
+        segments = (*t.segments[:first], earned, *t.segments[first + 1 :])
+        found.append(replace(t, segments=segments, reward=float(i // 2 % 3), sample=i // 2 % 2, branch=i % 2))
+    return Batch.of(batch.step, found, {})
+
+
+def test_turns_earn_where_they_end_and_a_trajectory_of_branches_weighs_as_one(
+    model: Path, batches: list[Batch]
+) -> None:
+    algorithm = {"advantage": "reinforce++", "gamma": 0.9, "aggregation": "sequenceMeanTokenMean"}
+    spec = job(model, data=2, algorithm=algorithm, batches={"replay": "/r"})
+    agent = AgentSpec.model_validate({"python": {"path": "/agent.py"}, "maxTurns": 4, "maxTokens": 64})
+    spec = spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"agent": agent})})
+    batch = of_an_agent(batches[0])
+
+    def measured(engine: Any) -> list[list[torch.Tensor]]:
+        step = engine.measure(batch.part(engine.parts(batch.columns)[engine.data_rank]))
+        step.weigh(engine.objective)
+        return [list(engine.objective.advantages(step).columns["advantages"]), step.gather("train/weights")]
+
+    advantages, weights = run_engines(2, {"": (spec, measured)})[""]
+    masks = [torch.from_numpy(t.response_mask).double() for t in batch.samples]
+    turns = [torch.from_numpy(t.response_turn_rewards).double() for t in batch.samples]
+    assert any(row.any() for row in turns)
+    padded = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+    mask = padded(masks)
+    rewards, groups = (torch.from_numpy(c) for c in (batch.columns.reward, batch.columns.group))
+    episodes = Episodes(rewards, groups, mask, torch.zeros_like(mask), turn_rewards=padded(turns))
+    for found, row, expected in zip(
+        advantages, masks, estimate(episodes, spec.algorithm, reinforce).advantages, strict=True
+    ):
+        torch.testing.assert_close(found.double(), expected[: len(row)], rtol=1e-5, atol=1e-6)
+    of_rows = [float((w * m).sum()) for w, m in zip(weights, masks, strict=True)]
+    assert [a + b for a, b in zip(of_rows[::2], of_rows[1::2], strict=True)] == pytest.approx([1 / 8] * 8)

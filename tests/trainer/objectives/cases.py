@@ -29,6 +29,8 @@ def episodes(
     token_rewards: Rows | None = None,
     values: Rows | None = None,
     baselines: Sequence[float] | None = None,
+    turn_rewards: Rows | None = None,
+    trajectories: Sequence[int] | None = None,
 ) -> Episodes:
     """One group and one token each unless something else is said."""
     chosen = tensor(mask if mask is not None else [[1.0]] * len(rewards))
@@ -39,6 +41,8 @@ def episodes(
         torch.zeros_like(chosen) if token_rewards is None else tensor(token_rewards),
         None if values is None else tensor(values),
         None if baselines is None else tensor(baselines),
+        turn_rewards=None if turn_rewards is None else tensor(turn_rewards),
+        trajectories=None if trajectories is None else torch.tensor(trajectories),
     )
 
 

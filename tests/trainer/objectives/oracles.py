@@ -29,12 +29,16 @@ def first_two(**fields: Any) -> Callable[[], Numbers]:
 
 
 def advantages(rewards: Numbers, groups: Sequence[int], mask: Rows, **fields: Any) -> Callable[[], Numbers]:
-    extra = {k: fields.pop(k) for k in ("token_rewards", "values", "baselines") if k in fields}
+    given = ("token_rewards", "values", "baselines", "turn_rewards", "trajectories")
+    extra = {k: fields.pop(k) for k in given if k in fields}
     return lambda: flat(estimate(episodes(rewards, groups, mask, **extra), **fields).advantages)
 
 
-def returns(rewards: Numbers, mask: Rows, values: Rows, **fields: Any) -> Callable[[], Numbers]:
-    return lambda: flat(estimate(episodes(rewards, None, mask, values=values), **fields).returns)
+def returns(
+    rewards: Numbers, mask: Rows, values: Rows, turn_rewards: Rows | None = None, **fields: Any
+) -> Callable[[], Numbers]:
+    step = episodes(rewards, None, mask, values=values, turn_rewards=turn_rewards)
+    return lambda: flat(estimate(step, **fields).returns)
 
 
 GAE: dict[str, Any] = {"advantage": "gae", "gamma": 0.9, "gaeLambda": 0.8}
@@ -123,5 +127,17 @@ ADVANTAGE_ORACLES = (
         "mask 1, 0, 1: A = 0.9 x 0.3 - 0.5 + 0.72 x 0.7, -, 0.7; A + V",
         [0.774, 0.0, 1.0],
         returns([1], [[1, 0, 1]], [[0.5, 9.0, 0.3]], **GAE),
+    ),
+    Oracle(
+        "gae, a turn's own reward",
+        "the same, reward 1.5, of which 0.5 at the first token: A = 0.5 + 0.9 x 0.3 - 0.5 + 0.72 x 0.7, -, 0.7; A + V",
+        [1.274, 0.0, 1.0],
+        returns([1.5], [[1, 0, 1]], [[0.5, 9.0, 0.3]], [[0.5, 0.0, 0.0]], **GAE),
+    ),
+    Oracle(
+        "grpo, two branches of one trajectory, divideByStd: false",
+        "rewards 1, 1 (branches) and 0: less 1/2, the mean of two trajectories",
+        [0.5, 0.5, -0.5],
+        advantages([1, 1, 0], [0] * 3, [[1]] * 3, trajectories=[7, 7, 8], group={"divideByStd": False}),
     ),
 )

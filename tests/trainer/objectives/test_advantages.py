@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.spec.algorithm import AlgorithmSpec
-from rljob_trainer.objectives.advantages import ADVANTAGES, Episodes, whiten
+from rljob_trainer.objectives.advantages import ADVANTAGES, IN_TIME, Episodes, whiten
 from trainer.objectives import restatements
 from trainer.objectives.cases import episodes, estimate, of_responses, tensor
-from trainer.objectives.strategies import PROPERTY, steps
+from trainer.objectives.strategies import PROPERTY, QUARTERS, steps
 
 GROUPED = ("grpo", "rloo", "reinforce++-baseline", "opo")
 
@@ -170,6 +170,40 @@ def test_the_reward_comes_at_the_last_token_that_the_policy_chose() -> None:
     step = episodes([1.0, 1.0], None, [[1, 1, 0, 0], [1, 0, 1, 0]], values=[[0, 0, 9, 9], [0, 9, 0, 9]])
     found = estimate(step, advantage="gae", gamma=0.5).returns
     assert found.tolist() == [[0.5, 1.0, 0.0, 0.0], [0.5, 0.0, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+@PROPERTY
+@given(step=steps(), earned=st.lists(QUARTERS, min_size=35, max_size=35))
+def test_what_a_turn_earns_is_a_part_of_the_reward_that_comes_earlier(
+    name: str, step: Episodes, earned: list[float]
+) -> None:
+    """For estimators that know of time; the others see the same outcome."""
+    count, longest = step.mask.shape
+    turns = tensor(earned)[: count * longest].view(count, longest)
+    moved = replace(
+        step,
+        rewards=step.rewards - (turns * step.mask).sum(1),
+        token_rewards=step.token_rewards + turns,
+    )
+    found = estimate(replace(step, turn_rewards=turns), advantage=name).advantages
+    expected = estimate(moved if name in IN_TIME else step, advantage=name).advantages
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@PROPERTY
+@given(step=steps(), cut=st.integers(0, 5))
+def test_a_trajectory_in_two_branches_counts_as_the_whole_one(name: str, step: Episodes, cut: int) -> None:
+    """The first branch has the tokens before `cut`, the second those behind it."""
+    count, longest = step.mask.shape
+    before = (torch.arange(longest) < cut).double()
+    twice = {f: torch.cat((v, v)) for f in Episodes.__slots__ if (v := getattr(step, f)) is not None}
+    mask = torch.cat((step.mask * before, step.mask * (1 - before)))
+    numbers = torch.arange(count).flip(0).repeat(2)
+    found = estimate(replace(step, **twice | {"mask": mask, "trajectories": numbers}), advantage=name).advantages
+    expected = estimate(step, advantage=name).advantages
+    torch.testing.assert_close(found[:count] + found[count:], expected, rtol=1e-6, atol=1e-8)
 
 
 def test_an_estimator_without_what_it_needs_says_so() -> None:

@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rljob_trainer.objectives.losses import LOSSES, token_weights
+from rljob_trainer.objectives.losses import LOSSES, of_branches, token_weights
 from rljob_trainer.objectives.terms import Terms, policy_terms
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 from trainer.objectives.cases import algorithm, columns, responses, tensor
@@ -144,6 +145,14 @@ def test_a_response_that_lies_on_two_ranks_has_one_ratio_and_one_weight(loss: st
     for found, chosen in zip(together([half(c) for c in owned]), owned, strict=True):
         for name, column in found._asdict().items():
             torch.testing.assert_close(column, getattr(whole, name)[chosen])
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_a_trajectory_in_three_branches_counts_as_much_as_in_one(aggregation: str) -> None:
+    whole = token_weights([6, 4, 2], aggregation, 9)
+    lengths, numbers = np.array([6, 1, 0, 3, 2], np.int32), np.array([4, 5, 5, 5, 9])
+    found = of_branches(lambda counts: token_weights(counts, aggregation, 9), lengths, numbers)
+    assert found == [whole[0], whole[1], whole[1], whole[1], whole[2]]
 
 
 @PROPERTY

@@ -60,6 +60,12 @@ class Trajectory:
     """Added to what spec.rewards make of the last turn."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Numbers to report, by names of your own."""
+    rewards: Sequence[float] = ()
+    """One for each turn that the policy was asked for, in their order; empty: turns have none of their own. They add to `reward`. Estimators that say
+    when a reward was earned (gae, reinforce++, remax) have it at the end of its turn."""
+    branches: Sequence[Sequence[int]] = ()
+    """Further sequences like `tokens`, where the agent rewrote its context. They share the reward. A turn that stands in several is learnt from in
+    the first."""
 
 
 class Policy:
@@ -97,9 +103,21 @@ class Policy:
         found: list[int] = await self._ask("reply", {"context": ids(context), "messages": [dict(m) for m in messages]})
         return found
 
-    async def trajectory(self, reward: float = 0.0, metrics: Mapping[str, float] | None = None) -> Trajectory:
-        """The conversation that the policy continued last, through `base_url` for example. Raises PolicyError before its first turn."""
-        return Trajectory(await self._ask("last", {}), reward, dict(metrics or {}))
+    async def trajectory(
+        self,
+        reward: float = 0.0,
+        metrics: Mapping[str, float] | None = None,
+        *,
+        rewards: Sequence[float] = (),
+        branches: bool = False,
+    ) -> Trajectory:
+        """The conversation that the policy continued last, through `base_url` for example. Raises PolicyError before its first turn.
+
+        Args:
+            branches: with all conversations that the agent gave up for another
+        """
+        tokens, *others = await self._ask("sequences", {"branches": branches})
+        return Trajectory(tokens, reward, dict(metrics or {}), rewards, others)
 
 
 def ids(tokens: Sequence[int]) -> list[int]:

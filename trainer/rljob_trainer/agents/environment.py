@@ -94,11 +94,11 @@ class EnvironmentAgent:
             if seen[-1].done:
                 break
             context += await _said(policy, context, seen[-1])
-        rollout = session.rollout(context)
+        rollout = session.rollout([context], [o.reward for o in seen])
         if rollout is None:
             raise self._failed("value", "ended before the policy's first turn")
         metrics = {key: value for observation in seen for key, value in observation.metrics.items()}
-        return replace(rollout, reward=sum(o.reward for o in seen), metrics=metrics)
+        return replace(rollout, metrics=metrics)
 
     async def _observed(self, route: str, body: dict[str, Any]) -> Observation:
         """Raises RewardFailed."""

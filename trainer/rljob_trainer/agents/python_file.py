@@ -134,11 +134,26 @@ class WorkerAgent:
             raise self._failed(reply["kind"], reply["error"])
         if (trajectory := reply["trajectory"]) is None:
             raise self._failed("none", "the function returned None")
-        if (rollout := session.rollout(trajectory["tokens"])) is None:
+        return self._rollout(session, **trajectory)
+
+    def _rollout(
+        self,
+        session: Session,
+        sequences: list[list[int]],
+        rewards: list[float],
+        reward: float,
+        metrics: dict[str, float],
+    ) -> Rollout:
+        """What the function returned. Raises AgentFailed."""
+        try:
+            rollout = session.rollout(sequences, rewards)
+        except PolicyError as error:
+            raise self._failed("value", f"returned a Trajectory that cannot be: {error}") from error
+        if rollout is None:
             raise self._failed(
                 "value", "returned a Trajectory without one answer of policy.generate behind its context"
             )
-        return replace(rollout, reward=trajectory["reward"], metrics=trajectory["metrics"])
+        return replace(rollout, reward=rollout.reward + reward, metrics=metrics)
 
     async def _reply(self, session: Session, values: dict[str, Any]) -> dict[str, Any]:
         """A process that is lost is ended: the next trajectory gets a new one."""

@@ -1,7 +1,7 @@
 """What becomes of one trajectory: what the policy generated, which of its tokens these are, or why there is none."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -20,16 +20,29 @@ class Recorded:
     segments: tuple[Segment, ...]
     """More than one where weights changed meanwhile."""
     truncated: bool
+    reward: float = 0.0
+    """What the agent or environment gave for it."""
 
     @property
     def tokens(self) -> Ints:
         """[k]"""
         return np.concatenate([s.tokens for s in self.segments]) if self.segments else np.zeros(0, np.int32)
 
+    @property
+    def whole(self) -> Ints:
+        """[c + k]"""
+        return np.concatenate((self.context, self.tokens))
+
     def is_in(self, tokens: Ints) -> bool:
         """These tokens have context and answer at their beginning."""
-        whole = np.concatenate((self.context, self.tokens))
+        whole = self.whole
         return len(whole) <= len(tokens) and bool((tokens[: len(whole)] == whole).all())
+
+    @property
+    def rewarded(self) -> tuple[Segment, ...]:
+        """The segments, with the reward at their end."""
+        *before, last = self.segments
+        return (*before, replace(last, reward=float(np.float32(self.reward))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,34 +54,60 @@ class Rollout:
     last_turn: Ints
     """The tokens with which the policy ended it."""
     turns: int
+    """In all branches."""
     left_out: int
     """Tokens that the policy generated for it and that are not in it."""
+    branches: tuple[tuple[Segment, ...], ...] = ()
+    """Further sequences, whose context was rewritten."""
     reward: float = 0.0
-    """What the agent itself makes of it."""
+    """What the agent itself makes of it, with the rewards of its turns."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the agent reports."""
 
 
-def rollout_of(tokens: Ints, answers: Sequence[Recorded], ended_early: bool) -> Rollout | None:
-    """`tokens`, with what the policy answered marked as its own. What comes behind the last answer is nobody's context and left out. None when
-    the tokens hold no answer. `ended_early`: the agent was refused another turn."""
+def rollout_of(sequences: Sequence[Ints], answers: Sequence[Recorded], ended_early: bool) -> Rollout | None:
+    """`sequences`, with what the policy answered marked as its own: the trajectory, and further branches of it. A turn that stands in several is its
+    own in the first. None when the first holds no answer. `ended_early`: the agent was refused another turn."""
+    left = sorted((a for a in answers if len(a.tokens)), key=lambda a: len(a.context))
+    found = [_branch(tokens, left) for tokens in sequences]
+    (segments, own), *others = found
+    if not own:
+        return None
+    turns = [answer for _, used in found for answer in used]
+    return Rollout(
+        segments,
+        truncated=ended_early or own[-1].truncated,
+        last_turn=own[-1].tokens,
+        turns=len(turns),
+        left_out=sum(len(a.tokens) for a in answers) - sum(len(a.tokens) for a in turns),
+        branches=tuple(branch for branch, used in others if used),
+        reward=sum(a.reward for a in answers),
+    )
+
+
+def _branch(tokens: Ints, left: list[Recorded]) -> tuple[tuple[Segment, ...], list[Recorded]]:
+    """One sequence, and the answers in it, which are taken from `left`. What comes behind the last is nobody's context and left out."""
     found: tuple[Segment, ...] = ()
     used: list[Recorded] = []
     at = 0
-    for answer in sorted((a for a in answers if len(a.tokens)), key=lambda a: len(a.context)):
+    for answer in [a for a in left if a.is_in(tokens)]:
         begin = len(answer.context)
-        if begin < at or not answer.is_in(tokens):
+        if begin < at:
             continue
         given = tokens[at:begin]
         found = appended(found, environment(given) if used else prompt(given))
-        for segment in answer.segments:
+        for segment in answer.rewarded:
             found = appended(found, segment)
         used.append(answer)
         at = begin + len(answer.tokens)
-    if not used:
-        return None
-    left_out = sum(len(a.tokens) for a in answers) - sum(len(a.tokens) for a in used)
-    return Rollout(found, ended_early or used[-1].truncated, used[-1].tokens, len(used), left_out)
+    left[:] = [a for a in left if not any(a is u for u in used)]
+    return found, used
+
+
+def endings(answers: Sequence[Recorded]) -> list[Ints]:
+    """The sequences that no other continues, the one that was written last first."""
+    wholes = {a.whole.tobytes(): a.whole for a in reversed(answers)}
+    return [w for key, w in wholes.items() if not any(key != other and other.startswith(key) for other in wholes)]
 
 
 def single(begin: Segment, response: tuple[Segment, ...], truncated: bool) -> Rollout:
@@ -79,9 +118,11 @@ def single(begin: Segment, response: tuple[Segment, ...], truncated: bool) -> Ro
 
 def measured(sample: Trajectory, rollout: Rollout) -> dict[str, float]:
     """In the names of the metric table."""
+    rows = sample.rows()
     return {
         "agent/turns": float(rollout.turns),
-        "agent/environment_tokens": float(sample.response_length - sample.learnt_length),
+        "agent/branches": float(len(rows)),
+        "agent/environment_tokens": float(sum(row.response_length - row.learnt_length for row in rows)),
         "agent/tokens_left_out": float(rollout.left_out),
     }
 

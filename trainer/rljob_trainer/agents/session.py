@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import PolicyError
 from rljob_trainer.agents.conversation import Conversations, reply
-from rljob_trainer.agents.recording import Recorded, Rollout, rollout_of
+from rljob_trainer.agents.recording import Recorded, Rollout, endings, rollout_of
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.rollout.client import RequestRefusedError
@@ -78,7 +79,8 @@ class Session:
         self.own_time = OwnTime(spec.timeout_seconds)
         """The agent's, which stands still while the policy generates."""
         self._begun, self._ended_early = 0, False
-        self._answers: list[Recorded] = []
+        self._answers: dict[int, Recorded] = {}
+        """By turn."""
 
     async def answer(self, method: str, arguments: dict[str, Any]) -> Any:
         """To a question of the agent's. Raises PolicyError."""
@@ -86,13 +88,21 @@ class Session:
             return await self._generate(**arguments)
         if method == "reply":
             return reply(**arguments, tokenizer=self._tokenizer, template=self._template)
-        if method == "last":
-            return self._last()
+        if method == "sequences":
+            return self._sequences(**arguments)
         return self._encode(**arguments)
 
-    def rollout(self, tokens: list[int]) -> Rollout | None:
-        """The trajectory of these tokens; None when the policy wrote none of them."""
-        return rollout_of(np.array(tokens, np.int32), self._answers, self._ended_early)
+    def rollout(self, sequences: Sequence[Sequence[int]], rewards: Sequence[float] = ()) -> Rollout | None:
+        """The trajectory of these tokens and branches; None when the policy wrote none of the first sequence. Raises PolicyError.
+
+        Args:
+            rewards: of every turn that was asked for, in their order; empty: turns have none of their own
+        """
+        answers = self._in_order()
+        if rewards and len(rewards) != len(answers):
+            raise PolicyError(f"there are {len(rewards)} rewards for {len(answers)} turns of the policy")
+        rewarded = [replace(a, reward=r) for a, r in zip(answers, rewards, strict=True)] if rewards else answers
+        return rollout_of([np.array(tokens, np.int32) for tokens in sequences], rewarded, self._ended_early)
 
     async def _generate(
         self, context: list[int], max_tokens: int | None, stop: list[str] | None
@@ -105,16 +115,16 @@ class Session:
         if self._begun >= self._spec.max_turns or longest < 1:
             self._ended_early = True
             return None
-        self._begun += 1
+        turn, self._begun = self._begun, self._begun + 1
         changes = {"max_tokens": longest} | ({} if stop is None else {"stop": stop})
         sampling, tokens = self._sampling.model_copy(update=changes), np.array(context, np.int32)
         try:
             with self.own_time.stopped():
-                segments, truncated = await self._sample(tokens, sampling, self._begun - 1)
+                segments, truncated = await self._sample(tokens, sampling, turn)
         except RequestRefusedError as error:
             raise PolicyError(str(error)) from error
-        self._answers.append(Recorded(tokens, segments, truncated))
-        return self._turn(self._answers[-1])
+        self._answers[turn] = Recorded(tokens, segments, truncated)
+        return self._turn(self._answers[turn])
 
     def _turn(self, answer: Recorded) -> dict[str, Any]:
         tokens = answer.tokens.tolist()
@@ -126,12 +136,16 @@ class Session:
             "finish_reason": "length" if answer.truncated else "stop",
         }
 
-    def _last(self) -> list[int]:
-        """Tokens of the conversation that the policy continued last."""
-        if not self._answers:
+    def _in_order(self) -> list[Recorded]:
+        return [self._answers[turn] for turn in sorted(self._answers)]
+
+    def _sequences(self, branches: bool) -> list[list[int]]:
+        """Tokens of the conversation that the policy continued last, and with `branches` of all others that were given up."""
+        answers = self._in_order()
+        if not answers:
             raise PolicyError("the policy has not been asked yet")
-        last = self._answers[-1]
-        return [*last.context.tolist(), *last.tokens.tolist()]
+        found = endings(answers) if branches else [answers[-1].whole]
+        return [tokens.tolist() for tokens in found]
 
     def _encode(self, text: str) -> list[int]:
         try:

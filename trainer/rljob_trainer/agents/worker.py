@@ -4,8 +4,8 @@ FUNCTIONS is a JSON list of names: of the one that makes trajectories (KIND pyth
 {"takes": names, "concurrent": true, "tools": JSON schemas} or {"error": text}. Then it reads pickled triples: ("begin", number, values) begins a
 trajectory, ("cancel", number, None) ends it, and ("answer", number, (question, {"value": ...} or {"error": text})) answers a question. It writes
 lines of JSON: {"number", "question", "method", "arguments"} asks the driver, and the last line of a trajectory is {"number", "trajectory":
-{"tokens", "reward", "metrics"} or null} or {"number", "error": text, "kind": text} with a kind of recording.py. The driver keeps the time:
-a trajectory that takes too long is cancelled.
+{"sequences", "reward", "metrics", "rewards"} or null} or {"number", "error": text, "kind": text} with a kind of recording.py. The driver keeps the
+time: a trajectory that takes too long is cancelled.
 """
 
 import asyncio
@@ -108,13 +108,15 @@ def returned(found: Any) -> dict[str, Any]:
     if not isinstance(found, Trajectory):
         return _strange(f"returned {type(found).__name__}, not a Trajectory of rljob_trainer.agents or None")
     try:
-        tokens = ids(found.tokens)
+        sequences = [ids(tokens) for tokens in (found.tokens, *found.branches)]
         said = split({**found.metrics, "score": found.reward})
+        rewards = [split(reward).score for reward in found.rewards]
     except NotAReward as error:
         return _strange(f"returned a Trajectory whose reward or metrics hold {error}")
     except (TypeError, ValueError) as error:
         return _strange(f"returned a Trajectory whose tokens are no ids: {error}")
-    return {"trajectory": {"tokens": tokens, "reward": said.score, "metrics": said.metrics}}
+    trajectory = {"sequences": sequences, "reward": said.score, "metrics": said.metrics, "rewards": rewards}
+    return {"trajectory": trajectory}
 
 
 def _strange(text: str) -> dict[str, Any]:

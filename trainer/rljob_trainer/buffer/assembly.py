@@ -54,9 +54,10 @@ def assemble(
     ordered = sorted(outcomes, key=lambda o: (o.group, o.sample))
     require_complete(ordered, range(prompts), samples_per_prompt)
     samples = tuple(o.result for o in ordered if isinstance(o.result, Trajectory))
-    strange = [s for s in samples if not all(part.policy_step in policies for part in s.sampled_segments)]
+    rows = tuple(row for s in samples for row in s.rows())
+    strange = [s for s in rows if not all(part.policy_step in policies for part in s.sampled_segments)]
     assert not strange, f"{len(strange)} samples of step {step} come from other policies than those of steps {policies}"
-    return Batch.of(step, samples, metrics | batch_metrics(samples))
+    return Batch.of(step, rows, metrics | batch_metrics(samples, rows))
 
 
 def require_complete(ordered: Sequence[Outcome], groups: range, samples_per_prompt: int) -> None:
@@ -68,7 +69,7 @@ def require_complete(ordered: Sequence[Outcome], groups: range, samples_per_prom
 
 def penalised(sample: Trajectory, spec: RLJobSpec) -> Trajectory:
     """With spec.algorithm.overlong's penalty taken from the reward."""
-    length, longest = sample.response_length, spec.longest_response
+    length, longest = max(row.response_length for row in sample.rows()), spec.longest_response
     return replace(sample, reward=sample.reward - overlong_penalty(length, longest, spec.algorithm.overlong))
 
 
@@ -85,18 +86,17 @@ def shaped(outcomes: Sequence[Outcome], spec: RLJobSpec) -> tuple[list[Outcome],
     return found, {"reward/overlong_penalty": sum(lost) / len(lost)}
 
 
-def batch_metrics(samples: Sequence[Trajectory]) -> dict[str, float]:
-    """Of one step, in the names of the metric table."""
+def batch_metrics(samples: Sequence[Trajectory], rows: Sequence[Trajectory]) -> dict[str, float]:
+    """Of one step, in the names of the metric table. `rows`: the branches of `samples`."""
     groups: dict[int, set[float]] = defaultdict(set)
     for s in samples:
         groups[s.group].add(s.reward)
     return {
         "reward/mean": sum(s.reward for s in samples) / len(samples),
         "reward/zero_std": sum(len(rewards) == 1 for rewards in groups.values()) / len(groups),
-        "response_length/mean": sum(s.response_length for s in samples) / len(samples),
+        "response_length/mean": sum(row.response_length for row in rows) / len(rows),
         "response_length/clipped": sum(s.finish_reason == "length" for s in samples) / len(samples),
-        "sampling/continued": sum(len({part.policy_step for part in s.sampled_segments}) > 1 for s in samples)
-        / len(samples),
+        "sampling/continued": sum(len({part.policy_step for part in s.sampled_segments}) > 1 for s in rows) / len(rows),
     }
 
 

@@ -214,6 +214,7 @@ class Generator:
             sample=index,
             finish_reason="length" if rollout.truncated else "stop",
             reward=rollout.reward,
+            branches=rollout.branches,
             data_source=row.data_source,
         )
         try:

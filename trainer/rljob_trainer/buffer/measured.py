@@ -23,6 +23,6 @@ async def measured(batch: Batch, roles: Sequence[Measure]) -> Batch:
 def joined(batch: Batch, found: Mapping[str, Array]) -> Batch:
     """The batch with scores in its rewards, and with columns of tokens."""
     columns, counts = batch.columns, batch.columns.response_length.tolist()
-    rewards = columns.reward + found[SCORES] if SCORES in found else columns.reward
+    columns = columns.scored(found[SCORES]) if SCORES in found else columns
     tokens = {name: dict(enumerate(split(values, counts))) for name, values in found.items() if name != SCORES}
-    return replace(batch, columns=replace(columns, reward=rewards), measured={**batch.measured, **tokens})
+    return replace(batch, columns=columns, measured={**batch.measured, **tokens})

@@ -23,7 +23,7 @@ from rljob_trainer.buffer.sources import Ready
 from rljob_trainer.checkpoint.files import write_json
 from rljob_trainer.data.order import Cursor
 from rljob_trainer.rewards.request import RewardFailed, SampleFailed
-from rljob_trainer.trajectory import Trajectory
+from rljob_trainer.trajectory import Trajectory, of_rows
 
 FAILURES: dict[str, type[SampleFailed]] = {kind.__name__: kind for kind in (RewardFailed, AgentFailed)}
 
@@ -62,7 +62,7 @@ def write(directory: Path, contents: BufferContents, spec: RLJobSpec) -> None:
     directory.mkdir()
     for ready in contents.batches:
         batch_files.write(_batch_file(directory, ready.batch.step), ready.batch)
-    trajectories = [_trajectory(draft) for group in contents.groups for draft in group.drafts]
+    trajectories = [row for group in contents.groups for draft in group.drafts for row in _trajectory(draft).rows()]
     batch_files.write(_groups_file(directory), Batch.of(0, trajectories, {}))
     described = {
         "madeWith": made_with(spec),
@@ -80,7 +80,7 @@ def read(directory: Path, spec: RLJobSpec, step: int) -> BufferContents:
     if changed := [name for name, value in made_with(spec).items() if described["madeWith"].get(name) != value]:
         log.warning("spec.%s differs from the checkpoint's: what was generated ahead is left out", changed[0])
         return BufferContents()
-    found = batch_files.read(_groups_file(directory)).samples
+    found = of_rows(batch_files.read(_groups_file(directory)).samples)
     contents = BufferContents(
         [
             Ready(batch_files.read(_batch_file(directory, number)), Cursor(consumed, tuple(pending)))

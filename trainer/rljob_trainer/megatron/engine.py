@@ -132,7 +132,7 @@ class Engine:
             learn = network.learn if objective.learns(step.batch.step) else network.evaluate_loss
             updates = learn(step, objective)
             metrics |= update_metrics(objective, updates)
-        self.objective.after(metrics, int((columns.response_length > 0).sum()))
+        self.objective.after(metrics, int(columns.answered.sum()))
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def log_probs(self, trajectories: Sequence[Trajectory]) -> list[torch.Tensor]:
@@ -179,7 +179,7 @@ class Engine:
     def _reward_metrics(self, step: Step) -> dict[str, float]:
         """Of the rewards with the scores of reward models in them, wherever these are."""
         columns = step.batch.columns
-        kept = columns.reward[columns.response_length > 0]
+        kept = columns.reward[columns.answered]
         scored = any(reward.model for reward in self._spec.rewards)
         return {"reward/with_models": float(kept.mean())} if scored else {}
 

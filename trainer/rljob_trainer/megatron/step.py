@@ -12,6 +12,7 @@ from rljob_trainer.batch import Batch
 from rljob_trainer.megatron.batching import Plan, plan_step
 from rljob_trainer.megatron.packing import MicroBatch, micro_batch
 from rljob_trainer.megatron.parallel_state import ParallelState
+from rljob_trainer.objectives.losses import of_branches
 from rljob_trainer.objectives.objective import Objective
 from rljob_trainer.trajectory import NO_POLICY, Ints, Trajectory
 
@@ -44,6 +45,8 @@ class Step:
         own = {i: batch.trajectories[i] for i in plan.rows(parallel.data_rank)}
         step.put("rollout_log_probs", {i: torch.from_numpy(t.response_log_probs.copy()) for i, t in own.items()})
         step.put("age", {i: torch.from_numpy(_age(t, batch.step)) for i, t in own.items()})
+        if spec.rollout.agent:
+            step.put("turn_rewards", {i: torch.from_numpy(t.response_turn_rewards) for i, t in own.items()})
         for name, values in batch.measured.items():
             step.put(name, {i: torch.from_numpy(v) for i, v in values.items()})
         return step
@@ -59,8 +62,7 @@ class Step:
 
     def add_rewards(self, rewards: np.ndarray) -> None:
         """[n], to those of the columns."""
-        columns = replace(self.batch.columns, reward=self.batch.columns.reward + rewards)
-        self.batch = replace(self.batch, columns=columns)
+        self.batch = replace(self.batch, columns=self.batch.columns.scored(rewards))
 
     def put(self, name: str, values: Mapping[int, torch.Tensor] | Sequence[torch.Tensor]) -> None:
         """Make a column of values [count] of each trajectory, by its row."""
@@ -74,9 +76,10 @@ class Step:
 
     def weigh(self, objective: Objective) -> None:
         """Make the column of what each token's loss counts: over the whole mini-batch, before anything is left out of it."""
+        columns = self.batch.columns
         for batch in self.batches:
-            counts = self.batch.columns.learnt_length[batch.rows].tolist()
-            weights = dict(zip(batch.rows, objective.weights(counts), strict=True))
+            of_rows = of_branches(objective.weights, columns.learnt_length[batch.rows], columns.trajectory[batch.rows])
+            weights = dict(zip(batch.rows, of_rows, strict=True))
             for micro in batch.micro_batches:
                 of_row = zip(micro.row.rows, micro.row.counts, strict=True)
                 micro.put(f"{objective.prefix}/weights", {i: torch.full((n,), weights[i]) for i, n in of_row})

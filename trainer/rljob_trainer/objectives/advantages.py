@@ -35,6 +35,10 @@ class Episodes:
 
     own_rewards: torch.Tensor | None = None
     """[n, T], what counts for its token alone: added to its advantage, and compared with no other response. None: there is nothing."""
+    turn_rewards: torch.Tensor | None = None
+    """[n, T], the part of `rewards` that was earned before the end, at the tokens that earned it. None: there is none."""
+    trajectories: torch.Tensor | None = None
+    """[n] of any integers; responses with the same one are branches of one trajectory, which has one reward. None: each is one of its own."""
 
     @property
     def lengths(self) -> torch.Tensor:
@@ -42,15 +46,34 @@ class Episodes:
         return self.mask.sum(1)
 
     @property
+    def trajectory(self) -> torch.Tensor:
+        """[n], of each response the number of its trajectory among m."""
+        given = torch.arange(len(self.rewards)) if self.trajectories is None else self.trajectories
+        return given.unique(return_inverse=True)[1]
+
+    def of_trajectories(self, values: torch.Tensor) -> torch.Tensor:
+        """[n] to [m], of each trajectory what its first branch has."""
+        index, rows = self.trajectory, torch.arange(len(self.rewards))
+        first = torch.full((int(index.max()) + 1,), len(rows)).scatter_reduce(0, index, rows, "amin")
+        return values[first]
+
+    def totals(self, values: torch.Tensor) -> torch.Tensor:
+        """[n] to [m], summed over branches."""
+        index = self.trajectory
+        return torch.zeros(int(index.max()) + 1, dtype=values.dtype).index_add(0, index, values)
+
+    @property
     def outcomes(self) -> torch.Tensor:
-        """[n], what a response earned altogether, undiscounted."""
-        return self.rewards + (self.token_rewards * self.mask).sum(1)
+        """[m], what a trajectory earned altogether, undiscounted."""
+        return self.of_trajectories(self.rewards) + self.totals((self.token_rewards * self.mask).sum(1))
 
     def rewards_of_tokens(self) -> torch.Tensor:
-        """[n, T], the reward of the response at its last token: an episode ends there, also when maxTokens cut it off."""
-        rewards = self.token_rewards * self.mask
+        """[n, T], the reward of the response at its last token, but for what its turns earned: an episode ends there, also when maxTokens cut it
+        off."""
+        earned = torch.zeros_like(self.mask) if self.turn_rewards is None else self.turn_rewards * self.mask
+        rewards = self.token_rewards * self.mask + earned
         last = (self.mask * torch.arange(1, self.mask.shape[1] + 1)).argmax(1)
-        rewards[torch.arange(len(last)), last] += self.rewards * (self.lengths > 0)
+        rewards[torch.arange(len(last)), last] += (self.rewards - earned.sum(1)) * (self.lengths > 0)
         return rewards
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
@@ -96,8 +119,8 @@ def opo(episodes: Episodes, algorithm: AlgorithmSpec) -> Advantages:
         rewards, lengths = pairs.unbind(1)
         return rewards - (rewards * lengths).sum() / lengths.sum().clamp(min=1)
 
-    pairs = torch.stack((episodes.outcomes, episodes.lengths), dim=1)
-    return Advantages(episodes.spread(by_group(pairs, episodes.groups, against_weighted_mean)))
+    pairs = torch.stack((episodes.outcomes, episodes.totals(episodes.lengths)), dim=1)
+    return _compared(episodes, pairs, against_weighted_mean)
 
 
 def reinforce(episodes: Episodes, algorithm: AlgorithmSpec) -> Advantages:
@@ -159,6 +182,8 @@ ADVANTAGES: dict[str, Estimator] = {
     "remax": remax,
 }
 """By their name in spec.algorithm.advantage."""
+IN_TIME = frozenset({"gae", "reinforce++", "remax", "python"})
+"""Those for which it may matter when in a trajectory a reward was earned."""
 
 
 def estimate(episodes: Episodes, algorithm: AlgorithmSpec, estimator: Estimator) -> Advantages:
@@ -201,8 +226,14 @@ def _left_out(rewards: torch.Tensor, divide: bool) -> torch.Tensor:
 
 
 def _of_outcomes(episodes: Episodes, function: Callable[[torch.Tensor], torch.Tensor]) -> Advantages:
-    """One number per response, from the outcomes of its group."""
-    return Advantages(episodes.spread(by_group(episodes.outcomes, episodes.groups, function)))
+    """One number per trajectory, from the outcomes of its group."""
+    return _compared(episodes, episodes.outcomes, function)
+
+
+def _compared(episodes: Episodes, values: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> Advantages:
+    """One number per trajectory for all its branches, from `values` [m, ...] of its group."""
+    found = by_group(values, episodes.of_trajectories(episodes.groups), function)
+    return Advantages(episodes.spread(found[episodes.trajectory]))
 
 
 def by_group(

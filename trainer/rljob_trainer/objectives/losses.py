@@ -7,6 +7,8 @@ To add a policy loss: write a function of (TokenColumns, Sequences, Clip), put i
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from rljob_api.spec.algorithm import Clip
@@ -39,6 +41,24 @@ def token_weights(lengths: Sequence[int], aggregation: str, longest: int = 0) ->
         "sequenceMeanTokenSumNorm": [count * longest] * count,
     }[aggregation]
     return [1 / d if n else 0.0 for n, d in zip(lengths, denominators, strict=True)]
+
+
+def of_branches(
+    weights: Callable[[Sequence[int]], Sequence[float]],
+    lengths: npt.NDArray[np.int32],
+    trajectories: npt.NDArray[np.int64],
+) -> list[float]:
+    """`weights` of whole trajectories, for rows that may be branches of them: many branches do not make a trajectory count more.
+
+    Args:
+        lengths: [n], of each row
+        trajectories: [n], equal where rows are branches of one trajectory
+
+    Returns: [n]
+    """
+    _, index = np.unique(trajectories, return_inverse=True)
+    found = weights(np.bincount(index, lengths).astype(int).tolist())
+    return [found[i] for i in index]
 
 
 LARGEST_LOG_RATIO = 20.0

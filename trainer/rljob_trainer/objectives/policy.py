@@ -11,7 +11,7 @@ import torch
 from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Columns
-from rljob_trainer.objectives.advantages import Episodes, estimate
+from rljob_trainer.objectives.advantages import IN_TIME, Episodes, estimate
 from rljob_trainer.objectives.functions import Formulas
 from rljob_trainer.objectives.kl import adapt, token_rewards
 from rljob_trainer.objectives.losses import token_weights
@@ -83,6 +83,11 @@ class PolicyObjective(Objective):
         """The teacher's word is a reward of each token, for which old log-probabilities are needed before the first update."""
         return self._algorithm.distillation is not None and self._algorithm.distillation.where == "reward"
 
+    @property
+    def _rewards_turns(self) -> bool:
+        """A turn of an agent's may have a reward of its own, and the estimator reads when it was earned."""
+        return self._spec.rollout.agent is not None and self._algorithm.advantage in IN_TIME
+
     def weights(self, counts: Sequence[int]) -> list[float]:
         return token_weights(counts, self._algorithm.aggregation, self._spec.longest_response)
 
@@ -120,6 +125,8 @@ class PolicyObjective(Objective):
             mask=mask[kept],
             token_rewards=self._penalties(step, mask)[kept],
             own_rewards=self._teacher_rewards(step)[kept] if self._rewards_tokens else None,
+            trajectories=torch.from_numpy(columns.trajectory)[kept],
+            turn_rewards=_padded(step.gather("turn_rewards"))[kept] if self._rewards_turns else None,
             values=_padded(step.gather("values"))[kept] if self.critic else None,
             baselines=None if baselines.isnan().any() else baselines,
         )
@@ -130,8 +137,9 @@ class PolicyObjective(Objective):
         difficulty, longest = self._algorithm.difficulty, self._spec.longest_response
         if difficulty is None or self._algorithm.dynamic_sampling:
             return {}
+        lengths = np.maximum.reduceat(columns.response_length, first := np.flatnonzero(columns.branch == 0))
         rewards: dict[int, list[float]] = defaultdict(list)
-        for group, reward, length in zip(columns.group, columns.reward, columns.response_length, strict=True):
+        for group, reward, length in zip(columns.group[first], columns.reward[first], lengths, strict=True):
             rewards[int(group)].append(float(reward) + overlong_penalty(int(length), longest, self._algorithm.overlong))
         return {group: fit(of_group, difficulty) for group, of_group in rewards.items()}
 

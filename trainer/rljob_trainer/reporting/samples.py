@@ -49,6 +49,7 @@ def _lines(batch: Batch, tokenizer: Decoder, scored: Scored) -> Iterator[dict[st
         yield {
             "prompt_index": s.prompt_index,
             "sample": s.sample,
+            **({"branch": s.branch} if s.branch else {}),
             "data_source": s.data_source,
             "reward": s.reward,
             **scored.get((s.group, s.sample), {}),
