@@ -23,7 +23,7 @@ from rljob_trainer.checkpoint.files import write_json
 from rljob_trainer.checkpoint.lineage import Run
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.collective import Ranks
-from rljob_trainer.data.epochs import with_steps
+from rljob_trainer.data.order import with_steps
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.driver.launcher_files import POLL_SECONDS, read_control
 from rljob_trainer.megatron import compat

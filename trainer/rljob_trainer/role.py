@@ -14,7 +14,7 @@ from rljob_trainer import arrays
 from rljob_trainer.checkpoint.checks import prove_fence
 from rljob_trainer.checkpoint.saving import Part
 from rljob_trainer.collective import Ranks, StandstillError
-from rljob_trainer.data.epochs import with_steps
+from rljob_trainer.data.order import with_steps
 from rljob_trainer.driver.client import RoleClient
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.roles import CriticRole, FrozenRole

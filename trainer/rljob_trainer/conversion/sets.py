@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rljob_trainer.conversion.problems import Problem
-from rljob_trainer.data.columns import ABSENT, find, short
-from rljob_trainer.data.files import Place, Record
+from rljob_trainer.data.files import ABSENT, Place, Record, find, short
 from rljob_trainer.data.rows import prompt_in
 from rljob_trainer.rewards.rules import number
 

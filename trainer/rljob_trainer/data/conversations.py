@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_api.spec.model import ChatTemplate
-from rljob_trainer.data.columns import short
-from rljob_trainer.data.files import Place
+from rljob_trainer.data.files import Place, short
 from rljob_trainer.data.rows import Message, chat_in
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")

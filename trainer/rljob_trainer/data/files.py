@@ -1,4 +1,4 @@
-"""Data files to records, one format per reader. Nothing but the file format is decided here; columns are rows.py's matter."""
+"""Data files to records, one format per reader, and the columns of a record by name. What they mean is decided in rows.py."""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -156,3 +156,26 @@ READERS: dict[str, tuple[str, Reader]] = {
     ".json": ("a JSON list of objects", _json),
     ".jsonl": ("one JSON object per line", _jsonl),
 }
+
+
+ABSENT = object()
+"""In place of a value: there is no such column."""
+
+
+def find(key: str, record: Record) -> Any:
+    """The column of that name, else the value that the dotted path leads to; null when it leads into one."""
+    if key in record:
+        return record[key]
+    value: Any = record
+    for part in key.split("."):
+        if value is None:
+            return None
+        if not isinstance(value, Mapping) or part not in value:
+            return ABSENT
+        value = value[part]
+    return value
+
+
+def short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

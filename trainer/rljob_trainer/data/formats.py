@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rljob_api.spec.model import ChatTemplate, DataSpec
-from rljob_trainer.data.columns import ABSENT, find, short
 from rljob_trainer.data.conversations import (
     Messages,
     messages_of,
@@ -15,7 +14,7 @@ from rljob_trainer.data.conversations import (
     tools_of,
     with_system_prompt,
 )
-from rljob_trainer.data.files import Place, Record
+from rljob_trainer.data.files import ABSENT, Place, Record, find, short
 from rljob_trainer.data.rows import chat_in
 
 Reason = Literal["too_long", "no_assistant", "empty", "equal_pair"]

@@ -1,6 +1,7 @@
 """Which row comes when. A function of seed, epoch and position only: not of the world size, nor of how often the run was interrupted."""
 
 import hashlib
+import math
 import random
 from bisect import bisect_right
 from collections.abc import Collection
@@ -9,6 +10,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Protocol
 
+from rljob_api.sizing.layout import Amounts
+from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import DataSpec
 from rljob_trainer.data.prompts import Prompt, PromptSet
 from rljob_trainer.failure import ConfigurationError
@@ -157,3 +160,19 @@ def _quotas(draws: int, weights: tuple[float, ...]) -> tuple[int, ...]:
     for i in sorted(range(len(exact)), key=lambda i: quotas[i] - exact[i])[: draws - sum(quotas)]:
         quotas[i] += 1
     return tuple(quotas)
+
+
+def steps_of(spec: RLJobSpec, rows: int) -> int:
+    """Of the whole job, with so many rows of training data: the last step may begin another epoch.
+
+    With dynamic sampling, prompts that are left out are replaced by others, which are passed sooner than `epochs` says.
+    """
+    if spec.train.steps is not None:
+        return spec.train.steps
+    assert spec.train.epochs is not None, "one of both is given"
+    return max(1, math.ceil(spec.train.epochs * rows / Amounts.of(spec).groups_per_step))
+
+
+def with_steps(spec: RLJobSpec, steps: int) -> RLJobSpec:
+    """With steps in place of epochs."""
+    return spec.model_copy(update={"train": spec.train.model_copy(update={"steps": steps, "epochs": None})})

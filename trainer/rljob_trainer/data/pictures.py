@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rljob_trainer.data.columns import ABSENT, find, short
-from rljob_trainer.data.files import Place, Record
+from rljob_trainer.data.files import ABSENT, Place, Record, find, short
 from rljob_trainer.failure import is_outage
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import numpy as np
 
 from rljob_api.spec.model import DataSpec
 from rljob_trainer.data.chat import encode_prompt
-from rljob_trainer.data.file_rows import FileRows
 from rljob_trainer.data.files import Place, Record
 from rljob_trainer.data.image_reader import ImageReader
 from rljob_trainer.data.pictures import lifted
 from rljob_trainer.data.rows import Row, read_rows
+from rljob_trainer.data.tables import FileRows
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.images import Placed

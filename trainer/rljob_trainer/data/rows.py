@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.spec.model import DataSpec
-from rljob_trainer.data.columns import ABSENT, find, short
-from rljob_trainer.data.files import Place, Record, read_records
+from rljob_trainer.data.files import ABSENT, Place, Record, find, read_records, short
 from rljob_trainer.data.pictures import lifted
 
 Message = Mapping[str, Any]

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
+from threading import Lock
 from typing import Protocol
 
 import numpy as np
@@ -170,3 +171,41 @@ def _lines(data: mmap.mmap) -> tuple[Longs, Longs, Longs]:
     first = np.frombuffer(data, np.uint8)[np.minimum(starts, len(data) - 1)]
     blank = [i for i in np.flatnonzero(first <= ord(" ")) if not data[starts[i] : ends[i]].strip()]
     return starts, ends, np.array(blank, np.int64)
+
+
+class FileRows:
+    """All columns of the rows of several files, counted one after another, read when a reward asks for them. Opened at the first look; threads may
+    share it."""
+
+    def __init__(self, files: Sequence[Place], scratch: Path):
+        """`scratch`: a directory, which may be missing, for files without random access."""
+        self._files, self._scratch = files, scratch
+        self._tables: list[Table] = []
+        self._starts = [0]
+        self._lock = Lock()
+
+    def __getitem__(self, index: int) -> Record:
+        """Raises ConfigurationError for a file that has changed since it was read, OSError when its volume is away."""
+        with self._lock:
+            self._open()
+            number = bisect_right(self._starts, index) - 1
+            place = self._files[min(number, len(self._files) - 1)]
+            try:
+                return self._tables[number][index - self._starts[number]]
+            except (ValueError, IndexError) as error:
+                fix = "leave data files as they are while a job reads them"
+                raise place.error(f"no longer holds the row of a prompt: {error}", fix) from error
+
+    def place(self, index: int) -> Place:
+        """Of a row that was read, for people."""
+        with self._lock:
+            self._open()
+            number = bisect_right(self._starts, index) - 1
+            file = self._files[number]
+            return Place(file.field, file.path, self._tables[number].number(index - self._starts[number]))
+
+    def _open(self) -> None:
+        if not self._tables:
+            self._scratch.mkdir(parents=True, exist_ok=True)
+            self._tables = [open_table(place, self._scratch) for place in self._files]
+            self._starts = [0, *accumulate(map(len, self._tables))]

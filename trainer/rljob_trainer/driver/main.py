@@ -21,12 +21,11 @@ from rljob_trainer.buffer.generation import Generator
 from rljob_trainer.buffer.measured import Measure
 from rljob_trainer.buffer.sources import BatchSource, GeneratedBatches, RecordedBatches
 from rljob_trainer.buffer.teacher import Teacher, require_same_vocabulary
-from rljob_trainer.data.epochs import steps_of, with_steps
 from rljob_trainer.data.files import places
 from rljob_trainer.data.held_out import HeldOutSet, load_held_out
 from rljob_trainer.data.image_reader import image_reader
 from rljob_trainer.data.loading import load_examples
-from rljob_trainer.data.order import Dataset
+from rljob_trainer.data.order import Dataset, steps_of, with_steps
 from rljob_trainer.data.prompts import PromptSet, load_prompts, require_prompts_of_every_file
 from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, load_tokenizer
 from rljob_trainer.data.workers import Workers
