@@ -156,6 +156,25 @@ async def test_a_server_whose_engine_died_is_killed_and_started_again(
     await pod.end()
 
 
+async def test_a_signal_that_ended_the_server_is_the_cause_also_when_its_engine_was_seen_to_end_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "LAST_WORDS_SECONDS", 60.0)
+    pod = Pod()
+    pod.say(1, **{"max-num-seqs": 5})
+    await pod.channel.wait(is_running)
+    engine = await engine_of_the_server()
+    server = engine.parent()
+    assert server
+    await asyncio.sleep(2 * health.POLL_SECONDS)
+    engine.kill()
+    await asyncio.sleep(3 * health.POLL_SECONDS)
+    server.kill()
+    failure = (await pod.channel.wait(lambda r: r.failure is not None, 20)).failure
+    assert failure and (failure.kind, failure.exception) == ("killed", "Signal 9 (SIGKILL)")
+    await pod.end()
+
+
 async def test_a_server_that_answers_nothing_any_more_is_killed_and_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -61,12 +61,11 @@ class ServerProcess:
         exited, lost = asyncio.create_task(self._process.wait()), asyncio.create_task(self._check.lost())
         try:
             await asyncio.wait({exited, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if exited.done():
-                await self._kill()
-                return self._exited(exited.result())
+            exited_first = exited.done()
             await asyncio.wait({exited}, timeout=LAST_WORDS_SECONDS)
+            signalled = exited.done() and exited.result() < 0  # which ended its engine, too
             await self._kill()
-            return self._lost(lost.result())
+            return self._exited(exited.result()) if exited_first or signalled else self._lost(lost.result())
         finally:
             exited.cancel()
             lost.cancel()
