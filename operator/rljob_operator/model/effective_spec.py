@@ -55,4 +55,6 @@ def scaled(spec: RLJobSpec, replicas: int) -> RLJobSpec:
     """With so many rollouts, or as many as its trainers wait for."""
     r = spec.rollout
     replicas = max(replicas, r.required)
+    if replicas == r.replicas:  # far faster than a copy
+        return spec
     return spec.model_copy(update={"rollout": r.model_copy(update={"replicas": replicas})})

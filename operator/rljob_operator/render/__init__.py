@@ -35,8 +35,8 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     objects += [control(s, status, spec), *scheduler_objects(s.job, spec)]
     sets = {role: s.children.get(("StatefulSet", names.gang(s.job.name, role))) for role in sizes}
     absent = [role for role, live in sets.items() if live is None and not _in_the_way(s, role)]
-    fresh = {role: template_hash(s.job, spec, role, status.token) for role in sets}
     if spec.has_token and (not (released or _in_use(status)) or absent):
+        fresh = {role: template_hash(s.job, spec, role, status.token) for role in sets}
         objects += _token(s, status, sets, fresh)
     for role, live in sets.items():
         if live is not None and _in_use(status):
