@@ -1,10 +1,8 @@
-"""RLJobs and model configurations from files."""
+"""RLJobs from files."""
 
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from kubectl_rljob.errors import UserError
 from rljob_api import manifest
@@ -23,17 +21,3 @@ def read(file: str, settings: Iterable[str] = ()) -> list[Manifest]:
         raise UserError(f"{file}: {error}") from error
     except OverrideError as error:
         raise UserError(str(error)) from error
-
-
-def model_config(directory: str) -> dict[str, Any]:
-    """config.json of a Hugging Face directory."""
-    file = Path(directory) / "config.json"
-    try:
-        config = json.loads(file.read_text())
-    except OSError as error:
-        raise UserError(f"--model: cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(f"--model: {file} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise UserError(f"--model: {file} is not a model configuration")
-    return config

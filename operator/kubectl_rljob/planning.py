@@ -11,7 +11,15 @@ from rljob_api import names
 from rljob_api.job_policy import JobPolicy
 from rljob_api.manifest import Manifest
 from rljob_api.sizing.layout import Amounts, Layout, pods_of
-from rljob_api.sizing.memory import gang_memory, rollout_memory, trainer_memory
+from rljob_api.sizing.memory import (
+    CacheMemory,
+    Phase,
+    cache_memory,
+    gang_memory,
+    phases,
+    rollout_memory,
+    trainer_memory,
+)
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import PlacementReport
@@ -57,12 +65,20 @@ class Plan:
     """Defaults of the cluster that are in the spec, by path."""
     unread: str
     """Why the cluster's could not be read."""
+    device: float | None
+    """Bytes of a GPU, if one was named."""
 
     @staticmethod
-    def of(manifest: Manifest, model: dict[str, Any] | None, policy: JobPolicy, unread: str = "") -> "Plan":
+    def of(
+        manifest: Manifest,
+        model: dict[str, Any] | None,
+        policy: JobPolicy,
+        unread: str = "",
+        device: float | None = None,
+    ) -> "Plan":
         admitted = policy.admit(manifest.spec, manifest.name, model)
         violations = (*manifest.ambiguous, *admitted.result.violations)
-        return Plan(manifest.name, admitted.result.spec, model, violations, admitted.taken, unread)
+        return Plan(manifest.name, admitted.result.spec, model, violations, admitted.taken, unread, device)
 
     def breaks(self, field: str) -> bool:
         """Whether a rule about a field, or one below it, is broken."""
@@ -70,14 +86,35 @@ class Plan:
 
     def memory(self) -> list[Estimate]:
         """Of a job on GPUs whose model is known, while every rule holds."""
+        if (counted := self._counted()) is None:
+            return []
+        spec, shape = counted
+        found = [Estimate("trainer", asdict(trainer_memory(spec, shape)))]
+        found += [Estimate(role, asdict(gang_memory(spec, shape, role))) for role in spec.gangs]
+        return (
+            found
+            if spec.supervised
+            else [*found, Estimate("rollout", {"weights": rollout_memory(spec, shape).weights})]
+        )
+
+    def phases(self) -> list[Phase]:
+        """Of a trainer's GPU, where one was named and the model is known."""
+        counted = self._counted()
+        return phases(*counted, self.device) if counted and self.device else []
+
+    def cache(self) -> CacheMemory | None:
+        """Of a server's GPU; `there` is 0 where none was named."""
+        counted = self._counted()
+        if counted is None or counted[0].supervised:
+            return None
+        return cache_memory(*counted, self.device or 0.0)
+
+    def _counted(self) -> tuple[RLJobSpec, Shape] | None:
+        """What memory is counted of."""
         shape = Shape.of(self.model) if self.model else None
         if shape is None or self.spec is None or self.violations or self.spec.trainer.device != "gpu":
-            return []
-        found = [Estimate("trainer", asdict(trainer_memory(self.spec, shape)))]
-        found += [Estimate(role, asdict(gang_memory(self.spec, shape, role))) for role in self.spec.gangs]
-        return (
-            found if self.spec.supervised else [*found, Estimate("rollout", asdict(rollout_memory(self.spec, shape)))]
-        )
+            return None
+        return self.spec, shape
 
     def dump(self) -> dict[str, Any]:
         """For -o json. The amounts are there only when every rule holds."""
@@ -96,8 +133,16 @@ class Plan:
             if amounts.optimizer_steps is not None:
                 out["batch"]["optimizerSteps"] = amounts.optimizer_steps
             out["memory"] = {e.role: {k: round(v) for k, v in _camel(e.parts).items()} for e in self.memory()}
+            if found := self.phases():
+                out["phases"] = {p.name: {**_rounded(asdict(p), "name"), "total": round(p.total)} for p in found}
+            if cache := self.cache():
+                out["kvCache"] = _rounded(asdict(cache))
             out["roles"] = [{"name": r.name, "pods": r.pods, "gpus": r.gpus} for r in roles(self.spec)]
         return out
+
+
+def _rounded(parts: Mapping[str, Any], *without: str) -> dict[str, int]:
+    return {name: round(value) for name, value in parts.items() if name not in without}
 
 
 def _layout(spec: RLJobSpec, role: str) -> dict[str, int]:

@@ -41,7 +41,7 @@ Batch:   64 conversations per step
          500 steps, 1,000 optimizer steps, 32,000 conversations in all
 Tokens:  at most 2,048 per conversation, 131,072 per step
          at most 16,384 per micro-batch and data-parallel rank
-Model:   not checked (--model DIR checks heads and layers, and estimates memory)
+Model:   not checked (--model checks heads and layers, and estimates memory)
 
 ROLE      PODS   PROCESSES/POD   GPUS
 trainer   2      8               16

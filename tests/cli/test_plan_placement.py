@@ -15,9 +15,11 @@ from placement.makers import make_pod, make_racks
 SCHEDULING = {"backend": "builtin", "topologyLevels": ["block", "rack"]}
 
 PAGE = """\
-GIB PER GPU   WEIGHTS   GRADIENTS   OPTIMIZER   ACTIVATIONS   LOGITS   OTHER MODELS   KV CACHE   TOTAL
-trainer       1.8       3.5         5.3         17.0          -        -              -          27.6
-rollout       7.1       -           -           -             -        -              7.0        14.1
+GIB PER GPU   WEIGHTS   GRADIENTS   OPTIMIZER   ACTIVATIONS   LOGITS   OTHER MODELS   TOTAL
+trainer       1.8       3.5         5.3         17.0          -        -              27.6
+rollout       7.1       -           -           -             -        -              7.1
+
+KV cache of a server: 7.0 GiB per GPU would hold all samples in flight at their longest; --gpu says how much there is
 
 Placement on 3 nodes, as free now:
 PODS        DOMAIN

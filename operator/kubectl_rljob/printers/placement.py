@@ -1,9 +1,9 @@
-"""Where a job's pods are, or would be, and what its GPUs have to hold."""
+"""Where a job's pods are, or would be."""
 
 from collections import Counter
 from collections.abc import Sequence
 
-from kubectl_rljob.planning import Estimate, Preview
+from kubectl_rljob.planning import Preview
 from kubectl_rljob.printers.text import cut, plural, table
 from rljob_api.status import Crossing, PlacementReport
 
@@ -46,24 +46,12 @@ def preview(found: Preview) -> str:
     )
 
 
-def memory(estimates: Sequence[Estimate]) -> str:
-    """GiB per GPU, by what holds them."""
-    columns = list(dict.fromkeys(part for e in estimates for part in e.parts))
-    rows = [(e.role, *(_gib(e.parts.get(c)) for c in columns), _gib(e.total)) for e in estimates]
-    header = ("GIB PER GPU", *(c.replace("_", " ").upper() for c in columns), "TOTAL")
-    return table(header, rows)
-
-
 def size(count: float) -> str:
     """`3.1 GB`"""
     unit = 0
     while count >= 1000 and unit + 1 < len(UNITS):
         count, unit = count / 1000, unit + 1
     return f"{count:.1f} {UNITS[unit]}" if unit else f"{count:.0f} B"
-
-
-def _gib(count: float | None) -> str:
-    return "-" if not count else f"{count / 2**30:.1f}"
 
 
 def _volume(c: Crossing) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kubectl_rljob.planning import Plan, Preview, roles
-from kubectl_rljob.printers import placement
+from kubectl_rljob.printers import memory, placement
 from kubectl_rljob.printers.text import plural, table
 from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout
@@ -54,7 +54,11 @@ def page(plan: Plan, found: Preview) -> str:
         blocks += [defaults(plan)] if plan.taken or plan.unread else []
         blocks += [pods(plan.spec)]
         if estimates := plan.memory():
-            blocks += [placement.memory(estimates)]
+            blocks += [memory.parts(estimates)]
+        if plan.device and (found_phases := plan.phases()):
+            blocks += [memory.by_phase(found_phases, plan.device)]
+        if cache := plan.cache():
+            blocks += [memory.cache(cache, plan.device)]
         if not plan.violations:
             blocks += [placement.preview(found)]
     return "\n\n".join([*blocks, verdict(plan.violations)])
@@ -72,7 +76,7 @@ def layout(spec: RLJobSpec, role: str, whole: bool) -> str:
 
 def model(config: dict[str, Any] | None) -> str:
     if config is None:
-        return "not checked (--model DIR checks heads and layers, and estimates memory)"
+        return "not checked (--model checks heads and layers, and estimates memory)"
     known = [f"{config[key]:,} {word}" for key, word in MODEL_KEYS.items() if isinstance(config.get(key), int)]
     return f"{config.get('model_type', 'unknown type')}: {', '.join(known)}"
 

@@ -6,6 +6,7 @@ import click
 
 from kubectl_rljob import errors, manifest
 from kubectl_rljob.errors import UserError
+from kubectl_rljob.model import model_config
 from kubectl_rljob.options import output, verb
 from kubectl_rljob.planning import Plan, preview
 from kubectl_rljob.printers import data
@@ -13,6 +14,7 @@ from kubectl_rljob.printers import plan as page
 from kubectl_rljob.session import Session
 from rljob_api import names
 from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
+from rljob_api.sizing.devices import DEVICES, device_bytes
 
 
 @verb()
@@ -26,9 +28,13 @@ from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
 )
 @click.option(
     "--model",
-    type=click.Path(file_okay=False),
-    metavar="DIR",
-    help="Hugging Face directory: checks heads and layers of its config.json too, and estimates memory per GPU",
+    metavar="DIR|FILE|ORG/NAME",
+    help="model, by its directory, its config.json, or its name on the hub: checks heads and layers too, and estimates memory per GPU",
+)
+@click.option(
+    "--gpu",
+    metavar="NAME|SIZE",
+    help=f"GPU that has to hold it, for example h100-80g or 96Gi: shows each phase of a step against its memory ({', '.join(DEVICES)})",
 )
 @click.option(
     "--set",
@@ -49,6 +55,7 @@ def plan(
     session: Session,
     filename: str,
     model: str | None,
+    gpu: str | None,
     settings: tuple[str, ...],
     offline: bool,
     operator_namespace: str,
@@ -59,10 +66,10 @@ def plan(
     Ranks, layout, batches, what the cluster's defaults add, pods, GPUs, memory, placement on the cluster as it is
     now, and every broken rule at once. Exit code 1 when a rule is broken.
     """
-    config = manifest.model_config(model) if model else None
+    config, device = model_config(model) if model else None, _device(gpu) if gpu else None
     manifests = manifest.read(filename, settings)
     policy, unread = (DEFAULT_POLICY, "") if offline else _policy(session, operator_namespace)
-    plans = [Plan.of(m, config, policy, unread) for m in manifests]
+    plans = [Plan.of(m, config, policy, unread, device) for m in manifests]
     found = [(p, preview(p, lambda: _read(session), offline)) for p in plans]
     if output:
         session.terminal.data(data.render([p.dump() | {"placement": where.dump()} for p, where in found], output))
@@ -78,6 +85,13 @@ def _policy(session: Session, namespace: str) -> tuple[JobPolicy, str]:
         return session.cluster().job_policy(namespace), ""
     except UserError as error:
         return DEFAULT_POLICY, f"not read: {error}"
+
+
+def _device(gpu: str) -> float:
+    try:
+        return device_bytes(gpu)
+    except ValueError as error:
+        raise UserError(f"--gpu {gpu}: neither a size, such as 80Gi, nor one of {', '.join(DEVICES)}") from error
 
 
 def _read(session: Session) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -34,7 +34,7 @@ from typing import Literal
 
 from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout, rollout_pods, servers_per_pod
-from rljob_api.sizing.serving import sequences, server_defaults
+from rljob_api.sizing.serving import SERVER_SHARE, sequences, server_defaults
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import Offload
@@ -72,6 +72,24 @@ class RolloutMemory:
     @property
     def total(self) -> float:
         return self.weights + self.kv_cache
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMemory:
+    """Bytes for keys and values on one GPU of a rollout server."""
+
+    wanted: float
+    """For the samples that one server has in flight, at their longest."""
+    there: float
+    """At most: vLLM's share of the GPU without the weights. Its own activations and graphs come off that."""
+
+
+def cache_memory(spec: RLJobSpec, shape: Shape, device: float) -> CacheMemory:
+    """Of a GPU of `device` bytes."""
+    needed, given = rollout_memory(spec, shape), server_defaults(spec) | spec.rollout.vllm_args
+    share = float(given.get("gpu-memory-utilization", SERVER_SHARE))
+    there = float(given.get("kv-cache-memory-bytes") or max(0.0, device * share - needed.weights))
+    return CacheMemory(wanted=needed.kv_cache, there=there)
 
 
 def trainer_memory(spec: RLJobSpec, shape: Shape) -> TrainerMemory:

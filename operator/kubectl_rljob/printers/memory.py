@@ -1,0 +1,42 @@
+"""What the GPUs of a job have to hold, in GiB."""
+
+from collections.abc import Sequence
+
+from kubectl_rljob.planning import Estimate
+from kubectl_rljob.printers.text import table
+from rljob_api.sizing.memory import GIB, CacheMemory, Phase
+
+
+def parts(estimates: Sequence[Estimate]) -> str:
+    """By what holds them, at the moment when most is held."""
+    columns = list(dict.fromkeys(part for e in estimates for part in e.parts))
+    rows = [(e.role, *(_gib(e.parts.get(c)) for c in columns), _gib(e.total)) for e in estimates]
+    header = ("GIB PER GPU", *(c.replace("_", " ").upper() for c in columns), "TOTAL")
+    return table(header, rows)
+
+
+def by_phase(phases: Sequence[Phase], device: float) -> str:
+    """Of a trainer's GPU in each phase of a step, and the verdict."""
+    rows = [(p.name, _gib(p.state), _gib(p.estimate), _gib(p.server), _gib(p.total)) for p in phases]
+    header = ("TRAINER, BY PHASE", "MODELS", "ESTIMATE", "SERVER", f"OF {_gib(device)}")
+    return f"{table(header, rows)}\n\n{_verdict(phases, device)}"
+
+
+def cache(found: CacheMemory, device: float | None) -> str:
+    """One line, apart from what has to be there: a smaller cache is slower and not wrong."""
+    wanted = f"{_gib(found.wanted)} GiB per GPU would hold all samples in flight at their longest"
+    if not device:
+        return f"KV cache of a server: {wanted}; --gpu says how much there is"
+    return f"KV cache of a server: at most {_gib(found.there)} GiB per GPU; {wanted}"
+
+
+def _verdict(phases: Sequence[Phase], device: float) -> str:
+    refused = [p.name for p in phases if p.certain > device]
+    tight = [p.name for p in phases if p.certain <= device < p.total]
+    if refused:
+        return f"Does not fit in {', '.join(refused)}: ranks would refuse to start. docs/sizing.md has what to change, by its cost"
+    return f"May not fit in {', '.join(tight)}, by the estimate" if tight else "Fits, by the estimate"
+
+
+def _gib(count: float | None) -> str:
+    return "-" if not count else f"{count / GIB:.1f}"

@@ -1,0 +1,155 @@
+"""What `plan` says of a GPU's memory, and where it finds the model that it counts with."""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubectl_rljob.__main__ import main
+from rljob_api.sizing.devices import DEVICES, GIB, device_bytes
+
+RECIPE = Path(__file__).parents[2] / "examples/qwen2.5-7b-gsm8k"
+
+ON_80_GB = """\
+GIB PER GPU   WEIGHTS   GRADIENTS   OPTIMIZER   ACTIVATIONS   LOGITS   OTHER MODELS   TOTAL
+trainer       7.1       14.2        -           17.0          3.5      -              41.7
+rollout       14.2      -           -           -             -        -              14.2
+
+TRAINER, BY PHASE   MODELS   ESTIMATE   SERVER   OF 79.1
+generate            -        6.0        31.6     37.6
+score               7.1      10.1       -        17.2
+train               31.9     15.8       -        47.7
+sync                7.1      20.2       14.2     41.5
+save                31.9     6.0        31.6     69.6
+
+Fits, by the estimate
+
+KV cache of a server: at most 17.5 GiB per GPU; 21.0 GiB per GPU would hold all samples in flight at their longest
+"""
+
+
+def plan(*arguments: str, model: str = str(RECIPE)) -> int:
+    return main(["plan", "-f", str(RECIPE / "rljob.yaml"), "--model", model, "--offline", *arguments])
+
+
+def test_each_phase_of_a_step_is_held_against_the_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """A colocated server's share of the GPU is in it, and what its cache would want is in no sum."""
+    assert plan("--gpu", "H100-80g") == 0
+    assert ON_80_GB in capsys.readouterr().out
+
+
+def test_a_phase_that_cannot_fit_or_may_not_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--gpu", "40Gi") == 0
+    assert "\nDoes not fit in save: ranks would refuse to start." in capsys.readouterr().out
+    assert plan("--gpu", "64Gi") == 0
+    assert "\nFits, by the estimate\n" in capsys.readouterr().out
+    assert plan("--gpu", "64Gi", "--set", "train.tokensPerMicroBatch=16384") == 0
+    assert "\nMay not fit in train, by the estimate\n" in capsys.readouterr().out
+
+
+def test_without_a_gpu_the_cache_is_what_the_batch_would_want(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan() == 0
+    out = capsys.readouterr().out
+    assert "BY PHASE" not in out
+    assert "KV cache of a server: 21.0 GiB per GPU would hold all samples in flight at their longest; --gpu says" in out
+
+
+def test_the_numbers_are_there_in_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--gpu", "h200-141g", "-o", "json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["kvCache"]["there"] == pytest.approx(139.8 * 0.4 * GIB - found["memory"]["rollout"]["weights"], abs=1)
+    assert found["phases"]["generate"]["server"] == pytest.approx(139.8 * 0.4 * GIB, abs=1)
+    for phase in found["phases"].values():
+        assert phase["total"] == pytest.approx(phase["state"] + phase["estimate"] + phase["server"], abs=2)
+
+
+def test_a_server_in_a_pod_of_its_own_has_what_vllm_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    apart = ("rollout.placement=separate", "rollout.replicas=8", "rollout.vllmArgs={}")
+    assert plan("--gpu", "h100-80g", "-o", "json", *(part for s in apart for part in ("--set", s))) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["kvCache"]["there"] == pytest.approx(79.1 * 0.92 * GIB - found["memory"]["rollout"]["weights"], abs=1)
+
+
+@pytest.mark.parametrize("gpu", ["h100", "1000", "many"])
+def test_a_gpu_that_nobody_knows_is_refused_with_the_names(capsys: pytest.CaptureFixture[str], gpu: str) -> None:
+    assert plan("--gpu", gpu) == 1
+    assert capsys.readouterr().err.startswith(f"error: --gpu {gpu}: neither a size, such as 80Gi, nor one of a100-40g")
+
+
+def test_a_device_has_a_little_less_than_its_name_says() -> None:
+    for name in DEVICES:
+        gigabytes = float(name.rpartition("-")[2].removesuffix("g"))
+        assert 0.9 * gigabytes * 1e9 < device_bytes(name) < 1.08 * gigabytes * 1e9
+
+
+class Hub(BaseHTTPRequestHandler):
+    """One gated model, whose branch `v2` is not JSON."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        pages = {
+            "/Qwen/Qwen2.5-7B-Instruct/resolve/main/config.json": (RECIPE / "config.json").read_bytes(),
+            "/Qwen/Qwen2.5-7B-Instruct/resolve/v2/config.json": b"<html>",
+        }
+        allowed = self.headers.get("Authorization") == "Bearer hf_me"
+        body = pages.get(self.path, b"")
+        self.send_response(200 if body and allowed else 404 if allowed else 401)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def out_of(capsys: pytest.CaptureFixture[str], **given: Any) -> str:
+    plan("--gpu", "h100-80g", **given)
+    return capsys.readouterr().out
+
+
+def test_a_model_is_a_directory_a_file_or_a_name_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(RECIPE / "config.json", tmp_path / "some.json")
+    for model in (str(RECIPE / "config.json"), str(tmp_path / "some.json")):
+        assert ON_80_GB in out_of(capsys, model=model)
+    with hub() as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        monkeypatch.setenv("HF_TOKEN", "hf_me")
+        for name in ("Qwen/Qwen2.5-7B-Instruct", "hf://Qwen/Qwen2.5-7B-Instruct@main"):
+            assert ON_80_GB in out_of(capsys, model=name)
+
+
+def test_a_model_that_is_nowhere_says_what_was_tried(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with hub() as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        monkeypatch.setenv("HF_TOKEN", "hf_me")
+        cases = {"Qwen/Missing": "no such model on the hub", "Qwen/Qwen2.5-7B-Instruct@v2": "is not JSON"}
+        for model, message in cases.items():
+            assert plan(model=model) == 1
+            assert message in capsys.readouterr().err
+        monkeypatch.delenv("HF_TOKEN")
+        assert plan(model="Qwen/Qwen2.5-7B-Instruct") == 1
+        assert "a gated one: set HF_TOKEN" in capsys.readouterr().err
+    assert plan(model="Qwen/Qwen2.5-7B-Instruct") == 1
+    assert "is not reached" in capsys.readouterr().err
+    assert plan(model="nowhere") == 1
+    assert capsys.readouterr().err.startswith("error: --model nowhere: no such directory or file")
