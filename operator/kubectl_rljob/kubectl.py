@@ -1,7 +1,8 @@
-"""`kubectl exec`: a terminal in a pod is kubectl's art, and whoever runs a plugin of it has it."""
+"""`kubectl exec` and `port-forward`: a connection to a pod is kubectl's art, and whoever runs a plugin of it has it."""
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -29,10 +30,44 @@ def read(session: Session, place: Place, command: Sequence[str]) -> Iterator[byt
         raise UserError(f"pod {place.pod} in namespace {place.namespace}: {problem}")
 
 
+@contextmanager
+def serving(session: Session, place: Place, command: Sequence[str], ready: str) -> Iterator[None]:
+    """Run the command in the pod until the context ends, which begins when a line of it holds `ready`. Raises UserError when it ends before."""
+    arguments = _exec(session, place, [], command)
+    with (
+        _program(),
+        subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
+    ):
+        assert process.stdout
+        try:
+            said = []
+            for line in process.stdout:
+                said.append(line)
+                if ready in line:
+                    break
+            else:
+                raise UserError(f"pod {place.pod} in namespace {place.namespace}: {''.join(said[-3:]).strip()}")
+            threading.Thread(target=process.stdout.read, daemon=True).start()  # a full pipe would stop it
+            yield
+        finally:
+            process.terminate()
+
+
+def forward(session: Session, place: Place, here: int, there: int) -> str:
+    """Connect a port of this machine to one of the pod, until kubectl ends. Returns what it said last."""
+    arguments = [*_kubectl(session, place), "port-forward", place.pod, f"{here}:{there}"]
+    with _program():
+        ended = subprocess.run(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return ended.stderr.strip() or "the connection ended"
+
+
 def _exec(session: Session, place: Place, flags: Sequence[str], command: Sequence[str]) -> list[str]:
+    return [*_kubectl(session, place), "exec", *flags, f"--container={place.container}", place.pod, "--", *command]
+
+
+def _kubectl(session: Session, place: Place) -> list[str]:
     chosen = {"--kubeconfig": session.kubeconfig, "--context": session.context, "--namespace": place.namespace}
-    here = [f"{flag}={value}" for flag, value in chosen.items() if value]
-    return ["kubectl", *here, "exec", *flags, f"--container={place.container}", place.pod, "--", *command]
+    return ["kubectl", *(f"{flag}={value}" for flag, value in chosen.items() if value)]
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Curves of the main metrics: for a terminal, or as an image."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.text import Text
@@ -20,17 +21,33 @@ LARGEST = 1e15
 """Of a number on an axis; what is beyond is left out."""
 
 
-def screen(history: Sequence[Point], width: int = WIDTH) -> str:
-    """All curves below each other, and the steps that they show; at least one point."""
+@dataclass(frozen=True)
+class Curve:
+    """Of one metric: as many values as steps, at least one."""
+
+    title: str
+    steps: Sequence[int]
+    values: Sequence[float]
+
+
+def screen(curves: Sequence[Curve], width: int = WIDTH) -> str:
+    """All curves below each other, and the steps that they show."""
+    steps = [step for curve in curves for step in curve.steps]
+    parts = [plot(c.title, c.steps, c.values, min(width, WIDTH)) for c in curves]
+    return "\n\n".join([*parts, f"steps {min(steps)}-{max(steps)}"])
+
+
+def of_history(history: Sequence[Point]) -> list[Curve]:
+    """Of the points in a status, those that every point has."""
     steps = [point.step for point in history]
-    parts = [plot(title, steps, values, min(width, WIDTH)) for title, values in curves(history)]
-    return "\n\n".join([*parts, f"steps {history[0].step}-{history[-1].step}"])
-
-
-def curves(history: Sequence[Point]) -> list[tuple[str, list[float]]]:
-    """Titles and values of those that every point has."""
     found = [(title, [value(p) for p in history]) for title, value in CURVES]
-    return [(title, [v for v in values if v is not None]) for title, values in found if None not in values]
+    return [Curve(title, steps, [v for v in values if v is not None]) for title, values in found if None not in values]
+
+
+def of_steps(metrics: Mapping[int, Mapping[str, float]], name: str) -> Curve:
+    """Of a metric, over the steps that have it."""
+    found = {step: values[name] for step, values in sorted(metrics.items()) if name in values}
+    return Curve(name, list(found), list(found.values()))
 
 
 def plot(title: str, steps: Sequence[int], values: Sequence[float], width: int = WIDTH) -> str:
@@ -56,18 +73,17 @@ def ticks(steps: Sequence[int]) -> list[int]:
     return sorted({steps[round(i * last / (TICKS - 1))] for i in range(TICKS)})
 
 
-def image(title: str, history: Sequence[Point], path: Path) -> None:
+def image(title: str, curves: Sequence[Curve], path: Path) -> None:
     """The same as a PNG file. Raises UserError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError("-o png needs matplotlib, which is not installed", "pip install matplotlib") from error
-    drawn = curves(history)
-    figure = Figure(figsize=(8, 3 * len(drawn)), layout="constrained")
+    figure = Figure(figsize=(8, 3 * len(curves)), layout="constrained")
     figure.suptitle(title)
-    for axes, (name, values) in zip(figure.subplots(len(drawn), sharex=True), drawn, strict=True):
-        axes.plot([p.step for p in history], values)
-        axes.set_ylabel(name)
+    for axes, curve in zip(figure.subplots(len(curves), sharex=True, squeeze=False)[:, 0], curves, strict=True):
+        axes.plot(curve.steps, curve.values)
+        axes.set_ylabel(curve.title)
         axes.grid(alpha=0.3)
     axes.set_xlabel("step")
     try:

@@ -1,39 +1,109 @@
 """A job's curves."""
 
+import json
+from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 import click
 
+from kubectl_rljob import kubectl
 from kubectl_rljob.errors import UserError
+from kubectl_rljob.job import Job
 from kubectl_rljob.options import job_name, verb
 from kubectl_rljob.printers import curves, data
 from kubectl_rljob.session import Session
+from kubectl_rljob.volume_pod import reading_pod
+from rljob_api import names
+
+ByStep = dict[int, dict[str, float]]
 
 
 @verb()
 @job_name
+@click.option(
+    "--metric",
+    "chosen",
+    multiple=True,
+    metavar="NAME",
+    help="any metric of all steps, for example train/kl, read from the job's volume; may be repeated",
+)
 @click.option(
     "-o", "--output", type=click.Choice(("json", "png")), help="points, or an image, instead of a terminal's curves"
 )
 @click.option(
     "--file", type=click.Path(path_type=Path), metavar="FILE", help="where `-o png` writes (default: NAME.png)"
 )
-def metrics(session: Session, name: str, output: str | None, file: Path | None) -> None:
+def metrics(session: Session, name: str, chosen: tuple[str, ...], output: str | None, file: Path | None) -> None:
     """Draw a job's curves.
 
-    Reward, where the task has one, loss and seconds per step, from the points that its status keeps. `-o png` writes an image and needs
-    matplotlib; `-o json` prints the points. All metrics of all steps are in metrics.jsonl and TensorBoard files
-    under spec.checkpoint.path.
+    Reward, where the task has one, loss and seconds per step, from the points that its status keeps. With --metric any
+    metric of all steps, also after the job has ended: metrics.jsonl under spec.checkpoint.path is read in one of
+    the job's pods, else in one that is made for it, as `kubectl rljob shell` makes it. `-o png` writes an image and
+    needs matplotlib; `-o json` prints the points. `kubectl rljob tensorboard` shows them in a browser.
     """
-    job = session.job(name)
-    history = job.status.progress.history
+    cluster = session.cluster()
+    job = cluster.job(name)
+    if chosen:
+        with reading_pod(cluster, session.terminal, job) as place:
+            assert job.spec, "the pod has its volumes"
+            file_there = names.metrics_file(Path(job.spec.checkpoint.path))
+            found = by_step(b"".join(kubectl.read(session, place, ("cat", str(file_there)))).decode(errors="replace"))
+        drawn, points = of_names(job, found, chosen), _points(found, chosen)
+    else:
+        drawn, points = curves.of_history(job.status.progress.history), [p.dump() for p in job.status.progress.history]
+    _show(session, job, drawn, points, output, file)
+
+
+def by_step(text: str) -> ByStep:
+    """The lines of metrics.jsonl, of which a step may have several. A line that is being written is left out."""
+    found: ByStep = {}
+    for line in text.splitlines():
+        try:
+            given = json.loads(line)
+            found.setdefault(int(given["step"]), {}).update({k: v for k, v in given.items() if _is_number(v)})
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return found
+
+
+def of_names(job: Job, found: ByStep, chosen: Sequence[str]) -> list[curves.Curve]:
+    """Raises UserError for a metric that no step has."""
+    known = sorted({name for values in found.values() for name in values} - {"step"})
+    for name in chosen:
+        if name not in known:
+            near = get_close_matches(name, known, n=3, cutoff=0.5) or known[:8]
+            about = f"there is, for example, {', '.join(near)}" if near else "there are none yet"
+            raise UserError(f"--metric {name}: {job.title} has no such metric; {about}", job.command("status"))
+    return [curves.of_steps(found, name) for name in chosen]
+
+
+def _points(found: ByStep, chosen: Sequence[str]) -> list[dict[str, float]]:
+    return [
+        {"step": step, **{name: values[name] for name in chosen if name in values}}
+        for step, values in sorted(found.items())
+    ]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _show(
+    session: Session,
+    job: Job,
+    drawn: Sequence[curves.Curve],
+    points: Sequence[dict[str, float]],
+    output: str | None,
+    file: Path | None,
+) -> None:
     if output == "json":
-        session.terminal.data(data.render([point.dump() for point in history], output))
-    elif not history:
+        session.terminal.data(data.render(points, output))
+    elif not points:
         raise UserError(f"{job.title} has not finished a step yet", job.command("status"))
     elif output == "png":
         path = file or Path(f"{job.name}.png")
-        curves.image(job.name, history, path)
+        curves.image(job.name, drawn, path)
         session.terminal.show(f"{path} written")
     else:
-        session.terminal.show(curves.screen(history, session.terminal.width))
+        session.terminal.show(curves.screen(drawn, session.terminal.width))

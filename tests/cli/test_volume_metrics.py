@@ -1,0 +1,148 @@
+"""Metrics of all steps, read from a job's volume, which is a directory of this machine here; and TensorBoard on it."""
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import Rljob
+from cli.fake_api import FakeApi
+from cli.makers import make_job, make_spec
+from kubectl_rljob import volume_pod
+from kubectl_rljob.verbs import tensorboard
+from rljob_api import names
+
+Kubectl = Callable[[], list[str]]
+LINES = (
+    {"step": 1, "train/kl": 0.5, "reward/mean": 0.25},
+    {"step": 1, "time/save": 2.0},
+    {"step": 2, "train/kl": 0.75, "reward/mean": 0.5},
+    {"step": 10, "train/kl": 1.0, "note": "text"},
+)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(volume_pod, "POLL", 0.01)
+
+
+@pytest.fixture
+def ended(api: FakeApi, tmp_path: Path) -> Path:
+    """The directory of a job that has ended. Its last line was cut off by a kill."""
+    run = tmp_path / "run"
+    run.mkdir()
+    names.metrics_file(run).write_text("".join(json.dumps(line) + "\n" for line in LINES) + '{"step": 11, "tra')
+    spec = make_spec(checkpoint={"path": str(run)})
+    api.add(make_job(state="Succeeded", outcome="Succeeded", attempt={"number": 1}, spec=spec))
+    return run
+
+
+def deleted(api: FakeApi) -> int:
+    return sum(method == "DELETE" for method, _, _ in api.requests)
+
+
+@pytest.mark.usefixtures("ended", "kubectl")
+def test_any_metric_of_a_job_that_has_ended_is_read_from_its_volume(api: FakeApi, rljob: Rljob) -> None:
+    screen = rljob("metrics", "demo", "--metric", "train/kl", "--metric", "time/save", "-o", "json")
+    assert json.loads(screen.out) == [
+        {"step": 1, "train/kl": 0.5, "time/save": 2.0},
+        {"step": 2, "train/kl": 0.75},
+        {"step": 10, "train/kl": 1.0},
+    ]
+    assert deleted(api) == 1
+
+
+@pytest.mark.usefixtures("ended", "kubectl")
+def test_its_curve_has_a_title_and_the_steps_that_it_covers(rljob: Rljob) -> None:
+    screen = rljob("metrics", "demo", "--metric", "reward/mean")
+    assert screen.code == 0
+    assert "reward/mean" in screen.out and screen.out.endswith("steps 1-2\n")
+
+
+@pytest.mark.usefixtures("ended", "kubectl")
+def test_a_metric_that_no_step_has_is_named_with_those_that_are_near(rljob: Rljob) -> None:
+    screen = rljob("metrics", "demo", "--metric", "train/kk")
+    assert screen.code == 1
+    assert (
+        "error: --metric train/kk: rljob demo in namespace research has no such metric; there is, for example, train/kl"
+        in screen.err
+    )
+
+
+@pytest.mark.usefixtures("kubectl")
+def test_a_volume_that_was_emptied_says_so(rljob: Rljob, ended: Path) -> None:
+    names.metrics_file(ended).unlink()
+    screen = rljob("metrics", "demo", "--metric", "train/kl")
+    assert screen.code == 1 and "metrics.jsonl: No such file or directory" in screen.err
+
+
+FORWARDING = """\
+#!/bin/sh
+# Runs on this machine what it is asked to run in a pod. A forwarded port is one of this machine already.
+echo "$@" >> "$NOTES"
+case "$*" in *port-forward*) exec sleep 600;; esac
+for argument; do shift; [ "$argument" = -- ] && break; done
+exec "$@"
+"""
+
+
+@pytest.fixture
+def forwarding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kubectl:
+    directory, notes = tmp_path / "bin", tmp_path / "notes"
+    directory.mkdir()
+    (directory / "kubectl").write_text(FORWARDING)
+    (directory / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for program in directory.iterdir():
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    monkeypatch.setenv("NOTES", str(notes))
+    return lambda: notes.read_text().splitlines() if notes.exists() else []
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ended")
+def test_tensorboard_answers_until_it_is_interrupted_and_the_pod_goes(
+    api: FakeApi, rljob: Rljob, forwarding: Kubectl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    monkeypatch.setattr(tensorboard, "PORT", port)
+    answers: list[object] = []
+
+    def look() -> None:
+        """Once the port is forwarded, whoever opens the address finds TensorBoard."""
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline and not any("port-forward" in line for line in forwarding()):
+            time.sleep(0.05)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/environment", timeout=60) as answer:
+            answers.append(json.load(answer)["data_location"])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=look, daemon=True).start()
+    screen = rljob("tensorboard", "demo", "--port", str(port))
+    assert screen.code == 130
+    assert f"rljob demo in namespace research: http://localhost:{port} until you press Ctrl-C\n" in screen.err
+    assert len(answers) == 1 and str(answers[0]).endswith("/run/tensorboard")
+    assert "port-forward demo-shell-" in " ".join(forwarding()) and deleted(api) == 1
+
+
+@pytest.mark.usefixtures("ended")
+def test_what_tensorboard_says_when_it_cannot_run_is_the_error(
+    api: FakeApi, rljob: Rljob, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    (tmp_path / "bin/python").write_text("#!/bin/sh\necho 'No module named tensorboard' >&2\nexit 1\n")
+    (tmp_path / "bin/python").chmod(0o755)
+    screen = rljob("tensorboard", "demo")
+    assert screen.code == 1 and "No module named tensorboard\n" in screen.err and deleted(api) == 1
