@@ -1,7 +1,7 @@
 """A job's curves."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -49,10 +49,10 @@ def metrics(session: Session, name: str, chosen: tuple[str, ...], output: str | 
             assert job.spec, "the pod has its volumes"
             file_there = names.metrics_file(Path(job.spec.checkpoint.path))
             found = by_step(b"".join(kubectl.read(session, place, ("cat", str(file_there)))).decode(errors="replace"))
-        drawn, points = of_names(job, found, chosen), _points(found, chosen)
+        _show(session, job, of_names(job, found, chosen), _points(found, chosen), output, file)
     else:
-        drawn, points = curves.of_history(job.status.progress.history), [p.dump() for p in job.status.progress.history]
-    _show(session, job, drawn, points, output, file)
+        history = job.status.progress.history
+        _show(session, job, curves.of_history(history), [point.dump() for point in history], output, file)
 
 
 def by_step(text: str) -> ByStep:
@@ -93,7 +93,7 @@ def _show(
     session: Session,
     job: Job,
     drawn: Sequence[curves.Curve],
-    points: Sequence[dict[str, float]],
+    points: Sequence[Mapping[str, object]],
     output: str | None,
     file: Path | None,
 ) -> None:
