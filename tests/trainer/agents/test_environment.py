@@ -120,8 +120,22 @@ async def test_a_service_that_is_down_for_a_whole_step_is_no_mistake_of_the_user
         await first_step(bench, Talker("demo-rollout-0"))
 
 
+def openapi() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "docs/environment.openapi.yaml").read_text())
+
+
+async def test_the_driver_asks_with_the_fields_of_the_openapi_file(bench: Bench, echo: Echo) -> None:
+    await first_step(bench, Talker("demo-rollout-0"))
+    kinds = {"string": str, "integer": int, "boolean": bool, "object": dict}
+    for route, body, _ in echo.asked:
+        described = openapi()["components"]["schemas"][route.capitalize()]
+        fields = {name: kinds[field["type"]] for name, field in described["properties"].items()}
+        assert set(described["required"]) == fields.keys()
+        assert {name: type(value) for name, value in body.items()} == fields
+
+
 def test_the_openapi_file_has_the_routes_and_the_fields_of_the_answer() -> None:
-    document = yaml.safe_load((ROOT / "docs/environment.openapi.yaml").read_text())
+    document = openapi()
     assert set(document["paths"]) == {"/reset", "/step", "/close"}
     described = document["components"]["schemas"]["Observation"]
     assert set(described["properties"]) == set(Observation.model_fields)
