@@ -96,6 +96,10 @@ format: setup ## Format and mend what the linter can
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
+.PHONY: plugin
+plugin: setup ## Build dist/kubectl-rljob.pyz: the plugin in one file, for Python 3.10 to 3.13 (PLATFORM=aarch64-apple-darwin for Macs)
+	$(PY) images/plugin/build.py dist/kubectl-rljob.pyz $(PLATFORM)
+
 .PHONY: docs
 docs: setup ## Build the documentation in dist/site, and fail at links and anchors that lead nowhere
 	@rm -rf dist/pages && mkdir -p dist/pages
@@ -133,6 +137,7 @@ generate-check: setup ## Fail when a generated file has drifted
 .PHONY: lock
 lock: ## Resolve the requirements again, with hashes
 	$(LOCK) pyproject.toml --extra operator -o images/operator/requirements.txt
+	$(LOCK:3.12=3.10) --universal operator/pyproject.toml -o images/plugin/requirements.txt
 	$(LOCK) images/trainer/installer.in -o images/trainer/installer.txt
 	$(LOCK) pyproject.toml images/trainer/requirements.in -o images/trainer/requirements.txt
 	$(LOCK) pyproject.toml images/megatron/requirements.in -o images/megatron/requirements.txt

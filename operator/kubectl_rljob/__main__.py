@@ -1,7 +1,7 @@
 """Entry point of `kubectl rljob`. Exit codes are in `errors`."""
 
 import sys
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 import click
 
@@ -13,7 +13,7 @@ from kubectl_rljob.terminal import Terminal
 
 def main(argv: list[str] | None = None, now: datetime | None = None) -> int:
     """Run one verb. `now` is the time that ages are counted to."""
-    session = Session(now or datetime.now(UTC), Terminal())
+    session = Session(now or datetime.now(timezone.utc), Terminal())
     try:
         command_line.run(sys.argv[1:] if argv is None else argv, session)
         session.terminal.flush()

@@ -5,7 +5,7 @@ them unfinished; one proposal per line out, with its help after a tab; and last 
 """
 
 import sys
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 from click.shell_completion import CompletionItem, ShellComplete
 
@@ -25,7 +25,7 @@ def main() -> int:
 
 def propose(words: list[str]) -> tuple[list[CompletionItem], str]:
     """What may stand in the place of the last word."""
-    session = Session(datetime.now(UTC), Terminal())
+    session = Session(datetime.now(timezone.utc), Terminal())
     shell = ShellComplete(root, {"obj": session}, PROGRAM, "")
     items = shell.get_completions(words[:-1], words[-1])
     files = any(item.type in ("file", "dir") for item in items)

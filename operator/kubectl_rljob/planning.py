@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic.alias_generators import to_camel
 
@@ -28,6 +28,8 @@ from rljob_placement.cluster import Cluster
 from rljob_placement.gang import Gang
 from rljob_placement.plan import plan
 from rljob_placement.report import report
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def _layout(spec: RLJobSpec, role: str) -> dict[str, int]:
     return {**_camel(asdict(found)), "data": found.data}
 
 
-def _camel[T](parts: Mapping[str, T]) -> dict[str, T]:
+def _camel(parts: Mapping[str, Value]) -> dict[str, Value]:
     return {to_camel(key): value for key, value in parts.items()}
 
 

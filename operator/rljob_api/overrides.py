@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -13,6 +13,7 @@ from rljob_api.type_errors import as_written, path_of
 
 KEY = re.compile(r"((?:\\.|[^.\[\]\\])+)((?:\[[0-9]+\])*)(?:\.(?=.)|$)")
 """One name of a path, with the indices behind it. `\\.` is a dot of a name, as in those of labels."""
+T = TypeVar("T")
 FIX = "write PATH=VALUE, for example train.steps=500 or rewards[0].rule=math"
 
 
@@ -55,7 +56,7 @@ class Override:
             raise self._refused(depth, given, f"has {len(items)} entries; the next one is [{len(items)}]")
         return [*items[:key], self.applied(items[key] if key < len(items) else None, depth + 1), *items[key + 1 :]]
 
-    def _as[T](self, empty: T, kind: str, given: Any, depth: int) -> T:
+    def _as(self, empty: T, kind: str, given: Any, depth: int) -> T:
         if given is None:
             return empty
         if isinstance(given, type(empty)):

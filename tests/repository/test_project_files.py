@@ -22,6 +22,7 @@ TOP = {
         "benchmarks",
         "gitops",
         ".ci",
+        ".github",
     ),
     *("Dockerfile.megatron", "Makefile", "mkdocs.yml", "pyproject.toml", ".gitignore", ".dockerignore"),
     *("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from typing import Any
 
 
-class Outcome(StrEnum):
+class Outcome(str, Enum):
     """What is said of a key."""
 
     IMPLIED = "implied"
@@ -15,6 +15,9 @@ class Outcome(StrEnum):
     """Something else stands in its place, and why."""
     LACKING = "not expressible"
     """An RLJob cannot say it, and runs without it."""
+
+    def __str__(self) -> str:
+        return str(self.value)
 
 
 Convert = Callable[[Any], Any]

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from io import StringIO
 
 from rich.cells import cell_len, set_cell_size
@@ -38,10 +38,15 @@ def moment(when: str | float) -> datetime | None:
     if not when:
         return None
     try:
-        then = datetime.fromisoformat(when) if isinstance(when, str) else datetime.fromtimestamp(when, UTC)
+        then = _read(when) if isinstance(when, str) else datetime.fromtimestamp(when, timezone.utc)
     except (ValueError, OverflowError, OSError):
         return None
     return then if then.tzinfo else None
+
+
+def _read(when: str) -> datetime:
+    """Python 3.10 knows no Z."""
+    return datetime.fromisoformat(when.removesuffix("Z") + ("+00:00" if when.endswith("Z") else ""))
 
 
 def age(when: str | float, now: datetime) -> str:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 import click
 
@@ -79,7 +79,7 @@ class Look:
 
     def _once(self, cluster: Cluster, job: Job) -> Job:
         if self._redraw:
-            self._shown = status.page(job, cluster.events(job), datetime.now(UTC), self._terminal.width)
+            self._shown = status.page(job, cluster.events(job), datetime.now(timezone.utc), self._terminal.width)
             self._redraw(self._shown)
         elif (text := line(job)) != self._shown:
             self._terminal.show(text)
