@@ -43,9 +43,9 @@ def start(
     """`start(model)`: a server that answers /health. It is killed after the module."""
     servers: list[Server] = []
 
-    def begin(model: Path, attempt: int = 0, tensor_parallel: int = 1) -> Server:
+    def begin(model: Path, attempt: int = 0, tensor_parallel: int = 1, image_key: str | None = None) -> Server:
         assert fork_server.stdin and fork_server.stdout
-        port, served = free_port(), spec(model, tensorParallel=tensor_parallel)
+        port, served = free_port(), spec(model, image_key, tensorParallel=tensor_parallel)
         log = tmp_path_factory.mktemp("server") / "log"
         environment = {names.ENV_ROLLOUT_TOKEN: TOKEN, names.ENV_ATTEMPT: str(attempt)} | ONE_PROCESS[
             tensor_parallel == 1

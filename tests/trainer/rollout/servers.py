@@ -24,11 +24,11 @@ READY_SECONDS = 900
 """A machine that is busy with other tests takes minutes to import vLLM."""
 
 
-def spec(model: Path, **rollout: object) -> RLJobSpec:
+def spec(model: Path, image_key: str | None = None, **rollout: object) -> RLJobSpec:
     return RLJobSpec.model_validate(
         {
             "model": {"path": str(model), "dtype": "float32"},
-            "data": {"train": ["/data/train.parquet"], "maxPromptTokens": 200},
+            "data": {"train": ["/data/train.parquet"], "maxPromptTokens": 200, "imageKey": image_key},
             "rewards": [{"rule": "exactMatch"}],
             "train": {"steps": 1},
             "trainer": {"device": "cpu"},

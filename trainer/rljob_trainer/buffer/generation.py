@@ -22,6 +22,7 @@ from rljob_trainer.data.held_out import HeldOutSet
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.rows import answer_in
 from rljob_trainer.data.tokenizer import Tokenizer
+from rljob_trainer.images import Placed
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, SampleFailed
 from rljob_trainer.rollout.client import FinishReason, Generation
@@ -43,6 +44,8 @@ class Request:
     seed: int
     in_pieces: bool = False
     """Interrupted by updates of the weights, and continued behind them."""
+    images: tuple[Placed, ...] = ()
+    """Of the prompt, once they are read."""
 
 
 @dataclass(slots=True)
@@ -129,36 +132,47 @@ class Generator:
         drafts = [Draft() for _ in range(request.count)]
         if self._agent:
             return await self._with_agents(self._agent, request, drafts)
-        generations = await self._pool.generate(request.prompt.tokens, request.count, request.sampling, request.seed)
+        request = await _with_images(request)
+        generations = await self._pool.generate(
+            request.prompt.tokens, request.count, request.sampling, request.seed, request.images
+        )
         for draft, generation in zip(drafts, generations, strict=True):
             draft.add(generation)
         return list(await asyncio.gather(*(self._complete(request, i, draft) for i, draft in enumerate(drafts))))
 
     async def _in_pieces(self, request: Request, drafts: Sequence[Draft]) -> list[Outcome]:
         """As `_request`, whatever interrupts it: each sample that is not complete continues on its own, behind the tokens that it has."""
+        request = await _with_images(request)
         if not any(draft.begun for draft in drafts):
-            place, sampling = (request.group, 0), request.sampling
-            pieces = await self._pieces(request.prompt.tokens, request.count, sampling, request.seed, place)
+            place, sampling, tokens = (request.group, 0), request.sampling, request.prompt.tokens
+            pieces = await self._pieces(tokens, request.count, sampling, request.seed, place, request.images)
             for draft, piece in zip(drafts, pieces, strict=True):
                 draft.add(piece)
         return list(await asyncio.gather(*(self._complete(request, i, draft) for i, draft in enumerate(drafts))))
 
     async def _complete(self, request: Request, index: int, draft: Draft) -> Outcome:
         if draft.outcome is None:
-            place = request.group, index
-            await self._continue(draft, request.prompt.tokens, request.sampling, request.seed, place)
-            rollout = single(prompt(request.prompt.tokens), draft.response, draft.finish_reason == "length")
+            place, tokens, images = (request.group, index), request.prompt.tokens, request.images
+            await self._continue(draft, tokens, request.sampling, request.seed, place, images)
+            rollout = single(prompt(tokens, images), draft.response, draft.finish_reason == "length")
             draft.outcome = await self._score(request, index, rollout)
         return draft.outcome
 
     async def _continue(
-        self, draft: Draft, tokens: Sequence[int] | Ints, sampling: Sampling, seed: int, place: Place
+        self,
+        draft: Draft,
+        tokens: Sequence[int] | Ints,
+        sampling: Sampling,
+        seed: int,
+        place: Place,
+        images: Sequence[Placed] = (),
     ) -> None:
         """Until it is complete, behind `tokens`: the response of that number among those that were begun with `seed`."""
         while draft.finish_reason == "abort":
             rest = sampling.model_copy(update={"max_tokens": sampling.max_tokens - draft.length})
             so_far = np.concatenate((tokens, *(s.tokens for s in draft.response)))
-            draft.add(*await self._pieces(so_far, 1, rest, continuation_seed(seed, place[1], draft.length), place))
+            follows = continuation_seed(seed, place[1], draft.length)
+            draft.add(*await self._pieces(so_far, 1, rest, follows, place, images))
 
     async def _with_agents(self, agent: Agent, request: Request, drafts: Sequence[Draft]) -> list[Outcome]:
         """As `_request`: every sample is a trajectory of the agent's. What a draft holds is a trajectory that is scored; one that is not complete
@@ -189,12 +203,18 @@ class Generator:
         return draft.response, draft.finish_reason == "length"
 
     async def _pieces(
-        self, tokens: Sequence[int] | Ints, n: int, sampling: Sampling, seed: int, place: Place
+        self,
+        tokens: Sequence[int] | Ints,
+        n: int,
+        sampling: Sampling,
+        seed: int,
+        place: Place,
+        images: Sequence[Placed] = (),
     ) -> list[Generation]:
         """What follows `tokens`, as far as it is drawn before an interruption."""
         while True:
             await self._pause.over(place)
-            if pieces := await self._pool.generate(tokens, n, sampling, seed):
+            if pieces := await self._pool.generate(tokens, n, sampling, seed, images):
                 return pieces
 
     async def _with_baseline(self, request: Request) -> list[Outcome]:
@@ -240,6 +260,12 @@ class Generator:
             row=read,
             answer_value=lambda: answer_in(read(), self._spec.data),
         )
+
+
+async def _with_images(request: Request) -> Request:
+    """With those that its prompt has."""
+    read = request.prompt.images
+    return replace(request, images=await asyncio.to_thread(read)) if read else request
 
 
 def _segment(piece: Generation) -> Segment:

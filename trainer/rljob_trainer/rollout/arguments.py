@@ -24,6 +24,8 @@ WITHOUT_MULTICAST = {"compilation-config": {"pass_config": {"fuse_allreduce_rms"
 WITHOUT_MULTICAST_ENVIRONMENT = {"VLLM_FLASHINFER_ALLREDUCE_BACKEND": "trtllm", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
 """Of tensor parallelism on GPUs. vLLM 0.26 joins the all-reduce with the norm behind it in a kernel that wants NVLink multicast, and ends where a pod
 has none. Without it a server starts everywhere."""
+_IMAGES: dict[str, Any] = {"limit-mm-per-prompt": {"video": 0}, "mm-processor-cache-gb": 0}
+"""Images come ready for the tower, each once: there is nothing to keep."""
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -51,7 +53,7 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
         "weight-transfer-config": {"backend": backend(spec)},
         "trust-remote-code": spec.model.trust_remote_code,
     }
-    default = {"disable-uvicorn-access-log": True} | server_defaults(spec)
+    default = {"disable-uvicorn-access-log": True} | server_defaults(spec) | (_IMAGES if spec.data.image_key else {})
     if spec.trainer.device == "cpu":
         default |= {"enforce-eager": True} | WHOLE_PROMPTS
     elif rollout.placement == "colocated":

@@ -1,5 +1,6 @@
 """Token ids in, token ids and log-probabilities out. No torch here."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -9,7 +10,9 @@ import numpy as np
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
+from rljob_trainer.images import Placed
 from rljob_trainer.rollout.answer import decode
+from rljob_trainer.rollout.seen import encode_images
 from rljob_trainer.trajectory import Floats, Ints
 from rljob_trainer.weights.protocol import ATTEMPT_HEADER, GENERATE, INTERRUPT, STATE, STEP_HEADER, AttemptSuperseded
 
@@ -69,9 +72,14 @@ class RolloutClient:
             await self._session.close()
 
     async def generate(
-        self, prompt_tokens: Sequence[int] | Ints, n: int, sampling: Sampling, seed: int
+        self,
+        prompt_tokens: Sequence[int] | Ints,
+        n: int,
+        sampling: Sampling,
+        seed: int,
+        images: Sequence[Placed] = (),
     ) -> list[Generation]:
-        """`n` responses in order of their index. Waits as long as the server takes; cancelling ends the generation there.
+        """`n` responses in order of their index. Waits as long as the server takes; cancelling ends the generation there. `images`: in the prompt.
 
         Raises RequestRefusedError (400), AttemptSuperseded (409), ReplicaLost (any other status, connection, an update of its weights).
         """
@@ -81,6 +89,8 @@ class RolloutClient:
             "seed": seed,
             **sampling.model_dump(),
         }
+        if images:
+            request["images"] = await asyncio.to_thread(encode_images, images)
         body, headers = await self._call("POST", GENERATE, request)
         if STEP_HEADER not in headers:
             raise ReplicaLost(f"{self.endpoint.pod}: another policy came while it generated")

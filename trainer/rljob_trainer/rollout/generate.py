@@ -2,8 +2,8 @@
 
 vLLM's own routes make text of every token, an object of every log-probability, and OpenAI's models of the answer. Request: `prompt` (token
 ids), `n`, `seed` (of the first response, the others' follow it), `temperature`, `max_tokens`; and, if they are there, `stop` (texts that end a
-response, and stay in it), `top_p`, `top_k` and `min_p`, which change the distribution: evaluations have them. Statuses: 400 the request is
-wrong, 500 the engine failed. A client that leaves ends its generation.
+response, and stay in it), `top_p`, `top_k` and `min_p`, which change the distribution: evaluations have them; and `images`
+in the prompt (seen.py). Statuses: 400 the request is wrong, 500 the engine failed. A client that leaves ends its generation.
 """
 
 import asyncio
@@ -52,8 +52,14 @@ async def _draw(engine: Any, body: dict[str, Any]) -> list[Completion]:
     tokens, longest = body["prompt"], engine.model_config.max_model_len
     if len(tokens) + body["max_tokens"] > longest:  # the engine would cut the response short and say nothing
         raise ValueError(f"{len(tokens)} and {body['max_tokens']} more tokens do not fit into max-model-len {longest}")
-    prompt = {"type": "token", "prompt_token_ids": tokens}
-    async for found in engine.generate(prompt, sampling_parameters(body), secrets.token_hex(8)):
+    name = secrets.token_hex(8)
+    prompt: Any = {"type": "token", "prompt_token_ids": tokens}
+    if images := body.get("images"):
+        # with torch, which the front alone does not need
+        from rljob_trainer.rollout.multimodal import multimodal_input
+
+        prompt = multimodal_input(tokens, images, name)
+    async for found in engine.generate(prompt, sampling_parameters(body), name):
         final = found
     return [Completion(o.token_ids, o.logprobs.logprobs, o.finish_reason) for o in final.outputs]
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from rljob_api.protocol import RolloutEndpoint, RolloutState
 from rljob_api.spec.common import Sampling
+from rljob_trainer.images import Placed
 from rljob_trainer.rollout.client import Generation, ReplicaLost, RolloutClient, Unauthorized
 from rljob_trainer.rollout.replicas import Replicas
 from rljob_trainer.trajectory import Ints
@@ -132,7 +133,12 @@ class RolloutPool:
         return replica.problem if replica else ""
 
     async def generate(
-        self, prompt_tokens: Sequence[int] | Ints, n: int, sampling: Sampling, seed: int
+        self,
+        prompt_tokens: Sequence[int] | Ints,
+        n: int,
+        sampling: Sampling,
+        seed: int,
+        images: Sequence[Placed] = (),
     ) -> list[Generation]:
         """As RolloutClient.generate, on whichever server has room; waits while there is none. Raises RequestRefusedError, AttemptSuperseded.
 
@@ -141,7 +147,7 @@ class RolloutPool:
         with self._counted():
             while serving := await self._reserve(n):
                 try:
-                    answer = serving.client.generate(prompt_tokens, n, sampling, seed)
+                    answer = serving.client.generate(prompt_tokens, n, sampling, seed, images)
                     return self._accepted(await _unless_gone(serving, answer))
                 except ReplicaLost as lost:
                     self.redispatched += 1
