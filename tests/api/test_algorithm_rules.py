@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from api.specs import raw_spec
+from api.specs import make_spec, raw_spec
 from rljob_api.validation import validate
 
 CRITIC = {"critic": {}}
@@ -88,4 +88,25 @@ def test_each_contradiction_is_found_at_its_field(changes: dict[str, Any], field
     ],
 )  # fmt: skip
 def test_what_belongs_together_is_accepted(changes: dict[str, Any]) -> None:
+    assert validate(raw_spec(**changes), "demo").violations == ()
+
+
+QUANTIZED = {"vllmArgs": {"quantization": "fp8"}}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "given", "chosen"),
+    [
+        ({}, {}, "none"),
+        (QUANTIZED, {}, "token"),
+        (QUANTIZED, {"importanceSampling": "none"}, "none"),
+        (QUANTIZED, {"importanceSampling": "sequence"}, "sequence"),
+        (QUANTIZED, {"bypass": True}, "none"),
+    ],
+)
+def test_quantized_rollouts_are_corrected_for_unless_the_job_says_otherwise(
+    rollout: dict[str, Any], given: dict[str, Any], chosen: str
+) -> None:
+    changes = {"rollout": {"sampling": {"maxTokens": 8}} | rollout, "algorithm": {"rolloutCorrection": given}}
+    assert make_spec(**changes).rollout_correction.importance_sampling == chosen
     assert validate(raw_spec(**changes), "demo").violations == ()

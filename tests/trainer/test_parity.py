@@ -4,8 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from api.specs import make_spec
 from rljob_trainer.batch import Batch
-from rljob_trainer.parity import PROBE_SEQUENCES, PROBE_TOKENS, MismatchError, Probe, probe_sample, probe_sequences
+from rljob_trainer.parity import (
+    PROBE_SEQUENCES,
+    PROBE_TOKENS,
+    MismatchError,
+    Probe,
+    arithmetic_of,
+    probe_sample,
+    probe_sequences,
+)
 from rljob_trainer.trajectory import Trajectory, prompt, sampled
 
 
@@ -22,12 +31,23 @@ def test_a_probe_says_how_far_apart_they_are() -> None:
 def test_a_mean_above_the_limit_of_the_type_is_a_mismatch() -> None:
     probe = Probe(((1, 2),), ((-1.0,),), "float32")
     with pytest.raises(
-        MismatchError, match=r"differ by 0.1 per token on average \(at most 0.1\); 0.01 is the limit for float32"
+        MismatchError,
+        match=r"differ by 0.1 per token on average \(at most 0.1\); 0.01 is the limit for float32 rollouts",
     ):
         probe.compare([[-1.1]])
-    assert replace(probe, dtype="bfloat16").compare([[-1.1]])
+    assert replace(probe, arithmetic="bfloat16").compare([[-1.1]])
     with pytest.raises(MismatchError):
         probe.compare([[float("nan")]])
+
+
+def test_quantized_rollouts_have_a_limit_of_their_own() -> None:
+    """vLLM's FP8 was 0.166 away where bfloat16 is 0.015, so that bfloat16's limit of 0.2 leaves it no room."""
+    exact, rounded = (make_spec(rollout={"vllmArgs": given}) for given in ({}, {"quantization": "fp8"}))
+    probe = Probe(((1, 2),), ((-1.0,),), arithmetic_of(rounded))
+    assert arithmetic_of(exact) == exact.model.dtype
+    assert probe.compare([[-1.3]]) == pytest.approx((0.3, 0.3))
+    with pytest.raises(MismatchError, match="0.5 is the limit for quantized rollouts"):
+        probe.compare([[-1.6]])
 
 
 def test_probe_samples_are_the_beginning_of_a_few_samples_without_their_last_token() -> None:

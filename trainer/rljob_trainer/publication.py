@@ -11,7 +11,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.megatron.engine import Engine
-from rljob_trainer.parity import Probe, probe_sample
+from rljob_trainer.parity import Probe, arithmetic_of, probe_sample
 from rljob_trainer.weights.publisher import Senders
 
 
@@ -88,7 +88,7 @@ class Publication:
             return None
         measured = self._engine.log_probs([probe_sample(tokens) for tokens in self._probe])
         sequences = tuple(map(tuple, self._probe))
-        return Probe(sequences, tuple(tuple(values.tolist()) for values in measured), self._spec.model.dtype)
+        return Probe(sequences, tuple(tuple(values.tolist()) for values in measured), arithmetic_of(self._spec))
 
     def _exported(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The policy. Servers resume only after the whole update has been received: what parameters took on these GPUs is free again then."""

@@ -88,8 +88,9 @@ class Rejection(Model):
 class RolloutCorrection(Model):
     """Correct for the difference between the policy that generated the tokens, in vLLM's arithmetic, and the trainer's old policy."""
 
-    importance_sampling: Literal["none", "token", "sequence"] = "none"
-    """Multiply the policy loss by min(ratio, cap), a constant: of each token, or of the whole response (truncated importance sampling)."""
+    importance_sampling: Literal["none", "token", "sequence"] | None = None
+    """Multiply the policy loss by min(ratio, cap), a constant: of each token, or of the whole response (truncated importance sampling). Unset:
+    `token` with `rollout.vllmArgs.quantization`, unless `bypass` is set; otherwise `none`."""
     cap: PositiveFloat = 2.0
     """Upper bound of the importance weight."""
     reject: Rejection | None = None

@@ -6,7 +6,7 @@ from pydantic import Field, StringConstraints
 
 from rljob_api import names
 from rljob_api.base import Model
-from rljob_api.spec.algorithm import AlgorithmSpec, TrainSpec
+from rljob_api.spec.algorithm import AlgorithmSpec, RolloutCorrection, TrainSpec
 from rljob_api.spec.common import (
     AbsolutePath,
     EnvVar,
@@ -234,6 +234,13 @@ class RLJobSpec(Model):
     def longest_response_field(self) -> str:
         """Path of the field that says so."""
         return "spec.rollout.agent.maxTokens" if self.rollout.agent else "spec.rollout.sampling.maxTokens"
+
+    @property
+    def rollout_correction(self) -> RolloutCorrection:
+        """With what is unset chosen: quantized rollouts are corrected for."""
+        given = self.algorithm.rollout_correction
+        usual = "token" if self.rollout.quantized and not given.bypass else "none"
+        return given.model_copy(update={"importance_sampling": given.importance_sampling or usual})
 
     @property
     def last_step(self) -> int:

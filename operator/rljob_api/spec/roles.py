@@ -145,6 +145,11 @@ class RolloutSpec(Model):
         return min(self.min_replicas, self.pods)
 
     @property
+    def quantized(self) -> bool:
+        """Servers round the policy's weights to fewer bits than those that are trained."""
+        return self.vllm_args.get("quantization") is not None
+
+    @property
     def pods(self) -> int:
         """Servers in pods of their own."""
         return 0 if self.placement == "colocated" else self.replicas

@@ -42,7 +42,7 @@ def loss_violations(spec: RLJobSpec) -> Iterator[Violation]:
         )
     elif a.loss != "ppo" and a.clip.dual is not None:
         yield Violation("spec.algorithm.clip.dual", f"{a.clip.dual:g}", f"{a.loss} has no such bound", "remove it")
-    c = a.rollout_correction
+    c = spec.rollout_correction
     if c.bypass and c.importance_sampling != "none":
         yield Violation(
             "spec.algorithm.rolloutCorrection.importanceSampling",
@@ -123,7 +123,7 @@ def sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 def staleness_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Tokens of an older policy are corrected for their age, and there is somebody who draws them."""
-    correction, train = spec.algorithm.rollout_correction, spec.train
+    correction, train = spec.rollout_correction, spec.train
     older = {
         "spec.train.staleness": str(train.staleness) if train.staleness else None,
         "spec.train.partialRollouts": train.partial_rollouts and as_given(train.partial_rollouts),

@@ -21,7 +21,7 @@ from rljob_trainer.objectives.shaping import Fit, fit, overlong_penalty
 from rljob_trainer.objectives.terms import Terms, policy_terms
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 from rljob_trainer.objectives.value import ValueObjective
-from rljob_trainer.parity import require_match
+from rljob_trainer.parity import arithmetic_of, require_match
 from rljob_trainer.trajectory import Bools
 
 MEANS = {
@@ -53,7 +53,8 @@ class PolicyObjective(Objective):
 
     def __init__(self, spec: RLJobSpec) -> None:
         """Raises ConfigurationError for functions of the job's own that cannot be loaded."""
-        self._spec, self._algorithm = spec, spec.algorithm
+        self._spec = spec
+        self._algorithm = spec.algorithm.model_copy(update={"rollout_correction": spec.rollout_correction})
         self._formulas = Formulas.of(spec.algorithm)
         self.files = self._formulas.files
         self._bypass = spec.algorithm.rollout_correction.bypass
@@ -192,7 +193,7 @@ class PolicyObjective(Objective):
         on_policy = sums["on_policy"]
         if on_policy and not (self._bypass and update):
             mean = sums["on_policy_difference"] / on_policy
-            require_match(self._spec.model.dtype, mean, sums.worst("on_policy_difference"))
+            require_match(arithmetic_of(self._spec), mean, sums.worst("on_policy_difference"))
 
     def metrics(self, sums: MetricAccumulator) -> dict[str, float]:
         means = MEANS | ({TEACHER_KL: "teacher_kl"} if self._algorithm.distillation else {})

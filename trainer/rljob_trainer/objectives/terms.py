@@ -48,7 +48,7 @@ def correct(spec: RolloutCorrection, tokens: TokenColumns, sequences: Sequences)
     """
     d = tokens.old_log_probs - tokens.rollout_log_probs
     weight, rejected = torch.ones_like(d), torch.zeros_like(d)
-    if spec.importance_sampling != "none" and not spec.bypass:
+    if spec.importance_sampling not in (None, "none") and not spec.bypass:
         total = d if spec.importance_sampling == "token" else sequences.sum_and_mean(d, tokens.mask)[0]
         weight = _ratio(total).clamp(max=spec.cap)
     if spec.reject:
