@@ -132,7 +132,7 @@ class AlgorithmFunction(Model):
     path: AbsolutePath
     """A Python file that all trainer pods can read, for example from a ConfigMap volume. Every rank must find the same content."""
     function: FunctionName
-    """Name of the function."""
+    """Name of the function in the file."""
     arguments: Verbatim = {}
     """Further arguments of the function, by name, the same in every call."""
 

@@ -27,7 +27,7 @@ class EnvVar(Model):
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
     """Name of the variable. Names that rljob or torchrun set are refused."""
     value: str | None = None
-    """The value, verbatim."""
+    """Value of the variable. As in a Kubernetes container, `$(NAME)` stands for another variable."""
     value_from: Verbatim | None = None
     """A Kubernetes `valueFrom` source (secretKeyRef, configMapKeyRef, fieldRef) in place of a value."""
 

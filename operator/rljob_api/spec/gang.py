@@ -47,7 +47,7 @@ class Gang(Model):
     processes_per_node: PositiveInt | None = None
     """Ranks in each pod of a gang of the model's own; each has a GPU of its own. Unset: the trainer's ranks hold the model."""
     nodes: PositiveInt = 1
-    """Pods of the gang."""
+    """Number of pods in the gang of this model."""
     parallelism: Parallelism = Parallelism()
     """How the model is cut over the gang's ranks."""
     tokens_per_micro_batch: PositiveInt | None = None

@@ -202,9 +202,9 @@ class RewardSpec(Model):
     """A built-in rule, 1 or 0. `exactMatch`: the response equals the answer, both stripped; `number`: its last number does (GSM8K: after `####` where
     there is one); `math`: its final expression (boxed or last) is mathematically equal, by the library math-verify."""
     python: PythonReward | None = None
-    """A Python function."""
+    """A Python function in a file of the job's volumes computes the reward, in processes of its own."""
     http: HttpReward | None = None
-    """An HTTP service."""
+    """An HTTP service that is asked for the reward of each response."""
     vllm: VllmReward | None = None
     """A model on vLLM servers."""
     model: MegatronReward | None = None

@@ -47,7 +47,7 @@ class TrainerSpec(Model):
     """The gang of torchrun pods that holds the policy."""
 
     nodes: PositiveInt = 1
-    """Trainer pods."""
+    """Number of trainer pods. With `processesPerNode` it gives the number of ranks."""
     processes_per_node: PositiveInt = 1
     """Ranks in each trainer pod; each has a GPU of its own."""
     device: Device = "gpu"
@@ -123,7 +123,7 @@ class RolloutSpec(Model):
     min_replicas: NonNegativeInt = 1
     """Fewest servers that must have the current policy; generation waits while there are fewer."""
     tensor_parallel: PositiveInt = 1
-    """GPUs of one server."""
+    """Number of GPUs that one vLLM server cuts its model over, all in one pod."""
     interrupt: Literal["wait", "continue"] = "wait"
     """What a new policy does to responses that are being generated ahead (`train.staleness` of at least 1). `wait`: it is published once the batches
     that the policy before may begin are complete, so that a batch has one policy. `continue`: it is published at once; responses continue behind
@@ -166,7 +166,7 @@ class PoolSpec(Model):
     replicas: Annotated[int, Field(ge=1, le=256)] = 1
     """Servers, one in a pod. All of them are placed with the trainers, or nothing is. A change takes effect with the next attempt."""
     tensor_parallel: PositiveInt = 1
-    """GPUs of one server."""
+    """Number of GPUs that one vLLM server cuts its model over, all in one pod."""
     vllm_args: Verbatim = {}
     """Arguments of `vllm serve` by their long names without dashes in front, verbatim, for example `runner: pooling` for a reward model. Those that
     rljob sets are refused here."""
