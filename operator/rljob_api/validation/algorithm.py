@@ -43,7 +43,7 @@ def loss_violations(spec: RLJobSpec) -> Iterator[Violation]:
     elif a.loss != "ppo" and a.clip.dual is not None:
         yield Violation("spec.algorithm.clip.dual", f"{a.clip.dual:g}", f"{a.loss} has no such bound", "remove it")
     c = spec.rollout_correction
-    if c.bypass and c.importance_sampling != "none":
+    if c.bypass and c.importance_sampling and c.importance_sampling != "none":
         yield Violation(
             "spec.algorithm.rolloutCorrection.importanceSampling",
             c.importance_sampling,
