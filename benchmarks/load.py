@@ -69,7 +69,7 @@ class Reports:
 
 
 def job(namespace: str, name: str, roles: dict[str, int], gpus: str) -> Object:
-    """`gpus` of every pod; none: it asks for processor time only."""
+    """`roles`: pods of the trainer, of rollouts, and of gangs of further models. `gpus` of every pod; none: it asks for processor time only."""
     device: Object = {"device": "gpu", "processesPerNode": int(gpus)} if gpus != "0" else {"device": "cpu"}
     spec: Object = {
         "model": {"path": "/data/model", "dtype": "float32"},
@@ -82,6 +82,9 @@ def job(namespace: str, name: str, roles: dict[str, int], gpus: str) -> Object:
         "image": "trainer:none",
         "scheduling": {"backend": "builtin", "topologyLevels": ["block", "rack"]},
     }
+    for role in roles.keys() - {"trainer", "rollout"}:
+        spec |= {role: {"nodes": roles[role], "processesPerNode": int(gpus)}}
+        spec |= {"algorithm": {"advantage": "gae", "kl": {"coefficient": 0.001}}}
     meta = {"name": name, "namespace": namespace}
     return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": meta, "spec": spec}
 

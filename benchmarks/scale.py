@@ -1,6 +1,6 @@
 """Load on a real kube-apiserver, controller manager and scheduler with KWOK's nodes, and what we cost: each figure beside plain StatefulSets.
 
-    python -m benchmarks.scale [gang] [crowd] [live] [--nodes 200] [--gang 64] [--crowd 100] [--live 500] [--window 60] [--tree DIRECTORY]
+    python -m benchmarks.scale [gang] [roles] [crowd] [live] [--nodes 200] [--gang 64] [--crowd 100] [--live 500] [--window 60] [--tree DIRECTORY]
 
 Prints a Markdown table. Needs what `make cluster-up` compiles, and compiles KWOK. No cluster is touched: all of it runs on loopback.
 """
@@ -37,13 +37,15 @@ from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.rate_limit import RateLimiter
 
 Phase = Callable[["Bench"], Awaitable[None]]
-ROLES = (("trainer", 3), ("rollout", 1))
+SMALL = {"trainer": 3, "rollout": 1}
 """A job of four pods."""
+LARGE = {"trainer": 16, "critic": 8, "reference": 4, "rollout": 8}
+"""A job of PPO whose models have gangs of their own."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("phases", nargs="*", help="what is measured: gang, crowd, live. Otherwise all of them")
+    parser.add_argument("phases", nargs="*", help="what is measured: gang, roles, crowd, live. Otherwise all of them")
     for name, default in (("nodes", 200), ("gang", 64), ("crowd", 100), ("live", 500), ("window", 60), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument(
@@ -57,7 +59,7 @@ def main() -> None:
         build(KWOK)
     directory = Path(tempfile.mkdtemp(prefix="rljob-scale-"))
     print("| what | plain StatefulSets | RLJob | ratio |\n| --- | --- | --- | --- |", flush=True)
-    for qps, known in ((None, (Bench.gang,)), (500, (Bench.crowd, Bench.live))):
+    for qps, known in ((None, (Bench.gang, Bench.roles)), (500, (Bench.crowd, Bench.live))):
         phases = [phase for phase in known if not args.phases or phase.__name__ in args.phases]
         if not phases:
             continue
@@ -112,25 +114,35 @@ class Bench:
 
     async def gang(self) -> None:
         pods = self.args.gang
-        await self.beside(f"one gang of {pods} pods bound", 1, pods, {"trainer": pods - 4, "rollout": 4})
+        await self.beside(f"one gang of {pods} pods bound", 1, [pods], {"trainer": pods - 4, "rollout": 4})
+
+    async def roles(self) -> None:
+        """Against as many plain sets as the job has."""
+        sizes = ", ".join(f"{role} {pods}" for role, pods in LARGE.items())
+        await self.beside(f"one job of {sizes} bound", 1, [*LARGE.values()], LARGE)
 
     async def crowd(self) -> None:
-        await self.beside(f"{self.args.crowd} jobs of 4 pods bound", self.args.crowd, 4, dict(ROLES))
+        await self.beside(f"{self.args.crowd} jobs of 4 pods bound", self.args.crowd, [4], SMALL)
 
     async def nodes(self) -> None:
         for i in range(self.args.nodes):
             node = kwok.node(f"n{i}", {"block": f"b{i // 50}", "rack": f"r{i // 10}"})
             await self.api._request("POST", "Node", "/api/v1/nodes", node)
 
-    async def beside(self, what: str, count: int, pods: int, roles: dict[str, int]) -> None:
-        """In turn, each time in a namespace of its own: the medians, and the range of the ratio of neighbours."""
-        floors, ours, total = list[Seconds](), list[Seconds](), count * pods
+    async def beside(self, what: str, count: int, sets: Sequence[int], roles: dict[str, int]) -> None:
+        """`count` jobs, and as many times plain sets of so many pods, in turn, each time in a namespace of its own: the medians, and the range
+        of the ratio of neighbours."""
+        floors, ours, total = list[Seconds](), list[Seconds](), count * sum(sets)
         before, cpu = self.requests(), spent(self.operator.pid)
         for i in range(self.args.repeats):
-            floors.append(
-                await self.timed(f"floor-{total}-{i}", total, lambda ns, k: stateful_set(ns, f"s{k}", pods), count)
-            )
-            ours.append(await self.timed(f"ours-{total}-{i}", total, lambda ns, k: job(ns, f"j{k}", roles, "1"), count))
+            plain = [
+                stateful_set(f"floor-{total}-{i}", f"s{k}-{n}", pods)
+                for k in range(count)
+                for n, pods in enumerate(sets)
+            ]
+            floors.append(await self.timed(f"floor-{total}-{i}", total, plain))
+            jobs = [job(f"ours-{total}-{i}", f"j{k}", roles, "1") for k in range(count)]
+            ours.append(await self.timed(f"ours-{total}-{i}", total, jobs))
         made = Counter(self.requests())
         made.subtract(before)
         for i, name in enumerate((what, "the first pod is made", "all is deleted")):
@@ -152,14 +164,14 @@ class Bench:
             flush=True,
         )
 
-    async def timed(self, namespace: str, pods: int, make: Callable[[str, int], Object], count: int) -> Seconds:
+    async def timed(self, namespace: str, pods: int, objects: Sequence[Object]) -> Seconds:
         """From the first request. The namespace is emptied afterwards."""
         await self.api._request("POST", "Namespace", "/api/v1/namespaces", {"metadata": {"name": namespace}})
         version = (await self.api.listing("Pod", namespace)).version
         start = time.monotonic()
         async with asyncio.timeout(300):
             bound = asyncio.create_task(self.bound(namespace, pods, version))
-            await asyncio.gather(*(self.api.create(make(namespace, i)) for i in range(count)))
+            await asyncio.gather(*(self.api.create(obj) for obj in objects))
             first = await bound
         end = time.monotonic()
         await self.empty(namespace)
@@ -199,7 +211,7 @@ class Bench:
         before = self.requests()
         await self.api._request("POST", "Namespace", "/api/v1/namespaces", {"metadata": {"name": namespace}})
         for i in range(count):
-            await self.api.create(job(namespace, f"j{i}", dict(ROLES), "0"))
+            await self.api.create(job(namespace, f"j{i}", SMALL, "0"))
         reports = Reports(self.api, namespace)
         while len(await reports.answer()) < count:  # noqa: ASYNC110
             await asyncio.sleep(1)
