@@ -230,6 +230,8 @@ class Progress(Wire):
     checkpoints: Annotated[list[Checkpoint], Field(max_length=MOST_CHECKPOINTS)] = []
     """Complete ones of the lineage, oldest first."""
     rollouts: Annotated[list[RolloutState], Field(max_length=4096)] = []
+    unauthorized: Annotated[list[Line], Field(max_length=4096)] = []
+    """Pods of pools whose servers refuse the job's token (401): they hold another one."""
     export: Line = ""
     """Directory of the Hugging Face export, once written."""
     evaluation: Annotated[dict[str, float], BeforeValidator(_known(("first", "last")))] = {}

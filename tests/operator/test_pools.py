@@ -171,3 +171,16 @@ def test_every_scheduler_counts_a_pool_whole(backend: str) -> None:
     for group in SCHEDULERS[backend].objects(META, spec):
         assert group["spec"]["minTaskMember"] == {"trainer": 2, "rollout": 1, "judge": 2}
         assert group["spec"]["minMember"] == 5
+
+
+async def test_a_server_that_refuses_the_token_opens_a_new_attempt_with_a_new_one() -> None:
+    """Somebody made the Secret again, with another value, and this server alone was started since: only the trainer sees it, as a 401."""
+    world = World(steps=10**6)
+    world.apply(**POOLED)
+    await world.until(state="Running", step=3)
+    before, rank_0 = pods(world, "judge"), world.launcher(0)
+    assert rank_0.progress
+    rank_0.progress = rank_0.progress.model_copy(update={"unauthorized": ["demo-judge-1"]})
+    await world.until(state="Running", attempt=2, turns=80)
+    assert not set(before.values()) & set(pods(world, "judge").values())
+    assert reasons.TOKEN_REPLACED in world.events() and world.status.restarts.counted == 0

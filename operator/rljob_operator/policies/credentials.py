@@ -47,5 +47,7 @@ def _missing(s: Snapshot, status: JobStatus) -> str:
 def _refused(s: Snapshot, status: JobStatus) -> str:
     attempt = status.attempt
     progress = current(s, attempt) if attempt and is_open(attempt) and attempt.command == "run" else None
-    refusing = {r.pod for r in progress.rollouts if r.unauthorized} if progress else set()
-    return next((f"{p.name} refuses the trainer's token (401)" for p in s.rollouts if p.name in refusing), "")
+    if progress is None:
+        return ""
+    refusing = {*progress.unauthorized, *(r.pod for r in progress.rollouts if r.unauthorized)}
+    return next((f"{p.name} refuses the trainer's token (401)" for p in s.servers if p.name in refusing), "")

@@ -10,7 +10,7 @@ from aiohttp import web
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.model import RewardSpec
 from rljob_trainer.rewards.manager import RewardManager
-from rljob_trainer.rewards.pool import AT_ONCE, RETRIES, Pools
+from rljob_trainer.rewards.pool import AT_ONCE, REFUSALS, RETRIES, Pools
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, ServiceDown
 from trainer.rewards.serving import served
 
@@ -135,6 +135,20 @@ async def test_whoever_has_the_address_of_a_lost_server_costs_no_sample(status: 
         assert stranger.bodies
 
     await with_servers(check, Server(status), Server({"data": [{"data": [0.5]}]}))
+
+
+async def test_a_server_that_holds_another_token_is_named_until_it_takes_ours_and_costs_no_sample() -> None:
+    async def check(job: Job, server: Server) -> None:
+        named = asyncio.Event()
+        job.pools.wake = lambda: named.set() if job.pools.unauthorized else None
+        job.list(server)
+        asked = asyncio.create_task(job.score())
+        await asyncio.wait_for(named.wait(), 60)
+        assert len(server.bodies) == REFUSALS and len(job.pools.unauthorized) == 1
+        server.answer = {"data": [{"data": [0.5]}]}
+        assert await asked == 0.5 and job.pools.unauthorized == []
+
+    await with_servers(check, Server(401))
 
 
 async def test_the_only_server_may_be_started_again_during_a_request() -> None:

@@ -53,6 +53,7 @@ class Driver:
         self._run = connect(control, os.environ)
         self._command = control.command
         self._changed = asyncio.Event()
+        pools.wake = self.wake
         gangs.open(control.spec.train.total_steps)
         self._critic = Critic(gangs.critic, self._changed.set) if gangs.critic else None
         self._step, self._cursor = 0, Cursor()
@@ -80,7 +81,7 @@ class Driver:
 
     def wake(self) -> None:
         """Something changed that a question may be waiting for."""
-        self._progress.update(rollouts=self._rollouts.report())
+        self._progress.update(rollouts=self._rollouts.report(), unauthorized=self._pools.unauthorized)
         self._show()
         self._changed.set()
 

@@ -33,6 +33,10 @@ class UnreachableError(TransientError):
     """Nobody answered."""
 
 
+class UnauthorizedError(TransientError):
+    """The server does not take the token that it was shown (401)."""
+
+
 class Service(Protocol):
     """Who says what is wrong with a call."""
 
@@ -95,6 +99,8 @@ class Post:
         if response.status == 200:
             return self._parsed(text)
         said = f"answered status {response.status}: {text[:SHOWN]}"
+        if response.status == 401 and response.status in transient:
+            raise UnauthorizedError(said)
         if response.status == 429 or response.status >= 500 or response.status in transient:
             raise TransientError(said)
         raise self.failed("service", said)

@@ -3,12 +3,12 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.rewards.http_service import Post, TransientError, UnreachableError
+from rljob_trainer.rewards.http_service import Post, TransientError, UnauthorizedError, UnreachableError
 from rljob_trainer.rewards.request import RewardFailed
 
 AT_ONCE = 64
@@ -17,6 +17,8 @@ RETRIES = 4
 """After a status that another server may not answer. A server that cannot be reached costs no retry: it is the job's to bring back."""
 STRANGERS = (401, 403, 404)
 """Statuses of whoever has the address of a pod that is gone."""
+REFUSALS = 3
+"""In a row of one server, after which it is said to hold another token: one alone may be of a stranger who has the address of a pod that is gone."""
 REST_SECONDS = 1.0
 """For which a server that failed is asked nothing."""
 
@@ -26,7 +28,10 @@ class Pool:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._listed: list[str] = []
+        self._listed: dict[str, str] = {}
+        """Pods by the addresses of their servers."""
+        self._refusals: Counter[str] = Counter()
+        """In a row, by address."""
         self._load: Counter[str] = Counter()
         self._resting: dict[str, float] = {}
         """Until when."""
@@ -36,10 +41,19 @@ class Pool:
     def ready(self) -> bool:
         return bool(self._listed)
 
-    def follow(self, urls: Iterable[str]) -> None:
+    @property
+    def unauthorized(self) -> list[str]:
+        """Pods whose servers refuse the token."""
+        return [pod for url, pod in self._listed.items() if self._refusals[url] >= REFUSALS]
+
+    def follow(self, servers: Iterable[RolloutEndpoint]) -> None:
         """These servers answer."""
-        self._listed = list(urls)
+        self._listed = {server.url: server.pod for server in servers}
         self._changed.set()
+
+    def said(self, url: str, refused: bool) -> None:
+        """A server answered, or refused the token."""
+        self._refusals[url] = self._refusals[url] + 1 if refused else 0
 
     @asynccontextmanager
     async def server(self) -> AsyncIterator[str]:
@@ -71,6 +85,13 @@ class Pools:
     def __init__(self, names: Iterable[str], token: str) -> None:
         self._pools = {name: Pool(name) for name in names}
         self._headers = {"Authorization": f"Bearer {token}"}
+        self.wake: Callable[[], None] = lambda: None
+        """Called when `unauthorized` may be another."""
+
+    @property
+    def unauthorized(self) -> list[str]:
+        """Pods whose servers refuse the token again and again."""
+        return [pod for pool in self._pools.values() for pod in pool.unauthorized]
 
     @property
     def ready(self) -> bool:
@@ -80,18 +101,18 @@ class Pools:
     def follow(self, found: Mapping[str, Sequence[RolloutEndpoint]]) -> None:
         """The operator's list changed."""
         for name, pool in self._pools.items():
-            pool.follow(endpoint.url for endpoint in found.get(name, ()))
+            pool.follow(found.get(name, ()))
 
     def post(self, field: str, name: str, path: str, seconds: float) -> "PoolPost":
         """Requests to `path` of the pool's servers. `field`: of the spec, which names the pool."""
-        return PoolPost(Post(field, name, self._headers, 0, seconds), self._pools[name], path, seconds)
+        return PoolPost(Post(field, name, self._headers, 0, seconds), self._pools[name], path, seconds, self)
 
 
 class PoolPost:
     """As Post. `seconds` limits what one server may take; how long requests wait for a server is not limited."""
 
-    def __init__(self, post: Post, pool: Pool, path: str, seconds: float) -> None:
-        self._post, self._pool, self._path, self._seconds = post, pool, path, seconds
+    def __init__(self, post: Post, pool: Pool, path: str, seconds: float, pools: Pools) -> None:
+        self._post, self._pool, self._path, self._seconds, self._pools = post, pool, path, seconds, pools
 
     async def open(self) -> None:
         await self._post.open()
@@ -106,12 +127,16 @@ class PoolPost:
             async with self._pool.server() as url:
                 try:
                     async with asyncio.timeout(self._seconds):
-                        return await self._post.once(url + self._path, body, STRANGERS)
+                        found = await self._post.once(url + self._path, body, STRANGERS)
+                    self._pool.said(url, refused=False)
+                    return found
                 except TimeoutError as error:
                     raise self.failed("timeout", f"took longer than {self._seconds:g} s") from error
                 except TransientError as error:
                     self._pool.rest(url)
-                    answered += not isinstance(error, UnreachableError)
+                    self._pool.said(url, refused=isinstance(error, UnauthorizedError))
+                    self._pools.wake()
+                    answered += not isinstance(error, UnreachableError | UnauthorizedError)
                     if answered > RETRIES:
                         raise self.failed("service", f"{error}, asked {answered} times") from error
 
