@@ -32,6 +32,7 @@ def test_there_is_a_job_for_each_way_to_train() -> None:
         "ppo",
         "reward-model",
         "sft",
+        "vision",
     ]
     recipes = ["qwen2.5-1.5b-gsm8k", "qwen2.5-7b-gsm8k", "qwen3-30b-a3b-dapo"]
     assert sorted(path.parent.name for path in EXAMPLES.glob("*/rljob.yaml")) == sorted([*ways, *recipes, "kueue"])
