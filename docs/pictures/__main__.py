@@ -14,6 +14,7 @@ PICTURES: dict[str, Callable[[dict[str, str]], Canvas]] = {
     "states": states.draw,
     "memory": memory.draw,
     "learning": learning.draw,
+    "learning-ahead": learning.draw_ahead,
 }
 
 
