@@ -214,3 +214,22 @@ def test_a_refused_model_type_is_told_the_supported_ones() -> None:
 
 def test_a_vocabulary_divides_always_because_it_is_padded() -> None:
     assert check(DENSE, tensor=4) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "replay", "rule"),
+    [
+        (DENSE, "trainer", "the model has no experts"),
+        (EXPERTS | {"num_experts": 512}, "rollout", "the model has 512 experts, and the number of one takes a byte"),
+        (DENSE | {"model_type": "mixtral", "num_local_experts": 8, "sliding_window": 64}, "rollout", "every layer has a sliding window"),
+        (DENSE | {"model_type": "mixtral", "num_local_experts": 8, "sliding_window": 64}, "trainer", None),
+        (EXPERTS | {"num_experts": 256}, "rollout", None),
+        (DENSE, "none", None),
+    ],
+)  # fmt: skip
+def test_experts_are_replayed_where_there_are_some_and_somebody_says_which(
+    config: dict[str, Any], replay: str, rule: str | None
+) -> None:
+    spec = make_spec(algorithm={"rolloutCorrection": {"routerReplay": replay}})
+    found = [v for v in model_violations(spec, config) if v.field == "spec.algorithm.rolloutCorrection.routerReplay"]
+    assert [rule in v.rule for v in found] == [True] if rule else not found

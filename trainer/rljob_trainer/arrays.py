@@ -1,6 +1,7 @@
 """Trajectories as flat arrays, for files and for the socket: as they lie in memory, little-endian, without an object per token. No torch here.
 
 per trajectory [n]        segments       how many it has
+                          expert_shapes  tokens, layers and experts per token of its routed experts: three numbers, 0 without
 per segment [m]           lengths        tokens of it
                           sources        its author's number in trajectory.SOURCES
                           policy_steps   of the policy that wrote it, or NO_POLICY
@@ -12,11 +13,13 @@ per image                 image_grids    rows and columns of patches, and how ma
                           pixels         of all patches
 per token [T]             tokens
 per token of a policy [P] log_probs
+per expert of a token  [E] routed_experts, where these are replayed
 per response token    [R] what roles on ranks of their own measured, each under its name (Batch.measured)
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice, pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,13 +27,14 @@ import numpy.typing as npt
 
 from rljob_trainer.batch import Columns
 from rljob_trainer.images import Image
-from rljob_trainer.trajectory import SOURCES, Segment, Trajectory
+from rljob_trainer.trajectory import SOURCES, Experts, Segment, Trajectory
 
 Array = npt.NDArray[Any]
 CHUNK_BYTES = 2**20
 """What is joined and written at a time."""
 KINDS: dict[str, type[np.generic]] = {
     "segments": np.int32,
+    "expert_shapes": np.int32,
     "lengths": np.int32,
     "policy_steps": np.int32,
     "rewards": np.float32,
@@ -42,6 +46,7 @@ KINDS: dict[str, type[np.generic]] = {
     "image_grids": np.int32,
     "pixels": np.float32,
     "sources": np.int8,
+    "routed_experts": np.uint8,
 }
 """The arrays in the order in which they travel: those of four bytes first, so that all are aligned."""
 
@@ -54,6 +59,7 @@ def rows(trajectories: Sequence[Trajectory]) -> dict[str, Iterator[Array]]:
     placed = [place for s in segments for place in s.images]
     return {
         "segments": iter([np.array([len(t.segments) for t in trajectories], np.int32)]),
+        "expert_shapes": iter([np.array([_expert_shape(t) for t in trajectories], np.int32).reshape(-1)]),
         "lengths": iter([np.array([len(s.tokens) for s in segments], np.int32)]),
         "policy_steps": iter([np.array([s.policy_step for s in segments], np.int32)]),
         "rewards": iter([np.array([s.reward for s in segments], np.float32)]),
@@ -65,6 +71,7 @@ def rows(trajectories: Sequence[Trajectory]) -> dict[str, Iterator[Array]]:
         "image_grids": iter([np.array([(*i.grid, i.merge) for i in images.values()], np.int32).reshape(-1)]),
         "pixels": (image.pixels.reshape(-1) for image in images.values()),
         "sources": iter([np.array([SOURCES.index(s.source) for s in segments], np.int8)]),
+        "routed_experts": (t.routed_experts.reshape(-1) for t in trajectories if t.routed_experts is not None),
     }
 
 
@@ -74,6 +81,8 @@ def sizes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
     images, places = _distinct(segments), sum(len(s.images) for s in segments)
     found = {
         "segments": len(trajectories),
+        "expert_shapes": 3 * len(trajectories),
+        "routed_experts": sum(prod(_expert_shape(t)) for t in trajectories),
         "tokens": sum(map(len, trajectories)),
         "log_probs": sum(len(s.tokens) for s in segments if s.log_probs is not None),
         "image_grids": 3 * len(images),
@@ -82,6 +91,10 @@ def sizes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
         **dict.fromkeys(("image_places", "image_numbers"), places),
     }
     return {name: found[name] for name in KINDS}
+
+
+def _expert_shape(trajectory: Trajectory) -> tuple[int, ...]:
+    return (0, 0, 0) if trajectory.routed_experts is None else trajectory.routed_experts.shape
 
 
 def _distinct(segments: Iterable[Segment]) -> dict[int, Image]:
@@ -144,9 +157,16 @@ def trajectories_of(arrays: Mapping[str, Array], columns: Columns, indices: Sequ
     segments = list(_segments(arrays))
     ends = accumulate(arrays["segments"].tolist(), initial=0)
     return {
-        i: Trajectory(segments=tuple(segments[start:end]), **columns.at(i))
-        for i, (start, end) in zip(indices, pairwise(ends), strict=True)
+        i: Trajectory(segments=tuple(segments[start:end]), routed_experts=experts, **columns.at(i))
+        for i, (start, end), experts in zip(indices, pairwise(ends), _routed_experts(arrays), strict=True)
     }
+
+
+def _routed_experts(arrays: Mapping[str, Array]) -> Iterator[Experts | None]:
+    shapes = arrays["expert_shapes"].reshape(-1, 3).tolist()
+    parts = split(arrays["routed_experts"], list(map(prod, shapes)))
+    for shape, part in zip(shapes, parts, strict=True):
+        yield part.reshape(shape) if len(part) else None
 
 
 def _segments(arrays: Mapping[str, Array]) -> Iterator[Segment]:

@@ -1,7 +1,7 @@
 """A trajectory: segments of tokens behind each other, each with who wrote it. Prompt and response are the simplest case. No torch here."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -13,6 +13,8 @@ from rljob_trainer.images import Placed
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
+Experts = npt.NDArray[np.uint8]
+"""[tokens, layers of the model, experts per token]: numbers of experts, 0 in layers without any."""
 Source = Literal["policy", "prompt", "environment", "demonstration"]
 SOURCES: tuple[Source, ...] = ("policy", "prompt", "environment", "demonstration")
 """In the order of their numbers in files and on the socket."""
@@ -118,6 +120,9 @@ class Trajectory:
     """Further sequences of the same trajectory, whose context an agent rewrote. In a batch each is a row of its own, see `rows`."""
     branch: int = 0
     """Which row of its trajectory this is."""
+    routed_experts: Experts | None = field(default=None, compare=False)
+    """To which experts the rollouts sent the T - 1 tokens behind which another one was predicted, under the policy that wrote the last; None where
+    they are not replayed."""
 
     @staticmethod
     def of_response(

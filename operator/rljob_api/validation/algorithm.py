@@ -138,6 +138,31 @@ def staleness_violations(spec: RLJobSpec) -> Iterator[Violation]:
             )
 
 
+def router_replay_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """There is a pass whose routing is replayed, and it is known when activations are computed again."""
+    correction = spec.algorithm.rollout_correction
+    field, value = "spec.algorithm.rolloutCorrection.routerReplay", correction.router_replay
+    if value == "none":
+        return
+    if value == "trainer" and correction.bypass:
+        rule = "with bypass nobody measures the old log-probabilities, whose routing would be replayed"
+        yield Violation(field, value, rule, "set rollout, or remove one of both")
+    elif value == "trainer" and Amounts.of(spec).updates == 1:
+        rule = "the routing of a step's only update is that of the old policy"
+        yield Violation(field, value, rule, "remove it, or set spec.train.miniBatches or epochsPerStep above 1")
+    if value == "rollout" and spec.rollout.agent:
+        rule = "the experts of a trajectory of several turns are not returned"
+        yield Violation(field, value, rule, "set trainer or none")
+    recompute, pipeline = spec.trainer.recompute, spec.trainer.parallelism.pipeline
+    again = recompute.granularity == "full" or (recompute.granularity == "selective" and "moe" in recompute.modules)
+    if again and pipeline > 1:
+        rule = "layers with experts are computed again when other micro-batches have been through them"
+        yield Violation(field, value, rule, "remove spec.trainer.recompute, or set pipeline 1")
+    if spec.trainer.transformer_config.get("moe_router_fusion"):
+        rule = "the fused router of spec.trainer.transformerConfig.moe_router_fusion chooses experts by itself"
+        yield Violation(field, value, rule, "remove one of both")
+
+
 def interrupt_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """What cannot continue under another policy."""
     if spec.rollout.interrupt == "continue" and spec.rollout.sampling.stop:
@@ -266,6 +291,7 @@ RULES = (
     sampling_violations,
     staleness_violations,
     interrupt_violations,
+    router_replay_violations,
     over_sampling_violations,
     partial_rollouts_violations,
     reward_violations,

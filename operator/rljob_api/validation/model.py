@@ -23,6 +23,8 @@ UNFIT = {
     "layernorm": "the norms of a model without experts are parts of its matrices",
 }
 """Modules that only models with, or without, experts have."""
+REPLAYED_EXPERTS = 256
+"""Whose numbers fit into a byte."""
 LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """vLLM's variable for who knows that a model can do with positions that its config.json does not promise."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -46,6 +48,7 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
         for role in _like_the_policy(spec):
             yield from of_gang(spec, role, partial(check, config=config))
     yield from _adapter_violations(spec, config)
+    yield from _router_replay_violations(spec, config)
     yield from vision_violations(spec, config)
     if not spec.train.batches.replay:
         yield from _server_violations(spec, config)
@@ -150,6 +153,22 @@ def _expert_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
         yield Violation(f"{PARALLELISM}.expert", str(layout.expert), "the model has no experts", "set 1")
     if p.expert_tensor:
         yield Violation(f"{PARALLELISM}.expertTensor", str(p.expert_tensor), "the model has no experts", "remove it")
+
+
+def _router_replay_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """Experts that fit into a byte, and that vLLM 0.26 returns: it keeps them by the places of a cache that sees everything."""
+    value, experts = spec.algorithm.rollout_correction.router_replay, experts_of(config)
+    field = "spec.algorithm.rolloutCorrection.routerReplay"
+    if value == "none":
+        return
+    if not experts:
+        yield Violation(field, value, "the model has no experts", "remove it")
+    elif experts > REPLAYED_EXPERTS:
+        rule = f"the model has {experts} experts, and the number of one takes a byte"
+        yield Violation(field, value, rule, "remove it")
+    if value == "rollout" and config.get("model_type") == "mixtral" and config.get("sliding_window"):
+        rule = "vLLM does not return the experts of a model in which every layer has a sliding window"
+        yield Violation(field, value, rule, "set trainer or none")
 
 
 def _adapter_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:

@@ -39,7 +39,7 @@ OWNED_TRANSFORMER_CONFIG = {
     "use_cpu_initialization": "spec.trainer.device",
     "transformer_impl": "the trainer, from what is installed",
     "moe_grouped_gemm": "the trainer: checkpoints hold grouped experts",
-    "moe_enable_routing_replay": _NOT_TRAINED,
+    "moe_enable_routing_replay": "spec.algorithm.rolloutCorrection.routerReplay",
     "overlap_moe_expert_parallel_comm": _NOT_TRAINED,
     "delay_wgrad_compute": _NOT_TRAINED,
     "qk_clip": _NOT_TRAINED,
@@ -126,6 +126,7 @@ OWNED_VLLM_ARGUMENTS = {
     "logprobs-mode": "rljob: the trainer needs processed log-probabilities",
     "distributed-executor-backend": "rljob, from spec.rollout.tensorParallel",
     "logits-processors": "rljob: samples are drawn from the policy's own distribution",
+    "enable-return-routed-experts": "spec.algorithm.rolloutCorrection.routerReplay",
     "scheduler-cls": "rljob, whose scheduler hands responses over in pieces",
 } | dict.fromkeys(
     (

@@ -18,7 +18,7 @@ from rljob_trainer.buffer.saved import BufferContents
 from rljob_trainer.buffer.sources import Ready
 from rljob_trainer.data.order import Cursor
 from rljob_trainer.rewards.request import RewardFailed
-from rljob_trainer.trajectory import Segment, Trajectory, environment, sampled
+from rljob_trainer.trajectory import Segment, Trajectory, environment, same_bits, sampled
 from trainer.buffer.specs import job
 
 
@@ -88,6 +88,29 @@ def test_what_was_made_with_other_settings_is_generated_again(tmp_path: Path, ch
     saved.write(tmp_path / "buffer", BufferContents([ready(7, 4)], [group(12, 5)]), spec_of())
     other = RLJobSpec.model_validate(spec_of().model_dump(by_alias=True, exclude_unset=True) | changes)
     assert saved.read(tmp_path / "buffer", other, 6) == BufferContents()
+
+
+def routed_spec(replay: str = "rollout") -> RLJobSpec:
+    correction = {"importanceSampling": "token", "routerReplay": replay}
+    return job(
+        train={"steps": 20, "staleness": 3},
+        algorithm={"rolloutCorrection": correction},
+        rollout={"interrupt": "continue"},
+    )
+
+
+def test_the_experts_of_what_is_complete_come_back_and_without_them_it_is_generated_again(tmp_path: Path) -> None:
+    experts = np.arange(24, dtype=np.uint8).reshape(3, 4, 2)
+    scored = Draft(outcome=Outcome(12, 0, replace(sample(12, 0, 5), routed_experts=experts)))
+    whole = Draft((sampled((3, 4), (-0.5, -2.0), 5),), "stop", routed_experts=experts + 1)
+    begun = Draft((sampled((3,), (-0.5,), 5),))
+    contents = BufferContents([ready(7, 4)], [Group(12, 6, 5, (scored, whole, begun))])
+    saved.write(tmp_path / "buffer", contents, routed_spec())
+    (found,) = saved.read(tmp_path / "buffer", routed_spec(), 6).groups
+    assert found.drafts[0].outcome and isinstance(found.drafts[0].outcome.result, Trajectory)
+    assert same_bits(found.drafts[0].outcome.result.routed_experts, experts)
+    assert same_bits(found.drafts[1].routed_experts, experts + 1) and found.drafts[2].routed_experts is None
+    assert saved.read(tmp_path / "buffer", routed_spec("none"), 6) == BufferContents()
 
 
 def test_what_would_be_too_old_by_now_is_left_out() -> None:

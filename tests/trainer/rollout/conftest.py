@@ -11,6 +11,7 @@ import pytest
 
 from rljob_api import names
 from rljob_api.protocol import RolloutEndpoint
+from rljob_api.spec import RLJobSpec
 from rljob_trainer.rollout.arguments import server_arguments, server_environment
 from trainer.rollout import models
 from trainer.rollout.servers import TOKEN, Server, free_port, spec
@@ -40,12 +41,18 @@ def fork_server() -> Iterator[subprocess.Popen[str]]:
 def start(
     fork_server: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Server]]:
-    """`start(model)`: a server that answers /health. It is killed after the module."""
+    """`start(model)`: a server that answers /health, of `job` if there is one. It is killed after the module."""
     servers: list[Server] = []
 
-    def begin(model: Path, attempt: int = 0, tensor_parallel: int = 1, image_key: str | None = None) -> Server:
+    def begin(
+        model: Path,
+        attempt: int = 0,
+        tensor_parallel: int = 1,
+        image_key: str | None = None,
+        job: RLJobSpec | None = None,
+    ) -> Server:
         assert fork_server.stdin and fork_server.stdout
-        port, served = free_port(), spec(model, image_key, tensorParallel=tensor_parallel)
+        port, served = free_port(), job or spec(model, image_key, tensorParallel=tensor_parallel)
         log = tmp_path_factory.mktemp("server") / "log"
         environment = {names.ENV_ROLLOUT_TOKEN: TOKEN, names.ENV_ATTEMPT: str(attempt)} | ONE_PROCESS[
             tensor_parallel == 1

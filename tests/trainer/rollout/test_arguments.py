@@ -33,6 +33,15 @@ def test_what_we_own_is_always_said() -> None:
     assert "--no-trust-remote-code" in arguments
 
 
+def test_experts_are_returned_where_the_trainer_replays_them() -> None:
+    given = spec(Path("/model"))
+    for replay in ("none", "trainer", "rollout"):
+        correction = given.algorithm.rollout_correction.model_copy(update={"router_replay": replay})
+        algorithm = given.algorithm.model_copy(update={"rollout_correction": correction})
+        arguments = server_arguments(given.model_copy(update={"algorithm": algorithm}), 1)
+        assert ("--enable-return-routed-experts" in arguments) == (replay == "rollout")
+
+
 def test_evaluation_may_have_the_longest_response() -> None:
     given = spec(Path("/model"))
     data, evaluation = (

@@ -20,11 +20,12 @@ from trainer.rollout.servers import TOKEN, Server
 PROMPTS = [tuple(2 + (i * 7 + j * 3) % 120 for j in range(length)) for i, length in enumerate((5, 17, 90))]
 
 
-def make(path: Path, kind: str, seed: int) -> Path:
+def make(path: Path, kind: str, seed: int, **changes: int) -> Path:
     """A directory with a tokenizer, of a model whose distribution is far from uniform. vLLM's attention on CPU wants heads of 32 or more, and its
-    Gemma 3 has no output layer of its own."""
+    Gemma 3 has no output layer of its own. `changes`: of the configuration."""
     tied = kind == "gemma3_text"
     config = make_config(kind, models.VOCABULARY, tied, hidden_size=128, max_position_embeddings=512)
+    config.update(changes)
     model = random_model(config, seed)
     with torch.no_grad():
         model.lm_head.weight.normal_(0, 0.15)

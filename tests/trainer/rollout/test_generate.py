@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rljob_trainer.rollout import generate as module
 from rljob_trainer.rollout.answer import Completion, decode, encode
-from rljob_trainer.rollout.generate import generate
+from rljob_trainer.rollout.generate import generate, routed_experts
 
 BODY = {"prompt": [2, 3, 4], "n": 2, "seed": 5, "temperature": 1.0, "max_tokens": 7}
 DRAWN = [
@@ -41,7 +42,8 @@ class Engine:
             self.left = True
             raise
         outputs = [
-            SimpleNamespace(token_ids=d.tokens, logprobs=SimpleNamespace(logprobs=d.log_probs), finish_reason=d.finish_reason)
+            SimpleNamespace(token_ids=d.tokens, logprobs=SimpleNamespace(logprobs=d.log_probs), finish_reason=d.finish_reason,
+                            routed_experts=None)
             for d in DRAWN
         ]  # fmt: skip
         yield SimpleNamespace(outputs=outputs)
@@ -85,6 +87,30 @@ def test_a_log_probability_arrives_as_the_float32_that_it_was() -> None:
     numbers = struct.unpack("<5f", struct.pack("<5f", -0.1, -1e-30, -math.pi, -0.0, -math.inf))
     (found,) = decode(json.loads(json.dumps(encode([Completion([1] * 5, numbers, "stop")]))))
     assert struct.pack("<5d", *found.log_probs) == struct.pack("<5d", *numbers)
+
+
+EXPERTS = np.arange(1, 17, dtype=np.uint8).reshape(4, 2, 2)
+"""Of two layers: a prompt of three tokens, and the first of a response of two."""
+
+
+def finished(experts: np.ndarray | None, reason: str = "stop") -> Any:
+    return SimpleNamespace(token_ids=(7, 8), finish_reason=reason, routed_experts=experts)
+
+
+def test_experts_arrive_with_a_complete_response_and_not_with_a_part_of_one() -> None:
+    whole = Completion((7, 8), (-1.0, -2.0), "stop", routed_experts(finished(EXPERTS), 3))
+    found, plain = decode(json.loads(json.dumps(encode([whole, DRAWN[0]]))))
+    assert found.routed_experts is not None and found.routed_experts.dtype == np.uint8
+    assert found.routed_experts.tolist() == EXPERTS.tolist() and plain.routed_experts is None
+    assert routed_experts(finished(EXPERTS, "abort"), 3) is None and routed_experts(finished(None), 3) is None
+
+
+@pytest.mark.parametrize("experts", [EXPERTS * 0, EXPERTS[1:]], ids=["all the same", "one token short"])
+def test_a_server_whose_kernels_do_not_say_which_experts_they_chose_is_no_server_for_replay(
+    experts: np.ndarray,
+) -> None:
+    with pytest.raises(ValueError, match="routerReplay to trainer or none"):
+        routed_experts(finished(experts), 3)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ SPECIAL = [
     "events",
     "new_prompt_logprobs_tensors",
     "pooling_output",
-    "routed_experts",
     "kv_transfer_params",
     "ec_transfer_params",
 ]
@@ -35,7 +34,7 @@ def output(request: str, *tokens: int, nans: int = 0, **special: Any) -> Any:
     """With a log-probability of -token for every token."""
     ids = np.array(tokens, dtype=np.int32).reshape(-1, 1)
     rows = Rows(ids, -ids.astype(np.float32), ids[:, 0] * 0 + 1)
-    fields = dict.fromkeys(SPECIAL) | special
+    fields = dict.fromkeys([*SPECIAL, "routed_experts"]) | special
     fields |= {"num_nans_in_logits": nans}
     return SimpleNamespace(request_id=request, new_token_ids=list(tokens), new_logprobs=rows, **fields)
 
@@ -84,6 +83,14 @@ def test_nans_in_the_logits_of_any_step_are_told_with_the_piece() -> None:
     pieces.due([output(A, 2)])
     (found,) = pieces.due([output(A, 3, finish_reason=0)])
     assert found.num_nans_in_logits == 5
+
+
+def test_the_experts_of_all_steps_leave_with_the_piece() -> None:
+    pieces = Pieces()
+    assert pieces.due([output(A, 1, routed_experts=np.array([[[1, 2]], [[3, 4]]]))]) == [], "of a prompt of two tokens"
+    pieces.due([output(A, 2, routed_experts=np.array([[[5, 6]]]))])
+    (found,) = pieces.due([output(A, 3, routed_experts=np.array([[[7, 8]]]), finish_reason=0)])
+    assert found.routed_experts.tolist() == [[[1, 2]], [[3, 4]], [[5, 6]], [[7, 8]]]
 
 
 def test_a_request_without_log_probabilities_has_none() -> None:

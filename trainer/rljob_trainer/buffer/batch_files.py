@@ -20,7 +20,7 @@ from rljob_trainer.arrays import Array
 from rljob_trainer.batch import Batch, Columns
 from rljob_trainer.failure import ConfigurationError
 
-KINDS = {"I64": "<i8", "I32": "<i4", "I8": "<i1", "F64": "<f8", "F32": "<f4", "BOOL": "|b1"}
+KINDS = {"I64": "<i8", "I32": "<i4", "I8": "<i1", "U8": "|u1", "F64": "<f8", "F32": "<f4", "BOOL": "|b1"}
 """safetensors' names of numpy's types."""
 NAMES = {np.dtype(kind): name for name, kind in KINDS.items()}
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, SampleFailed
 from rljob_trainer.rollout.client import FinishReason, Generation
 from rljob_trainer.rollout.pool import RolloutPool
-from rljob_trainer.trajectory import Ints, Segment, Trajectory, appended, prompt, sampled
+from rljob_trainer.trajectory import Experts, Ints, Segment, Trajectory, appended, prompt, sampled
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,8 @@ class Draft:
     finish_reason: FinishReason = "abort"
     outcome: Outcome | None = None
     """Once it is scored."""
+    routed_experts: Experts | None = field(default=None, compare=False)
+    """Of prompt and response, once it is complete: its last piece was generated behind all of them."""
 
     @property
     def begun(self) -> bool:
@@ -68,7 +70,7 @@ class Draft:
 
     def add(self, piece: Generation) -> None:
         self.response = appended(self.response, _segment(piece))
-        self.finish_reason = piece.finish_reason
+        self.finish_reason, self.routed_experts = piece.finish_reason, piece.routed_experts
 
 
 class Generator:
@@ -155,7 +157,7 @@ class Generator:
             place, tokens, images = (request.group, index), request.prompt.tokens, request.images
             await self._continue(draft, tokens, request.sampling, request.seed, place, images)
             rollout = single(prompt(tokens, images), draft.response, draft.finish_reason == "length")
-            draft.outcome = await self._score(request, index, rollout)
+            draft.outcome = await self._score(request, index, rollout, draft.routed_experts)
         return draft.outcome
 
     async def _continue(
@@ -225,7 +227,9 @@ class Generator:
             return [_against(o, penalised(baseline.result, self._spec).reward) for o in outcomes]
         return [Outcome(o.group, o.sample, baseline.result) for o in outcomes]
 
-    async def _score(self, request: Request, index: int, rollout: Rollout) -> Outcome:
+    async def _score(
+        self, request: Request, index: int, rollout: Rollout, routed_experts: Experts | None = None
+    ) -> Outcome:
         row = request.prompt
         sample = Trajectory(
             segments=rollout.segments,
@@ -236,6 +240,7 @@ class Generator:
             reward=rollout.reward,
             branches=rollout.branches,
             data_source=row.data_source,
+            routed_experts=routed_experts,
         )
         try:
             reward = await self._rewards.score(self._asked(row, sample, rollout.last_turn))

@@ -46,6 +46,7 @@ def made_with(spec: RLJobSpec) -> dict[str, Any]:
         "train.promptsPerStep": train.prompts_per_step,
         "train.samplesPerPrompt": train.samples_per_prompt,
         "rollout.sampling": spec.rollout.sampling.model_dump(mode="json"),
+        "algorithm.rolloutCorrection.routerReplay": algorithm.rollout_correction.router_replay == "rollout",
         "rollout.agent": spec.rollout.agent and spec.rollout.agent.model_dump(mode="json"),
         "rewards": [reward.model_dump(mode="json") for reward in spec.rewards],
         "algorithm.advantage": algorithm.advantage,
@@ -125,7 +126,16 @@ def _trajectory(draft: Draft) -> Trajectory:
     """The scored one; what there is of the response otherwise."""
     if draft.outcome and isinstance(draft.outcome.result, Trajectory):
         return draft.outcome.result
-    return Trajectory(draft.response, 0, 0, 0, finish_reason="stop", reward=0.0, data_source="")
+    return Trajectory(
+        draft.response,
+        0,
+        0,
+        0,
+        finish_reason="stop",
+        reward=0.0,
+        data_source="",
+        routed_experts=draft.routed_experts,
+    )
 
 
 def _described(draft: Draft) -> dict[str, Any]:
@@ -152,7 +162,7 @@ def _groups(described: Sequence[Any], found: Iterator[Trajectory]) -> Iterator[G
 
 def _draft(described: Mapping[str, Any], found: Trajectory, position: int, index: int) -> Draft:
     if "finishReason" in described:
-        return Draft(found.segments, described["finishReason"])
+        return Draft(found.segments, described["finishReason"], routed_experts=found.routed_experts)
     further = {name: described[name] for name in ("metrics", "prediction", "agent")}
     result: Trajectory | SampleFailed = replace(found, group=position)
     if "failure" in described:

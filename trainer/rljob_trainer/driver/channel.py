@@ -9,7 +9,7 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +85,11 @@ def announced(batch: Batch, **further: Any) -> Arrays:
     return Arrays({"batch": described | {"measured": list(batch.measured)} | further}, columns.values())
 
 
-def part_of(batch: Batch, rows: Sequence[int]) -> Arrays:
-    """What was measured of these rows, and their trajectories."""
+def part_of(batch: Batch, rows: Sequence[int], routed: bool = True) -> Arrays:
+    """What was measured of these rows, and their trajectories. `routed`: with their experts, which are the policy's."""
     trajectories = [batch.trajectories[row] for row in rows]
+    if not routed:
+        trajectories = [replace(t, routed_experts=None) for t in trajectories]
     measured = {name: [of_row[row] for row in rows] for name, of_row in batch.measured.items()}
     counts = {name: sum(map(len, values)) for name, values in measured.items()}
     pieces = measured | arrays.rows(trajectories)

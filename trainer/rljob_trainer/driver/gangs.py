@@ -134,7 +134,7 @@ class Gang:
 
     async def part(self, rows: list[int]) -> Arrays:
         assert self._current and self._current.batch, "a batch comes before its parts"
-        return part_of(self._current.batch, rows)
+        return part_of(self._current.batch, rows, routed=False)
 
     async def done(self, **found: Any) -> dict[str, Any]:
         assert self._current, "nothing was asked"

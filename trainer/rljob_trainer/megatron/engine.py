@@ -49,6 +49,7 @@ class Engine:
         self._parallel = parallel_state.initialize(layout, device, timeout)
         self.objective = objective or PolicyObjective(spec)
         self._undivided = undivided(spec)
+        self._routed = spec.algorithm.rollout_correction.router_replay == "rollout"
         self._shared = spec.models.keys() - spec.gangs.keys()
         self._model = self._trained_model()
         self._reference = self._frozen_reference()
@@ -105,7 +106,9 @@ class Engine:
             if self._reference:
                 step.keep("reference_log_probs", self._reference(micro_batches, temperature))
             if "old_log_probs" in self.objective.needs:
-                step.keep("old_log_probs", self._policy.log_probs(micro_batches, temperature))
+                routing = self._policy.routing
+                with routing.replayed() if self._routed else routing.recorded():
+                    step.keep("old_log_probs", self._policy.log_probs(micro_batches, temperature))
         if self._critic:
             with self._critic.offloader.using("parameters"):
                 step.keep("values", self._critic.values(micro_batches))
@@ -130,7 +133,8 @@ class Engine:
         for network, objective in self._learners():
             step.weigh(objective)
             learn = network.learn if objective.learns(step.batch.step) else network.evaluate_loss
-            updates = learn(step, objective)
+            with self._policy.routing.replayed():
+                updates = learn(step, objective)
             metrics |= update_metrics(objective, updates)
         self.objective.after(metrics, int(columns.answered.sum()))
         return {name: value for name, value in metrics.items() if math.isfinite(value)}

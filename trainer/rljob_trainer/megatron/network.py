@@ -18,6 +18,7 @@ from rljob_trainer.megatron.optimizer import Learner, Update, build_optimizer
 from rljob_trainer.megatron.packing import MicroBatch
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.passes import ModelOutput, Passes
+from rljob_trainer.megatron.routing import Routing
 from rljob_trainer.megatron.step import MiniBatch, Step
 from rljob_trainer.objectives.metrics import MetricAccumulator
 from rljob_trainer.objectives.objective import Objective
@@ -69,7 +70,9 @@ class Network:
         """`chunks`: the model's pieces in their wrappers; those of a frozen model when unset."""
         self._vocabulary, self.parallel = model.vocabulary, parallel
         self.modules = model.modules
-        self.passes = Passes(chunks or freeze(model.modules, model.config), model.config, heartbeat)
+        pieces = chunks or freeze(model.modules, model.config)
+        self.routing = Routing(pieces)
+        self.passes = Passes(pieces, model.config, heartbeat, self.routing)
 
     def output(self, micro: MicroBatch, raw: torch.Tensor) -> ModelOutput:
         return ModelOutput(micro, raw, self._vocabulary, self.parallel)

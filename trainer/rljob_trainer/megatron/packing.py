@@ -31,6 +31,8 @@ class PackedRow:
     """[r], where the response tokens lie in the row, trajectory after trajectory."""
     length: int
     """Tokens of the whole row."""
+    starts: tuple[int, ...]
+    """Of each, where its first token lies in the row."""
     share: torch.Tensor
     """[t], which of them this rank has, in its order."""
 
@@ -66,6 +68,9 @@ class MicroBatch:
     images: dict[str, torch.Tensor] = field(default_factory=dict)
     """What a model with a vision tower takes besides: `pixel_values` [p, numbers of a patch], `image_grid_thw` [i, 3] and `image_places` [v], where
     in the row the tokens of the images lie. Empty without images."""
+
+    routed_experts: dict[int, torch.Tensor] = field(default_factory=dict)
+    """By the number of a layer from 1: to which experts its router sends the tokens that it has, uint8. See routing.Routing."""
 
     def put(self, name: str, values: Mapping[int, torch.Tensor] | Sequence[torch.Tensor]) -> None:
         """Make a column. `values`: [count] of each trajectory, by its row."""
@@ -137,7 +142,8 @@ def _row(
     ends = [start + n for start, n in zip(starts, lengths, strict=False)]
     responses = [torch.arange(end - n, end) for end, n in zip(ends, counts, strict=True)]
     share = context_parallel.rows(starts, parallel.layout.context, parallel.context_rank)
-    return PackedRow(tuple(rows), tuple(counts), torch.cat([torch.arange(0), *responses]), starts[-1], share)
+    whole = torch.cat([torch.arange(0), *responses])
+    return PackedRow(tuple(rows), tuple(counts), whole, starts[-1], starts[: len(rows)], share)
 
 
 def _packed(lengths: list[int], parallel: ParallelState) -> PackedSeqParams:

@@ -11,6 +11,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from rljob_trainer.megatron.logprob import predictions
 from rljob_trainer.megatron.packing import MicroBatch
 from rljob_trainer.megatron.parallel_state import ParallelState
+from rljob_trainer.megatron.routing import Routing
 from rljob_trainer.megatron.step import MiniBatch
 from rljob_trainer.objectives.tokens import Predictions
 
@@ -27,6 +28,8 @@ class Passes:
     config: Any
     """The model's TransformerConfig."""
     heartbeat: Callable[[], None]
+    routing: Routing
+    """Of the pieces."""
 
     @torch.no_grad()
     def forward(self, micro_batches: Sequence[MicroBatch], measure: Measure) -> list[Any]:
@@ -56,7 +59,10 @@ class Passes:
         micro = next(data)
         self.heartbeat()
         kwargs = {"fp32_output": False} if self.config.bf16 else {}
-        output = model(micro.tokens, micro.positions, None, packed_seq_params=micro.packed, **micro.images, **kwargs)
+        with self.routing.of(model, micro):
+            output = model(
+                micro.tokens, micro.positions, None, packed_seq_params=micro.packed, **micro.images, **kwargs
+            )
         return output, lambda output, non_loss_data=False: measure(micro, output)
 
 

@@ -189,6 +189,7 @@ def _numbers(provider: Any, spec: RLJobSpec) -> dict[str, Any]:
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "moe_grouped_gemm": bool(provider.num_moe_experts),
+        "moe_enable_routing_replay": spec.algorithm.rollout_correction.router_replay != "none",
         "mtp_num_layers": None,  # layers that guess further tokens are not trained
         # the bridge fills rows up with zeros, but takes none away
         "should_pad_vocab": provider.vocab_size % spec.trainer.parallelism.tensor != 0,

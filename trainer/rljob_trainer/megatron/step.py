@@ -12,6 +12,7 @@ from rljob_trainer.batch import Batch
 from rljob_trainer.megatron.batching import Plan, plan_step
 from rljob_trainer.megatron.packing import MicroBatch, micro_batch
 from rljob_trainer.megatron.parallel_state import ParallelState
+from rljob_trainer.megatron.routing import returned_experts
 from rljob_trainer.objectives.losses import of_branches
 from rljob_trainer.objectives.objective import Objective
 from rljob_trainer.trajectory import NO_POLICY, Ints, Trajectory
@@ -47,6 +48,9 @@ class Step:
         step.put("age", {i: torch.from_numpy(_age(t, batch.step)) for i, t in own.items()})
         if spec.rollout.agent:
             step.put("turn_rewards", {i: torch.from_numpy(t.response_turn_rewards) for i, t in own.items()})
+        if spec.algorithm.rollout_correction.router_replay == "rollout":
+            for micro in step.micro_batches():
+                micro.routed_experts = returned_experts(micro.row, own, parallel)
         for name, values in batch.measured.items():
             step.put(name, {i: torch.from_numpy(v) for i, v in values.items()})
         return step

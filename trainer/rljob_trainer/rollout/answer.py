@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rljob_trainer.trajectory import Floats, Ints
+from rljob_trainer.trajectory import Experts, Floats, Ints
 
 
 class Completion(NamedTuple):
@@ -19,16 +19,34 @@ class Completion(NamedTuple):
     log_probs: Sequence[float] | Floats
     """Of each token; what float32 can hold."""
     finish_reason: str
+    routed_experts: Experts | None = None
+    """See Trajectory.routed_experts."""
 
 
 def encode(responses: Iterable[Completion]) -> dict[str, Any]:
     """In their order."""
-    return {"responses": [[_pack(r.tokens, "<i4"), _pack(r.log_probs, "<f4"), r.finish_reason] for r in responses]}
+    return {"responses": [[*_numbers(r), *_routing(r)] for r in responses]}
 
 
 def decode(body: dict[str, Any]) -> list[Completion]:
     """What `encode` made a body of, with arrays of int32 and float32."""
-    return [Completion(_unpack(t, "<i4"), _unpack(p, "<f4"), reason) for t, p, reason in body["responses"]]
+    return [
+        Completion(_unpack(tokens, "<i4"), _unpack(log_probs, "<f4"), reason, *_routed(routing))
+        for tokens, log_probs, reason, *routing in body["responses"]
+    ]
+
+
+def _numbers(response: Completion) -> list[str]:
+    return [_pack(response.tokens, "<i4"), _pack(response.log_probs, "<f4"), response.finish_reason]
+
+
+def _routing(response: Completion) -> list[Any]:
+    experts = response.routed_experts
+    return [] if experts is None else [_pack(experts, "|u1"), list(experts.shape)]
+
+
+def _routed(routing: list[Any]) -> list[Experts]:
+    return [_unpack(routing[0], "|u1").reshape(routing[1])] if routing else []
 
 
 def _pack(numbers: Any, kind: str) -> str:

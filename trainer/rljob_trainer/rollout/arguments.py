@@ -53,6 +53,8 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
         "weight-transfer-config": {"backend": backend(spec)},
         "trust-remote-code": spec.model.trust_remote_code,
     }
+    if spec.algorithm.rollout_correction.router_replay == "rollout":
+        own |= {"enable-return-routed-experts": True}
     default = {"disable-uvicorn-access-log": True} | server_defaults(spec) | (_IMAGES if spec.data.image_key else {})
     if spec.trainer.device == "cpu":
         default |= {"enforce-eager": True} | WHOLE_PROMPTS

@@ -13,7 +13,7 @@ from rljob_api.spec.common import Sampling
 from rljob_trainer.images import Placed
 from rljob_trainer.rollout.answer import decode
 from rljob_trainer.rollout.seen import encode_images
-from rljob_trainer.trajectory import Floats, Ints
+from rljob_trainer.trajectory import Experts, Floats, Ints
 from rljob_trainer.weights.protocol import ATTEMPT_HEADER, GENERATE, INTERRUPT, STATE, STEP_HEADER, AttemptSuperseded
 
 CONNECT_SECONDS = 30.0
@@ -47,6 +47,8 @@ class Generation:
     finish_reason: FinishReason
     policy_step: int
     """Of the policy that generated it."""
+    routed_experts: Experts | None = None
+    """Of prompt and response; see Trajectory.routed_experts."""
 
 
 class RolloutClient:
@@ -142,4 +144,4 @@ def _generations(body: Any, n: int, policy_step: int) -> list[Generation]:
     found = decode(body)
     if len(found) != n or any(drawn.finish_reason not in ("stop", "length", "abort") for drawn in found):
         raise ReplicaLost(f"{len(found)} of {n} responses, finished by {[drawn.finish_reason for drawn in found]}")
-    return [Generation(*drawn, policy_step) for drawn in found]  # type: ignore[arg-type]
+    return [Generation(*drawn[:3], policy_step, drawn.routed_experts) for drawn in found]  # type: ignore[arg-type]

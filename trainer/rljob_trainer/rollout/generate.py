@@ -11,11 +11,13 @@ import secrets
 from collections.abc import Coroutine
 from typing import Any
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from rljob_trainer.rollout.answer import Completion, encode
+from rljob_trainer.trajectory import Experts
 
 NEUTRAL = {
     "top_p": 1.0,
@@ -61,7 +63,21 @@ async def _draw(engine: Any, body: dict[str, Any]) -> list[Completion]:
         prompt = multimodal_input(tokens, images, name)
     async for found in engine.generate(prompt, sampling_parameters(body), name):
         final = found
-    return [Completion(o.token_ids, o.logprobs.logprobs, o.finish_reason) for o in final.outputs]
+    return [
+        Completion(o.token_ids, o.logprobs.logprobs, o.finish_reason, routed_experts(o, len(tokens)))
+        for o in final.outputs
+    ]
+
+
+def routed_experts(output: Any, prompt_length: int) -> Experts | None:
+    """Of vLLM's output, if it is complete and the server returns them. Raises ValueError where kernels choose the experts and do not say which."""
+    experts = output.routed_experts
+    if experts is None or output.finish_reason == "abort":
+        return None
+    if not experts.any() or len(experts) != prompt_length + len(output.token_ids) - 1:
+        rule = "this server does not return the experts that its kernels choose"
+        raise ValueError(f"{rule}: set spec.algorithm.rolloutCorrection.routerReplay to trainer or none")
+    return np.asarray(experts, np.uint8)
 
 
 def sampling_parameters(body: dict[str, Any]) -> Any:

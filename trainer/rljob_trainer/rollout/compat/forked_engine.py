@@ -24,7 +24,8 @@ def fork_engine() -> None:
     registry._run_in_subprocess = lambda look: look()
 
 
-def _on_cpu() -> bool:
+def on_cpu() -> bool:
+    """Whether vLLM runs there."""
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
@@ -36,7 +37,7 @@ PATCHES = (
         "vllm",
         VERSIONS,
         apply=fork_engine,
-        needed=_on_cpu,
+        needed=on_cpu,
         replaces={
             "vllm/utils/system_utils.py:get_mp_context": "0a2d1f717cdebfc4",
             "vllm/model_executor/models/registry.py:_run_in_subprocess": "fe4a0660f728293b",

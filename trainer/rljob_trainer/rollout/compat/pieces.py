@@ -86,7 +86,7 @@ class InPieces:
 
 
 def joined(outputs: Sequence[Any]) -> Any:
-    """The last, with the tokens and log-probabilities of all, and the most NaNs of a step. Those before it have nothing else."""
+    """The last, with the tokens, log-probabilities and experts of all, and the most NaNs of a step. Those before it have nothing else."""
     last = outputs[-1]
     if len(outputs) > 1:
         last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
@@ -94,6 +94,8 @@ def joined(outputs: Sequence[Any]) -> Any:
             ids, log_probs, ranks, _ = zip(*found, strict=True)
             rows = (np.concatenate(_as_narrow(ids)), np.concatenate(_as_narrow(log_probs)), np.concatenate(ranks))
             last.new_logprobs = found[0]._make([*rows, None])
+        if last.routed_experts is not None:
+            last.routed_experts = np.concatenate([output.routed_experts for output in outputs])
         last.num_nans_in_logits = max(output.num_nans_in_logits for output in outputs)
     return last
 
@@ -111,7 +113,6 @@ def _is_only_tokens(output: Any) -> bool:
         and output.events is None
         and output.new_prompt_logprobs_tensors is None
         and output.pooling_output is None
-        and output.routed_experts is None
         and output.kv_transfer_params is None
         and output.ec_transfer_params is None
     )

@@ -1,0 +1,117 @@
+"""Experts of the trainer's passes: those that transformers is made to choose, in every layout; and a step's updates as the old policy routed."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rljob_trainer.batch import Batch
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.trajectory import Experts, Trajectory
+from trainer.megatron.models import changed_samples, job, load_model, make_batch, make_model, train_step
+from trainer.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+LAYERS, EXPERTS, CHOSEN = 4, 4, 2
+LAYOUTS = [
+    pytest.param(1, {}, id="one rank", marks=pytest.mark.extra),
+    pytest.param(2, {"context": 2}, id="context 2", marks=pytest.mark.extra),
+    pytest.param(2, {"expert": 2}, id="expert 2", marks=pytest.mark.extra),
+    pytest.param(4, {"tensor": 2, "pipeline": 2}, id="tensor 2, pipeline 2"),
+]
+
+
+def correction(replay: str) -> dict[str, Any]:
+    return {"rolloutCorrection": {"importanceSampling": "token", "routerReplay": replay}}
+
+
+def routed(model: Path, batch: Batch, replay: str, **layout: Any) -> list[torch.Tensor]:
+    """Rank 0's choices of experts, one per layer and micro-batch in the order of the passes: measured, then trained."""
+
+    def on_a_rank() -> Any:
+        from megatron.core.transformer.moe.router import TopKRouter
+
+        from rljob_trainer.megatron.engine import Engine
+
+        optimizer = {"learningRate": 0.02}
+        spec = job(model, algorithm=correction(replay), miniBatches=2, optimizer=optimizer, **layout)
+        engine, found = Engine(spec, lambda: None), []
+        for module in engine._model.modules:
+            for part in module.modules():
+                if isinstance(part, TopKRouter):
+                    part.register_forward_hook(lambda _, inputs, outputs: found.append(outputs[1].detach().clone()))
+        train_step(engine, batch)
+        return found
+
+    return run_ranks(layout["tensor"], on_a_rank)[0]
+
+
+def differing(found: list[torch.Tensor]) -> list[int]:
+    """Choices of the second half that are others than in the first."""
+    half = len(found) // 2
+    return [int((a != b).any(-1).sum()) for a, b in zip(found[:half], found[half:], strict=True)]
+
+
+def test_updates_route_as_the_old_policy_did(megatron: None, tmp_path: Path) -> None:
+    model = make_model(tmp_path, "qwen3_moe")
+    batch = make_batch(model)
+    free, replayed = (routed(model, batch, replay, dtype="bfloat16", tensor=2) for replay in ("none", "trainer"))
+    assert len(free) == len(replayed) > 4
+    assert differing(free)[0] == 0 and any(differing(free)), "the first update moves routers: else no test"
+    assert not any(differing(replayed))
+
+
+def some_experts(length: int, draw: np.random.Generator) -> Experts:
+    choices = draw.permuted(np.tile(np.arange(EXPERTS), (length, LAYERS, 1)), axis=-1)
+    return choices[..., :CHOSEN].astype(np.uint8)
+
+
+@torch.no_grad()
+def response_log_probs(policy: Any, sample: Trajectory, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """Of transformers, whose routers choose the sample's experts instead of the best."""
+    assert sample.routed_experts is not None
+    chosen = iter(torch.from_numpy(sample.routed_experts.astype(np.int64)).unbind(1))
+
+    def choose(scores: torch.Tensor, count: int, dim: int = -1) -> tuple[torch.Tensor, torch.Tensor]:
+        experts = next(chosen)
+        return scores.gather(dim, experts), experts
+
+    tokens = torch.from_numpy(sample.tokens.astype(np.int64))
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "topk", choose)
+        logits = policy(tokens[None, :-1]).logits[0]
+    assert next(chosen, None) is None, "every layer has chosen"
+    return logits.log_softmax(-1).gather(1, tokens[1:, None])[sample.prompt_length - 1 :, 0]
+
+
+@pytest.mark.parametrize(("ranks", "layout"), LAYOUTS)
+def test_the_experts_of_the_rollouts_are_those_of_the_trainer_in_every_layout(
+    megatron: None, tmp_path: Path, ranks: int, layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, draw = make_model(tmp_path, "qwen3_moe", tied=False), np.random.default_rng(0)
+    batch = changed_samples(make_batch(model), lambda s: replace(s, routed_experts=some_experts(len(s) - 1, draw)))
+    trainer = {"device": "cpu", "nodes": ranks, "parallelism": layout}
+    spec = job(model, algorithm=correction("rollout"), miniBatches=2, trainer=trainer)
+
+    def on_a_rank() -> Any:
+        from rljob_trainer.megatron.engine import Engine
+
+        engine = Engine(spec, lambda: None)
+        step = engine.measure(batch.part(engine.parts(batch.columns)[engine.data_rank]))
+        measured = step.gather("old_log_probs")
+        with pytest.raises(ConfigurationError, match="recorded without the experts"):
+            engine.measure(changed_samples(batch, lambda s: replace(s, routed_experts=None)))
+        return measured, engine.update(step, engine.objective.advantages(step))
+
+    measured, metrics = run_ranks(ranks, on_a_rank)[0]
+    policy = load_model(model)
+    for mine, sample in zip(measured, batch.samples, strict=True):
+        theirs = response_log_probs(policy, sample, monkeypatch)
+        assert (mine - theirs).abs().max() < 1e-4
+    free = np.concatenate([s.response_log_probs for s in batch.samples])
+    assert np.abs(torch.cat(measured).numpy() - free).mean() > 1e-3, "the model's own choice is another one"
+    assert metrics["train/approx_kl"] >= 0

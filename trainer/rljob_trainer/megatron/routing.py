@@ -1,0 +1,107 @@
+"""Router replay: the experts that a pass sends tokens to are those of another pass.
+
+An update changes routers a little, and bfloat16 is computed in another order in vLLM: a token that goes to another expert has another probability,
+whatever the policy meant. Experts are replayed, their weights are those that the router gives them now, so that it learns as before. The micro-batch
+holds the experts: those of the pass that measured the old log-probabilities (arXiv 2507.18071, section 5.3; R2 in arXiv 2510.11370), or those that
+the rollouts returned (R3).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.megatron.packing import MicroBatch, PackedRow
+from rljob_trainer.megatron.parallel_state import ParallelState
+from rljob_trainer.trajectory import Trajectory
+
+
+class Routing:
+    """Of one model. Without routers that replay it does nothing."""
+
+    def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
+        self._routers = {id(chunk): routers_of(chunk) for chunk in chunks}
+        self._action: RouterReplayAction | None = None
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """A micro-batch that passes inside holds the experts that its tokens went to afterwards."""
+        with self._doing(RouterReplayAction.RECORD):
+            yield
+
+    @contextmanager
+    def replayed(self) -> Iterator[None]:
+        """The tokens of a micro-batch go to the experts that it holds, also where activations are computed again."""
+        with self._doing(RouterReplayAction.REPLAY_FORWARD):
+            yield
+
+    @contextmanager
+    def of(self, chunk: torch.nn.Module, micro: MicroBatch) -> Iterator[None]:
+        """Around the forward pass of a micro-batch through a piece of the model."""
+        routers = self._routers[id(chunk)]
+        for layer, router in routers.items():
+            router.router_replay_action = self._action
+            if self._action is RouterReplayAction.REPLAY_FORWARD:
+                _replay(router, micro.routed_experts.get(layer), micro.tokens.device)
+        yield
+        if self._action is RouterReplayAction.RECORD:
+            micro.routed_experts = micro.routed_experts | {
+                layer: _recorded(router) for layer, router in routers.items()
+            }
+
+    @contextmanager
+    def _doing(self, action: RouterReplayAction) -> Iterator[None]:
+        routers = [router for of_chunk in self._routers.values() for router in of_chunk.values()]
+        self._action = action
+        try:
+            yield
+        finally:
+            self._action = None
+            for router in routers:
+                router.router_replay_action = router.target_topk_idx = None
+
+
+def _replay(router: RouterReplay, experts: torch.Tensor | None, device: torch.device) -> None:
+    """Not set_target_indices, which keeps all of them for a backward pass of its own. A micro-batch of nothing but filling has none."""
+    if experts is None:
+        router.router_replay_action = None
+    else:
+        router.target_topk_idx = experts.to(device).long()
+
+
+def routers_of(chunk: torch.nn.Module) -> dict[int, RouterReplay]:
+    """Those that replay, by the number of their layer in the model, from 1."""
+    found = (getattr(module, "router_replay", None) for module in chunk.modules())
+    return {router.layer_number: router for router in found if router is not None}
+
+
+def returned_experts(
+    row: PackedRow, trajectories: Mapping[int, Trajectory], parallel: ParallelState
+) -> dict[int, torch.Tensor]:
+    """MicroBatch.routed_experts as the rollouts returned them, on CPU. Raises ConfigurationError when they did not."""
+    own = [trajectories[i].routed_experts for i in row.rows]
+    returned = [experts for experts in own if experts is not None]
+    if len(returned) < len(own):
+        rule = "the batches were recorded without the experts of their rollouts"
+        raise ConfigurationError(
+            "spec.algorithm.rolloutCorrection.routerReplay", "rollout", rule, "set trainer or none"
+        )
+    if not returned:
+        return {}
+    _, layers, count = returned[0].shape
+    whole = torch.arange(count, dtype=torch.uint8).expand(row.length, layers, count).clone()  # what fills up has some
+    for start, experts in zip(row.starts, returned, strict=True):
+        whole[start : start + len(experts)] = torch.from_numpy(experts)
+    # with tensor parallelism, layers with experts train on sequence-parallel shares
+    part = whole[row.share].chunk(parallel.layout.tensor)[dist.get_rank(parallel.tensor_group)]
+    return dict(enumerate(part.unbind(1), 1))
+
+
+def _recorded(router: RouterReplay) -> torch.Tensor:
+    """One byte each."""
+    experts, router.recorded_topk_idx = router.recorded_topk_idx, None
+    assert experts is not None, "every micro-batch is routed"
+    return experts.to(torch.uint8)
