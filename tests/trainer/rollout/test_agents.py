@@ -1,6 +1,7 @@
 """An agent's turns on a real server, across updates of the weights: every token is of the policy that it names, behind all tokens before it."""
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -136,3 +137,37 @@ async def test_contexts_that_do_not_fit_into_one_step_of_the_engine_keep_their_s
     assert all(len(generation.tokens) for (generation,) in found)
     assert found[7][0].tokens.tolist() == again[0].tokens.tolist()
     assert lab.pool.redispatched == 0, "the engine survived"
+
+
+def cached(server: Server) -> tuple[float, float]:
+    """Tokens of prompts that the server was asked for, and those of them that it did not compute again."""
+    text = server.get("/metrics")[1]
+    return tuple(
+        float(re.search(rf"^vllm:prefix_cache_{name}_total{{.*}} (.*)$", text, re.MULTILINE)[1])
+        for name in ("queries", "hits")
+    )
+
+
+def counted(server: Server, before: tuple[float, float], tokens: int) -> tuple[float, float]:
+    """What was added, once the server has counted so many tokens."""
+    deadline = time.monotonic() + 60
+    while (found := cached(server))[0] - before[0] < tokens:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+    return found[0] - before[0], found[1] - before[1]
+
+
+async def test_a_turn_computes_little_more_than_what_is_new_in_it(server: Server, checkpoints: dict[str, Path]) -> None:
+    """Three turns, each with the context of the one before: of the tokens read, these are saved but for what fills no block of the cache."""
+    lab = Lab(server, [checkpoints["old"]])
+    await lab.publish(0)
+    before, asked = cached(server), []
+    context = [3 + (5 * j) % 120 for j in range(180)]
+    for turn in range(TURNS):
+        asked.append(len(context))
+        (found,) = await lab.pool.generate(context, 1, Sampling(max_tokens=4), turn)
+        context += [*found.tokens.tolist(), 7, 8, 9]
+    await lab.pool.close()
+    queries, hits = await asyncio.to_thread(counted, server, before, sum(asked))
+    print(f"of {queries:.0f} tokens in {TURNS} turns {hits:.0f} were cached")
+    assert queries == sum(asked) and hits > 0.4 * queries
