@@ -61,7 +61,7 @@ def complete(server: Server, n: int, sampling: Sampling) -> list[Generation]:
         choices = sorted(json.load(response)["choices"], key=lambda c: c["index"])
         step = int(response.headers[protocol.STEP_HEADER])
     found = [Completion(c["token_ids"], c["logprobs"]["token_logprobs"], c["finish_reason"]) for c in choices]
-    return [Generation(*drawn, step) for drawn in decode(encode(found))]
+    return [Generation(*drawn[:3], step) for drawn in decode(encode(found))]
 
 
 def plain(generation: Generation) -> tuple[tuple[int, ...], bytes, str, int]:
