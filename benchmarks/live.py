@@ -1,0 +1,170 @@
+"""What running jobs cost the operator: resident memory, and processor time while nothing moves and while every rank 0 sends heartbeats.
+
+    python -m benchmarks.live [--jobs 500] [--nodes 200] [--window 60] [--tree DIRECTORY]
+
+A real kube-apiserver on loopback with KWOK's nodes and kubelets. What StatefulSet controller and scheduler would write is written from here, so that
+two cores are enough: the figures are of the operator's process alone. Prints a Markdown table.
+"""
+
+import argparse
+import asyncio
+import re
+import tempfile
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+
+from benchmarks.load import Object, Reports, job
+from benchmarks.scale import Bench, spent
+from e2e.cluster.binaries import KWOK, build, is_built
+from e2e.cluster.steps import REPOSITORY
+from e2e.control_plane import ControlPlane
+from rljob_operator.kube.client import KubernetesApi
+
+NAMESPACE = "live"
+ROLES = {"trainer": 3, "rollout": 1}
+STEP = 100
+AT_ONCE = 50
+"""Requests that are under way together."""
+PROGRESS_SECONDS = 45.0
+"""After the progress interval the last numbers that were reported are looked at."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("jobs", 500), ("nodes", 200), ("window", 60)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--tree", type=Path, default=REPOSITORY, help="whose operator is measured")
+    args = parser.parse_args()
+    if not is_built(KWOK):
+        build(KWOK)
+    with tempfile.TemporaryDirectory() as directory, ControlPlane(Path(directory)) as plane:
+        plane.install_crd(args.tree / "crds" / "rljob.yaml")
+        asyncio.run(measure(plane, args))
+
+
+async def measure(plane: ControlPlane, args: argparse.Namespace) -> None:
+    bench = Bench(plane, args)
+    await bench.start()
+    pid = bench.operator.pid
+    load = Load(bench)
+    for jobs in [*range(STEP, args.jobs, STEP), args.jobs]:
+        await load.grow(jobs)
+        print(f"| resident, {jobs} jobs | | {memory(pid, 'VmRSS')} MiB | |", flush=True)
+    await asyncio.sleep(PROGRESS_SECONDS)
+    idle = await share(pid, asyncio.sleep(args.window))
+    print(f"| CPU, {args.jobs} jobs, nothing moves | | {idle:.2%} of a core | |", flush=True)
+    busy = await share(pid, load.reports.beat_for(args.window))
+    print(f"| CPU, {args.jobs} running jobs with heartbeats | | {busy:.1%} of a core | |")
+    print(f"| resident after that, at most | | {memory(pid, 'VmRSS')} MiB, {memory(pid, 'VmHWM')} MiB | |")
+    for q in (0.5, 0.99):
+        print(f"| reconcile, p{q * 100:.0f} | | below {quantile(bench.metrics(), q) * 1000:g} ms | |", flush=True)
+    await bench.end()
+
+
+class Load:
+    """Jobs whose attempts run."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._api, self._jobs = bench.api, 0
+        self._controllers, self.reports = Controllers(bench.api), Reports(bench.api, NAMESPACE)
+
+    async def grow(self, jobs: int) -> None:
+        """Until there are so many."""
+        if not self._jobs:
+            await self._api._request("POST", "Namespace", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+            await self._controllers.admit_nodes()
+        await together([self._api.create(job(NAMESPACE, f"j{i}", ROLES, "0")) for i in range(self._jobs, jobs)])
+        self._jobs = jobs
+        while not await self._controllers.have_bound(jobs * sum(ROLES.values())):  # noqa: ASYNC110
+            await asyncio.sleep(1)
+        while len(await self.reports.answer()) < jobs:  # noqa: ASYNC110
+            await asyncio.sleep(1)
+
+
+class Controllers:
+    """What the controllers of nodes and StatefulSets and the scheduler would write."""
+
+    def __init__(self, api: KubernetesApi) -> None:
+        self._api = api
+        self._made = set[str]()
+        self._bound = set[str]()
+
+    async def admit_nodes(self) -> None:
+        """New nodes are not ready until a controller says so."""
+        for node in (await self._api.listing("Node", None)).objects:
+            where, change = f"/api/v1/nodes/{node['metadata']['name']}", {"spec": {"taints": None}}
+            await self._api._request("PATCH", "Node", where, change, content="application/merge-patch+json")
+
+    async def have_bound(self, count: int) -> bool:
+        """Make the pods that are missing, and bind those that have been released to their node."""
+        sets = (await self._api.listing("StatefulSet", NAMESPACE)).objects
+        new = [pod for found in sets for pod in pods_of(found) if pod["metadata"]["name"] not in self._made]
+        await together([self._api.create(pod) for pod in new])
+        self._made |= {pod["metadata"]["name"] for pod in new}
+        pods = (await self._api.listing("Pod", NAMESPACE)).objects
+        free = [p for p in pods if p["metadata"]["name"] not in self._bound and not p["spec"].get("schedulingGates")]
+        await together([self._bind(pod) for pod in free])
+        self._bound |= {pod["metadata"]["name"] for pod in free}
+        return len(self._bound) == count
+
+    async def _bind(self, pod: Object) -> None:
+        name = pod["metadata"]["name"]
+        where = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/binding"
+        target = {"apiVersion": "v1", "kind": "Node", "name": node_of(pod)}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
+        await self._api._request("POST", "Pod", where, body)
+
+
+def pods_of(found: Object) -> list[Object]:
+    """All pods of a StatefulSet."""
+    template, meta = found["spec"]["template"], found["metadata"]
+    owner = {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "controller": True,
+        "name": meta["name"],
+        "uid": meta["uid"],
+    }
+    own = {"namespace": NAMESPACE, "ownerReferences": [owner]}
+    return [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"] | own | {"name": f"{meta['name']}-{i}"}}
+        | {"spec": template["spec"]}
+        for i in range(found["spec"]["replicas"])
+    ]
+
+
+def node_of(pod: Object) -> str:
+    """That the operator has pinned it to."""
+    affinity = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (node,) = affinity["nodeSelectorTerms"][0]["matchFields"][-1]["values"]
+    return str(node)
+
+
+async def together(work: list[Awaitable[object]]) -> None:
+    """A few at a time."""
+    for i in range(0, len(work), AT_ONCE):
+        await asyncio.gather(*work[i : i + AT_ONCE])
+
+
+async def share(pid: int, meanwhile: Awaitable[None]) -> float:
+    """Of a core that a process takes."""
+    before, start = spent(pid), time.monotonic()
+    await meanwhile
+    return (spent(pid) - before) / (time.monotonic() - start)
+
+
+def memory(pid: int, field: str) -> int:
+    """MiB."""
+    lines = dict(line.split(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(lines[field].split()[0]) // 1024
+
+
+def quantile(metrics: str, q: float) -> float:
+    """Of the seconds of a reconcile: the upper edge of its bucket."""
+    buckets = re.findall(r'^rljob_reconcile_seconds_bucket\{le="(.+)"\} (\S+)$', metrics, re.MULTILINE)
+    return next(float(edge) for edge, n in buckets if float(n) >= q * float(buckets[-1][1]))
+
+
+if __name__ == "__main__":
+    main()
