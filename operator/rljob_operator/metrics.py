@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
-from rljob_api.status import JobStatus
+from rljob_api.status import JobStatus, RoleStatus
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
 from rljob_operator.kube.api import Key
 from rljob_operator.reconcile.queue import Reconcile
@@ -38,6 +38,13 @@ PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]
     ),
 }
 """Name, sentence, value; None: not known yet, or the task has none."""
+PER_JOB_AND_LABEL: Mapping[str, tuple[str, str, Callable[[JobStatus], Mapping[str, float]]]] = {
+    "rljob_job_state": ("1 for the job's state", "state", lambda s: {s.state: 1}),
+    "rljob_job_ready_pool_servers": ("Pods of a pool that are ready", "pool", lambda s: _ready(s.pools)),
+    "rljob_job_ready_gang_pods": ("Pods of another model's gang that are ready", "role", lambda s: _ready(s.gangs)),
+    "rljob_job_metric": ("The last step's metrics, by their names", "metric", lambda s: s.progress.metrics),
+}
+"""Name, sentence, a further label, and a value for each of what that label tells apart."""
 
 
 class Metrics:
@@ -77,12 +84,10 @@ class _Observed(Collector):
         )
         jobs = [(job, status) for job in self._cache.jobs.values() if (status := _status(job)) is not None]
         yield _by_state(status for _, status in jobs)
-        yield _states(jobs)
         for name, (sentence, value) in PER_JOB.items():
             yield _gauge(name, sentence, ((job, value(job, status)) for job, status in jobs))
-        yield _ready_servers(jobs)
-        yield _ready_members(jobs)
-        yield _step_metrics(jobs)
+        for name, (sentence, label, values) in PER_JOB_AND_LABEL.items():
+            yield _series(name, sentence, label, ((job, values(status)) for job, status in jobs))
 
 
 def _status(job: CachedJob) -> JobStatus | None:
@@ -102,14 +107,6 @@ def _by_state(statuses: Iterator[JobStatus]) -> Metric:
     return found
 
 
-def _states(jobs: list[tuple[CachedJob, JobStatus]]) -> Metric:
-    """One series for each job, whose label changes with its state."""
-    found = GaugeMetricFamily("rljob_job_state", "1 for the job's state", labels=["namespace", "rljob", "state"])
-    for job, status in jobs:
-        found.add_metric([job.meta.namespace, job.meta.name, status.state], 1)
-    return found
-
-
 def _gauge(name: str, sentence: str, values: Iterator[tuple[CachedJob, float | None]]) -> Metric:
     found = GaugeMetricFamily(name, sentence, labels=["namespace", "rljob"])
     for job, value in values:
@@ -118,35 +115,21 @@ def _gauge(name: str, sentence: str, values: Iterator[tuple[CachedJob, float | N
     return found
 
 
-def _ready_servers(jobs: list[tuple[CachedJob, JobStatus]]) -> Metric:
-    """Of each pool."""
-    labels = ["namespace", "rljob", "pool"]
-    found = GaugeMetricFamily("rljob_job_ready_pool_servers", "Pods of a pool that are ready", labels=labels)
-    for job, status in jobs:
-        for pool, counted in status.pools.items():
-            found.add_metric([job.meta.namespace, job.meta.name, pool], counted.ready)
+def _series(
+    name: str,
+    sentence: str,
+    label: str,
+    values: Iterator[tuple[CachedJob, Mapping[str, float]]],
+) -> Metric:
+    found = GaugeMetricFamily(name, sentence, labels=["namespace", "rljob", label])
+    for job, by_label in values:
+        for key, value in by_label.items():
+            found.add_metric([job.meta.namespace, job.meta.name, key], value)
     return found
 
 
-def _ready_members(jobs: list[tuple[CachedJob, JobStatus]]) -> Metric:
-    """Of the gang of each model that has one."""
-    labels = ["namespace", "rljob", "role"]
-    found = GaugeMetricFamily("rljob_job_ready_gang_pods", "Pods of another model's gang that are ready", labels=labels)
-    for job, status in jobs:
-        for role, counted in status.gangs.items():
-            found.add_metric([job.meta.namespace, job.meta.name, role], counted.ready)
-    return found
-
-
-def _step_metrics(jobs: list[tuple[CachedJob, JobStatus]]) -> Metric:
-    """Reward or loss, weight-sync latency, staleness and all others of docs/reference/metrics.md."""
-    found = GaugeMetricFamily(
-        "rljob_job_metric", "The last step's metrics, by their names", labels=["namespace", "rljob", "metric"]
-    )
-    for job, status in jobs:
-        for metric, value in status.progress.metrics.items():
-            found.add_metric([job.meta.namespace, job.meta.name, metric], value)
-    return found
+def _ready(counted: Mapping[str, RoleStatus]) -> Mapping[str, float]:
+    return {name: pods.ready for name, pods in counted.items()}
 
 
 def _goodput(s: JobStatus) -> float | None:

@@ -14,7 +14,7 @@ from rljob_operator.render import scheduler_objects
 from rljob_operator.render.template import pod_template
 from simulator.crowd import Crowd
 from simulator.feed import HOSTILE
-from simulator.life import end, live
+from simulator.life import end, kill_after_writes, live
 from simulator.makers import META, make_job
 from simulator.world import NAMESPACE, World
 
@@ -52,12 +52,7 @@ async def test_a_job_of_four_gangs_lives_as_one_of_one(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["none", "builtin"])
 async def test_an_operator_killed_after_a_write_changes_nothing(backend: str) -> None:
-    changes = FOUR | {"scheduling": {"backend": backend}}
-    undisturbed = await live(World(steps=12), **changes)
-    for crash_after in range(1, len(undisturbed.cluster.writes), 17):
-        world = World(steps=12)
-        world.cluster.crash_after = crash_after
-        assert end(await live(world, **changes)) == end(undisturbed), world.cluster.writes[crash_after - 1]
+    await kill_after_writes(every=17, scheduling={"backend": backend}, **FOUR)
 
 
 async def test_an_attempt_has_members_of_all_gangs_and_says_where_each_meets() -> None:

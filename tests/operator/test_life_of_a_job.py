@@ -4,7 +4,7 @@ import pytest
 
 from rljob_api import reasons
 from simulator.cluster import Crash
-from simulator.life import end, live
+from simulator.life import end, kill_after_writes, live
 from simulator.world import NAMESPACE, World
 
 
@@ -17,13 +17,7 @@ async def test_a_job_lives_through_a_lost_pod_a_failure_and_a_suspension() -> No
 
 
 async def test_an_operator_killed_after_any_write_changes_nothing() -> None:
-    undisturbed = await live(World(steps=12))
-    writes = len(undisturbed.cluster.writes)
-    for crash_after in range(1, writes):
-        world = World(steps=12)
-        world.cluster.crash_after = crash_after
-        assert end(await live(world)) == end(undisturbed), f"killed after {world.cluster.writes[crash_after - 1]}"
-        assert world.crashes == 1
+    await kill_after_writes(every=1)
 
 
 async def test_an_operator_killed_after_every_third_write_changes_nothing() -> None:

@@ -12,7 +12,7 @@ from rljob_operator.metrics import Metrics
 from rljob_operator.schedulers import SCHEDULERS
 from simulator.crowd import Crowd
 from simulator.feed import HOSTILE
-from simulator.life import end, live
+from simulator.life import end, kill_after_writes, live
 from simulator.makers import META, make_job
 from simulator.world import NAMESPACE, World
 
@@ -35,12 +35,7 @@ async def test_a_job_with_a_pool_lives_as_one_without(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["none", "builtin"])
 async def test_an_operator_killed_after_a_write_changes_nothing(backend: str) -> None:
-    changes = POOLED | {"scheduling": {"backend": backend}}
-    undisturbed = await live(World(steps=12), **changes)
-    for crash_after in range(1, len(undisturbed.cluster.writes), 11):
-        world = World(steps=12)
-        world.cluster.crash_after = crash_after
-        assert end(await live(world, **changes)) == end(undisturbed), world.cluster.writes[crash_after - 1]
+    await kill_after_writes(every=11, scheduling={"backend": backend}, **POOLED)
 
 
 async def test_a_lost_server_is_replaced_alone_and_the_trainer_hears_of_it() -> None:

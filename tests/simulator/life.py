@@ -20,6 +20,17 @@ async def live(world: World, **changes: Any) -> World:
     return world
 
 
+async def kill_after_writes(every: int, **changes: Any) -> None:
+    """An operator that is killed after the first write of this life, after that and `every` more, and so on, ends each like the one that was not."""
+    undisturbed = await live(World(steps=12), **changes)
+    for crash_after in range(1, len(undisturbed.cluster.writes), every):
+        world = World(steps=12)
+        world.cluster.crash_after = crash_after
+        ended = end(await live(world, **changes))
+        assert ended == end(undisturbed), f"killed after {world.cluster.writes[crash_after - 1]}"
+        assert world.crashes == 1
+
+
 def end(world: World) -> tuple[object, ...]:
     s = world.status
     last = s.last_failure and (s.last_failure.attempt, s.last_failure.reason, s.last_failure.pod)
