@@ -117,7 +117,7 @@ def prometheus(directory: Path) -> Iterator[str]:
     (directory / "none.yaml").write_text("{}")
     address = f"127.0.0.1:{free_port()}"
     flags = [f"--config.file={directory}/none.yaml", f"--web.listen-address={address}", f"--storage.tsdb.path={store}"]
-    # what vanished from a scrape is gone at once, as when Prometheus scrapes by itself; and nothing is too old
+    # what vanished from a scrape is gone at once, as when Prometheus scrapes without a replay; and nothing is too old
     flags += [f"--query.lookback-delta={SCRAPE + 1}s", "--storage.tsdb.retention.time=100y"]
     server = subprocess.Popen(["prometheus", *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

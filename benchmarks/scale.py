@@ -114,22 +114,22 @@ class Bench:
 
     async def gang(self) -> None:
         pods = self.args.gang
-        await self.beside(f"one gang of {pods} pods bound", 1, [pods], {"trainer": pods - 4, "rollout": 4})
+        await self.compare(f"one gang of {pods} pods bound", 1, [pods], {"trainer": pods - 4, "rollout": 4})
 
     async def roles(self) -> None:
         """Against as many plain sets as the job has."""
         sizes = ", ".join(f"{role} {pods}" for role, pods in LARGE.items())
-        await self.beside(f"one job of {sizes} bound", 1, [*LARGE.values()], LARGE)
+        await self.compare(f"one job of {sizes} bound", 1, [*LARGE.values()], LARGE)
 
     async def crowd(self) -> None:
-        await self.beside(f"{self.args.crowd} jobs of 4 pods bound", self.args.crowd, [4], SMALL)
+        await self.compare(f"{self.args.crowd} jobs of 4 pods bound", self.args.crowd, [4], SMALL)
 
     async def nodes(self) -> None:
         for i in range(self.args.nodes):
             node = kwok.node(f"n{i}", {"block": f"b{i // 50}", "rack": f"r{i // 10}"})
             await self.api._request("POST", "Node", "/api/v1/nodes", node)
 
-    async def beside(self, what: str, count: int, sets: Sequence[int], roles: dict[str, int]) -> None:
+    async def compare(self, what: str, count: int, sets: Sequence[int], roles: dict[str, int]) -> None:
         """`count` jobs, and as many times plain sets of so many pods, in turn, each time in a namespace of its own: the medians, and the range
         of the ratio of neighbours."""
         floors, ours, total = list[Seconds](), list[Seconds](), count * sum(sets)

@@ -10,7 +10,7 @@ SEQUENCES: dict[Device, int] = {"cpu": 256, "gpu": 1024}
 COLOCATED_SHARE = 0.5
 """Of a GPU's memory, that a server has while it generates and the trainers rest."""
 SERVER_SHARE = 0.92
-"""Of a GPU's memory, that a server in a pod of its own has: what vLLM takes unless it is told otherwise."""
+"""Of a GPU's memory, that a server in a pod of its own has: what vLLM takes unless its arguments say otherwise."""
 CPU_KV_CACHE_BYTES = 256 * 2**20
 
 

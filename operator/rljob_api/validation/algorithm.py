@@ -159,7 +159,7 @@ def router_replay_violations(spec: RLJobSpec) -> Iterator[Violation]:
         rule = "layers with experts are computed again when other micro-batches have been through them"
         yield Violation(field, value, rule, "remove spec.trainer.recompute, or set pipeline 1")
     if spec.trainer.transformer_config.get("moe_router_fusion"):
-        rule = "the fused router of spec.trainer.transformerConfig.moe_router_fusion chooses experts by itself"
+        rule = "the fused router of spec.trainer.transformerConfig.moe_router_fusion chooses experts alone"
         yield Violation(field, value, rule, "remove one of both")
 
 

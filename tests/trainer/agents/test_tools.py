@@ -96,7 +96,7 @@ async def test_several_calls_of_a_turn_are_answered_in_their_order(bench: Bench)
 
 
 @pytest.mark.parametrize(
-    ("called", "told"),
+    ("called", "answer"),
     [
         ("<tool_call>add(1, 2)</tool_call>", "error: a call is a JSON object of name and arguments"),
         (call(name="multiply"), "error: there is no function 'multiply', only add, column, broken"),
@@ -106,10 +106,12 @@ async def test_several_calls_of_a_turn_are_answered_in_their_order(bench: Bench)
         (call(name="broken"), "error: ValueError: out of order"),
     ],
 )
-async def test_a_wrong_call_is_told_to_the_policy_and_fails_no_sample(bench: Bench, called: str, told: str) -> None:
+async def test_a_wrong_call_is_answered_to_the_policy_and_fails_no_sample(
+    bench: Bench, called: str, answer: str
+) -> None:
     found, _ = await first_step(bench, Caller("demo-rollout-0"), script=(called, "sorry"))
     (said,) = written(found, "environment")
-    assert told in said
+    assert answer in said
     assert found.metrics["reward_metrics/tool_errors"] == 1.0 and found.metrics["agent/failed"] == 0.0
 
 

@@ -46,11 +46,11 @@ def meet(root: Path, attempt: int, who: str) -> str:
         dist.all_reduce(seen)
         if seen.any():
             return "succeeded" if seen[0] else "drained"
-        obey(root / f"rank-{who}")
+        follow(root / f"rank-{who}")
         time.sleep(0.02)
 
 
-def obey(file: Path) -> None:
+def follow(file: Path) -> None:
     """Once: the next attempt is spared."""
     if not file.exists():
         return

@@ -55,7 +55,7 @@ CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 class NotACall(Exception):
-    """What the policy is told of a call that cannot be made."""
+    """What the policy reads of a call that cannot be made."""
 
 
 class ToolCalls:
@@ -78,7 +78,7 @@ class ToolCalls:
         return Trajectory(context, metrics=metrics)
 
     async def _result(self, call: str, row: Mapping[str, Any]) -> tuple[str, bool]:
-        """What the policy is told, and whether the call failed. A wrong call is the policy's to learn from, and no failure of the agent."""
+        """What the policy reads, and whether the call failed. A wrong call is the policy's to learn from, and no failure of the agent."""
         try:
             function, arguments = self._parsed(call, row)
             if inspect.iscoroutinefunction(function):

@@ -39,10 +39,10 @@ def _tokens(text: str, row: Row, tokenizer: Tokenizer, *, add_special_tokens: bo
         tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens)
     except Exception as error:  # the tokenizers library raises plain Exceptions
         rule = f"the tokenizer in spec.model.path cannot encode its prompt: {error}"
-        raise row.place.error(rule, "see that it is the model's, or mend the row") from error
+        raise row.place.error(rule, "see that it is the model's, or correct the row") from error
     if tokens:
         return tokens
-    fix = "see that tokenizer.json fits the tokenizer class of the model's type, or mend the row"
+    fix = "see that tokenizer.json fits the tokenizer class of the model's type, or correct the row"
     raise row.place.error("the tokenizer in spec.model.path makes no token of its prompt", fix)
 
 

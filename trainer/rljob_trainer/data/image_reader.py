@@ -86,6 +86,6 @@ def _processor(path: str) -> Any:
     try:
         return Qwen2VLImageProcessorPil.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
-        fix = "put preprocessor_config.json beside config.json"
+        fix = "put preprocessor_config.json next to config.json"
         rule = f"no image processor can be loaded from it: {error}"
         raise ConfigurationError("spec.model.path", path, rule, fix) from error

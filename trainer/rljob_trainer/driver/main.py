@@ -87,7 +87,7 @@ async def _gangs(control: Control, token: str) -> AsyncIterator[Gangs]:
 async def _supervised(
     directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, gangs: Gangs
 ) -> AsyncIterator["_Life"]:
-    """No rollouts and no rewards: examples, tokenised by processes beside the steps."""
+    """No rollouts and no rewards: examples, tokenised by processes while the ranks train."""
     spec, workers = control.spec, Workers(control.spec)
     try:
         load = partial(load_examples, spec, tokenizer=tokenizer, workers=workers)

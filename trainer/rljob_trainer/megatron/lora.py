@@ -141,7 +141,7 @@ def require_same(held: dict[str, Any] | None, here: Base | None) -> None:
         rule = f"the adapters of the checkpoint have {_settings(held['lora'])}"
         raise ConfigurationError("spec.model.lora", _settings(here.lora), rule, f"set that again, {ELSEWHERE}")
     if held["digest"] != here.digest:
-        theirs = f"{held['path']} ({held['digest'][:12]}), beside which the adapters of the checkpoint were trained"
+        theirs = f"{held['path']} ({held['digest'][:12]}), with which the adapters of the checkpoint were trained"
         rule = f"its tensors ({here.digest[:12]}) are not those of {theirs}"
         fix = f"name that model, with the spec.model.dtype of then, {ELSEWHERE}"
         raise ConfigurationError("spec.model.path", here.path, rule, fix)

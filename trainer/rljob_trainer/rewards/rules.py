@@ -70,7 +70,7 @@ def validate_row(
             f"{missing} is for its data source {data_source!r}",
             f"add an entry with dataSource {data_source!r} or '*'",
         )
-    fix = "name the column of the answers in spec.data.answerKey, or mend the row"
+    fix = "name the column of the answers in spec.data.answerKey, or correct the row"
     for i, entry in entries:
         if entry.rule and not answer.strip():
             return f"has no answer, which the rule {entry.rule} of spec.rewards[{i}] compares with", fix
