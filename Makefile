@@ -12,6 +12,10 @@ BOTH := $(MAKE) --no-print-directory -j2 --output-sync=target
 FAST_HALF := $(addprefix tests/trainer/,checkpoint launcher rewards rollout)
 SLOW_HALF := tests/trainer/megatron tests/apiserver
 export OMP_NUM_THREADS ?= 1
+# For tests of processes and networks: what fails runs once more with fresh servers, so that no busy machine decides.
+# Failing twice is a failure. Failing once is a race: the log names it, and somebody looks for it
+PYTEST_TWICE = run() { $(PY) -m pytest -q -o cache_dir=.pytest_cache/$@ "$$@"; }; \
+	twice() { run "$$@" || { echo "== $@: what failed, once more"; run "$$@" --last-failed --last-failed-no-failures none; }; }; twice
 
 ##@ For users
 .PHONY: demo
@@ -57,30 +61,30 @@ fast: setup
 
 .PHONY: fast-half
 fast-half: setup
-	$(PY) -m pytest -q -m "not slow" $(FAST_HALF)
+	$(PYTEST_TWICE) -m "not slow" $(FAST_HALF)
 
 .PHONY: fast-rest
 fast-rest: setup
-	$(PY) -m pytest -q -m "not slow" tests $(FAST_HALF:%=--ignore=%)
+	$(PYTEST_TWICE) -m "not slow" tests $(FAST_HALF:%=--ignore=%)
 
 .PHONY: test
 test: check ## Everything: check, the trainer on real megatron-core and vLLM, end to end on the cluster
 	$(PY) -m e2e.providers up # builds helm, etcd and kube-apiserver, without which some tests skip
-	$(PY) -m pytest -q tests/chart
+	$(PYTEST_TWICE) tests/chart
 	$(BOTH) slow-half slow-rest
-	$(PY) -m pytest -q -m "not extra" e2e --durations=0 --durations-min=1
+	$(PYTEST_TWICE) -m "not extra" e2e --durations=0 --durations-min=1
 
 .PHONY: test-all
 test-all: test ## Everything, with the tests that take longest
-	$(PY) -m pytest -q -m extra tests e2e
+	$(PYTEST_TWICE) -m extra tests e2e
 
 .PHONY: slow-half
 slow-half: setup
-	$(PY) -m pytest -q -m "slow and not extra" $(SLOW_HALF) --durations=10
+	$(PYTEST_TWICE) -m "slow and not extra" $(SLOW_HALF) --durations=10
 
 .PHONY: slow-rest
 slow-rest: setup
-	$(PY) -m pytest -q -m "slow and not extra" tests $(SLOW_HALF:%=--ignore=%) --durations=10
+	$(PYTEST_TWICE) -m "slow and not extra" tests $(SLOW_HALF:%=--ignore=%) --durations=10
 
 .PHONY: e2e
 e2e: setup ## The end-to-end tests alone

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,8 @@ import yaml
 from apiserver.proxy import Faults, proxy
 from apiserver.world import RealWorld, administrator
 from e2e.control_plane import ControlPlane
+
+TURNS = 900
 
 
 @dataclass
@@ -104,6 +106,13 @@ class Lab(RealWorld):
         assert self.operator_process
         self.operator_process.keep_alive()
         await super().turn()
+
+    async def turn_until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
+        for _ in range(TURNS):
+            await self.turn()
+            if await holds():
+                return
+        raise AssertionError(f"never: {what}")
 
 
 async def until(ready: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from api.broken import BROKEN
 from api.specs import make_spec, raw_spec
-from apiserver.lab import lab
+from apiserver.lab import Lab, lab
 from apiserver.proxy import Faults
 from e2e.control_plane import ControlPlane
 from rljob_api.validation import validate
@@ -119,7 +119,10 @@ async def test_children_that_are_deleted_or_edited_come_back_and_the_attempt_goe
     async with lab(plane, "children", Faults()) as world:
         await world.submit()
         await world.until(state="Running", attempt=1, turns=900)
-        before = {kind: (await world._api.listing(kind, "children")).objects for kind in ("Role", "NetworkPolicy")}
+        before = {
+            kind: (await world._api.listing(kind, "children")).objects
+            for kind in ("Role", "NetworkPolicy", "ConfigMap")
+        }
         for kind, name in (
             ("NetworkPolicy", "demo-pods"),
             ("ConfigMap", "demo-control"),
@@ -127,15 +130,16 @@ async def test_children_that_are_deleted_or_edited_come_back_and_the_attempt_goe
         ):
             await world.remove_child(kind, name)
         await world.edit_child("Role", "demo-pods", {"rules": []})
-        for _ in range(40):
-            await world.turn()
-        for kind, objects in before.items():
-            after = (await world._api.listing(kind, "children")).objects
-            assert [_content(o) for o in after] == [_content(o) for o in objects]
+        await world.turn_until(lambda: are_there(world, before), "what was deleted or edited is as before")
         assert world.control and world.control.attempt == 1
         world.finish = True
         await world.until(state="Succeeded", turns=900)
         assert world.status.attempt and world.status.attempt.number == 1
+
+
+async def are_there(world: Lab, before: dict[str, list[dict[str, Any]]]) -> bool:
+    after = {kind: (await world._api.listing(kind, world.namespace)).objects for kind in before}
+    return all([_content(o) for o in after[kind]] == [_content(o) for o in objects] for kind, objects in before.items())
 
 
 def _content(obj: dict[str, Any]) -> tuple[Any, ...]:

@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 
-from apiserver.lab import Lab, lab
+from apiserver.lab import TURNS, Lab, lab
 from apiserver.proxy import Faults
 from e2e.control_plane import ControlPlane
 from rljob_api import reasons
 
 pytestmark = pytest.mark.slow
 
-TURNS = 900
 END = ("Succeeded", 4, 2, (2, reasons.APPLICATION_FAILED, "demo-trainer-1"))
 """Outcome, attempts, restarts, last failure."""
 FAULTS = {

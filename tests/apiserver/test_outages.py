@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from apiserver.lab import lab
+from apiserver.lab import TURNS, lab
 from apiserver.proxy import Faults
-from apiserver.test_faults import TURNS
 from e2e.control_plane import ControlPlane
 from rljob_operator.kube import leader_election
 

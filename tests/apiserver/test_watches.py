@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from api.specs import raw_spec
-from apiserver.lab import Lab, Operator, lab, until
+from apiserver.lab import TURNS, Lab, Operator, lab, until
 from apiserver.proxy import Faults
-from apiserver.test_faults import END, TURNS, live
+from apiserver.test_faults import END, live
 from apiserver.world import administrator
 from e2e.control_plane import ControlPlane, available
 from rljob_operator.handlers import EVERYWHERE, SERVED
