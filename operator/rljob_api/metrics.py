@@ -103,6 +103,7 @@ METRICS: dict[str, str] = {
     "time/sync": "Seconds spent on sending the step's weights to the rollout servers.",
     "time/save": "Seconds for which the step's checkpoint stopped the loop, in this step or later ones.",
     "time/save_background": "Seconds in which rank 0 wrote the step's checkpoint in the background.",
+    "time/upload": "Seconds in which the step's checkpoint was copied to `checkpoint.upload`, while training continued.",
     "time/step": "Seconds from the end of the previous step to the end of this one.",
     "memory/peak_generate_bytes": "Peak memory of a trainer's device while rollouts generate, over all steps so far; on CPU, of a rank.",
     "memory/peak_score_bytes": "Peak memory while log-probabilities, values and rewards are computed.",

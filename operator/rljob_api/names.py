@@ -189,6 +189,15 @@ def adapter_dir(root: Path, step: int) -> Path:
     return step_dir(root, step) / "adapter"
 
 
+def exports_dir(root: Path) -> Path:
+    """Of Hugging Face directories that are no part of a checkpoint."""
+    return root / "exports"
+
+
+def export_dir(root: Path, step: int) -> Path:
+    return exports_dir(root) / f"step_{step}"
+
+
 def fence_dir(root: Path) -> Path:
     return root / "fence"
 

@@ -152,6 +152,10 @@ PATTERNS = {
         "must be the address of files in a hub, an object store, the web or a volume",
         "write for example hf://ORG/MODEL@REVISION, s3://BUCKET/PREFIX, https://HOST/FILE or file:///DIRECTORY",
     ),
+    r"^(s3|gs)://[^\s/]+/[^\s]+$|^file:///[^\s]+$": (
+        "must be the address of a directory in an object store or on a volume",
+        "write for example s3://BUCKET/RUN, gs://BUCKET/RUN or file:///DIRECTORY",
+    ),
     r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$": (
         "must be a Kubernetes quantity",
         "write digits and one of m, k, Ki, M, Mi, G, Gi, T, Ti, for example 500m or 16Gi",

@@ -65,6 +65,7 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"train": {"samplesPerPrompt": 1}}, "spec.train.samplesPerPrompt"),
     ({"algorithm": {"advantage": "gae"}}, "spec.algorithm.advantage"),
     ({"critic": {}}, "spec.critic"),
+    ({"checkpoint": {"path": "/data/run", "keepExports": 1}}, "spec.checkpoint.keepExports"),
     ({"algorithm": {"advantage": "python"}}, "spec.algorithm.advantage"),
     ({"algorithm": {"advantageFunction": FUNCTION}}, "spec.algorithm.advantageFunction"),
     ({"algorithm": {"loss": "python"}}, "spec.algorithm.loss"),

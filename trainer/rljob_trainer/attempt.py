@@ -1,14 +1,13 @@
 """What the loop can do besides training, on every rank: each method is collective. Rank 0 alone talks to driver, volume and rollouts."""
 
 import logging
-import shutil
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 
 from rljob_api import names
 from rljob_api.protocol import Control
 from rljob_api.sizing.memory import PhaseName
+from rljob_trainer import nccl
 from rljob_trainer.batch import Batch
 from rljob_trainer.checkpoint.checks import corruption
 from rljob_trainer.checkpoint.manifest import read_manifest
@@ -16,9 +15,9 @@ from rljob_trainer.checkpoint.saving import Saver
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import DriverClient
+from rljob_trainer.exports import Exports
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.engine import Engine
-from rljob_trainer.megatron.huggingface import write_adapters, write_hugging_face
 from rljob_trainer.memory import Plan
 from rljob_trainer.objectives.objective import Targets
 from rljob_trainer.objectives.value import critic_columns
@@ -51,6 +50,7 @@ class Attempt:
         self._critic_apart = names.ROLE_CRITIC in control.spec.gangs
         store = first.store if first else None
         self._saver = Saver(engine, ranks, store, driver, self._critic_apart)
+        self._exports = Exports(control.spec, engine, driver, store)
         self._held: list[int | bool] | None = None
         """Step and reshardability of the newest checkpoint of this run's own, or of the model that it began with."""
         self._start = 0
@@ -92,6 +92,8 @@ class Attempt:
             self._first.driver.trained(batch.step, measured)
             if batch.step == self._start + MEASURED_STEPS:
                 log.info("%s", self._first.plan.table(peaks))
+        if batch.step == self._start + 1:
+            self._say_transports()
         return batch.step
 
     def publish(self, step: int) -> None:
@@ -107,16 +109,37 @@ class Attempt:
         if self._save_due(step):
             self._save(step, final=False)
 
+    def export(self, step: int) -> None:
+        """Write the policy of `step` as a Hugging Face directory, when that is due; training waits."""
+        if self._exports.due(step):
+            if self._first:
+                self._first.driver.saving()
+            self._exports.periodic(step)
+
     def finish(self, step: int, outcome: Outcome) -> None:
         """Make the last checkpoint, of any layout; export the policy when the job has succeeded; say goodbye to the driver. With evaluation.only
         there is neither."""
         export = ""
         if not self._spec.evaluation.only:
             self._save(step, final=True)
-            export = self._export(step) if outcome == "succeeded" else ""
+            export = self._exports.final(step) if outcome == "succeeded" else ""
+            self._until_uploaded()
         if self._first:
             self._first.driver.end(export)
         self._ranks.barrier()
+
+    def _say_transports(self) -> None:
+        """Once every rank has talked to those that it trains with."""
+        found = nccl.sentence(self._ranks.gather(nccl.transports()))
+        if self._first and found:
+            log.info("%s", found)
+            self._first.driver.connected(found)
+
+    def _until_uploaded(self) -> None:
+        """All that the run has completed is in spec.checkpoint.upload, if there is one."""
+        while self._spec.checkpoint.upload:
+            if self._ranks.broadcast(self._first.driver.uploaded() if self._first else None):
+                return
 
     def _learnt(self) -> dict[str, float]:
         """Metrics of the critic that learnt on ranks of its own."""
@@ -180,27 +203,3 @@ class Attempt:
         if saved and self._first:
             checkpoints = self._first.store.checkpoints()
             self._first.driver.saved(saved.step, checkpoints, saved.stall_seconds, saved.background_seconds)
-
-    def _export(self, step: int) -> str:
-        """The final policy as a Hugging Face directory next to its checkpoint, and beside it its adapters, where it has some. The path of the first,
-        empty when the spec wants none."""
-        if not self._spec.checkpoint.export_hugging_face:
-            return ""
-        source, target = Path(self._spec.model.path), names.huggingface_dir(self._root, step)
-        if lora := self._spec.model.lora:
-            self._write(names.adapter_dir(self._root, step), partial(write_adapters, self.engine, lora, source))
-        self._write(target, partial(write_hugging_face, self.engine, source))
-        return str(target)
-
-    def _write(self, target: Path, write: Callable[[Path], None]) -> None:
-        """A directory that is complete when it has its name."""
-        scratch = target.with_name(target.name + ".tmp")
-        if self._first:
-            shutil.rmtree(scratch, ignore_errors=True)
-        write(scratch)
-        if self._first:
-            self._first.store.check()
-            if template := self._spec.data.chat_template.path:
-                shutil.copy(template, scratch / "chat_template.jinja")  # before the tokenizer's own, for who loads it
-            shutil.rmtree(target, ignore_errors=True)
-            scratch.rename(target)

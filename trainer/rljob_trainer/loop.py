@@ -26,5 +26,6 @@ def run(job: "Attempt") -> "Outcome":
         job.publish(step)
         job.evaluate(step)
         job.save(step)
+        job.export(step)
     job.finish(step, job.source.outcome)
     return job.source.outcome

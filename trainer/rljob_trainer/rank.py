@@ -17,7 +17,7 @@ from rljob_api import names
 from rljob_api.protocol import Control, RolloutEndpoint
 from rljob_api.sizing.layout import Layout, servers_per_pod
 from rljob_api.spec import RLJobSpec
-from rljob_trainer import failure, loop
+from rljob_trainer import failure, loop, nccl
 from rljob_trainer.checkpoint.checks import prove_shared
 from rljob_trainer.checkpoint.files import write_json
 from rljob_trainer.checkpoint.lineage import Run
@@ -69,7 +69,7 @@ def live(directory: Path) -> str:
     """One attempt on this rank. Only a loop that ended well leaves its peers with ceremony: NCCL waits for them (ncclCommFinalize), and one that
     fails has its reason to write first."""
     control, role = read_control(directory), os.environ.get(names.ENV_ROLE, names.ROLE_TRAINER)
-    _join(control)
+    _join(directory, control)
     if role == names.ROLE_TRAINER:
         result = loop.run(_attempt(directory, control))
     else:
@@ -80,12 +80,13 @@ def live(directory: Path) -> str:
     return result
 
 
-def _join(control: Control) -> None:
+def _join(directory: Path, control: Control) -> None:
     """The process group; whoever waits longer than the stall timeout for a peer gives up."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     gpu = control.spec.trainer.device == "gpu"
     if gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        nccl.write_channels(directory / f"nccl-{os.environ['RANK']}.log")
     else:  # torch 2.11 records gloo collectives in one flight recorder, which groups used from several threads crash
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     timeout = timedelta(seconds=control.spec.lifecycle.stall_timeout_seconds)

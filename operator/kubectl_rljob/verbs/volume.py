@@ -1,6 +1,6 @@
 """Verbs that run a program where a job's files are: a shell, or the export of a checkpoint as a Hugging Face directory."""
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import click
 
@@ -77,7 +77,7 @@ def existing(job: Job, step: int | None) -> int:
 
 def export_command(spec: RLJobSpec, step: int, out: str | None) -> tuple[str, ...]:
     """What the pod runs."""
-    root = PurePosixPath(spec.checkpoint.path)
+    root = Path(spec.checkpoint.path)
     model = ("--model", spec.model.path, "--dtype", spec.model.dtype)
-    target = out or str(root / "exports" / f"step_{step}")
-    return ("python", "-m", "rljob_trainer", "export", *model, str(names.step_dir(Path(root), step)), target)
+    target = out or str(names.export_dir(root, step))
+    return ("python", "-m", "rljob_trainer", "export", *model, str(names.step_dir(root, step)), target)

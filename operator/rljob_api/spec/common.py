@@ -52,6 +52,8 @@ SourceUrl = Annotated[
     ),
 ]
 
+UploadUrl = Annotated[str, StringConstraints(pattern=r"^(s3|gs)://[^\s/]+/[^\s]+$|^file:///[^\s]+$", max_length=1024)]
+
 
 class Source(Model):
     """Files that are copied to a volume before the job begins."""

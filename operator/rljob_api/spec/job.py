@@ -15,6 +15,7 @@ from rljob_api.spec.common import (
     PositiveInt,
     Source,
     Template,
+    UploadUrl,
     Verbatim,
     Volume,
 )
@@ -76,6 +77,14 @@ class CheckpointSpec(Model):
     asynchronous: bool = True
     """Write periodic checkpoints in the background, in a fast format that fits the same `trainer.parallelism` only (any number of data-parallel
     ranks). Checkpoints of a drain and of the end are written synchronously, and fit every layout."""
+    upload: UploadUrl | None = None
+    """Directory of an object store, as `s3://BUCKET/RUN` or `gs://BUCKET/RUN`, that every complete checkpoint and every export is copied to, while
+    training continues; nothing in it is deleted. Credentials are environment variables, as for `model.source`. Unset: nothing is copied."""
+    export_every_steps: NonNegativeInt = 0
+    """Steps between exports of the policy as Hugging Face directories `exports/step_N` below `path`, while training waits; 0: only that of
+    `exportHuggingFace`, at the end."""
+    keep_exports: PositiveInt = 3
+    """How many exports of `exportEverySteps` are kept in `exports/`. Older ones are deleted after a newer one is complete."""
     export_hugging_face: bool = True
     """Write the final policy as a Hugging Face directory next to the last checkpoint; with `model.lora` its merged weights, and the adapters as a
     directory of the peft library."""

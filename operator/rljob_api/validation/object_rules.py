@@ -131,6 +131,12 @@ TASK_RULES = (
 
 BATCH_RULES = (
     Rule(
+        "checkpoint.keepExports",
+        (field("checkpoint.exportEverySteps") > 0) | field("checkpoint.keepExports").equals(3),
+        "only the exports of spec.checkpoint.exportEverySteps are counted, and there are none",
+        "remove it, or set spec.checkpoint.exportEverySteps",
+    ),
+    Rule(
         "train.miniBatches",
         RL.implies(field("train.miniBatches").divides(field("train.promptsPerStep"))),
         "the samples of a prompt stay in one mini-batch, and {0} is not divisible by it",

@@ -15,6 +15,9 @@ import pytest
 from rljob_api import names
 from rljob_api.metrics import METRICS
 from rljob_api.protocol import Failure
+from rljob_api.spec.common import Source
+from rljob_trainer.checkpoint.manifest import read_manifest
+from rljob_trainer.sources.fetch import fetch
 from trainer.loop.job import ALGORITHMS, SECONDS, WORLD, Job, Running, wait_for
 
 pytestmark = pytest.mark.slow
@@ -26,7 +29,10 @@ def undisturbed(material, tmp_path_factory) -> Callable[[str], tuple[Job, Runnin
 
     @functools.cache
     def run(algorithm: str) -> tuple[Job, Running]:
-        job = Job(material, tmp_path_factory.mktemp(algorithm), **ALGORITHMS[algorithm])
+        directory = tmp_path_factory.mktemp(algorithm)
+        exports = {"exportEverySteps": 2, "keepExports": 1, "upload": f"file://{directory}/store"}
+        checkpoint = {"path": str(directory / "run"), "everySteps": 2} | exports
+        job = Job(material, directory, checkpoint=checkpoint, **ALGORITHMS[algorithm])
         running = job.start(1)
         assert running.wait() == [0, 0, 0]
         return job, running
@@ -64,6 +70,34 @@ def test_a_run_leaves_checkpoints_an_export_and_its_account(uninterrupted):
     assert progress.checkpoints[-1].digest == progress.digest != ""
     assert progress.checkpoints[-1].layout == "tp2-pp1-dp1"
     assert (Path(progress.export) / "model.safetensors").is_file()
+
+
+def test_exports_of_steps_are_kept_by_their_number_and_uploads_are_complete_at_the_end(uninterrupted):
+    job, running = uninterrupted
+    store = job.root.parent / "store"
+    assert [d.name for d in names.exports_dir(job.root).iterdir()] == ["step_4"]
+    assert [m["step"] for m in job.metrics() if "time/upload" in m] == [2, 4, 5]
+    for checkpoint in running.progress().checkpoints:
+        directory = names.step_dir(store, checkpoint.step)
+        manifest = read_manifest(directory)
+        assert manifest and manifest.damage(directory) == ""
+    for export in (Path("exports/step_4"), Path("global_step_5/huggingface")):
+        ours, theirs = (root / export / "model.safetensors" for root in (job.root, store))
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_a_job_resumes_from_what_another_has_uploaded(material, tmp_path, uninterrupted):
+    """On a volume of its own, to which the checkpoint is fetched before the job begins."""
+    job, _ = uninterrupted
+    address = f"file://{job.root.parent}/store/global_step_4"
+    source = Source(source=address, path=str(tmp_path / "volume/global_step_4"), files=["!huggingface/*"])
+    fetch("spec.data.sources[0]", source, lambda there, total: None)
+    checkpoint = {"path": str(tmp_path / "run"), "everySteps": 0, "resumeFrom": source.path}
+    other = Job(material, tmp_path, checkpoint=checkpoint | {"exportHuggingFace": False})
+    running = other.start(1)
+    assert running.wait() == [0, 0, 0]
+    assert running.progress().started_from == 4
+    assert other.losses() == {5: job.losses()[5]}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

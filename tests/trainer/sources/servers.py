@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
+XML = '<?xml version="1.0" encoding="UTF-8"?>'
 LARGE = 1000
 """Files with more bytes are kept as the hub keeps large ones: by their sha256."""
 
@@ -24,6 +25,11 @@ class Files:
     ranges: bool = True
     fail_after: int | None = None
     """Bytes that are still served before a connection breaks."""
+    read_only: bool = False
+    refuse_writes: int = 0
+    """Requests to write that still fail."""
+    written: list[str] = field(default_factory=list)
+    """Names, in their order."""
     held: bool = False
     """After the first request, no file is sent before `release` is set."""
     release: threading.Event = field(default_factory=threading.Event)
@@ -136,9 +142,72 @@ class Hub(Handler):
 
 
 class S3(Handler):
-    """Buckets by the first part of a file's name: list (version 2), head and get."""
+    """Buckets by the first part of a file's name: list (version 2), head, get, put whole or in parts, delete."""
+
+    def do_PUT(self) -> None:
+        self._answer(head=False)
+
+    def do_DELETE(self) -> None:
+        self._answer(head=False)
 
     def respond(self, path: str, head: bool) -> None:
+        name, query = path.lstrip("/"), parse_qs(urlsplit(self.path).query, keep_blank_values=True)
+        match self.command:
+            case "PUT" | "POST" if self.files.read_only:
+                return self.text(403, XML + "<Error><Code>AccessDenied</Code><Message>denied</Message></Error>")
+            case "PUT":
+                return self._put(name, query)
+            case "POST":
+                return self._multipart(name, query)
+            case "DELETE":
+                self.files.content.pop(name, None)
+                return self.text(204, "")
+        return self._get(path, head)
+
+    def _put(self, name: str, query: Mapping[str, list[str]]) -> None:
+        part = f"{name}?{int(query['partNumber'][0]):05}" if "partNumber" in query else name
+        body = self._body()
+        with self.files.lock:
+            broken, self.files.refuse_writes = self.files.refuse_writes > 0, max(0, self.files.refuse_writes - 1)
+            if not broken:
+                self.files.content[part] = body
+                self.files.written.append(part)
+        if broken:
+            return self.text(500, XML + "<Error><Code>InternalError</Code><Message>broken</Message></Error>")
+        return self.text(200, "", headers={"ETag": f'"{hashlib.md5(body).hexdigest()}"'})
+
+    def _multipart(self, name: str, query: Mapping[str, list[str]]) -> None:
+        self._body()
+        if "uploads" in query:
+            found = f"<InitiateMultipartUploadResult><Key>{name}</Key><UploadId>1</UploadId></InitiateMultipartUploadResult>"
+            return self.text(200, XML + found, "application/xml")
+        parts = sorted(part for part in self.files.content if part.startswith(f"{name}?"))
+        self.files.content[name] = b"".join(self.files.content.pop(part) for part in parts)
+        result = f'<CompleteMultipartUploadResult><Key>{name}</Key><ETag>"1"</ETag></CompleteMultipartUploadResult>'
+        return self.text(200, XML + result, "application/xml")
+
+    def _body(self) -> bytes:
+        """Also as `aws-chunked`, whose chunks have their sizes in front."""
+        if "chunked" in self.headers.get("Transfer-Encoding", ""):
+            body = b"".join(iter(self._chunk, b""))
+        else:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if "aws-chunked" not in self.headers.get("Content-Encoding", ""):
+            return body
+        found = b""
+        while body:
+            size, _, body = body.partition(b"\r\n")
+            count = int(size.partition(b";")[0], 16)
+            found, body = found + body[:count], body[count + 2 :] if count else b""
+        return found
+
+    def _chunk(self) -> bytes:
+        count = int(self.rfile.readline().strip(), 16)
+        found = self.rfile.read(count)
+        self.rfile.readline()
+        return found
+
+    def _get(self, path: str, head: bool) -> None:
         bucket, _, key = path.lstrip("/").partition("/")
         query = parse_qs(urlsplit(self.path).query)
         if key:

@@ -184,6 +184,18 @@ class DriverClient(Client):
         """The checkpoint of `step` is complete; the loop waited `stall` seconds for it, and it was written alongside in `background` seconds."""
         self._call("saved", step=step, checkpoints=[c.dump() for c in checkpoints], stall=stall, background=background)
 
+    def connected(self, transports: str) -> None:
+        """How NCCL connects the ranks, in a sentence for people."""
+        self._call("connected", transports=transports)
+
+    def exported(self, directory: Path) -> None:
+        """A Hugging Face directory is complete."""
+        self._call("exported", directory=str(directory))
+
+    def uploaded(self) -> bool:
+        """Whether all checkpoints and exports are in spec.checkpoint.upload; not waited for in a drain. Answered within about a second."""
+        return self._call("uploaded")
+
     def end(self, export: str) -> None:
         """Write the last progress and leave."""
         self._call("end", export=export)

@@ -22,6 +22,7 @@ from rljob_trainer.driver.channel import Arrays, announced, part_of
 from rljob_trainer.driver.critic import Critic
 from rljob_trainer.driver.gangs import Gangs
 from rljob_trainer.driver.launcher_files import ProgressFile
+from rljob_trainer.driver.uploads import Uploads
 from rljob_trainer.parity import probe_sequences
 from rljob_trainer.reporting.sinks import Sinks
 from rljob_trainer.reporting.weights_and_biases import connect
@@ -55,6 +56,9 @@ class Driver:
         self._changed = asyncio.Event()
         pools.wake = self.wake
         gangs.open(control.spec.train.total_steps)
+        self._uploads = Uploads(control.spec.checkpoint, self._copied)
+        self._uploaded = 0
+        """Bytes, when rank 0 asked last."""
         self._critic = Critic(gangs.critic, self._changed.set) if gangs.critic else None
         self._step, self._cursor = 0, Cursor()
         self._handed: Ready | None = None
@@ -124,7 +128,9 @@ class Driver:
         self._buffer = self._new_buffer(step)
         if buffer and isinstance(self._buffer, RolloutBuffer):
             self._buffer.restore(await asyncio.to_thread(saved.read, Path(buffer), self._spec, step))
+        await self._uploads.begin(Path(c["path"]) for c in checkpoints)
         self._ending.callback(self._sinks.close)
+        self._ending.push_async_callback(self._uploads.stop)
         self._ending.push_async_callback(self._buffer.stop)
 
     async def colocated(self, servers: list[dict]) -> None:
@@ -223,6 +229,25 @@ class Driver:
     async def saved(self, step: int, checkpoints: list[dict], stall: float, background: float) -> None:
         self._sinks.record(step, {"time/save": stall, "time/save_background": background})
         self._progress.update(checkpoints=[Checkpoint.model_validate(c) for c in checkpoints])
+        for checkpoint in checkpoints:
+            if checkpoint["step"] == step:
+                self._uploads.checkpoint(Path(checkpoint["path"]))
+
+    async def connected(self, transports: str) -> None:
+        self._progress.update(backend=f"{transports}; {self._progress.progress.backend}")
+
+    async def exported(self, directory: str) -> None:
+        self._uploads.export(Path(directory))
+
+    async def uploaded(self) -> Any:
+        self._enter("finishing")
+        if self._uploads.moved > self._uploaded:
+            self._uploaded = self._uploads.moved
+            self._progress.heartbeat()
+        done = self._command == "drain" or self._uploads.done()
+        if not done:
+            await asyncio.sleep(ANSWER_SECONDS)
+        return done
 
     async def end(self, export: str) -> None:
         self._enter("finishing")
@@ -299,6 +324,9 @@ class Driver:
         every = self._spec.evaluation.every_steps
         due = every > 0 and (step % every == 0 or step >= self._spec.train.total_steps)
         return due and not {"evaluation/reward", "evaluation/loss"} & self._sinks.of(step).keys()
+
+    def _copied(self, step: int, seconds: float) -> None:
+        self._sinks.record(step, {"time/upload": seconds})
 
     def _record_evaluation(self, step: int, metrics: dict[str, float]) -> None:
         self._record(step, metrics)

@@ -191,6 +191,9 @@ class _Life:
             "saving": d.saving,
             "save_buffer": d.save_buffer,
             "saved": d.saved,
+            "connected": d.connected,
+            "exported": d.exported,
+            "uploaded": d.uploaded,
             "end": d.end,
         }
         served = serve(listener, calls, d.heartbeat)

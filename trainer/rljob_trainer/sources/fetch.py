@@ -27,18 +27,18 @@ DENIED = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", 
 """What the clients of object stores say, whose errors have no status."""
 
 
-def explained(field: str, source: Source, error: Exception) -> Exception:
-    """ConfigurationError, or OSError for what may pass, such as a store that does not answer."""
+def explained(field: str, address: str, error: Exception) -> Exception:
+    """Of a store whose `address` is in `field`: ConfigurationError, or OSError for what may pass, such as a store that does not answer."""
     chain = list(_chain(error))
     said = " ".join(f"{chain[-1] if isinstance(error, FileNotFoundError) else error}".split())[:500]
     if any(_status(e) in (401, 403) for e in chain) or any(word in said for word in DENIED):
-        secret = SECRETS.get(urlsplit(source.source).scheme)
+        secret = SECRETS.get(urlsplit(address).scheme)
         fix = f"put {secret} into a Secret and name it in spec.envFrom" if secret else "make it readable"
-        return ConfigurationError(f"{field}.source", source.source, f"access is refused: {said}", fix)
+        return ConfigurationError(field, address, f"access is refused: {said}", fix)
     if isinstance(chain[-1], FileNotFoundError) or any(_status(e) == 404 for e in chain):
         fix = "correct the address, the revision or the patterns of files"
-        return ConfigurationError(f"{field}.source", source.source, f"nothing is found there: {said}", fix)
-    return OSError(f"{source.source}: {type(chain[-1]).__name__}: {said}")
+        return ConfigurationError(field, address, f"nothing is found there: {said}", fix)
+    return OSError(f"{address}: {type(chain[-1]).__name__}: {said}")
 
 
 def _status(error: BaseException) -> int:
@@ -102,9 +102,9 @@ def _listed(field: str, source: Source) -> Listing:
         try:
             return list_files(source)
         except Exception as error:
-            raise explained(field, source, error) from error
+            raise explained(f"{field}.source", source.source, error) from error
 
-    return _again(attempt, source.source)
+    return again(attempt, source.source)
 
 
 class _Counts:
@@ -124,7 +124,7 @@ class _Counts:
 def _copy(listing: Listing, file: RemoteFile, partial: Path, counts: _Counts) -> FetchedFile:
     """Raises OSError when it arrives otherwise than its source says, twice."""
     for _ in range(2):
-        found = _again(lambda: _resume(listing, file, partial, counts), file.name)
+        found = again(lambda: _resume(listing, file, partial, counts), file.name)
         if found:
             return found
         partial.unlink()  # what was there of it, for example from before a power cut, is not the file's
@@ -152,12 +152,12 @@ def _resume(listing: Listing, file: RemoteFile, partial: Path, counts: _Counts) 
     return FetchedFile(file.name, size, digests.sha256) if digests.agree else None
 
 
-def _again[T](do: Callable[[], T], what: str) -> T:
-    """With patience for a store that does not answer."""
+def again[T](do: Callable[[], T], what: str, final: tuple[type[Exception], ...] = (ConfigurationError,)) -> T:
+    """With patience for a store that does not answer; what is `final` is raised at once."""
     for attempt in range(1, TRIES + 1):
         try:
             return do()
-        except ConfigurationError:
+        except final:
             raise
         except Exception as error:
             if attempt == TRIES:

@@ -100,7 +100,7 @@ def _objects(url: str) -> Listing:
     from pyarrow.fs import FileSelector, FileType
 
     parts = urlsplit(url)
-    client = _client(parts.scheme, parts.netloc)
+    client = client_of(parts.scheme, parts.netloc)
     root = f"{parts.netloc}{unquote(parts.path)}".rstrip("/")
     found = client.get_file_info(root)
     below = client.get_file_info(FileSelector(root, recursive=True)) if found.type == FileType.Directory else [found]
@@ -109,7 +109,8 @@ def _objects(url: str) -> Listing:
     return Listing(_reader(client.open_input_file), "", tuple(listed))
 
 
-def _client(scheme: str, bucket: str) -> Any:
+def client_of(scheme: str, bucket: str) -> Any:
+    """pyarrow's file system of `s3`, `gs` or `file`."""
     from pyarrow.fs import LocalFileSystem
 
     match scheme:
