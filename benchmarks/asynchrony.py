@@ -29,7 +29,7 @@ from benchmarks.shapes import MODELS, write_model
 
 RUNS = ("alone", "0", "1", "2", "1-wait", "4")
 BEFORE, BEHIND, ALONE, END = 2, 2, 4, 1000
-TINY = {
+TINY: dict[str, Any] = {
     "model_type": "qwen2",
     "vocab_size": 2048,
     "hidden_size": 64,

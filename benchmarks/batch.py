@@ -177,7 +177,8 @@ def receive(directory: Path, options: argparse.Namespace) -> Received:
     ranks.barrier()
     seconds, rise = time.monotonic() - began, peak() - before
     sizes = sum(segment.tokens.nbytes for t in batch.trajectories.values() for segment in t.segments)
-    sizes += sum(segment.log_probs.nbytes for t in batch.trajectories.values() for segment in t.sampled_segments)
+    sampled = [segment.log_probs for t in batch.trajectories.values() for segment in t.sampled_segments]
+    sizes += sum(log_probs.nbytes for log_probs in sampled if log_probs is not None)
     gathering = gather(batch)
     if driver:
         driver.end("")

@@ -25,7 +25,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.buffer.examples import AHEAD, ExampleBuffer
+from rljob_trainer.buffer.examples import AHEAD, ExampleBuffer, Examples
 from rljob_trainer.data.examples import ExampleSet
 from rljob_trainer.data.loading import load_examples
 from rljob_trainer.data.order import Cursor
@@ -145,10 +145,11 @@ async def waiting(spec: RLJobSpec, examples: ExampleSet) -> float:
     """What share of their time steps wait for data that last as long as an H200 trains their tokens, as the driver's batches come; without the
     first AHEAD + 1, which a job's start makes ready."""
     changed, waited, trained = asyncio.Event(), 0.0, 0.0
-    buffer = ExampleBuffer(spec, examples, changed.set, 0, Cursor(0))
+    buffer = ExampleBuffer(spec, Examples(examples, None), changed.set, 0, Cursor(0))
     for step in range(STEPS):
         began = time.monotonic()
         while (found := buffer.take()) is None:
+            assert not buffer.is_idle
             changed.clear()
             await changed.wait()
         took = time.monotonic() - began

@@ -68,7 +68,8 @@ def spec(options: argparse.Namespace, overlap: dict[str, bool]) -> Any:
 
 
 def measure(engine: Any, shape: Shape, steps: int) -> dict[str, Any]:
-    times, metrics = [], {}
+    times: list[float] = []
+    metrics: dict[str, Any] = {}
     for step in range(1, steps + 2):
         made = training.sampled(shape, step)
         dist.barrier()

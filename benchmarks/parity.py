@@ -65,7 +65,9 @@ def compare(root: Path, dtype: str, options: argparse.Namespace) -> list[dict[st
     """A row for each layout."""
     chosen = [name for name in options.layouts.split(",") if (name, dtype) not in WITHOUT]
     layouts = {name: LAYOUTS[name] for name in chosen}
-    wanted = [(1, model, {}) for model in sorted({model for model, _ in layouts.values()})]
+    wanted: list[tuple[int, str, dict[str, int]]] = [
+        (1, model, {}) for model in sorted({model for model, _ in layouts.values()})
+    ]
     wanted += [(2, model, cut) for model, cut in layouts.values()]
     with ThreadPoolExecutor(len(wanted)) as pool:
         found = list(pool.map(lambda w: trained(root, dtype, options.steps, *w), wanted))

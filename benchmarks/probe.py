@@ -175,7 +175,9 @@ def attention() -> type:
                 return out.permute(2, 0, 1, 3).flatten(2)
             q, k, v = (x.squeeze(1) if x.dim() == 4 else x for x in (q, k, v))
             starts, longest = p.cu_seqlens_q, p.max_seqlen_q
-            return varlen_attn(q, k, v, starts, starts, longest, longest, window_size=(-1, 0)).flatten(1)
+            attended = varlen_attn(q, k, v, starts, starts, longest, longest, window_size=(-1, 0))
+            assert isinstance(attended, torch.Tensor), "without return_aux"
+            return attended.flatten(1)
 
     return Attention
 

@@ -54,7 +54,7 @@ QWEN3_30B_A3B = {
     "tie_word_embeddings": False,
 }
 SMALL = QWEN2_1_5B | {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
-MODELS = {
+MODELS: dict[str, dict[str, Any]] = {
     "1.5b": QWEN2_1_5B,
     "7b": QWEN2_7B,
     "7b-14-layers": QWEN2_7B | {"num_hidden_layers": 14},

@@ -63,7 +63,7 @@ async def together(work: list[Coroutine[Any, Any, Object]]) -> None:
 
 
 def pod(i: int, node: str) -> Object:
-    container = {"name": "main", "image": "none", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}
+    container: Object = {"name": "main", "image": "none", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}
     container["env"] = [{"name": f"VARIABLE_{j}", "value": "value"} for j in range(10)]
     meta = {"name": f"p{i}", "namespace": NAMESPACE, "labels": {"app": "other"}, "annotations": {"rest": REST}}
     spec = {"nodeName": node, "containers": [container], "terminationGracePeriodSeconds": 0}

@@ -26,7 +26,7 @@ from rljob_trainer.machine import free_port
 
 STEPS = 6
 LIMIT_SECONDS = 420
-ONE_GPU = {"tp1": {}}
+ONE_GPU: dict[str, dict[str, int]] = {"tp1": {}}
 TWO_GPUS = {"tp2": {"tensor": 2}, "pp2": {"pipeline": 2}, "dp2": {}, "cp2": {"context": 2}}
 EXPERTS = {"ep2": {"expert": 2}}
 COLUMNS = ("what", "configuration", "layout", "shape", "tokens_per_s", "mfu", "peak_gib", "of_probe")
@@ -203,7 +203,8 @@ def measure(
     import torch
 
     torch.cuda.reset_peak_memory_stats()
-    times, metrics = [], {}
+    times: list[float] = []
+    metrics: dict[str, Any] = {}
     for step in range(1, STEPS + 3):
         seconds, metrics = timed_step(engine, batch(shape, step))
         times.append(seconds)

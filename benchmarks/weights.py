@@ -77,7 +77,7 @@ def server(job: RLJobSpec, gpu: str) -> Any:
     log = Path(tempfile.gettempdir()) / "weights-server.log"
     began = time.monotonic()
     process = subprocess.Popen(
-        command, env=server_environment(job, environment), stdout=log.open("wb"), stderr=subprocess.STDOUT
+        command, env=server_environment(job, 1, environment), stdout=log.open("wb"), stderr=subprocess.STDOUT
     )
     try:
         while not healthy():

@@ -93,7 +93,7 @@ def render_chart(tools: Path) -> None:
     """What Helm makes of it, and would install."""
     helm = ("helm", "template", "rljob", REPOSITORY / "charts/rljob", "-n", "rljob-system", *OPERATOR_SETTINGS)
     environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"}
-    command = [*helm, f"--kube-version={KUBERNETES_VERSION}"]
+    command = [*map(str, helm), f"--kube-version={KUBERNETES_VERSION}"]
     rendered = subprocess.run(command, check=True, capture_output=True, env=environment)
     (tools / "operator.yaml").write_bytes(rendered.stdout)
 
