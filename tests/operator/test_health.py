@@ -1,16 +1,13 @@
 """The operator's own server, on real sockets of both families."""
 
-import socket
-from contextlib import closing
-
 import aiohttp
 
 from rljob_operator.health import serve
+from rljob_trainer.machine import free_port
 
 
 async def test_health_and_metrics_are_served_by_ipv4_and_ipv6() -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     server = await serve(port, lambda: "", lambda: b"rljob_jobs 1\n")
     try:
         async with aiohttp.ClientSession() as session:

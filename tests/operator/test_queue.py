@@ -16,11 +16,13 @@ from rljob_operator.reconcile.queue import Key, Reconcile, WorkQueue
 from simulator.cluster import BrokenCluster, FakeCluster
 
 A, B = ("research", "a"), ("research", "b")
+SECONDS = 120
+"""Many times what anything takes."""
 
 
 async def until(ready: Callable[[], bool]) -> None:
     """However busy the machine is."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(SECONDS):
         while not ready():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -187,7 +189,7 @@ async def test_a_second_operator_waits_for_the_lease_and_gets_a_released_one(mon
     await asyncio.sleep(0.05)
     assert not waiting.done()
     await first.release_lease()
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, SECONDS)
     assert cluster.edit("Lease", "rljob-system", lease.NAME)["spec"]["holderIdentity"] == "two"
     assert beats
 
@@ -197,14 +199,14 @@ async def test_the_lease_of_a_dead_operator_runs_out(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(lease, "LIFETIME", 0.1)
     cluster = FakeCluster()
     await LeaderElector(cluster, "rljob-system", "dead", lambda: None).acquire()
-    await asyncio.wait_for(LeaderElector(cluster, "rljob-system", "next", lambda: None).acquire(), 2)
+    await asyncio.wait_for(LeaderElector(cluster, "rljob-system", "next", lambda: None).acquire(), SECONDS)
 
 
 async def test_an_operator_that_cannot_renew_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "PERIOD", 0.01)
     monkeypatch.setattr(lease, "PATIENCE", 0.05)
     with pytest.raises(lease.LeaseLost):
-        await asyncio.wait_for(LeaderElector(BrokenCluster(), "rljob-system", "one", lambda: None).renew(), 2)
+        await asyncio.wait_for(LeaderElector(BrokenCluster(), "rljob-system", "one", lambda: None).renew(), SECONDS)
 
 
 class FadingCluster(FakeCluster):
@@ -212,27 +214,27 @@ class FadingCluster(FakeCluster):
 
     async def create(self, obj: Object) -> Object:
         created = await super().create(obj)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.4)
         return created
 
     async def replace(self, obj: Object, subresource: str = "") -> Object:
         if obj["spec"]["holderIdentity"] == "one":
-            await asyncio.sleep(10)
+            await asyncio.sleep(60)
         return await super().replace(obj, subresource)
 
 
 async def test_an_operator_gives_up_before_another_can_take_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted from when it asked for what was granted last, and though it waits for an answer."""
-    for name, seconds in (("PERIOD", 0.1), ("PATIENCE", 0.5), ("LIFETIME", 0.75)):
+    for name, seconds in (("PERIOD", 0.1), ("PATIENCE", 1.0), ("LIFETIME", 2.5)):
         monkeypatch.setattr(lease, name, seconds)
     cluster = FadingCluster()
     first, second = (LeaderElector(cluster, "rljob-system", name, lambda: None) for name in ("one", "two"))
     await first.acquire()
     others = asyncio.create_task(second.acquire())
     with pytest.raises(lease.LeaseLost):
-        await asyncio.wait_for(first.renew(), 5)
+        await asyncio.wait_for(first.renew(), SECONDS)
     assert not others.done()
-    await asyncio.wait_for(others, 5)
+    await asyncio.wait_for(others, SECONDS)
 
 
 async def test_an_operator_that_sees_another_holder_ends_itself_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,4 +244,4 @@ async def test_an_operator_that_sees_another_holder_ends_itself_at_once(monkeypa
     await held.acquire()
     cluster.edit("Lease", "rljob-system", lease.NAME)["spec"]["holderIdentity"] = "thief"
     with pytest.raises(lease.LeaseLost):
-        await asyncio.wait_for(held.renew(), 2)
+        await asyncio.wait_for(held.renew(), SECONDS)

@@ -48,7 +48,7 @@ class Loop:
         async def until(found: Callable[[], Any]) -> Any:
             while not (value := found()):
                 changed.clear()
-                await asyncio.wait_for(changed.wait(), 20)
+                await asyncio.wait_for(changed.wait(), 120)
             return value
 
         buffer = RolloutBuffer(self._spec, self.source, self._evaluate, changed.set, 0, Cursor())

@@ -39,7 +39,7 @@ async def batches(data: ExampleSet) -> tuple[list[Batch], Cursor]:
             found.append(ready.batch)
             cursor = ready.cursor
         else:
-            await asyncio.wait_for(changed.wait(), 20)
+            await asyncio.wait_for(changed.wait(), 120)
     return found, cursor
 
 

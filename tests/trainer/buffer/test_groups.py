@@ -76,7 +76,7 @@ async def run(root: Path, seed: int, **train: Any) -> list[Ready]:
     found, cursor = [], Cursor()
     for step in range(1, STEPS + 1):
         generator.policy = step - 1
-        found.append(await asyncio.wait_for(source.batch(step, step - 1, cursor), 20))
+        found.append(await asyncio.wait_for(source.batch(step, step - 1, cursor), 120))
         cursor = found[-1].cursor
     return found
 

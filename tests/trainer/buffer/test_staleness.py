@@ -12,6 +12,7 @@ from rljob_trainer.driver.client import DriverLost
 from rljob_trainer.failure import ConfigurationError
 from trainer.driver.bench import (
     METRICS,
+    SECONDS,
     Bench,
     Characters,
     Rank,
@@ -49,11 +50,17 @@ def in_order(found: Batch, seed: int) -> bool:
 
 async def asked(server: Server, prompts: int) -> None:
     """The server has got requests for so many prompts."""
-    for _ in range(500):
-        if len(server.requests) >= prompts:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"{len(server.requests)} of {prompts} were asked")
+    async with asyncio.timeout(SECONDS):
+        while len(server.requests) < prompts:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def probed(server: Server) -> None:
+    """The driver knows that the server answers."""
+    async with asyncio.timeout(SECONDS):
+        while not server.probed:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.2)  # it reads the answer
 
 
 async def test_the_next_batch_is_drawn_while_one_trains_and_nothing_beyond_the_last_step(bench):
@@ -68,7 +75,7 @@ async def test_the_next_batch_is_drawn_while_one_trains_and_nothing_beyond_the_l
             await publish(rank, step, [a])
         assert await until(rank, "over") == "succeeded"
         await call(rank.end, "")
-        await asyncio.wait_for(bench.driver, 5)
+        await asyncio.wait_for(bench.driver, SECONDS)
     assert len(a.requests) == 4 * 4 + 3 * 3
     assert [m["step"] for m in bench.metrics() if "evaluation/reward" in m] == [0, 2, 4]
 
@@ -78,14 +85,13 @@ async def test_publishing_waits_until_what_the_policy_before_draws_is_complete(b
         await batch(rank)
         await asked(a, 8)
         await trained(rank, 1)
-        a.delay = 1.5
+        a.answering.clear()
         await publish(rank, 1, [a])
         await batch(rank)
-        began = time.monotonic()
         await call(rank.trained, 2, METRICS)
         assert await call(rank.replicas) == {}, "the other ranks hear of it"
+        a.answering.set()
         assert await replicas(rank) == ["demo-rollout-0"]
-        assert time.monotonic() - began > 1
         await publish(rank, 2, [a])
         assert ages(await batch(rank)) == {1}
 
@@ -95,11 +101,14 @@ async def test_an_evaluation_is_of_the_policy_of_its_step_and_training_waits_for
     async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
         await batch(rank)
         await trained(rank, 1)
-        before, a.delay = len(a.requests), 1.5
+        before = len(a.requests)
+        a.answering.clear()
         await publish(rank, 1, [a])
         assert await call(rank.next) == {}
-        assert len(a.requests) == before + 3 and bench.progress().phase == "evaluating"
-        a.delay = 0
+        await bench.in_phase("evaluating")
+        await asked(a, before + 3)
+        assert len(a.requests) == before + 3
+        a.answering.set()
         await batch(rank)
         assert [m["step"] for m in bench.metrics() if "evaluation/reward" in m] == [0, 1]
 
@@ -125,7 +134,7 @@ async def test_a_drain_waits_for_the_step_and_not_for_what_is_drawn_beside_it(be
         assert await until(rank, "over") == "drained"
         assert (await call(rank.saving))["consumed"] == 8
         await call(rank.end, "")
-        await asyncio.wait_for(bench.driver, 5)
+        await asyncio.wait_for(bench.driver, SECONDS)
 
 
 async def test_a_drain_does_not_wait_for_an_evaluation_nor_hand_out_what_is_drawn(bench):
@@ -140,20 +149,20 @@ async def test_a_drain_does_not_wait_for_an_evaluation_nor_hand_out_what_is_draw
         assert await until(rank, "over") == "drained"
         assert (await call(rank.saving))["consumed"] == 4
         await call(rank.end, "")
-        await asyncio.wait_for(bench.driver, 5)
+        await asyncio.wait_for(bench.driver, SECONDS)
 
 
 async def test_a_replica_that_dies_beside_training_costs_no_sample_and_a_newcomer_gets_the_next_policy(bench):
     async with (
         Server("demo-rollout-0", delay=0.2) as a,
-        Server("demo-rollout-1", delay=0.2) as b,
+        Server("demo-rollout-1", delay=1.0) as b,
         Server("new") as c,
         begun(bench, [a, b]) as rank,
     ):
         await batch(rank)
         b.dying = True
         bench.control(rollouts=(a.endpoint, b.endpoint, c.endpoint))
-        await asyncio.sleep(0.8)
+        await probed(c)
         assert set(await trained(rank, 1)) >= {"demo-rollout-0", "new"}
         await publish(rank, 1, [a, b, c], failed={"demo-rollout-1": "gone"})
         found = await batch(rank)
@@ -276,7 +285,7 @@ async def test_with_continue_rollouts_come_and_go_without_a_wait_and_no_sample_i
             if step == 2:
                 assert b.requests
                 bench.control(rollouts=(a.endpoint, c.endpoint))
-                await asyncio.sleep(1.2)
+                await probed(c)
             began = time.monotonic()
             told = await trained(rank, step)
             assert time.monotonic() - began < 2

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.trajectory import Trajectory
 from trainer.driver.servers import EOS, Server
 
+SECONDS = 120
+"""Many times what anything takes."""
 METRICS = {"train/loss": 0.5, "train/tokens": 48.0}
 
 
@@ -106,27 +108,34 @@ class Bench:
         listener = listen(socket)
         rank = Rank(DriverClient.connect(socket, error, 0)._socket)
         self.driver = asyncio.create_task(main.drive(self.directory, listener, "token"))
-        rank._socket.settimeout(10)  # a test that fails must not leave a thread that waits for ever
+        rank._socket.settimeout(SECONDS)  # a test that fails must not leave a thread that waits for ever
         return rank
 
     def progress(self) -> Progress:
         return Progress.model_validate_json((self.directory / "progress.json").read_text())
+
+    async def in_phase(self, phase: str) -> Progress:
+        async with asyncio.timeout(SECONDS):
+            while True:
+                with suppress(FileNotFoundError):
+                    if (found := self.progress()).phase == phase:
+                        return found
+                await asyncio.sleep(0.05)
 
     def metrics(self) -> list[dict]:
         return [json.loads(line) for line in names.metrics_file(self.root).read_text().splitlines()]
 
 
 async def call(method, *arguments) -> Any:
-    return await asyncio.wait_for(asyncio.to_thread(method, *arguments), 10)
+    return await asyncio.wait_for(asyncio.to_thread(method, *arguments), SECONDS)
 
 
 async def until(rank: Rank, key: str) -> Any:
     """What rank 0 gets under `key`, asking until then."""
-    for _ in range(20):
-        if key in (answer := await call(rank.next)):
-            return answer[key]
-        assert answer == {}, answer
-    raise AssertionError(f"{key} never came")
+    async with asyncio.timeout(SECONDS):
+        while key not in (answer := await call(rank.next)):
+            assert answer == {}, answer
+    return answer[key]
 
 
 async def trained(rank: Rank, step: int) -> list[str]:
@@ -136,10 +145,10 @@ async def trained(rank: Rank, step: int) -> list[str]:
 
 
 async def replicas(rank: Rank) -> list[str]:
-    for _ in range(20):
-        if answer := await call(rank.replicas):
-            return [r["pod"] for r in answer["replicas"]]
-    raise AssertionError("generation never ended")
+    async with asyncio.timeout(SECONDS):
+        while not (answer := await call(rank.replicas)):
+            pass
+    return [r["pod"] for r in answer["replicas"]]
 
 
 async def publish(rank: Rank, step: int, servers: list[Server], failed: dict[str, str] | None = None) -> None:

@@ -19,6 +19,11 @@ class Server:
 
     def __init__(self, pod: str, policy_step: int = 0, delay: float = 0.0):
         self.pod, self.policy_step, self.delay, self.dying = pod, policy_step, delay, False
+        self.answering = asyncio.Event()
+        """While it is clear, requests for responses wait."""
+        self.answering.set()
+        self.probed = 0
+        """How often its state was asked for."""
         self.token, self.refused = "", 0
         """Which it wants, if any, and how many requests came without."""
         self.requests: list[dict] = []
@@ -41,6 +46,9 @@ class Server:
         await self._runner.cleanup()
 
     async def _state(self, request: web.Request) -> web.Response:
+        if self.dying:
+            return web.Response(status=500)
+        self.probed += 1
         if self.token and request.headers["Authorization"] != f"Bearer {self.token}":
             self.refused += 1
             return web.json_response({"error": "a bearer token is required"}, status=401)
@@ -50,6 +58,7 @@ class Server:
         body = await request.json()
         self.requests.append(body)
         await asyncio.sleep(self.delay)
+        await self.answering.wait()
         if self.dying:
             request.transport.close()
             return web.Response(status=500)

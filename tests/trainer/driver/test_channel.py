@@ -10,9 +10,12 @@ from rljob_trainer.driver.channel import Arrays, listen
 from rljob_trainer.driver.client import DriverClient, DriverLost
 from rljob_trainer.driver.server import RankLost, serve
 
+SECONDS = 120
+"""Many times what anything takes."""
+
 
 async def ask(method, *arguments):
-    return await asyncio.wait_for(asyncio.to_thread(method, *arguments), 5)
+    return await asyncio.wait_for(asyncio.to_thread(method, *arguments), SECONDS)
 
 
 async def test_large_messages_arrays_heartbeats_and_deep_directories(tmp_path):
@@ -38,7 +41,7 @@ async def test_large_messages_arrays_heartbeats_and_deep_directories(tmp_path):
     await ask(rank.read_into, raw(found))
     assert (found.reshape(1000, 3000) == np.arange(1000)[:, None] + np.arange(3000)).all()
     await ask(rank.end, "")
-    await asyncio.wait_for(served, 5)
+    await asyncio.wait_for(served, SECONDS)
     assert heartbeats == [1]
 
 
@@ -48,7 +51,7 @@ async def test_a_rank_that_leaves_without_a_word_is_noticed(tmp_path):
     rank._socket.close()
     rank._reader.close()
     with pytest.raises(RankLost):
-        await asyncio.wait_for(serve(listener, {}, lambda _: None), 5)
+        await asyncio.wait_for(serve(listener, {}, lambda _: None), SECONDS)
 
 
 def test_a_driver_that_failed_is_not_waited_for(tmp_path):

@@ -4,7 +4,7 @@ import asyncio
 import os
 
 from rljob_trainer.driver.launcher_files import follow_control
-from trainer.driver.bench import Bench
+from trainer.driver.bench import SECONDS, Bench
 
 
 async def test_a_word_that_replaces_another_within_a_tick_of_the_clock_is_heard(tmp_path):
@@ -13,4 +13,4 @@ async def test_a_word_that_replaces_another_within_a_tick_of_the_clock_is_heard(
     for word in ("run", "drain", "run"):
         bench.control(word)
         os.utime(bench.directory / "control.json", ns=(1, 1))
-        assert (await asyncio.wait_for(anext(following), 2)).command == word
+        assert (await asyncio.wait_for(anext(following), SECONDS)).command == word

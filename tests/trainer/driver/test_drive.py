@@ -9,7 +9,7 @@ from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverLost
 from rljob_trainer.failure import ConfigurationError
 from trainer.ages import token_ages
-from trainer.driver.bench import Bench, Characters, batch, call, publish, trained, until
+from trainer.driver.bench import SECONDS, Bench, Characters, batch, call, publish, trained, until
 from trainer.driver.servers import Server
 
 
@@ -39,7 +39,7 @@ async def test_a_run_from_the_first_publish_to_the_goodbye(bench):
         assert (state["consumed"], state["rows"]) == (8, 12)
         assert await until(rank, "over") == "succeeded"
         await call(rank.end, "/exported")
-        await asyncio.wait_for(bench.driver, 5)
+        await asyncio.wait_for(bench.driver, SECONDS)
     assert a.requests and b.requests
     progress = bench.progress()
     assert (progress.step, progress.policy_step, progress.digest, progress.export) == (2, 2, "digest2", "/exported")
@@ -69,7 +69,7 @@ async def test_epochs_of_prompts_become_steps_that_pass_each_prompt_once(bench):
             await publish(rank, step, [a])
         assert await until(rank, "over") == "succeeded"
         await call(rank.end, "")
-        await asyncio.wait_for(bench.driver, 5)
+        await asyncio.wait_for(bench.driver, SECONDS)
     assert sorted(prompts) == list(range(12))
     assert (bench.progress().steps, [m["data/epoch"] for m in bench.metrics() if "data/epoch" in m][-1]) == (3, 1.0)
 
@@ -84,19 +84,22 @@ async def test_a_replica_that_dies_while_it_generates_costs_no_sample_and_comes_
         await publish(rank, 0, [a, b])
         found = await batch(rank)
         assert len(found.samples) == 12 and found.metrics["rollout/redispatched"] > 0
-        b.dying, a.delay = False, 3.0
         assert await trained(rank, 1) == ["demo-rollout-0"]
+        b.dying = False
+        a.answering.clear()
         await publish(rank, 1, [a])
         again = await until(rank, "newcomers")
         assert [r["pod"] for r in again] == ["demo-rollout-1"]
         await publish(rank, 1, [b])
+        a.answering.set()
         await batch(rank)
         assert {r.pod: r.policy_step for r in bench.progress().rollouts}.keys() == {"demo-rollout-0", "demo-rollout-1"}
         bench.driver.cancel()
 
 
 async def test_a_newcomer_is_published_to_while_the_others_generate(bench):
-    async with Server("demo-rollout-0", delay=2.0) as a, Server("demo-rollout-1") as b:
+    async with Server("demo-rollout-0") as a, Server("demo-rollout-1") as b:
+        a.answering.clear()
         bench.control(rollouts=(a.endpoint,))
         rank = await bench.connect()
         await call(rank.start, 0, None, [], "")
@@ -106,6 +109,7 @@ async def test_a_newcomer_is_published_to_while_the_others_generate(bench):
         word = await until(rank, "newcomers")
         assert [r["pod"] for r in word] == ["demo-rollout-1"]
         await publish(rank, 0, [b])
+        a.answering.set()
         await batch(rank)
         bench.driver.cancel()
     told = [(m.get("time/sync"), m["rollout/replicas"]) for m in bench.metrics() if "rollout/replicas" in m]
@@ -121,9 +125,8 @@ async def test_generation_waits_for_min_replicas(bench):
         await until(rank, "newcomers")
         await publish(rank, 0, [a])
         assert await call(rank.next) == {}
-        await asyncio.sleep(0.6)
-        waiting = bench.progress()
-        assert waiting.phase == "waiting" and not a.requests
+        waiting = await bench.in_phase("waiting")
+        assert not a.requests
         assert await call(rank.next) == {}
         assert bench.progress().heartbeat == waiting.heartbeat, "waiting is no progress"
         bench.control(rollouts=(a.endpoint, b.endpoint))
@@ -153,7 +156,7 @@ async def test_drain_comes_at_once_also_when_nobody_generates(bench):
     bench.control("drain")
     assert await until(rank, "over") == "drained"
     await call(rank.end, "")
-    await asyncio.wait_for(bench.driver, 5)
+    await asyncio.wait_for(bench.driver, SECONDS)
 
 
 async def test_a_resumed_attempt_draws_what_an_uninterrupted_one_would_have_drawn(bench):
@@ -170,7 +173,7 @@ async def test_a_resumed_attempt_draws_what_an_uninterrupted_one_would_have_draw
         await publish(rank, 1, [a])
         expected = (await batch(rank)).samples
         await call(rank.end, "")
-        await asyncio.wait_for(bench.driver, 5)
+        await asyncio.wait_for(bench.driver, SECONDS)
 
         rank = await bench.connect()
         await call(rank.start, 1, state, [], "")
@@ -190,7 +193,7 @@ async def test_recorded_batches_are_replayed_without_any_rollout(bench):
         await publish(rank, 0, [a])
         recorded = await batch(rank)
         await call(rank.end, "")
-        await asyncio.wait_for(bench.driver, 5)
+        await asyncio.wait_for(bench.driver, SECONDS)
     bench.spec["train"]["batches"] = {"replay": str(bench.root / "batches")}
     bench.spec["rollout"] = {"replicas": 0}
     bench.spec["evaluation"] = {"everySteps": 1}

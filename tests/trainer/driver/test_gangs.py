@@ -21,7 +21,7 @@ from rljob_trainer.failure import classify
 from rljob_trainer.machine import free_port
 from rljob_trainer.trajectory import Trajectory
 
-SECONDS = 30
+SECONDS = 120
 """Longer than anything here takes."""
 
 

@@ -1,13 +1,11 @@
 """Launchers as processes of their own, told by files, and what they answer."""
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from api.specs import make_spec
 from rljob_api import names
 from rljob_api.protocol import Control, GangAddress, Member, Report, Resume
 from rljob_trainer.control.channel import replace
+from rljob_trainer.machine import free_port
 
 HERE = Path(__file__).parent
 TIMEOUT = 600.0
@@ -37,8 +36,7 @@ class Gang:
         self.root, self._channel = directory / "run", directory / "channel"
         self.root.mkdir()
         self._channel.mkdir()
-        self._ports, self.attempt = _free_ports(), 0
-        self._port = next(self._ports)
+        self._port, self.attempt = free_port(), 0
         self.spec = make_spec(
             trainer={"device": "cpu", "nodes": nodes, "processesPerNode": processes},
             checkpoint={"path": str(self.root)},
@@ -74,7 +72,7 @@ class Gang:
         """Publish a control for all launchers' boots, or for these."""
         listed = boots if boots is not None else [self.report(pod).boot_id for pod in self.pods]
         if attempt != self.attempt:
-            self.attempt, self._port = attempt, next(self._ports)
+            self.attempt, self._port = attempt, free_port()
         members = [
             Member(pod=pod, pod_uid=f"uid-{pod}", boot_id=boot, node_rank=i, address="127.0.0.1")
             for i, (pod, boot) in enumerate(zip(self.pods, listed, strict=True))
@@ -135,13 +133,3 @@ def alive(pid: int) -> bool:
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-
-
-def _free_ports() -> Iterator[int]:
-    """Below those that the system hands out by itself, so that nobody takes one meanwhile."""
-    while True:
-        port = random.randint(10_000, 30_000)
-        with socket.socket() as probe:
-            taken = probe.connect_ex(("127.0.0.1", port)) == 0
-        if not taken:
-            yield port

@@ -12,7 +12,7 @@ import pytest
 from rljob_trainer.launcher import agent
 
 PAUSE = 0.3
-"""Seconds in which a process gets a signal."""
+"""Seconds in which a process gets a signal that it should not."""
 
 
 def torchrun(monitor: int) -> None:
@@ -26,9 +26,9 @@ def launcher(monitor: int) -> None:
 
 
 def counting(ready: int, ended: int) -> NoReturn:
-    """A rank that ends, when `ended` is closed, with the number of its SIGTERMs."""
+    """A rank that says so when it gets a SIGTERM, and ends, when `ended` is closed, with their number."""
     found: list[int] = []
-    signal.signal(signal.SIGTERM, lambda *_: found.append(1))
+    signal.signal(signal.SIGTERM, lambda *_: found.append(os.write(ready, b"!")))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, agent.WATCHED)
     os.write(ready, b"!")
     os.read(ended, 1)
@@ -48,8 +48,9 @@ def sigterms(*by: Callable[[int], None]) -> int:
             counting(ready, ended)
         os._exit(agent._wait(rank)[0])
     assert os.read(counts, 1) == b"!"
-    for terminate in by:
+    for i, terminate in enumerate(by):
         terminate(monitor)
+        assert i or os.read(counts, 1) == b"!"
         time.sleep(PAUSE)
     for descriptor in (end, ended, ready, counts):
         os.close(descriptor)

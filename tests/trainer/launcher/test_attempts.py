@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from rljob_api.spec.common import Source
 from trainer.launcher.conftest import Make
-from trainer.launcher.gang import Gang, alive, kill, wait_for
+from trainer.launcher.gang import TIMEOUT, Gang, alive, kill, wait_for
 from trainer.sources.servers import Handler, serving
 
 
@@ -143,7 +143,7 @@ def test_a_launcher_told_to_leave_lets_its_attempt_end(gangs: Make) -> None:
     time.sleep(0.5)
     assert launcher.poll() is None
     job.finish(attempt)
-    assert launcher.wait(60) == 0
+    assert launcher.wait(TIMEOUT) == 0
     assert job.report(job.pods[0]).result == "succeeded"
 
 
@@ -165,7 +165,7 @@ def test_sigterm_stops_the_attempt_of_a_deleted_job_at_once(gangs: Make) -> None
     time.sleep(1)
     assert launcher.poll() is None and all(map(alive, pids)), "no SIGTERM: the operator may make the message again"
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(20) == 0
+    assert launcher.wait(TIMEOUT) == 0
     assert not any(map(alive, pids))
     assert gang.report(gang.pods[0]).result == "stopped"
 

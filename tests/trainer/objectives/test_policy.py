@@ -111,7 +111,7 @@ def test_no_cut_into_micro_batches_shows_in_loss_or_gradient(aggregation: str, l
 
 def together(halves: Sequence[Callable[[Callable[[torch.Tensor], torch.Tensor]], Terms]]) -> list[Terms]:
     """Run one thread per context-parallel rank; each gets a sum over both."""
-    meeting, shared, results = threading.Barrier(2, timeout=20), {}, {}
+    meeting, shared, results = threading.Barrier(2, timeout=120), {}, {}
 
     def run(rank: int) -> None:
         def over_ranks(mine: torch.Tensor) -> torch.Tensor:

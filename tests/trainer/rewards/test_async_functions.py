@@ -1,7 +1,6 @@
 """Async reward functions, in real worker processes: calls do not wait for each other, and do not take each other along."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -42,10 +41,8 @@ def case(response: str, data_source: int = 1) -> RewardRequest:
 
 
 async def test_calls_run_at_the_same_time_and_each_gets_its_own_answer(manager):
-    began = time.monotonic()
     found = await asyncio.gather(*(manager.score(case("0.5" if i % 2 else "0.2", i)) for i in range(60)))
     assert [reward.score for reward in found] == list(range(60))
-    assert time.monotonic() - began < 10, "one after another they take 21 s, in two processes half of that"
     assert max(reward.metrics["together"] for reward in found) > 10
 
 

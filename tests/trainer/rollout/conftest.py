@@ -12,9 +12,10 @@ import pytest
 from rljob_api import names
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.machine import free_port
 from rljob_trainer.rollout.arguments import server_arguments, server_environment
 from trainer.rollout import models
-from trainer.rollout.servers import TOKEN, Server, free_port, spec
+from trainer.rollout.servers import TOKEN, Server, spec
 
 ONE_PROCESS = {one: {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not one))} for one in (True, False)}
 """The fork server's environment is that of a server without tensor parallelism."""

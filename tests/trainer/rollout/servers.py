@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 from rljob_api import names
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.machine import free_port
 from rljob_trainer.rollout.arguments import pool_arguments, server_environment
 
 TOKEN = "secret"
@@ -51,7 +51,7 @@ class Server:
         """Status and body of GET."""
         request = urllib.request.Request(self.endpoint.url + path, headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=10) as response:
+            with urllib.request.urlopen(request, timeout=60) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -86,10 +86,4 @@ def pool_server(pool: dict[str, Any], log: Path) -> Iterator[Server]:
         yield served
     finally:
         served.kill()
-        process.wait(30)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+        process.wait(120)

@@ -1,6 +1,6 @@
 """What the supervisor sees of a server, without vLLM: `python -m trainer.rollout.stand_in <arguments>`.
 
-`--max-num-seqs` steers it: 1 ends at once like argparse does on a wrong argument, 2 ends with 0 after it has answered for a moment and
+`--max-num-seqs` steers it: 1 ends at once like argparse does on a wrong argument, 2 ends with 0 once it has answered and
 leaves a child behind that holds its output open, as vLLM's engine does. The others have a process that is called as vLLM's engine: 5 serves;
 6 never answers, as a server that hangs while it loads a model; the engine of 7 fails to start and says why, and the server stays; 8 and 9 load for
 LOADING_SECONDS, of which 8 shows in what its engine reads and 9 in what it writes.
@@ -27,11 +27,13 @@ Traceback (most recent call last):
 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."""
 
 highest = int(os.environ.get(names.ENV_ATTEMPT, "0"))
+answered = asyncio.Event()
 
 
 async def state(request: web.Request) -> web.Response:
     global highest
     highest = max(highest, int(request.headers[ATTEMPT_HEADER]))
+    answered.set()
     return web.json_response({"attempt": highest})
 
 
@@ -71,7 +73,8 @@ async def main(port: int, behaviour: str) -> None:
     await web.TCPSite(runner, "127.0.0.1", port).start()
     if behaviour == "2":
         await asyncio.create_subprocess_exec("sleep", "3600")
-        await asyncio.sleep(0.5)
+        await answered.wait()
+        await asyncio.sleep(0.5)  # the answer goes out
         os._exit(0)
     await asyncio.sleep(3600)
 

@@ -71,7 +71,7 @@ async def ask(engine: Engine, body: Any, leaves: bool = False) -> tuple[int, byt
 
     app = SimpleNamespace(state=SimpleNamespace(engine_client=engine))
     scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": [], "app": app}
-    await asyncio.wait_for(generate(scope, receive, send), 5)
+    await asyncio.wait_for(generate(scope, receive, send), 50)
     return sent[0]["status"], sent[1]["body"]
 
 

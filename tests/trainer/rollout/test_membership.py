@@ -14,7 +14,7 @@ async def answering(pool: RolloutPool, changed: asyncio.Event, *servers: Server)
     """All of them answer. Nobody asks again after that."""
     await pool.follow([s.endpoint for s in servers])
     probing = asyncio.create_task(pool.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         while len(pool.to_publish()) < len(servers):
             changed.clear()
             await changed.wait()
@@ -51,7 +51,7 @@ async def test_a_server_with_another_token_is_named_once(caplog: pytest.LogCaptu
         await pool.follow([server.endpoint])
         probing = asyncio.create_task(pool.run())
         with caplog.at_level(logging.WARNING):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 while not any(r.unauthorized for r in pool.report()):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
         probing.cancel()

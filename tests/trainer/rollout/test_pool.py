@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -19,6 +19,8 @@ from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.weights.protocol import GENERATE, INTERRUPT, STEP_HEADER, AttemptSuperseded
 
 SAMPLING = Sampling(temperature=1.0, max_tokens=8)
+SECONDS = 120
+"""Many times what anything takes."""
 
 
 @dataclass
@@ -117,9 +119,17 @@ async def contextmanagers(servers: tuple[Server, ...]) -> AsyncIterator[None]:
 
 async def ask(pool: RolloutPool, count: int, n: int = 2) -> list[int]:
     """The prompts that were answered, each with n responses."""
-    answers = await asyncio.wait_for(asyncio.gather(*(pool.generate((i,), n, SAMPLING, i) for i in range(count))), 30)
+    answers = await asyncio.wait_for(
+        asyncio.gather(*(pool.generate((i,), n, SAMPLING, i) for i in range(count))), SECONDS
+    )
     assert all(len(group) == n and {g.policy_step for g in group} == {3} for group in answers)
     return [group[0].tokens[0] for group in answers]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not holds():  # noqa: ASYNC110 tests and servers change it
+            await asyncio.sleep(0.01)
 
 
 async def test_requests_are_spread_and_bounded() -> None:
@@ -155,9 +165,7 @@ async def test_a_lost_replica_loses_no_answer_and_doubles_none(fault: dict) -> N
 async def test_when_all_are_lost_requests_wait_for_a_newcomer() -> None:
     async with pool_of(Server("dead", dies_at=0)) as pool, Server("new").running() as newcomer:
         asked = asyncio.create_task(ask(pool, 20))
-        async with asyncio.timeout(20):
-            while pool.current:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await until(lambda: not pool.current)
         assert not asked.done()
         await admit(pool, newcomer)
         assert await asked == list(range(20))
@@ -176,7 +184,7 @@ async def test_a_dismissed_replicas_requests_are_answered_by_another() -> None:
     frozen, good = Server("frozen", frozen=True), Server("good")
     async with pool_of(frozen, good) as pool:
         asked = asyncio.create_task(ask(pool, 20))
-        await asyncio.sleep(0.2)
+        await until(lambda: bool(frozen.seen))
         assert not asked.done()
         await pool.follow([good.endpoint])
         assert await asked == list(range(20))
@@ -197,7 +205,7 @@ async def test_a_replica_that_leaves_before_a_request_has_gone_out_is_as_lost_as
 
 async def test_a_frozen_replica_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "WATCH_SECONDS", 0.05)
-    monkeypatch.setattr("rljob_trainer.rollout.client.PROBE_SECONDS", 0.1)
+    monkeypatch.setattr("rljob_trainer.rollout.client.PROBE_SECONDS", 0.5)
     frozen, good = Server("frozen", frozen=True), Server("good")
     async with pool_of(frozen, good) as pool:
         assert await ask(pool, 20) == list(range(20))
@@ -209,7 +217,7 @@ async def test_a_replica_that_was_admitted_again_is_used_again() -> None:
     server = Server("a", dies_at=3)
     async with pool_of(server) as pool:
         asked = asyncio.create_task(ask(pool, 20))
-        await asyncio.sleep(0.2)
+        await until(lambda: not pool.current)
         server.dies_at = -1
         await admit(pool, server)
         assert await asked == list(range(20))
@@ -233,7 +241,7 @@ async def test_a_cancelled_request_gives_its_place_back() -> None:
     server = Server("a", frozen=True)
     async with pool_of(server, samples_in_flight=2) as pool:
         first = asyncio.create_task(pool.generate((1,), 2, SAMPLING, 0))
-        await asyncio.sleep(0.1)
+        await until(lambda: server.seen == [1])
         first.cancel()
         server.frozen = False
         assert await ask(pool, 5) == list(range(5))
@@ -243,8 +251,8 @@ async def test_an_interruption_answers_what_is_in_flight_and_what_waits_and_the_
     server = Server("a", frozen=True)
     async with pool_of(server, samples_in_flight=4) as pool:
         asked = [asyncio.create_task(pool.generate((i,), 2, SAMPLING, i)) for i in range(5)]
-        await asyncio.sleep(0.2)
-        await asyncio.wait_for(pool.interrupt(), 5)
+        await until(lambda: len(server.seen) == 2)
+        await asyncio.wait_for(pool.interrupt(), SECONDS)
         answers = await asyncio.gather(*asked)
         assert [[g.finish_reason for g in group] for group in answers] == [["abort"] * 2] * 2 + [[]] * 3
         assert len(server.seen) == 2 and pool.redispatched == 0
@@ -255,12 +263,12 @@ async def test_an_interruption_answers_what_is_in_flight_and_what_waits_and_the_
 async def test_an_interruption_does_not_wait_for_a_replica_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rljob_trainer.rollout.client.PROBE_SECONDS", 0.2)
+    monkeypatch.setattr("rljob_trainer.rollout.client.PROBE_SECONDS", 2.0)
     deaf, good = Server("deaf", frozen=True, deaf=True), Server("good", frozen=True)
     async with pool_of(deaf, good) as pool:
         asked = [asyncio.create_task(pool.generate((i,), 2, SAMPLING, i)) for i in range(2)]
-        await asyncio.sleep(0.2)
-        await asyncio.wait_for(pool.interrupt(), 5)
+        await until(lambda: len(deaf.seen) == len(good.seen) == 1)
+        await asyncio.wait_for(pool.interrupt(), SECONDS)
         assert sorted(map(len, await asyncio.gather(*asked))) == [0, 2], "what the deaf one had begun is lost"
         assert [r.pod for r in pool.current] == ["good"]
         deaf.frozen = False

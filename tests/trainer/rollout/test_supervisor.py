@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -13,13 +14,17 @@ import pytest
 from rljob_api import names
 from rljob_api.protocol import Control, Report, Resume, RolloutEndpoint
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.machine import free_port
 from rljob_trainer.rollout import health, process, supervisor
 from rljob_trainer.rollout.client import ReplicaLost, RolloutClient
-from rljob_trainer.rollout.health import ENGINE
+from rljob_trainer.rollout.health import ENGINE, HealthCheck
 from rljob_trainer.rollout.supervisor import Supervisor
 from rljob_trainer.weights.protocol import AttemptSuperseded
 from trainer.rollout import models
-from trainer.rollout.servers import TOKEN, free_port, spec
+from trainer.rollout.servers import READY_SECONDS, TOKEN, spec
+
+SECONDS = 120.0
+"""Many times what anything takes."""
 
 
 class Channel:
@@ -39,7 +44,7 @@ class Channel:
             self.reports.append(report)
             self.reported.notify_all()
 
-    async def wait(self, condition: Callable[[Report], bool], seconds: float = 20) -> Report:
+    async def wait(self, condition: Callable[[Report], bool], seconds: float = SECONDS) -> Report:
         """The newest report that fulfils a condition, once there is one after those seen so far."""
         seen = len(self.reports)
         async with asyncio.timeout(seconds), self.reported:
@@ -76,6 +81,30 @@ class Pod:
             await self.task
 
 
+class Watched(HealthCheck):
+    """The one that was made last can be asked what it has seen."""
+
+    newest: ClassVar["Watched"]
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        Watched.newest = self
+
+    @staticmethod
+    async def has_seen(engine: psutil.Process) -> None:
+        await until(lambda: engine in Watched.newest._engine._engines)
+
+    @staticmethod
+    async def has_an_answer() -> None:
+        await until(lambda: Watched.newest._answered is not None)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
 def control(spec: RLJobSpec, attempt: int) -> Control:
     return Control(
         name="demo", namespace="default", job_uid="job", attempt=attempt, resume=Resume(policy="auto"), spec=spec
@@ -90,6 +119,7 @@ def is_running(report: Report) -> bool:
 def quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if "slow" not in request.keywords:
         monkeypatch.setattr(process, "SERVER", "trainer.rollout.stand_in")
+        monkeypatch.setattr(process, "HealthCheck", Watched)
         monkeypatch.setattr(supervisor, "FIRST_BACKOFF_SECONDS", 0.05)
         monkeypatch.setattr(supervisor, "READY_POLL_SECONDS", 0.05)
         monkeypatch.setattr(health, "POLL_SECONDS", 0.2)
@@ -143,9 +173,9 @@ async def test_a_server_whose_engine_died_is_killed_and_started_again(
     if seqs == 5:
         await pod.channel.wait(is_running)
     first = await engine_of_the_server()
-    await asyncio.sleep(2 * health.POLL_SECONDS)
+    await Watched.has_seen(first)
     first.kill()
-    report = await pod.channel.wait(lambda r: r.failure is not None, 10)
+    report = await pod.channel.wait(lambda r: r.failure is not None)
     assert report.state == "idle" and report.failure
     assert (report.failure.kind, report.failure.exception) == ("killed", "ServerLost")
     assert report.failure.message == f"the server was killed: the engine's process {first.pid} ended"
@@ -166,11 +196,11 @@ async def test_a_signal_that_ended_the_server_is_the_cause_also_when_its_engine_
     engine = await engine_of_the_server()
     server = engine.parent()
     assert server
-    await asyncio.sleep(2 * health.POLL_SECONDS)
+    await Watched.has_seen(engine)
     engine.kill()
     await asyncio.sleep(3 * health.POLL_SECONDS)
     server.kill()
-    failure = (await pod.channel.wait(lambda r: r.failure is not None, 20)).failure
+    failure = (await pod.channel.wait(lambda r: r.failure is not None)).failure
     assert failure and (failure.kind, failure.exception) == ("killed", "Signal 9 (SIGKILL)")
     await pod.end()
 
@@ -178,17 +208,17 @@ async def test_a_signal_that_ended_the_server_is_the_cause_also_when_its_engine_
 async def test_a_server_that_answers_nothing_any_more_is_killed_and_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(health, "FROZEN_SECONDS", 1.0)
+    monkeypatch.setattr(health, "FROZEN_SECONDS", 5.0)
     monkeypatch.setattr(health, "ASK_SECONDS", 0.2)
-    monkeypatch.setattr(health, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(health, "ANSWER_SECONDS", 2.0)
     pod = Pod()
     pod.say(1, **{"max-num-seqs": 5})
     await pod.channel.wait(is_running)
-    await asyncio.sleep(1)
+    await Watched.has_an_answer()
     frozen = (await engine_of_the_server()).parent()
     assert frozen
     frozen.suspend()
-    report = await pod.channel.wait(lambda r: r.failure is not None, 20)
+    report = await pod.channel.wait(lambda r: r.failure is not None)
     assert report.state == "idle" and report.failure
     assert "the API server has not answered for" in report.failure.message
     assert not frozen.is_running()
@@ -231,19 +261,18 @@ async def test_a_server_may_load_for_any_time_as_long_as_something_moves(
     pod = Pod()
     pod.say(1, **{"max-num-seqs": seqs})
     await engine_of_the_server()
-    ready = await pod.channel.wait(is_running, 40)
+    ready = await pod.channel.wait(is_running)
     assert ready.failure is None and [r for r in pod.channel.reports if r.failure] == []
     await pod.end()
 
 
 async def engine_of_the_server() -> psutil.Process:
     """Once there is one."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SECONDS):
         while True:
             for process in psutil.Process().children(recursive=True):
-                with contextlib.suppress(psutil.Error):
-                    if ENGINE.search(" ".join(process.cmdline())):
-                        return process
+                if ENGINE.search(" ".join(words(process))):
+                    return process
             await asyncio.sleep(0.05)
 
 
@@ -265,8 +294,8 @@ async def test_refused_arguments_are_the_users_to_mend_and_a_new_spec_restarts_t
 async def test_a_report_comes_regularly_without_news(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "REPORT_SECONDS", 0.05)
     pod = Pod()
-    await asyncio.sleep(0.5)
-    assert len(pod.channel.reports) > 4 and {r.state for r in pod.channel.reports} == {"idle"}
+    await until(lambda: len(pod.channel.reports) > 4)
+    assert {r.state for r in pod.channel.reports} == {"idle"}
     await pod.end()
 
 
@@ -274,7 +303,7 @@ async def test_a_report_comes_regularly_without_news(monkeypatch: pytest.MonkeyP
 async def test_a_real_server_starts_is_killed_and_leaves_nothing_behind(tmp_path: Path) -> None:
     pod = Pod(models.make(tmp_path / "model", seed=1))
     pod.say(4)
-    await pod.channel.wait(is_running, 900)
+    await pod.channel.wait(is_running, READY_SECONDS)
     assert await pod.state(4) == {"attempt": 4, "policy_step": None, "digest": ""}
     with pytest.raises(AttemptSuperseded):
         await pod.state(3)
@@ -282,18 +311,18 @@ async def test_a_real_server_starts_is_killed_and_leaves_nothing_behind(tmp_path
     family[0].kill()
     report = await pod.channel.wait(lambda r: r.failure is not None)
     assert report.failure and (report.failure.kind, report.failure.exception) == ("killed", "Signal 9 (SIGKILL)")
-    await pod.channel.wait(is_running, 900)
+    await pod.channel.wait(is_running, READY_SECONDS)
     family += server_processes()
     await pod.end()
     assert len(family) >= 4, "a server and its engine, twice"
-    assert not [p for p in family if p.is_running()]
+    assert psutil.wait_procs(family, timeout=SECONDS)[1] == []
 
 
 @pytest.mark.slow
 async def test_a_real_engine_that_fails_to_start_is_reported_with_its_own_error(tmp_path: Path) -> None:
     pod = Pod(models.make(tmp_path / "model", seed=1))
     pod.say(1, **{"kv-cache-memory-bytes": 4096})
-    failure = (await pod.channel.wait(lambda r: r.failure is not None, 900)).failure
+    failure = (await pod.channel.wait(lambda r: r.failure is not None, READY_SECONDS)).failure
     assert failure and (failure.kind, failure.exception) == ("application", "ValueError")
     assert "KV cache" in failure.message, "what the engine says, and not that somebody should look further up"
     await pod.end()
@@ -301,5 +330,12 @@ async def test_a_real_engine_that_fails_to_start_is_reported_with_its_own_error(
 
 def server_processes() -> list[psutil.Process]:
     """The server that this process's supervisor started, and what that started."""
-    (server,) = [p for p in psutil.Process().children() if "rljob_trainer.rollout.server" in p.cmdline()]
+    (server,) = [p for p in psutil.Process().children() if "rljob_trainer.rollout.server" in words(p)]
     return [server, *server.children(recursive=True)]
+
+
+def words(process: psutil.Process) -> list[str]:
+    """Of its command; none of one that has ended."""
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []

@@ -13,6 +13,7 @@ import torch
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer import failure
 from rljob_trainer.failure import RolloutLost
+from rljob_trainer.machine import free_port
 from rljob_trainer.weights import gloo, protocol
 from rljob_trainer.weights.bucket import Entry, payload_size
 from rljob_trainer.weights.protocol import AttemptSuperseded
@@ -29,10 +30,7 @@ def exported(log: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def dead_endpoint() -> RolloutEndpoint:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    return RolloutEndpoint(pod="rollout-0", pod_uid="uid", url=f"http://127.0.0.1:{port}")
+    return RolloutEndpoint(pod="rollout-0", pod_uid="uid", url=f"http://127.0.0.1:{free_port()}")
 
 
 def test_without_replicas_the_digest_is_computed_and_the_export_drained() -> None:
