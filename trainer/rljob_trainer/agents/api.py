@@ -6,9 +6,11 @@ Imported by the function's process, so nothing large: tokens are lists of ids he
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 LARGEST = 2**31
+Message = Mapping[str, Any]
+"""Of a conversation: `{"role": "user", "content": ...}`."""
 Ask = Callable[[str, dict[str, Any]], Awaitable[Any]]
 """A question to the driver, by its name and arguments, and the answer."""
 
@@ -49,6 +51,11 @@ class Turn:
         """Context and tokens: what the next turn continues."""
         return self.context + self.tokens
 
+    @property
+    def message(self) -> dict[str, str]:
+        """The text as the assistant's message in a conversation."""
+        return {"role": "assistant", "content": self.text}
+
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
@@ -77,27 +84,37 @@ class Policy:
         """Of an OpenAI-compatible endpoint that is the policy in this trajectory, for client libraries. Any model name and key will do."""
 
     async def generate(
-        self, context: Sequence[int], *, max_tokens: int | None = None, stop: Sequence[str] | None = None
+        self,
+        context: Sequence[int] | Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
     ) -> Turn | None:
-        """What the policy writes behind these tokens; None when maxTurns or maxTokens of spec.rollout.agent leave no room for another turn.
+        """What the policy writes behind the context; None when maxTurns or maxTokens of spec.rollout.agent leave no room for another turn.
 
         Temperature and seed are the job's. Raises PolicyError.
 
         Args:
+            context: token ids, or the messages of a conversation, which the chat template renders. Of messages that repeat a conversation with its
+                turns (Turn.message) and add to it, the ids stay and only what was added is rendered
             max_tokens: at most so many, in place of spec.rollout.sampling.maxTokens, if these are fewer
             stop: texts that end the turn, in place of spec.rollout.sampling.stop; the turn keeps them
         """
-        tokens = ids(context)
-        arguments = {"context": tokens, "max_tokens": max_tokens, "stop": None if stop is None else list(stop)}
-        answer = await self._ask("generate", arguments)
-        return None if answer is None else Turn(tokens, **answer)
+        limits = {"max_tokens": max_tokens, "stop": None if stop is None else list(stop)}
+        if context and isinstance(context[0], Mapping):
+            messages = [dict(message) for message in cast(Sequence[Message], context)]
+            found = await self._ask("converse", {"messages": messages, **limits})
+            return None if found is None else Turn(**found)
+        tokens = ids(cast(Sequence[int], context))
+        found = await self._ask("generate", {"context": tokens, **limits})
+        return None if found is None else Turn(tokens, **found)
 
     async def encode(self, text: str) -> list[int]:
         """The tokens of a text, for what somebody else says: no special tokens are added in front or behind. Raises PolicyError."""
         found: list[int] = await self._ask("encode", {"text": text})
         return found
 
-    async def reply(self, context: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    async def reply(self, context: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """What the chat template writes of `messages` (`{"role": "tool", "content": ...}`, or a user's) behind `context`, which ends with a turn of
         the policy's, up to where the next one begins. The policy's own end-of-turn token is not written twice. Raises PolicyError."""
         found: list[int] = await self._ask("reply", {"context": ids(context), "messages": [dict(m) for m in messages]})

@@ -75,9 +75,11 @@ class Conversations:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """Without what clients add, and with content as a text: messages of one meaning are equal."""
+    """Without what clients add, and with content as a text: messages of one meaning are equal. Raises PolicyError."""
+    if "role" not in message:
+        raise PolicyError("a message has no role")
     content = message.get("content")
     if isinstance(content, list):
-        content = "".join(str(part.get("text", "")) for part in content)
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     found = {"role": message["role"], "content": content or ""}
     return found | {key: message[key] for key in ("tool_calls", "name", "tool_call_id") if message.get(key)}

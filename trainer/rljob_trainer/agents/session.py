@@ -86,6 +86,8 @@ class Session:
         """To a question of the agent's. Raises PolicyError."""
         if method == "generate":
             return await self._generate(**arguments)
+        if method == "converse":
+            return await self._converse(**arguments)
         if method == "reply":
             return reply(**arguments, tokenizer=self._tokenizer, template=self._template)
         if method == "sequences":
@@ -125,6 +127,18 @@ class Session:
             raise PolicyError(str(error)) from error
         self._answers[turn] = Recorded(tokens, segments, truncated)
         return self._turn(self._answers[turn])
+
+    async def _converse(
+        self, messages: list[dict[str, Any]], max_tokens: int | None, stop: list[str] | None
+    ) -> dict[str, Any] | None:
+        """As Policy.generate with messages, a Turn."""
+        context = self.conversations.context(messages, ())
+        turn = await self._generate(context, max_tokens, stop)
+        if turn is None:
+            return None
+        said = {"role": "assistant", "content": turn["text"]}
+        self.conversations.add(messages, said, context + turn["tokens"])
+        return {"context": context, **turn}
 
     def _turn(self, answer: Recorded) -> dict[str, Any]:
         tokens = answer.tokens.tolist()
