@@ -1,14 +1,15 @@
 """Make what the calculator example starts from: a small model that mostly guesses sums of three numbers, and sometimes calls add(a,b).
 
-    python prepare.py OUTPUT_DIR [--seed 0] [--set FIELD=VALUE]
+    python prepare.py OUTPUT_DIR [--seed 0] [--tools] [--set FIELD=VALUE]
 
-    OUTPUT_DIR/calculator/model/             Hugging Face checkpoint of 0.3 M parameters, one token per character and one for "add("
+    OUTPUT_DIR/calculator/model/             Hugging Face checkpoint of 0.3 M parameters, one token per character and for what a call begins with
     OUTPUT_DIR/calculator/untrained/         the same before its warm-up
     OUTPUT_DIR/calculator/train.parquet      prompt "37+48+12=", answer "97", data_source "calculator"; heldout.parquet: other problems
     OUTPUT_DIR/calculator/calls.parquet      the warm-up's examples that call: "add(37,48)85;add(85,12)97;97"
     OUTPUT_DIR/calculator/guesses.parquet    and those that guess: a number near the sum
 
-The warm-up is warm-up.yaml in this directory, an RLJob of task sft that runs on this machine.
+With --tools a call is `<tool_call>{"name": "add", "arguments": {"a": 37, "b": 48}}</tool_call>`, as Hermes and Qwen write it, and the tokenizer has
+a chat template. The warm-up is warm-up.yaml in this directory, an RLJob of task sft that runs on this machine.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +28,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast, Qwen2Config
 
 PAD, EOS = "<pad>", "<eos>"
-TOKENS, CALL = [PAD, EOS, *"0123456789+=,;)"], "add("
+TOKENS = [PAD, EOS, *"0123456789+=,;)"]
+TEMPLATE = "{% for m in messages %}{{ m.content }}{{ {'assistant': '<eos>', 'tool': ';'}.get(m.role, '') }}{% endfor %}"
+"""Of conversations: little more than what is said. The functions are not shown, since this model has learnt to call the one that there is."""
 TERMS = range(10, 100)
 PROBLEMS, HELD_OUT = 6000, 256
 NEAR = 30
@@ -35,24 +39,45 @@ WARM_UP = Path(__file__).with_name("warm-up.yaml")
 Problem = tuple[int, int, int]
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character, and one for "add(". Nothing is added in front or behind; a character outside the alphabet raises."""
+@dataclass(frozen=True)
+class Calls:
+    """How add(a, b) is written: `begin` a `between` b `end`."""
+
+    begin: str
+    between: str
+    end: str
+    template: str | None = None
+
+    def __call__(self, a: int, b: int) -> str:
+        return f"{self.begin}{a}{self.between}{b}{self.end}"
+
+
+PLAIN = Calls("add(", ",", ")")
+TOOLS = Calls('<tool_call>{"name": "add", "arguments": {"a": ', ', "b": ', f"}}}}</tool_call>{EOS}", TEMPLATE)
+
+
+def make_tokenizer(calls: Calls) -> PreTrainedTokenizerFast:
+    """One token per character, and one for each part of a call. Nothing is added in front or behind; a character outside the alphabet raises."""
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(TOKENS)}))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_tokens([CALL])  # found before anything is split, by whatever class the tokenizer is loaded as
-    return PreTrainedTokenizerFast(
+    parts = (calls.begin, calls.between, calls.end.removesuffix(EOS))
+    # found before anything is split, by whatever class the tokenizer is loaded as
+    tokenizer.add_tokens([part for part in parts if part not in TOKENS])
+    found = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=EOS,
         pad_token=PAD,
         clean_up_tokenization_spaces=False,
         model_max_length=512,
     )
+    found.chat_template = calls.template
+    return found
 
 
-def write_model(directory: Path, seed: int) -> None:
+def write_model(directory: Path, calls: Calls, seed: int) -> None:
     """A random model in float32, and its tokenizer; readable by every user, since pods run as another one."""
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(calls)
     torch.manual_seed(seed)
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     shape = {
@@ -75,7 +100,7 @@ def write_model(directory: Path, seed: int) -> None:
         file.chmod(0o644)
 
 
-def write_data(directory: Path, seed: int) -> None:
+def write_data(directory: Path, calls: Calls, seed: int) -> None:
     """All files of rows."""
     order = random.Random(seed)
     problems: list[Problem] = [(a, b, c) for a in TERMS for b in TERMS for c in TERMS]
@@ -88,7 +113,7 @@ def write_data(directory: Path, seed: int) -> None:
             answer=[str(sum(p)) for p in rows],
             data_source=["calculator"] * len(rows),
         )
-    write(directory / "calls.parquet", train, response=[called(p) for p in train])
+    write(directory / "calls.parquet", train, response=[called(p, calls) for p in train])
     guesses = [str(sum(p) + order.randint(-NEAR, NEAR)) for p in train]
     write(directory / "guesses.parquet", train, response=guesses)
 
@@ -99,10 +124,10 @@ def write(path: Path, problems: Sequence[Problem], **columns: list[str]) -> None
     pq.write_table(pa.table({"prompt": prompts, **columns}), path)
 
 
-def called(problem: Problem) -> str:
+def called(problem: Problem, calls: Calls) -> str:
     """The whole response of whoever lets the tool add, with what the tool says."""
     a, b, c = problem
-    return f"add({a},{b}){a + b};add({a + b},{c}){a + b + c};{a + b + c}"
+    return f"{calls(a, b)}{a + b};{calls(a + b, c)}{a + b + c};{a + b + c}"
 
 
 def warm_up(output: Path, settings: Sequence[str]) -> None:
@@ -122,11 +147,13 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description="Make the calculator example's starting model and data.")
     parser.add_argument("output", type=Path, metavar="OUTPUT_DIR")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tools", action="store_true", help="calls in the format of tools and chat completions")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of warm-up.yaml")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    write_data(options.output / "calculator", options.seed)
-    write_model(options.output / "calculator/untrained", options.seed)
+    calls = TOOLS if options.tools else PLAIN
+    write_data(options.output / "calculator", calls, options.seed)
+    write_model(options.output / "calculator/untrained", calls, options.seed)
     try:
         warm_up(options.output, [f"data.seed={options.seed}", *options.set])
     except subprocess.CalledProcessError:

@@ -1,10 +1,20 @@
 """An agent that knows nothing of ours but a base URL: what it says and gets over HTTP becomes a trajectory of the ids that were generated."""
 
+import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rljob_api.spec.agent import AgentSpec
+from rljob_api.spec.common import Sampling
+from rljob_api.spec.model import ChatTemplate
+from rljob_trainer.agents.api import Policy
+from rljob_trainer.agents.endpoint import Endpoint
+from rljob_trainer.agents.session import Response, Session
+from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.driver import main
+from rljob_trainer.trajectory import Ints, Segment
 from trainer.agents.talker import first_step, with_agent
 from trainer.agents.test_tools import END, Caller, words, written
 from trainer.driver.bench import Bench
@@ -29,6 +39,7 @@ async def rollout(prompt, policy, row):
             arguments = json.loads(call["function"]["arguments"])
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(arguments["a"] + arguments["b"])})
 """
+CLIENT = Path(__file__).parents[3] / "examples/calculator/client.py"
 CALLED = 'hm <tool_call>\n{"name": "add",   "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 """With blanks that a template would not write: a text that is rendered again has other tokens."""
 
@@ -52,6 +63,28 @@ async def test_turns_over_http_are_recorded_as_they_were_generated(bench: Bench)
     assert '"name": "add"' in prompt and prompt.endswith("<|im_start|>assistant\n"), "the template shows the tools"
     assert {s.reward for s in found.samples} == {4.0}
     assert (found.metrics["agent/turns"], found.metrics["agent/tokens_left_out"]) == (2.0, 0.0)
+
+
+async def test_the_program_of_the_example_is_trained_through_its_client_library() -> None:
+    """In this process, because a busy machine imports the library for long."""
+    said = iter((CALLED, "3"))
+
+    async def sample(context: Ints, sampling: Sampling, turn: int) -> Response:
+        tokens = np.array(words().encode(next(said) + END, add_special_tokens=False), np.int32)
+        return (Segment(tokens, "policy", np.zeros(len(tokens), np.float32), 0),), False
+
+    spec = AgentSpec.model_validate({"python": {"path": str(CLIENT)}, "maxTurns": 4, "maxTokens": 400})
+    prompt = Prompt(0, (1,), "1+2=", "3", "sum")
+    session = Session(spec, prompt, Sampling(max_tokens=200), words(), ChatTemplate(), sample)
+    endpoint = Endpoint()
+    await endpoint.start()
+    found = await runpy.run_path(str(CLIENT))["rollout"](prompt, Policy(session.answer, endpoint.open(session)), {})
+    await endpoint.stop()
+    rollout = session.rollout([found.tokens])
+    assert rollout is not None and rollout.left_out == 0
+    by = {s: [words().decode(t.tokens) for t in rollout.segments if t.source == s] for s in ("policy", "environment")}
+    assert by["policy"] == [CALLED + END, "3" + END]
+    assert "<tool_response>\n3\n</tool_response>" in by["environment"][0]
 
 
 async def test_an_agent_that_is_refused_another_turn_gets_an_empty_one_that_is_cut_off(bench: Bench) -> None:
