@@ -8,7 +8,7 @@ import pytest
 from e2e import stack
 from e2e.job import Job, example, series
 from e2e.kube import Kube, Object
-from e2e.prepare import WORKBENCH, prepare, read_file, workbench
+from e2e.prepare import WORKBENCH, read_file, run_preparation, volume, workbench
 from e2e.providers import Provider
 from rljob_api import names
 
@@ -61,16 +61,24 @@ class Lab:
 
 
 @pytest.fixture(scope="session")
-def lab() -> Iterator[Lab]:
+def empty_lab() -> Iterator[Lab]:
+    """A namespace of the cluster whose volume is empty."""
     provider = stack.up()
     kube = stack.kube(provider, NAMESPACE)
     kube.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=180s", timeout=200)
     kube.kubectl("create", "namespace", NAMESPACE)
     kube.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=baseline")
-    prepare(kube, provider, fresh=False)
+    volume(kube, provider)
     workbench(kube, provider)
     yield Lab(kube, provider)
     kube.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def lab(empty_lab: Lab) -> Lab:
+    """With the example's model and data."""
+    run_preparation(empty_lab.kube, empty_lab.provider, "arithmetic")
+    return empty_lab
 
 
 @pytest.fixture(scope="session")

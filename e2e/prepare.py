@@ -9,6 +9,7 @@ from e2e.kube import Kube, Object, wait_for
 from e2e.providers import Provider
 
 CLAIM = "arithmetic"
+PROGRAMS = "arithmetic-prepare"
 WORKBENCH = "workbench"
 
 
@@ -19,23 +20,28 @@ def prepare(kube: Kube, provider: Provider, fresh: bool, say: Callable[[str], No
             "delete",
             f"pod/{WORKBENCH}",
             "job/arithmetic-prepare",
-            "configmap/arithmetic-prepare",
+            f"configmap/{PROGRAMS}",
             f"pvc/{CLAIM}",
             "--ignore-not-found",
             "--timeout=120s",
             timeout=150,
         )
+    volume(kube, provider)
+    say("preparing the example's model and data")
+    run_preparation(kube, provider, "arithmetic")
+
+
+def volume(kube: Kube, provider: Provider) -> None:
+    """The claim, and a ConfigMap with the programs that fill it."""
     storage = _load("arithmetic/storage.yaml")
     storage["spec"]["storageClassName"] = provider.storage_class
-    script: Object = {
+    programs: Object = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": "arithmetic-prepare"},
+        "metadata": {"name": PROGRAMS},
         "data": {file: (EXAMPLES / "arithmetic" / file).read_text() for file in ("prepare.py", "warm-up.yaml")},
     }
-    say("preparing the example's model and data")
-    kube.apply(storage, script)
-    run_preparation(kube, provider, "arithmetic")
+    kube.apply(storage, programs)
 
 
 def run_preparation(kube: Kube, provider: Provider, example: str) -> None:
@@ -47,7 +53,7 @@ def run_preparation(kube: Kube, provider: Provider, example: str) -> None:
     wait_for(
         name,
         lambda: _finished(kube, name),
-        timeout=300,
+        timeout=900,
         describe=lambda: kube.kubectl("logs", f"job/{name}", "--tail=30"),
     )
 
@@ -60,15 +66,18 @@ def _finished(kube: Kube, name: str) -> bool:
 
 
 def workbench(kube: Kube, provider: Provider) -> None:
-    """A pod with the volume at /data and the trainer's image, to read results from any cluster: `kube.execute(WORKBENCH, ...)`."""
+    """A pod with the trainer's image, the volume at /data and the programs at /prepare, on any cluster: `kube.execute(WORKBENCH, ...)`."""
     container: Object = {
         "name": "workbench",
         "image": provider.trainer_image,
         "command": ["python", "-c", "import signal; signal.sigwait({signal.SIGTERM})"],
-        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "programs", "mountPath": "/prepare"}],
     }
-    volume = {"name": "data", "persistentVolumeClaim": {"claimName": CLAIM}}
-    spec = {"containers": [container], "volumes": [volume], "terminationGracePeriodSeconds": 1}
+    volumes = [
+        {"name": "data", "persistentVolumeClaim": {"claimName": CLAIM}},
+        {"name": "programs", "configMap": {"name": PROGRAMS}},
+    ]
+    spec = {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 1}
     kube.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": WORKBENCH}, "spec": spec})
     kube.kubectl("wait", "--for=condition=Ready", f"pod/{WORKBENCH}", "--timeout=120s", timeout=150)
 
