@@ -55,7 +55,7 @@ METRICS: dict[str, str] = {
     "train/grad_norm": "Global norm of the gradient before clipping.",
     "train/policy_loss": "Mean policy loss per response token, with the weights of rollout correction.",
     "train/approx_kl": "Mean k3 estimate of the KL divergence from the policy at the start of the step, per token; 0 in the first update.",
-    "train/teacher_kl": "Mean of log policy - log teacher over the response tokens: the KL divergence of the policy from its teacher.",
+    "train/teacher_kl": "KL divergence of the policy from its teacher: mean of log policy - log teacher, or over `topK` tokens.",
     "train/kl_coefficient": "Weight of the KL penalty in this step: fixed, or as the adaptive controller has set it.",
     "train/too_hard": "Fraction of prompts without a gradient because their mean reward is at or below `difficulty.low`; without dynamic sampling.",
     "train/too_easy": "Likewise because their mean reward is at or above `difficulty.high`.",

@@ -66,6 +66,20 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"algorithm": {"advantage": "gae"}}, "spec.algorithm.advantage"),
     ({"critic": {}}, "spec.critic"),
     ({"checkpoint": {"path": "/data/run", "keepExports": 1}}, "spec.checkpoint.keepExports"),
+    ({"algorithm": {"distillation": {}}}, "spec.algorithm.distillation"),
+    ({"algorithm": {"distillation": {"reference": True}}}, "spec.algorithm.distillation.reference"),
+    (
+        {"algorithm": {"distillation": {"reference": True}, "kl": {"coefficient": 0.1}}, "reference": {"path": "/t"}},
+        "spec.algorithm.kl.coefficient",
+    ),
+    (
+        {"algorithm": {"distillation": {"pool": "t", "topK": 4}}, "pools": [{"name": "t", "model": "/data/t"}]},
+        "spec.algorithm.distillation.topK",
+    ),
+    (
+        {"algorithm": {"distillation": {"reference": True, "where": "loss", "topK": 4}}, "reference": {"path": "/t"}},
+        "spec.algorithm.distillation.topK",
+    ),
     ({"algorithm": {"advantage": "python"}}, "spec.algorithm.advantage"),
     ({"algorithm": {"advantageFunction": FUNCTION}}, "spec.algorithm.advantageFunction"),
     ({"algorithm": {"loss": "python"}}, "spec.algorithm.loss"),

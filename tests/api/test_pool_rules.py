@@ -60,6 +60,24 @@ def taught(*pools: dict[str, Any], **spec: Any) -> dict[str, Any]:
     return raw_spec(pools=found, rewards=[], algorithm=algorithm) | spec
 
 
+def top_k(count: int) -> dict[str, Any]:
+    return {"distillation": {"pool": "teacher", "where": "loss", "topK": count}}
+
+
+def test_as_many_likeliest_tokens_may_be_asked_for_as_the_server_gives() -> None:
+    assert broken(taught({}, algorithm=top_k(20))) == []
+    assert broken(taught({"vllmArgs": {"max-logprobs": 64}}, algorithm=top_k(64))) == []
+    assert broken(taught({"vllmArgs": {"max-logprobs": -1}}, algorithm=top_k(64))) == []
+
+
+def test_the_reference_may_be_the_teacher_at_any_temperature_and_on_a_gang_of_its_own() -> None:
+    sampling = {"sampling": {"maxTokens": 8, "temperature": 0.7}}
+    algorithm = {"distillation": {"reference": True}}
+    for further in ({}, {"processesPerNode": 1}):
+        reference = {"path": "/data/teacher"} | further
+        assert broken(raw_spec(rewards=[], algorithm=algorithm, reference=reference, rollout=sampling)) == []
+
+
 def test_a_teacher_needs_no_reward() -> None:
     assert broken(taught({})) == []
     assert broken(taught({}, train={"steps": 1, "samplesPerPrompt": 1})) == []
@@ -75,6 +93,8 @@ def test_a_teacher_needs_no_reward() -> None:
         (taught({}, rollout={"sampling": {"maxTokens": 8, "temperature": 0.7}}), "spec.rollout.sampling.temperature"),
         (taught({}, algorithm={"dynamicSampling": {}}), "spec.algorithm.dynamicSampling"),
         (taught({}, algorithm={"difficulty": {}}), "spec.algorithm.difficulty"),
+        (taught({}, algorithm=top_k(21)), "spec.algorithm.distillation.topK"),
+        (taught({"vllmArgs": {"max-logprobs": 4}}, algorithm=top_k(5)), "spec.algorithm.distillation.topK"),
     ],
 )
 def test_a_mistake_about_the_teacher_is_one_message_at_its_field(spec: dict[str, Any], field: str) -> None:

@@ -16,6 +16,13 @@ from rljob_trainer.trajectory import Trajectory, same_bits
 Array = npt.NDArray[Any]
 SCORES = "scores"
 """Name of what a reward model on ranks of its own says of a batch: [n] float64, weighted."""
+TEACHER_LOG_PROBS = "teacher_log_probs"
+"""Name of what a teacher in a pool says of the tokens that were sampled."""
+
+
+def candidates(count: int) -> tuple[list[str], list[str]]:
+    """Names of what a teacher says of its so many likeliest tokens at each place: their ids, which float32 holds exactly, and log-probabilities."""
+    return [f"teacher_tokens/{i}" for i in range(count)], [f"teacher_top_log_probs/{i}" for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

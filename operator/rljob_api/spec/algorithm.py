@@ -54,15 +54,20 @@ class KL(Model):
 
 class Distillation(Model):
     """Learn from a teacher what it thinks of each token that the policy sampled (on-policy distillation: GKD, arXiv 2306.13649; MiniLLM, arXiv
-    2306.08543)."""
+    2306.08543). The teacher has the vocabulary of the policy."""
 
-    pool: Annotated[str, Field(max_length=63)]
-    """Name of the pool of `spec.pools` whose model is the teacher. It has the vocabulary of the policy."""
+    pool: Annotated[str, Field(max_length=63)] | None = None
+    """Name of the pool of `spec.pools` whose model is the teacher. Exactly one of `pool` and `reference`."""
+    reference: bool = False
+    """Whether the model of `spec.reference` is the teacher, on the trainer's ranks or on a gang of its own. Exactly one of `pool` and `reference`."""
     coefficient: PositiveFloat = 1.0
     """Weight against the advantages of rewards, or against the policy loss."""
     where: Literal["reward", "loss"] = "reward"
     """`reward`: every token is rewarded for itself, with log teacher - log policy, which is added to its advantage; `loss`: (log policy - log
     teacher)^2 / 2 is added to the loss. The expected gradient of both is that of KL(policy || teacher) of each token."""
+    top_k: Annotated[int, Field(ge=1, le=128)] | None = None
+    """With `pool` and `where: loss`: add KL(policy || teacher) itself, over the teacher's so many likeliest tokens and one event for all others, in
+    place of an estimate from the sampled token. Unset: the sampled token alone is compared."""
 
 
 class Group(Model):
@@ -190,6 +195,11 @@ class AlgorithmSpec(Model):
     in groups and denominators and give no gradient. Unset: none are left out."""
     overlong: Overlong = Overlong()
     """Penalty and filter for long responses."""
+
+    @property
+    def has_reference(self) -> bool:
+        """A frozen policy is compared with, as the penalty's or as the teacher."""
+        return self.kl.coefficient > 0 or (self.distillation is not None and self.distillation.reference)
 
 
 class Optimizer(Model):

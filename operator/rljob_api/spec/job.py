@@ -160,8 +160,8 @@ class RLJobSpec(Model):
     critic: CriticSpec | None = None
     """The value model. Required by `algorithm.advantage: gae`, refused otherwise."""
     reference: ReferenceSpec = ReferenceSpec()
-    """The frozen policy that the trained one is compared with: of `algorithm.kl` while its coefficient is above 0, and of `task: dpo` with a
-    loss that has one."""
+    """The frozen policy that the trained one is compared with: of `algorithm.kl` while its coefficient is above 0, of
+    `algorithm.distillation.reference`, and of `task: dpo` with a loss that has one."""
     rollout: RolloutSpec = RolloutSpec()
     """The vLLM servers that generate. For `task: rl`."""
     pools: Annotated[list[PoolSpec], Field(max_length=8)] = []
@@ -215,7 +215,7 @@ class RLJobSpec(Model):
     @property
     def has_reference(self) -> bool:
         """A frozen policy is held."""
-        return self.dpo.has_reference if self.task == "dpo" else self.algorithm.kl.coefficient > 0
+        return self.dpo.has_reference if self.task == "dpo" else self.algorithm.has_reference
 
     @property
     def generates_on(self) -> bool:

@@ -99,10 +99,11 @@ class CriticSpec(Gang):
 
 
 class ReferenceSpec(Gang):
-    """The frozen policy of the KL penalty and of `task: dpo`."""
+    """The frozen policy of the KL penalty, of `task: dpo`, and the teacher of `algorithm.distillation.reference`."""
 
     path: AbsolutePath | None = None
-    """Hugging Face directory of the policy's architecture; unset: the policy's starting point."""
+    """Hugging Face directory of a model with the policy's vocabulary, and with its architecture where it takes the policy's place in memory
+    (`offload`, without a gang of its own); unset: the policy's starting point."""
     megatron_checkpoint: AbsolutePath | None = None
     """A torch_dist directory of megatron-core whose weights are taken in place of the safetensors, for example `global_step_100` of another job."""
     offload: bool = True

@@ -76,11 +76,11 @@ def kl_violations(spec: RLJobSpec) -> Iterator[Violation]:
             "the controller multiplies it, so that it would stay 0",
             "set where it begins, for example 0.001",
         )
-    if spec.task == "rl" and spec.reference != ReferenceSpec() and not kl.coefficient:
+    if spec.task == "rl" and spec.reference != ReferenceSpec() and not spec.has_reference:
         yield Violation(
             "spec.reference",
             as_given(spec.reference),
-            "without a KL coefficient no reference is held",
+            "without a KL coefficient, and without spec.algorithm.distillation.reference, no reference is held",
             "set spec.algorithm.kl.coefficient, or remove it",
         )
 

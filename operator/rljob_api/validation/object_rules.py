@@ -30,6 +30,8 @@ LONGEST_EXAMPLE = ((field("data.maxTokens") + ALIGNMENT - 1) // ALIGNMENT * ALIG
     "data.maxTokens, rounded up for tensor and context parallelism, twice for a pair"
 )
 
+TOP_K, TAUGHT_BY_REFERENCE = present("algorithm.distillation.topK"), field("algorithm.distillation.reference")
+
 ONLY_TAUGHT = TEACHER & size("rewards").equals(0)
 """No rewards that could be compared."""
 REPLICAS, MINIMUM = field("rollout.replicas"), field("rollout.minReplicas")
@@ -333,6 +335,40 @@ ALGORITHM_RULES = (
     ),
 )
 
+DISTILLATION_RULES = (
+    Rule(
+        "algorithm.distillation",
+        TEACHER.implies(count((present("algorithm.distillation.pool"), TAUGHT_BY_REFERENCE)).equals(1)),
+        "needs exactly one of pool and reference",
+        "name one of spec.pools, or set reference: true for the model of spec.reference",
+        value=lambda spec: "both" if spec.algorithm.distillation.reference else "none",
+    ),
+    Rule(
+        "algorithm.distillation.reference",
+        (TEACHER & TAUGHT_BY_REFERENCE).implies(present("reference.path") | present("reference.megatronCheckpoint")),
+        "the reference is the policy as it begins, which has nothing to teach it",
+        "name the teacher in spec.reference.path or spec.reference.megatronCheckpoint",
+    ),
+    Rule(
+        "algorithm.kl.coefficient",
+        (TEACHER & TAUGHT_BY_REFERENCE).implies(field("algorithm.kl.coefficient").equals(0.0)),
+        "the reference is the teacher, so that the penalty would draw towards it a second time",
+        "remove it, and set spec.algorithm.distillation.coefficient",
+    ),
+    Rule(
+        "algorithm.distillation.topK",
+        (TEACHER & TOP_K).implies(field("algorithm.distillation.where").equals("loss")),
+        "a reward is of the token that was sampled, and of no other",
+        "set where: loss, or remove it",
+    ),
+    Rule(
+        "algorithm.distillation.topK",
+        (TEACHER & TOP_K).implies(present("algorithm.distillation.pool")),
+        "the reference says of the sampled tokens alone how likely they are",
+        "name a pool as the teacher, or remove it",
+    ),
+)
+
 SCHEDULING_RULES = (
     Rule(
         "scheduling.queue",
@@ -385,6 +421,7 @@ OBJECT_RULES = (
         *BATCH_RULES,
         *ROLLOUT_RULES,
         *ALGORITHM_RULES,
+        *DISTILLATION_RULES,
         *SCHEDULING_RULES,
     ),
     *POD_RULES,

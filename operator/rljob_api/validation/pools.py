@@ -8,6 +8,10 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import Judge, VllmReward
 from rljob_api.validation.result import Violation
 
+TEACHER = "spec.algorithm.distillation.pool"
+VLLM_LOG_PROBS = 20
+"""vLLM's default of max-logprobs; -1 means all (vllm/config/model.py)."""
+
 
 def name_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """A pool's name is the role of its pods."""
@@ -35,22 +39,25 @@ def reference_violations(spec: RLJobSpec) -> Iterator[Violation]:
 def _named(spec: RLJobSpec) -> dict[str, str]:
     """Pools by the fields that name them."""
     named = {f"{field}.pool": vllm.pool for field, vllm in _asking(spec) if vllm.pool}
-    if distillation := spec.algorithm.distillation:
-        named["spec.algorithm.distillation.pool"] = distillation.pool
+    if (distillation := spec.algorithm.distillation) and distillation.pool:
+        named[TEACHER] = distillation.pool
     return named
 
 
 def distillation_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """The teacher answers with log-probabilities of tokens, of the distribution that the policy samples from."""
     distillation, temperature = spec.algorithm.distillation, spec.rollout.sampling.temperature
-    if distillation is None:
+    if distillation is None or not distillation.pool:
         return
-    runners = {pool.name: pool.vllm_args.get("runner") for pool in spec.pools}
-    if runners.get(distillation.pool) == "pooling":
+    given = next((pool.vllm_args for pool in spec.pools if pool.name == distillation.pool), {})
+    if given.get("runner") == "pooling":
         rule = f"spec.pools has {distillation.pool} with `runner: pooling`, whose model gives no log-probabilities"
-        yield Violation(
-            "spec.algorithm.distillation.pool", distillation.pool, rule, "remove `runner` from its vllmArgs"
-        )
+        yield Violation(TEACHER, distillation.pool, rule, "remove `runner` from its vllmArgs")
+    most, wanted = given.get("max-logprobs", VLLM_LOG_PROBS), distillation.top_k or 0
+    if isinstance(most, int) and 0 <= most < wanted:
+        rule = f"vLLM gives log-probabilities of {most} tokens at most, by its argument max-logprobs"
+        fix = f"lower it, or set max-logprobs: {wanted} in the vllmArgs of pool {distillation.pool}"
+        yield Violation("spec.algorithm.distillation.topK", f"{wanted}", rule, fix)
     if temperature != 1:
         rule = "a teacher's log-probabilities are those of temperature 1, and spec.algorithm.distillation compares them with the policy's"
         yield Violation(

@@ -9,8 +9,10 @@ import torch
 
 from api.specs import make_spec
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Batch
-from rljob_trainer.buffer.teacher import COLUMN, Teacher, require_same_vocabulary
+from rljob_api.spec.algorithm import AlgorithmSpec, Distillation
+from rljob_api.spec.roles import ReferenceSpec
+from rljob_trainer.batch import TEACHER_LOG_PROBS, Batch, candidates
+from rljob_trainer.buffer.teacher import Teacher, require_same_vocabulary
 from rljob_trainer.data.tokenizer import load_tokenizer
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.pool import Pools
@@ -39,13 +41,13 @@ def trajectories() -> list[Trajectory]:
     return [Trajectory(s, group=i, **FIELDS) for i, s in enumerate((one, two, (prompt([30, 31]),)))]
 
 
-async def asked(server: Server, found: list[Trajectory]) -> np.ndarray:
+async def asked(server: Server, found: list[Trajectory], top_k: int | None = None) -> dict[str, np.ndarray]:
     pools = Pools(["teacher"], TOKEN)
     pools.follow({"teacher": [server.endpoint]})
-    teacher = Teacher("teacher", pools)
+    teacher = Teacher(Distillation(pool="teacher", where="loss", top_k=top_k), pools)
     await teacher.start()
     try:
-        return (await teacher.measure(Batch.of(1, found, {})))[COLUMN]
+        return dict(await teacher.measure(Batch.of(1, found, {})))
     finally:
         await teacher.stop()
 
@@ -56,15 +58,20 @@ def test_a_real_teacher_says_of_every_token_of_a_response_what_transformers_says
     pool = {"name": "teacher", "model": str(model), "vllmArgs": VLLM_ARGS}
     with pool_server(pool, tmp_path / "log") as server:
         found = asyncio.run(asked(server, trajectories()))
+        best = asyncio.run(asked(server, trajectories(), 3))
         with pytest.raises(RewardFailed, match="status 400"):
             asyncio.run(
                 asked(server, [Trajectory((prompt([5]), sampled([6] * 80, [-1.0] * 80, 0)), group=0, **FIELDS)])
             )
-    expected = [
-        models.log_probs(model, t.prompt_tokens.tolist(), t.response_tokens.tolist()) for t in trajectories()[:2]
-    ]
-    torch.testing.assert_close(torch.from_numpy(found), torch.cat(expected), atol=1e-4, rtol=0)
-    assert found.dtype == np.float32 and len(found) == 4 + 6
+    texts = [(t.prompt_tokens.tolist(), t.response_tokens.tolist()) for t in trajectories()[:2]]
+    expected = torch.cat([models.log_probs(model, *text) for text in texts])
+    assert found.keys() == {TEACHER_LOG_PROBS} and found[TEACHER_LOG_PROBS].dtype == np.float32
+    for said in (found, best):
+        torch.testing.assert_close(torch.from_numpy(said[TEACHER_LOG_PROBS]), expected, atol=1e-4, rtol=0)
+    tokens, log_probs = (np.stack([best[name] for name in names], 1) for names in candidates(3))
+    likeliest = torch.cat([models.distributions(model, *text) for text in texts]).topk(3)
+    assert tokens.tolist() == likeliest.indices.tolist()
+    torch.testing.assert_close(torch.from_numpy(log_probs), likeliest.values, atol=1e-4, rtol=0)
 
 
 def test_a_teacher_of_another_vocabulary_is_refused_by_the_first_word_that_differs(tmp_path: Path) -> None:
@@ -77,6 +84,12 @@ def test_a_teacher_of_another_vocabulary_is_refused_by_the_first_word_that_diffe
         require_same_vocabulary(distilling(student, teacher), load)
     assert str(caught.value).startswith("spec.pools[0].model")
     assert "'a' is token 2 of student and no token here" in str(caught.value)
+    spec = distilling(student, teacher).model_copy(
+        update={"algorithm": AlgorithmSpec(distillation=Distillation(reference=True))}
+    )
+    require_same_vocabulary(spec, load)  # a Megatron checkpoint has none
+    with pytest.raises(ConfigurationError, match=r"^spec\.reference\.path"):
+        require_same_vocabulary(spec.model_copy(update={"reference": ReferenceSpec(path=str(teacher))}), load)
 
 
 def save_tokenizer(directory: Path, words: list[str]) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api import names
-from rljob_api.protocol import Control, Failure, GangAddress, Progress, Resume
+from rljob_api.protocol import Control, Failure, GangAddress, Progress, Resume, RolloutEndpoint
 from rljob_api.spec import RLJobSpec
 from rljob_trainer import rank
 from rljob_trainer.machine import free_port
+from trainer.rollout.servers import TOKEN
 
 WORLD, STEPS, SECONDS = 2, 5, 600
 MEASURES = ("train/loss", "train/grad_norm", "train/kl", "train/entropy", "critic/loss", "critic/grad_norm")
@@ -29,6 +30,8 @@ class Job:
 
     def __init__(self, material: Path, directory: Path, **changes: Any):
         self.root, self._directory = directory / "run", directory
+        self.pools: dict[str, list[RolloutEndpoint]] = {}
+        """Servers that the test has started, whose token is servers.TOKEN."""
         self._spec = {
             "model": {"path": str(material / "model"), "dtype": "float32"},
             "data": {"train": [str(material / "train.parquet")]},
@@ -68,6 +71,7 @@ class Job:
             command=command,
             gangs={names.ROLE_TRAINER: GangAddress(address="127.0.0.1", master_port=0)},
             service_port=self._service_port,
+            pools=self.pools,
             resume=Resume(policy="auto", step=resume),
             spec=self._spec,
         )
@@ -92,7 +96,7 @@ class Running:
         self._directory = directory
         shared = os.environ | {
             names.ENV_ATTEMPT_DIR: str(directory),
-            names.ENV_ROLLOUT_TOKEN: "t",
+            names.ENV_ROLLOUT_TOKEN: TOKEN,
             names.ENV_POD_IP: "127.0.0.1",
             "MASTER_ADDR": "127.0.0.1",
             "OMP_NUM_THREADS": "1",

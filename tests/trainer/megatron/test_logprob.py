@@ -5,15 +5,21 @@ import torch.distributed as dist
 from rljob_trainer.megatron import logprob
 from trainer.ranks import run_ranks
 
-ROWS, VOCABULARY, PADDED, TEMPERATURE = 7, 10, 12, 0.7
+ROWS, VOCABULARY, PADDED, TEMPERATURE, CANDIDATES = 7, 10, 12, 0.7, 3
 
 
 def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits, targets, and what each prediction weighs in the loss: three numbers of a token, then those of CANDIDATES further ones."""
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(ROWS, PADDED, generator=generator) * 5
     targets = torch.randint(0, VOCABULARY, (ROWS,), generator=generator)
     targets[0] = logits[0, :VOCABULARY].argmax()
-    return logits, targets, torch.randn(3, ROWS, generator=generator)
+    return logits, targets, torch.randn(3 + CANDIDATES, ROWS, generator=generator)
+
+
+def further_tokens() -> torch.Tensor:
+    """[t, CANDIDATES]: at some places the target is among them, as are tokens of every share."""
+    return torch.stack([(torch.arange(ROWS) * 3 + k * 4) % VOCABULARY for k in range(CANDIDATES)], -1)
 
 
 def dense() -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -22,10 +28,10 @@ def dense() -> tuple[list[torch.Tensor], torch.Tensor]:
     logits.requires_grad_()
     log_p = (logits[:, :VOCABULARY] / TEMPERATURE).log_softmax(-1)
     log_probs, entropy = log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
-    mean = log_p.mean(-1)
-    (weights * torch.stack([log_probs, entropy, mean])).sum().backward()
+    mean, further = log_p.mean(-1), log_p.gather(1, further_tokens())
+    (weights * torch.stack([log_probs, entropy, mean, *further.T])).sum().backward()
     correct = (logits[:, :VOCABULARY].argmax(-1) == targets).float()
-    return [x.detach() for x in (log_probs, entropy, mean, correct)], logits.grad
+    return [x.detach() for x in (log_probs, entropy, mean, correct, further)], logits.grad
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
@@ -38,14 +44,14 @@ def test_a_cut_vocabulary_gives_the_predictions_and_gradients_of_the_whole(
     def on_a_rank() -> list[list[float]]:
         logits, targets, weights = inputs()
         mine = logits.chunk(ranks, 1)[dist.get_rank()].clone().requires_grad_()
-        found = logprob.predictions(mine, targets, TEMPERATURE, VOCABULARY, dist.group.WORLD)
+        found = logprob.predictions(mine, targets, TEMPERATURE, VOCABULARY, dist.group.WORLD, further_tokens())
         assert not found.correct.requires_grad
-        (weights * torch.stack(found[:3])).sum().backward()
+        (weights * torch.stack([*found[:3], *found.candidates.T])).sum().backward()
         return [*(x.tolist() for x in found), mine.grad.tolist()]
 
     results = run_ranks(ranks, on_a_rank)
     expected, gradient = dense()
-    assert 0 < expected[-1].sum() < ROWS
+    assert 0 < expected[3].sum() < ROWS and (further_tokens() == inputs()[1][:, None]).any()
     for *found, _ in results:
         for ours, theirs in zip(found, expected, strict=True):
             assert torch.tensor(ours).sub(theirs).abs().max() < 1e-5
@@ -60,4 +66,4 @@ def test_bfloat16_logits_give_float32_results_and_bfloat16_gradients() -> None:
         (found.log_probs + found.entropy).sum().backward()
         return [str(x.dtype) for x in (*found, logits.grad)]
 
-    assert run_ranks(1, on_a_rank) == [["torch.float32"] * 4 + ["torch.bfloat16"]]
+    assert run_ranks(1, on_a_rank) == [["torch.float32"] * 5 + ["torch.bfloat16"]]

@@ -20,7 +20,7 @@ for real in (50, 37, 0):
     normaliser = (logits / 0.7).logsumexp(-1)
     mine, theirs = logits.clone(), logits.clone()
     kernels.gradient_in_place(mine, local, normaliser, entropy, slopes, 1 / 0.7, real, 200)
-    logprob._gradient_in_place(theirs, local, normaliser, entropy, slopes, 1 / 0.7, real, 200)
+    logprob._gradient_in_place(theirs, local[:, None], normaliser, entropy, slopes, 1 / 0.7, real, 200)
     worst.append((mine - theirs).abs().max().item())
 print(json.dumps(worst))
 """

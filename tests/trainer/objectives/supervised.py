@@ -16,12 +16,13 @@ class Dense:
     def __init__(self, raw: torch.Tensor, targets: torch.Tensor | None = None):
         self._raw, self._targets = raw, targets
 
-    def predictions(self, temperature: float) -> Predictions:
+    def predictions(self, temperature: float, candidates: torch.Tensor | None = None) -> Predictions:
         assert self._targets is not None
         log_p = (self._raw / temperature).log_softmax(-1)
         of_targets = log_p.gather(1, self._targets[:, None])[:, 0]
         correct = (self._raw.argmax(-1) == self._targets).double()
-        return Predictions(of_targets, -(log_p.exp() * log_p).sum(-1), log_p.mean(-1), correct)
+        further = log_p[:, :0] if candidates is None else log_p.gather(1, candidates)
+        return Predictions(of_targets, -(log_p.exp() * log_p).sum(-1), log_p.mean(-1), correct, further)
 
     def values(self) -> torch.Tensor:
         return self._raw

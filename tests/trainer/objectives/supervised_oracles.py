@@ -32,7 +32,7 @@ def preference(**options: Any) -> Callable[[], Numbers]:
 def cross_entropy(smoothing: float) -> Callable[[], Numbers]:
     """Of a token with probability 1/2, where those of the vocabulary are 1/2, 1/4, 1/8, 1/8."""
     p = tensor([0.5, 0.25, 0.125, 0.125]).log()
-    predicted = Predictions(p[:1], p[:1], p.mean()[None], p[:1])
+    predicted = Predictions(p[:1], p[:1], p.mean()[None], p[:1], p[None, :0])
     return lambda: smoothed(predicted, smoothing).tolist()
 
 

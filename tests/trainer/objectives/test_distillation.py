@@ -1,15 +1,21 @@
 """What a teacher teaches: by enumeration of what a policy may sample, the gradient of KL(policy || teacher)."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
 
 from api.specs import make_spec
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.batch import candidates
 from rljob_trainer.objectives.advantages import Episodes
 from rljob_trainer.objectives.kl import token_rewards
 from rljob_trainer.objectives.losses import LOSSES
 from rljob_trainer.objectives.policy import PolicyObjective
 from rljob_trainer.objectives.terms import policy_terms
 from trainer.objectives.cases import algorithm, columns, estimate, responses, tensor
+from trainer.objectives.supervised import Dense
 
 TEACHER = tensor([0.2, 0.5, 0.3]).log()
 COEFFICIENT = 0.6
@@ -17,6 +23,12 @@ COEFFICIENT = 0.6
 
 def logits() -> torch.Tensor:
     return tensor([0.7, 0.2, 0.1]).log().requires_grad_()
+
+
+def distilling(fields: dict[str, Any]) -> RLJobSpec:
+    """From a teacher in a pool."""
+    pools = [{"name": "teacher", "model": "/teacher"}]
+    return make_spec(pools=pools, algorithm={"distillation": {"pool": "teacher"} | fields})
 
 
 def exact() -> torch.Tensor:
@@ -49,6 +61,53 @@ def test_the_expected_gradient_is_that_of_the_divergence_from_the_teacher(where:
     torch.testing.assert_close(sampled_loss(where), exact())
 
 
+def test_over_the_whole_vocabulary_the_gradient_is_that_of_the_divergence_without_sampling() -> None:
+    found, expected = logits(), exact()
+    top_k_loss(found, 3).backward()
+    torch.testing.assert_close(found.grad, expected, atol=1e-5, rtol=0)
+
+
+def test_over_the_likeliest_tokens_the_divergence_is_a_lower_bound_that_still_moves_every_token() -> None:
+    """Whatever the teacher's order: token 1 is its likeliest, and the others are one event."""
+    found = logits()
+    loss = top_k_loss(found, 1)
+    loss.backward()
+    assert loss.item() / COEFFICIENT == pytest.approx(0.2 * math.log(0.2 / 0.5) + 0.8 * math.log(0.8 / 0.5), abs=1e-6)
+    assert 0 < loss.item() < COEFFICIENT * whole_divergence() and bool((found.grad != 0).all())
+
+
+def whole_divergence() -> float:
+    log_probs = logits().log_softmax(0)
+    return (log_probs.exp() * (log_probs - TEACHER)).sum().item()
+
+
+def top_k_loss(of: torch.Tensor, count: int) -> torch.Tensor:
+    """Of one token, through the objective: what a teacher says travels as columns, by the names of batch.candidates."""
+    spec = distilling({"where": "loss", "topK": count, "coefficient": COEFFICIENT})
+    best = TEACHER.topk(count)
+    given = {n: best.indices[i : i + 1].float() for i, n in enumerate(candidates(count)[0])}
+    given |= {n: best.values[i : i + 1] for i, n in enumerate(candidates(count)[1])}
+    return objective_loss(spec, of, given | {"teacher_log_probs": TEACHER[:1]})
+
+
+def objective_loss(spec: RLJobSpec, of: torch.Tensor, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Of one sampled token, the first, without advantage."""
+    nothing, sampled = torch.zeros(1).double(), of.detach().log_softmax(0)[:1]
+    fixed = {"mask": nothing + 1, "age": nothing, "advantages": nothing, "rollout_log_probs": sampled}
+    output = Dense(of[None], torch.tensor([0]))
+    return PolicyObjective(spec).loss(fixed | given, responses(1), output).loss.sum()
+
+
+def test_the_reference_teaches_as_a_pool_does() -> None:
+    by_pool, by_reference = logits(), logits()
+    spec = distilling({"where": "loss"})
+    objective_loss(spec, by_pool, {"teacher_log_probs": TEACHER[:1]}).backward()
+    spec = make_spec(algorithm={"distillation": {"reference": True, "where": "loss"}}, reference={"path": "/teacher"})
+    objective_loss(spec, by_reference, {"reference_log_probs": TEACHER[:1]}).backward()
+    assert bool(by_pool.grad.any()) and torch.equal(by_pool.grad, by_reference.grad)
+    assert PolicyObjective(spec).needs == {"reference_log_probs"} and list(spec.models) == ["reference"]
+
+
 def test_the_divergence_is_measured_whatever_is_learnt_from_it() -> None:
     tokens = columns(log_probs=[-1.0, -2.0], teacher_log_probs=[-1.5, -0.5], mask=[1.0, 0.0])
     spec = algorithm(distillation={"pool": "t", "where": "reward"})
@@ -71,8 +130,6 @@ def test_the_teachers_word_counts_for_its_token_alone() -> None:
 
 def test_old_log_probabilities_are_measured_only_where_tokens_are_rewarded() -> None:
     def needs(where: str) -> frozenset[str]:
-        pools = [{"name": "teacher", "model": "/teacher"}]
-        distillation = {"pool": "teacher", "where": where}
-        return PolicyObjective(make_spec(pools=pools, algorithm={"distillation": distillation})).needs
+        return PolicyObjective(distilling({"where": where})).needs
 
     assert needs("reward") == {"old_log_probs"} and needs("loss") == set()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rljob_api.spec.algorithm import AdaptiveKL, Overlong
-from rljob_trainer.objectives.kl import ESTIMATORS, adapt
+from rljob_trainer.objectives.kl import ESTIMATORS, adapt, coarse_kl
 from rljob_trainer.objectives.losses import LOSSES, token_weights, value_loss
 from rljob_trainer.objectives.shaping import overlong_penalty
 from rljob_trainer.objectives.terms import correct
@@ -40,6 +40,11 @@ def correction(log_ratios: Numbers, lengths: Numbers, column: str, **fields: Any
 
 def estimator(name: str) -> Callable[[], Numbers]:
     return lambda: ESTIMATORS[name](tensor([-1.0, -2.0, -0.5]), tensor([-1.0, -1.0, -2.5])).tolist()
+
+
+def coarse(policy: Numbers, teacher: Numbers) -> Callable[[], Numbers]:
+    """Of the probabilities of the same tokens."""
+    return lambda: [coarse_kl(tensor([policy]).log(), tensor([teacher]).log()).item()]
 
 
 def critic(clip: float) -> Callable[[], Numbers]:
@@ -94,6 +99,13 @@ LOSS_ORACLES = (
 KL_ORACLES = (
     Oracle("kl k1", "log policy - log reference: 0, -1, 2", [0.0, -1.0, 2.0], estimator("k1")),
     Oracle("kl k2", "squares / 2", [0.0, 0.5, 2.0], estimator("k2")),
+    Oracle(
+        "kl of two tokens and the rest",
+        "p 0.5, 0.2, 0.3; q 0.25, 0.6, 0.15: 0.5 ln 2 + 0.2 ln(1/3) + 0.3 ln 2",
+        [0.33479528672],
+        coarse([0.5, 0.2], [0.25, 0.6]),
+    ),
+    Oracle("kl of one token and the rest", "0.7 ln 3.5 + 0.3 ln 0.375", [0.58268530217], coarse([0.7], [0.2])),
     Oracle("kl k3", "0, e - 2, exp(-2) + 2 - 1", [0.0, 0.71828182846, 1.13533528324], estimator("k3")),
     Oracle(
         "adaptive kl",

@@ -56,7 +56,14 @@ def tensors(path: Path) -> list[tuple[str, torch.Tensor]]:
 
 def log_probs(path: Path, prompt: tuple[int, ...], response: tuple[int, ...], temperature: float = 1.0) -> torch.Tensor:
     """[len(response)]: of each response token, by Hugging Face's implementation."""
+    return distributions(path, prompt, response, temperature).gather(1, torch.tensor([*response])[:, None])[:, 0]
+
+
+def distributions(
+    path: Path, prompt: tuple[int, ...], response: tuple[int, ...], temperature: float = 1.0
+) -> torch.Tensor:
+    """[len(response), vocabulary]: log-probabilities of every token at the place of each response token, likewise."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1] / temperature
-    return logits.log_softmax(-1).gather(1, torch.tensor([*response])[:, None])[:, 0]
+    return logits.log_softmax(-1)

@@ -1,4 +1,4 @@
-"""The teacher of spec.algorithm.distillation: a pool of the job that says how likely it would have written each token of a response.
+"""The teacher of spec.algorithm.distillation in a pool of the job, which says how likely it would have written each token of a response.
 
 The route and its body are those of vLLM 0.26 (vllm/entrypoints/openai/completion/protocol.py).
 """
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.algorithm import Distillation
 from rljob_trainer.arrays import Array
-from rljob_trainer.batch import Batch
+from rljob_trainer.batch import TEACHER_LOG_PROBS, Batch, candidates
 from rljob_trainer.data.tokenizer import Tokenizer, tokenizer_of
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.pool import Pools
@@ -20,7 +21,6 @@ from rljob_trainer.trajectory import Floats, Trajectory
 
 FIELD = "spec.algorithm.distillation.pool"
 PATH = "/v1/completions"
-COLUMN = "teacher_log_probs"
 SECONDS = 300.0
 """For one response, of one server."""
 
@@ -28,8 +28,13 @@ SECONDS = 300.0
 class Teacher:
     """Call `start` before the first batch and `stop` after the last."""
 
-    def __init__(self, pool: str, pools: Pools) -> None:
-        self._pool, self._server = pool, pools.post(FIELD, pool, PATH, SECONDS)
+    def __init__(self, distillation: Distillation, pools: Pools) -> None:
+        """`distillation`: with a pool."""
+        assert distillation.pool, "the reference is measured by its own ranks"
+        self._pool, self._server = distillation.pool, pools.post(FIELD, distillation.pool, PATH, SECONDS)
+        self._count = distillation.top_k or 0
+        ids, log_probs = candidates(self._count)
+        self._names = [TEACHER_LOG_PROBS, *ids, *log_probs]
 
     async def start(self) -> None:
         await self._server.open()
@@ -38,42 +43,55 @@ class Teacher:
         await self._server.close()
 
     async def measure(self, batch: Batch) -> Mapping[str, Array]:
-        """COLUMN: [response tokens of the step] float32, log-probabilities at temperature 1. Raises RewardFailed where the pool fails."""
+        """By name [response tokens of the step] float32, log-probabilities at temperature 1: of the sampled tokens, and with `topK` what
+        batch.candidates names. Raises RewardFailed where the pool fails."""
         rows = range(len(batch.columns.response_length))
-        found = await asyncio.gather(*(self._log_probs(batch.trajectories[row]) for row in rows))
-        return {COLUMN: np.concatenate(found) if found else np.zeros(0, np.float32)}
+        found = await asyncio.gather(*(self._said(batch.trajectories[row]) for row in rows))
+        return dict(zip(self._names, np.concatenate([self._nothing, *found], axis=1), strict=True))
 
-    async def _log_probs(self, trajectory: Trajectory) -> Floats:
-        """[response_length]"""
+    @property
+    def _nothing(self) -> Floats:
+        return np.zeros((len(self._names), 0), np.float32)
+
+    async def _said(self, trajectory: Trajectory) -> Floats:
+        """[names, response_length]"""
         tokens = trajectory.tokens.tolist()
         if not trajectory.response_length:
-            return np.zeros(0, np.float32)
-        question = {"prompt": tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+            return self._nothing
+        question = {"prompt": tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": self._count}
         answer = await self._server.ask({"model": self._pool} | question)
         try:
             said = answer["choices"][0]["prompt_logprobs"][trajectory.prompt_length :]
-            return _floats(said, tokens[trajectory.prompt_length :])
+            return _floats(said, tokens[trajectory.prompt_length :], self._count)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise self._server.failed(
                 "value", f"an answer without a log-probability for each token: {error!r}"
             ) from error
 
 
-def _floats(said: list[dict[str, dict[str, Any]]], tokens: list[int]) -> Floats:
-    """Raises KeyError, TypeError or ValueError where a token has none."""
-    pairs = zip(said, tokens, strict=True)
-    found = np.array([entry[str(token)]["logprob"] for entry, token in pairs], np.float32)
+def _floats(said: list[dict[str, dict[str, Any]]], tokens: list[int], count: int) -> Floats:
+    """[1 + 2 count, tokens], of each token, and ids and log-probabilities of the so many likeliest ones at its place. Raises KeyError, TypeError or
+    ValueError where one is missing."""
+    found = np.array([_of_place(entry, token, count) for entry, token in zip(said, tokens, strict=True)], np.float32)
     if not np.isfinite(found).all():
         raise ValueError("not finite")
-    return found
+    return found.T
+
+
+def _of_place(said: dict[str, dict[str, Any]], token: int, count: int) -> list[float]:
+    """`said`: by id the likeliest tokens, and that which was sampled, wherever it ranks."""
+    best = sorted(said.items(), key=lambda entry: entry[1]["rank"])[:count]
+    if len(best) < count:
+        raise ValueError(f"{len(best)} tokens, not {count}")
+    return [said[str(token)]["logprob"], *(int(name) for name, _ in best), *(of["logprob"] for _, of in best)]
 
 
 def require_same_vocabulary(spec: RLJobSpec, tokenizer: Tokenizer) -> None:
     """A teacher of another vocabulary would judge other words by the same numbers. Raises ConfigurationError."""
-    assert spec.algorithm.distillation is not None
-    pool = next(p for p in spec.pools if p.name == spec.algorithm.distillation.pool)
-    section = f"spec.pools[{spec.pools.index(pool)}].model"
-    theirs = tokenizer_of(section, pool.model, spec.model.trust_remote_code).get_vocab()
+    section, path = _directory(spec)
+    if not path:
+        return
+    theirs = tokenizer_of(section, path, spec.model.trust_remote_code).get_vocab()
     ours = tokenizer.get_vocab()
     other = next((token for token, number in ours.items() if theirs.get(token) != number), None)
     if other is not None:
@@ -82,4 +100,14 @@ def require_same_vocabulary(spec: RLJobSpec, tokenizer: Tokenizer) -> None:
             "no token here" if number is None else f"token {number} here"
         )
         fix = "choose a teacher of the policy's own family, with the same tokenizer"
-        raise ConfigurationError(section, pool.model, f"has another vocabulary than the policy: {word}", fix)
+        raise ConfigurationError(section, path, f"has another vocabulary than the policy: {word}", fix)
+
+
+def _directory(spec: RLJobSpec) -> tuple[str, str | None]:
+    """Of the teacher, with the field that names it; None: a Megatron checkpoint of the policy's own architecture, which has no vocabulary."""
+    distillation = spec.algorithm.distillation
+    assert distillation is not None
+    if distillation.reference:
+        return "spec.reference.path", spec.reference.path
+    number = next(i for i, pool in enumerate(spec.pools) if pool.name == distillation.pool)
+    return f"spec.pools[{number}].model", spec.pools[number].model

@@ -110,11 +110,13 @@ async def _reinforcement(
     spec, pools = control.spec, Pools((pool.name for pool in control.spec.pools), token)
     rewards = RewardManager(spec.rewards, pools)
     agent = agent_of(spec.rollout.agent) if spec.rollout.agent and not spec.train.batches.replay else None
-    teacher = Teacher(spec.algorithm.distillation.pool, pools) if spec.algorithm.distillation else None
+    distillation = spec.algorithm.distillation
+    teacher = Teacher(distillation, pools) if distillation and distillation.pool else None
     parts: list[RewardManager | Agent | Teacher] = [rewards, *(part for part in (agent, teacher) if part)]
     try:
-        if teacher:
+        if distillation:
             await asyncio.to_thread(require_same_vocabulary, spec, tokenizer)
+        if teacher:
             await teacher.start()
         if agent:
             await agent.start()

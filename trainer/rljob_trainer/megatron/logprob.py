@@ -15,15 +15,21 @@ CHUNK = 2048
 
 
 def predictions(
-    logits: torch.Tensor, targets: torch.Tensor, temperature: float, vocabulary: int, group: dist.ProcessGroup
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float,
+    vocabulary: int,
+    group: dist.ProcessGroup,
+    candidates: torch.Tensor | None = None,
 ) -> Predictions:
-    """log softmax(logits / temperature) at `targets` [t] and on average, and the entropy of that distribution.
+    """log softmax(logits / temperature) at `targets` [t], at `candidates` [t, K] and on average, and the entropy of that distribution.
 
     `logits` [t, v] is this rank's share of the padded vocabulary, in rank order; padding (token ids from `vocabulary` on) has probability 0.
     The results are equal on all ranks of `group`. The backward pass computes the softmax again instead of keeping it, and writes the
     gradient over the logits: nobody else may need them by then.
     """
-    return Predictions(*_VocabularyParallel.apply(logits, targets, temperature, vocabulary, group))
+    further = targets.new_empty(len(targets), 0) if candidates is None else candidates
+    return Predictions(*_VocabularyParallel.apply(logits, targets, further, temperature, vocabulary, group))
 
 
 class _VocabularyParallel(torch.autograd.Function):
@@ -35,6 +41,7 @@ class _VocabularyParallel(torch.autograd.Function):
         ctx: Any,
         logits: torch.Tensor,
         targets: torch.Tensor,
+        candidates: torch.Tensor,
         temperature: float,
         vocabulary: int,
         group: dist.ProcessGroup,
@@ -42,14 +49,17 @@ class _VocabularyParallel(torch.autograd.Function):
         width = logits.shape[-1]
         first = group.rank() * width
         ctx.real, ctx.scale = max(0, min(width, vocabulary - first)), 1.0 / temperature
-        ctx.here = (targets >= first) & (targets < first + ctx.real)
-        ctx.local = torch.where(ctx.here, targets - first, -1)
+        wanted = torch.cat((targets[:, None], candidates), -1)
+        here = (wanted >= first) & (wanted < first + ctx.real)
+        ctx.local = torch.where(here, wanted - first, -1)
         ctx.vocabulary = vocabulary
-        own_top, total, weighted, target, plain = _partial_sums(logits, ctx.local, ctx.scale, ctx.real).unbind(-1)
+        own_top, total, weighted, target, plain = _partial_sums(
+            logits, ctx.local[:, 0].contiguous(), ctx.scale, ctx.real
+        ).unbind(-1)
         top = own_top.clone()
         dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
         shift = (own_top - top).clamp(min=torch.finfo(top.dtype).min)  # minus infinity where a share is all padding
-        sums = torch.stack([total, weighted + shift * total, target - top * ctx.here, plain], -1)
+        sums = torch.stack([total, weighted + shift * total, target - top * here[:, 0], plain], -1)
         sums[:, :2] *= shift.exp()[:, None]
         dist.all_reduce(sums, group=group)
         total, weighted, target, plain = sums.unbind(-1)
@@ -58,14 +68,17 @@ class _VocabularyParallel(torch.autograd.Function):
         ctx.save_for_backward(logits, normaliser, entropy)
         correct = (target >= 0).float()
         ctx.mark_non_differentiable(correct)
-        return target - log_total, entropy, plain / vocabulary - normaliser, correct
+        further = _chosen(logits, ctx.local[:, 1:], ctx.scale)
+        if further.shape[-1]:
+            dist.all_reduce(further, group=group)
+        return target - log_total, entropy, plain / vocabulary - normaliser, correct, further - normaliser[:, None]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         logits, normaliser, entropy = ctx.saved_tensors
-        slopes = torch.stack(gradients[:3])
+        slopes = torch.cat((torch.stack(gradients[:3]), gradients[4].T))
         _gradient_in_place(logits, ctx.local, normaliser, entropy, slopes, ctx.scale, ctx.real, ctx.vocabulary)
-        return logits, None, None, None, None
+        return logits, None, None, None, None, None
 
 
 def _partial_sums(logits: torch.Tensor, local: torch.Tensor, scale: float, real: int) -> torch.Tensor:
@@ -85,6 +98,11 @@ def _partial_sums(logits: torch.Tensor, local: torch.Tensor, scale: float, real:
     return _rows(logits, of)
 
 
+def _chosen(logits: torch.Tensor, local: torch.Tensor, scale: float) -> torch.Tensor:
+    """[t, K], scaled logits in float32 at `local` [t, K], 0 where that is -1."""
+    return logits.gather(1, local.clamp(min=0)).float().mul(scale).where(local >= 0, 0.0)
+
+
 def _gradient_in_place(
     logits: torch.Tensor,
     local: torch.Tensor,
@@ -95,20 +113,21 @@ def _gradient_in_place(
     real: int,
     vocabulary: int,
 ) -> None:
-    """See logprob_kernels.gradient_in_place."""
-    if kernels := triton_kernels(KERNELS, logits.is_cuda):
-        kernels.gradient_in_place(logits, local, normaliser, entropy, slopes, scale, real, vocabulary)
+    """See logprob_kernels.gradient_in_place. `local`: [t, 1 + K], with a slope of each candidate [K, t] behind the three; the kernel takes none."""
+    if local.shape[-1] == 1 and (kernels := triton_kernels(KERNELS, logits.is_cuda)):
+        kernels.gradient_in_place(
+            logits, local[:, 0].contiguous(), normaliser, entropy, slopes, scale, real, vocabulary
+        )
         return
-    of_target, of_entropy, of_mean = slopes[:, :, None]
+    _, of_entropy, of_mean = slopes[:3, :, None]
+    of_tokens = torch.cat((slopes[:1], slopes[3:])).T
+    of_all = of_tokens.sum(-1, keepdim=True) + of_mean
     for rows in _pieces(len(logits)):
         log_p = _scaled(logits[rows], scale, real) - normaliser[rows, None]
         p = log_p.exp()
-        g = (
-            -p * (of_target[rows] + of_mean[rows])
-            - p * (log_p.clamp(min=torch.finfo(p.dtype).min) + entropy[rows, None]) * of_entropy[rows]
-        )
+        g = -p * of_all[rows] - p * (log_p.clamp(min=torch.finfo(p.dtype).min) + entropy[rows, None]) * of_entropy[rows]
         g[:, :real] += of_mean[rows] / vocabulary
-        g.scatter_add_(1, local[rows, None].clamp(min=0), of_target[rows] * (local[rows, None] >= 0))
+        g.scatter_add_(1, local[rows].clamp(min=0), of_tokens[rows] * (local[rows] >= 0))
         logits[rows] = g * scale
 
 

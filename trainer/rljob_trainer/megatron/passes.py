@@ -82,10 +82,10 @@ class ModelOutput:
     vocabulary: int | None
     parallel: ParallelState
 
-    def predictions(self, temperature: float) -> Predictions:
+    def predictions(self, temperature: float, candidates: torch.Tensor | None = None) -> Predictions:
         assert self.vocabulary is not None, "a value model has no log-probabilities"
         group = self.parallel.tensor_group
-        return predictions(self.raw[0], self.micro.targets, temperature, self.vocabulary, group)
+        return predictions(self.raw[0], self.micro.targets, temperature, self.vocabulary, group, candidates)
 
     def values(self) -> torch.Tensor:
         assert self.vocabulary is None, "a language model has no values"

@@ -39,6 +39,26 @@ def k3(log_probs: torch.Tensor, reference_log_probs: torch.Tensor) -> torch.Tens
     return (d.exp() - d - 1).clamp(max=LARGEST_K3)
 
 
+LEAST_REST = 1e-6
+"""Probability that all further tokens have at least: float32 knows no less of 1 - p."""
+
+
+def coarse_kl(log_probs: torch.Tensor, teacher_log_probs: torch.Tensor) -> torch.Tensor:
+    """KL(policy || teacher) of the event which of K tokens comes, or whether it is another one.
+
+    sum_k p_k log(p_k / q_k) + p' log(p' / q') with p' = 1 - sum_k p_k, at least LEAST_REST. It is never negative, never above the divergence over the
+    whole vocabulary, and equal to it where K is all of it (data processing inequality: Cover and Thomas, Elements of Information Theory, 2.8).
+
+    Args:
+        log_probs, teacher_log_probs: [t, K], of the same K tokens
+
+    Returns: [t]
+    """
+    ours, theirs = (torch.log1p(-of.exp().sum(-1).clamp(max=1 - LEAST_REST)) for of in (log_probs, teacher_log_probs))
+    named = (log_probs.exp() * (log_probs - teacher_log_probs)).sum(-1)
+    return named + ours.exp() * (ours - theirs)
+
+
 ESTIMATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 """By their name in spec.algorithm.kl.estimator."""
 

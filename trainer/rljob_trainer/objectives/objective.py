@@ -31,8 +31,8 @@ class UserFile(NamedTuple):
 class Output(Protocol):
     """What a network says of the tokens of a micro-batch."""
 
-    def predictions(self, temperature: float) -> Predictions:
-        """Of a language model. To be called once."""
+    def predictions(self, temperature: float, candidates: torch.Tensor | None = None) -> Predictions:
+        """Of a language model; `candidates`: [t, K], ids of further tokens at each place. To be called once."""
         ...
 
     def values(self) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Columns
+from rljob_trainer.batch import TEACHER_LOG_PROBS, Columns, candidates
 from rljob_trainer.objectives.advantages import IN_TIME, Episodes, estimate
 from rljob_trainer.objectives.functions import Formulas
 from rljob_trainer.objectives.kl import adapt, token_rewards
@@ -40,6 +40,7 @@ MEANS = {
 }
 """Metrics that are means over the tokens that are learnt from, and what of."""
 TEACHER_KL = "train/teacher_kl"
+REFERENCE_LOG_PROBS: Column = "reference_log_probs"
 LARGEST = {"train_rollout/log_prob_diff_max": "difference", "train_rollout/policy_age_max": "age"}
 
 
@@ -68,7 +69,7 @@ class PolicyObjective(Objective):
         """With one optimizer step the old log-probabilities are the training pass's own, detached, which is exact; with bypass nobody needs them."""
         several = Amounts.of(self._spec).updates > 1 or self._penalises_reward or self._rewards_tokens
         needs: list[tuple[Column, bool]] = [
-            ("reference_log_probs", self._algorithm.kl.coefficient > 0),
+            (REFERENCE_LOG_PROBS, self._algorithm.has_reference),
             ("old_log_probs", several and not self._bypass),
             ("values", self.critic is not None),
         ]
@@ -88,6 +89,12 @@ class PolicyObjective(Objective):
     def _rewards_turns(self) -> bool:
         """A turn of an agent's may have a reward of its own, and the estimator reads when it was earned."""
         return self._spec.rollout.agent is not None and self._algorithm.advantage in IN_TIME
+
+    @property
+    def _teacher(self) -> str:
+        """The column of what the teacher says of the sampled tokens."""
+        distillation = self._algorithm.distillation
+        return REFERENCE_LOG_PROBS if distillation and distillation.reference else TEACHER_LOG_PROBS
 
     def weights(self, counts: Sequence[int]) -> list[float]:
         return token_weights(counts, self._algorithm.aggregation, self._spec.longest_response)
@@ -154,14 +161,14 @@ class PolicyObjective(Objective):
         """[n, T], the divergence as a reward of tokens."""
         if not self._penalises_reward:
             return torch.zeros_like(mask)
-        ours, reference = self._old_log_probs(step), _padded(step.gather("reference_log_probs"))
+        ours, reference = self._old_log_probs(step), _padded(step.gather(REFERENCE_LOG_PROBS))
         return token_rewards(self._algorithm.kl.estimator, self.kl_coefficient, ours, reference)
 
     def _teacher_rewards(self, step: StepColumns) -> torch.Tensor:
         """[n, T], coefficient x (log teacher - log policy), whose expectation is that of -coefficient x KL(policy || teacher)."""
         distillation = self._algorithm.distillation
         assert distillation is not None
-        teacher = _padded(step.gather("teacher_log_probs"))
+        teacher = _padded(step.gather(self._teacher))
         return token_rewards("k1", distillation.coefficient, self._old_log_probs(step), teacher)
 
     def _old_log_probs(self, step: StepColumns) -> torch.Tensor:
@@ -169,23 +176,34 @@ class PolicyObjective(Objective):
         return _padded(step.gather("rollout_log_probs" if self._bypass else "old_log_probs"))
 
     def loss(self, columns: Mapping[str, torch.Tensor], sequences: Sequences, output: Output) -> TokenLoss:
-        predicted = output.predictions(self.temperature)
+        ids, of_teacher = self._candidates(columns)
+        predicted = output.predictions(self.temperature, ids)
         mask = columns["mask"]
         tokens = TokenColumns(
             log_probs=predicted.log_probs,
             entropy=predicted.entropy,
             old_log_probs=columns.get("old_log_probs", predicted.log_probs.detach()),
             rollout_log_probs=columns["rollout_log_probs"],
-            reference_log_probs=columns.get("reference_log_probs"),
-            teacher_log_probs=columns.get("teacher_log_probs"),
+            reference_log_probs=columns.get(REFERENCE_LOG_PROBS),
+            teacher_log_probs=columns.get(self._teacher) if self._algorithm.distillation else None,
             advantages=columns["advantages"],
             mask=mask,
+            candidates=None if ids is None else predicted.candidates,
+            teacher_candidates=of_teacher,
         )
         terms = policy_terms(self._algorithm, self._formulas.loss, self.kl_coefficient, tokens, sequences)
         age = columns["age"] * mask
         on_policy = (columns["age"] == 0) * mask * (not self._replayed)
         further = (age, on_policy, on_policy * terms.difference)
         return TokenLoss(terms.loss, mask, dict(zip(self.measured, (*terms[1:], *further), strict=True)))
+
+    def _candidates(self, columns: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+        """Ids and log-probabilities [t, K] of the teacher's likeliest tokens."""
+        distillation = self._algorithm.distillation
+        if distillation is None or distillation.top_k is None:
+            return None, None
+        ids, of_teacher = (torch.stack([columns[n] for n in of], -1) for of in candidates(distillation.top_k))
+        return ids.long(), of_teacher
 
     def check(self, sums: MetricAccumulator, update: int) -> None:
         """Raises MismatchError when the policy obviously did not generate what is on-policy. Old log-probabilities are those of the first policy

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 from rljob_api.spec.algorithm import AlgorithmSpec, RolloutCorrection
-from rljob_trainer.objectives.kl import ESTIMATORS, k1, k2, k3
+from rljob_trainer.objectives.kl import ESTIMATORS, coarse_kl, k1, k2, k3
 from rljob_trainer.objectives.losses import LARGEST_LOG_RATIO, LossFunction
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 
@@ -71,7 +71,7 @@ class Terms(NamedTuple):
     kl: torch.Tensor
     """k3 estimate of the divergence from the reference, whatever estimator the penalty uses; 0 without a reference."""
     teacher_kl: torch.Tensor
-    """k1 estimate of the divergence from the teacher; 0 without one."""
+    """Divergence from the teacher: over its likeliest tokens with `distillation.topK`, else the k1 estimate; 0 without a teacher."""
     approx_kl: torch.Tensor
     """k3 estimate of the divergence from the old policy: KL(old || policy)."""
     entropy: torch.Tensor
@@ -95,8 +95,8 @@ def policy_terms(
     tokens: TokenColumns,
     sequences: Sequences,
 ) -> Terms:
-    """weight x `loss_function` - entropyCoefficient x H + kl_coefficient x KL (with `kl.where: loss`), + distillation.coefficient x k2 of the teacher
-    (with `distillation.where: loss`), per token of one micro-batch.
+    """weight x `loss_function` - entropyCoefficient x H + kl_coefficient x KL (with `kl.where: loss`), + distillation.coefficient x k2 of the
+    teacher, or with `topK` the divergence over its likeliest tokens (with `distillation.where: loss`), per token of one micro-batch.
 
     With `rolloutCorrection.bypass` the policy loss takes the rollouts' log-probabilities for the old ones.
     """
@@ -137,12 +137,16 @@ def _distillation(algorithm: AlgorithmSpec, tokens: TokenColumns) -> torch.Tenso
     distillation = algorithm.distillation
     if tokens.teacher_log_probs is None or distillation is None or distillation.where == "reward":
         return torch.zeros_like(tokens.log_probs)
+    if tokens.candidates is not None and tokens.teacher_candidates is not None:
+        return distillation.coefficient * coarse_kl(tokens.candidates, tokens.teacher_candidates)
     return distillation.coefficient * k2(tokens.log_probs, tokens.teacher_log_probs)
 
 
 def _teacher_divergence(tokens: TokenColumns) -> torch.Tensor:
     if tokens.teacher_log_probs is None:
         return torch.zeros_like(tokens.entropy)
+    if tokens.candidates is not None and tokens.teacher_candidates is not None:
+        return coarse_kl(tokens.candidates.detach(), tokens.teacher_candidates)
     return k1(tokens.log_probs.detach(), tokens.teacher_log_probs)
 
 

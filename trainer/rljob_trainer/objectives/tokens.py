@@ -8,7 +8,7 @@ import torch
 
 
 class Predictions(NamedTuple):
-    """What a language model said of the token after each: all [t], in float32. All but the last carry gradients."""
+    """What a language model said of the token after each: [t] but for the last, in float32. All but `correct` carry gradients."""
 
     log_probs: torch.Tensor
     """Of the token that came."""
@@ -17,10 +17,12 @@ class Predictions(NamedTuple):
     """Over the vocabulary."""
     correct: torch.Tensor
     """1.0 where no token was likelier than the one that came."""
+    candidates: torch.Tensor
+    """[t, K], log-probabilities of the K further tokens at each place that were asked about. With gradients."""
 
 
 class TokenColumns(NamedTuple):
-    """All [t], in packed order. Only the first two carry gradients."""
+    """In packed order, [t] but for candidates. Only `log_probs`, `entropy` and `candidates` carry gradients."""
 
     log_probs: torch.Tensor
     """Under the policy that is being trained."""
@@ -36,6 +38,10 @@ class TokenColumns(NamedTuple):
     advantages: torch.Tensor
     mask: torch.Tensor
     """1.0 for tokens of responses; 0.0 for prompts, filling and the responses that `overlong.filter` leaves out."""
+    candidates: torch.Tensor | None = None
+    """[t, K], log-probabilities under the policy of the teacher's K likeliest tokens; None without `distillation.topK`."""
+    teacher_candidates: torch.Tensor | None = None
+    """[t, K], of the same tokens under the teacher."""
 
 
 def alone(values: torch.Tensor) -> torch.Tensor:
