@@ -20,6 +20,7 @@ from rljob_api.sizing.memory import (
     rollout_memory,
     trainer_memory,
 )
+from rljob_api.sizing.pools import pool_cache, pool_weights
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import PlacementReport
@@ -30,6 +31,7 @@ from rljob_placement.plan import plan
 from rljob_placement.report import report
 
 Value = TypeVar("Value")
+NO_OTHERS: Mapping[str, Shape] = {}
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Plan:
     spec: RLJobSpec | None
     model: dict[str, Any] | None
     """The Hugging Face config.json, if it was given."""
+    others: Mapping[str, Shape]
+    """By role, of pools and of models on gangs of their own, as far as they were given."""
     violations: tuple[Violation, ...]
     taken: dict[str, Any]
     """Defaults of the cluster that are in the spec, by path."""
@@ -77,10 +81,11 @@ class Plan:
         policy: JobPolicy,
         unread: str = "",
         device: float | None = None,
+        others: Mapping[str, Shape] = NO_OTHERS,
     ) -> "Plan":
         admitted = policy.admit(manifest.spec, manifest.name, model)
         violations = (*manifest.ambiguous, *admitted.result.violations)
-        return Plan(manifest.name, admitted.result.spec, model, violations, admitted.taken, unread, device)
+        return Plan(manifest.name, admitted.result.spec, model, others, violations, admitted.taken, unread, device)
 
     def breaks(self, field: str) -> bool:
         """Whether a rule about a field, or one below it, is broken."""
@@ -92,12 +97,18 @@ class Plan:
             return []
         spec, shape = counted
         found = [Estimate("trainer", asdict(trainer_memory(spec, shape)))]
-        found += [Estimate(role, asdict(gang_memory(spec, shape, role))) for role in spec.gangs]
-        return (
-            found
-            if spec.supervised
-            else [*found, Estimate("rollout", {"weights": rollout_memory(spec, shape).weights})]
-        )
+        found += [Estimate(role, asdict(gang_memory(spec, self.others.get(role, shape), role))) for role in spec.gangs]
+        if not spec.supervised:
+            found.append(Estimate("rollout", {"weights": rollout_memory(spec, shape).weights}))
+        pools = [pool for pool in spec.pools if pool.name in self.others]
+        return found + [Estimate(pool.name, {"weights": pool_weights(pool, self.others[pool.name])}) for pool in pools]
+
+    def pool_caches(self) -> dict[str, float]:
+        """By pool whose model is known, the bytes that a GPU of its server has for keys and values, where a GPU was named."""
+        if self._counted() is None or self.spec is None or not self.device:
+            return {}
+        pools = [pool for pool in self.spec.pools if pool.name in self.others]
+        return {pool.name: pool_cache(pool, self.others[pool.name], self.device) for pool in pools}
 
     def phases(self) -> list[Phase]:
         """Of a trainer's GPU, where one was named and the model is known."""
@@ -139,6 +150,8 @@ class Plan:
                 out["phases"] = {p.name: {**_rounded(asdict(p), "name"), "total": round(p.total)} for p in found}
             if cache := self.cache():
                 out["kvCache"] = _rounded(asdict(cache))
+            if caches := self.pool_caches():
+                out["poolKvCache"] = _rounded(caches)
             out["roles"] = [{"name": r.name, "pods": r.pods, "gpus": r.gpus} for r in roles(self.spec)]
         return out
 

@@ -76,6 +76,71 @@ def test_a_server_in_a_pod_of_its_own_has_what_vllm_takes(capsys: pytest.Capture
     assert found["kvCache"]["there"] == pytest.approx(79.1 * 0.92 * GIB - found["memory"]["rollout"]["weights"], abs=1)
 
 
+JUDGED = [
+    "pools=[{name: judge, model: /judge, tensorParallel: 2, vllmArgs: {runner: pooling}}]",
+    "rewards=[{vllm: {pool: judge}}]",
+    "algorithm.kl.coefficient=0.1",
+    "reference={processesPerNode: 1}",
+]
+"""The policy's colocated servers are there, too."""
+LAYER = 2 * 3584 * 128 * (28 + 4) + 3 * 3584 * 18944
+"""Parameters of the recipe's model in its matrices: attention and feed-forward."""
+JUDGED_BY_ITSELF = """\
+GIB PER GPU   WEIGHTS   GRADIENTS   OPTIMIZER   ACTIVATIONS   LOGITS   OTHER MODELS   TOTAL
+trainer       7.1       14.2        -           17.0          3.5      -              41.7
+reference     14.2      -           -           1.2           7.0      -              22.4
+rollout       14.2      -           -           -             -        -              14.2
+judge         7.1       -           -           -             -        -              7.1
+"""
+
+
+def judged(*arguments: str) -> int:
+    return plan(*(part for setting in JUDGED for part in ("--set", setting)), *arguments)
+
+
+def test_a_pools_memory_is_that_of_its_own_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """7.6 B parameters of 2 bytes over two GPUs, and 0.92 of 79.1 GiB for vLLM."""
+    assert judged("--gpu", "h100-80g", "--model-of", f"judge={RECIPE}") == 0
+    out = capsys.readouterr().out
+    assert JUDGED_BY_ITSELF in out
+    assert "\nKV cache of pool judge: at most 65.7 GiB per GPU\n" in out
+    assert judged("--gpu", "6Gi", "--model-of", f"judge={RECIPE}") == 0
+    assert (
+        "\nPool judge does not fit: its weights take 1.6 GiB per GPU more than vLLM may have" in capsys.readouterr().out
+    )
+    assert judged() == 0
+    assert "\njudge " not in capsys.readouterr().out.partition("GIB PER GPU")[2], "its model was not given"
+
+
+def test_a_model_on_a_gang_of_its_own_may_have_another_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = json.loads((RECIPE / "config.json").read_text())
+    half = tmp_path / "half.json"
+    half.write_text(json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] // 2}))
+    found = {}
+    for model in (RECIPE, half):
+        assert judged("-o", "json", "--model-of", f"reference={model}") == 0
+        (found[model],) = (one["memory"] for one in json.loads(capsys.readouterr().out))
+    assert found[half]["trainer"] == found[RECIPE]["trainer"]
+    less = found[RECIPE]["reference"]["weights"] - found[half]["reference"]["weights"]
+    assert less == pytest.approx(14 * LAYER * 2, rel=1e-3), "parameters of two bytes"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("judge", "write ROLE=MODEL"),
+        (f"critic={RECIPE}", "there is no pool and no gang of that name, only judge, reference"),
+        ("judge={empty}", "does not have the sizes"),
+    ],
+)
+def test_a_model_of_a_role_that_cannot_be_counted_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str, message: str
+) -> None:
+    (tmp_path / "empty.json").write_text("{}")
+    assert judged("--model-of", given.format(empty=tmp_path / "empty.json")) == 1
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("gpu", ["h100", "1000", "many"])
 def test_a_gpu_that_nobody_knows_is_refused_with_the_names(capsys: pytest.CaptureFixture[str], gpu: str) -> None:
     assert plan("--gpu", gpu) == 1

@@ -30,6 +30,12 @@ def cache(found: CacheMemory, device: float | None) -> str:
     return f"KV cache of a server: at most {_gib(found.there)} GiB per GPU; {wanted}"
 
 
+def pool_cache(pool: str, there: float) -> str:
+    if there < 0:
+        return f"Pool {pool} does not fit: its weights take {_gib(-there)} GiB per GPU more than vLLM may have"
+    return f"KV cache of pool {pool}: at most {_gib(there)} GiB per GPU"
+
+
 def _verdict(phases: Sequence[Phase], device: float) -> str:
     refused = [p.name for p in phases if p.certain > device]
     tight = [p.name for p in phases if p.certain <= device < p.total]

@@ -59,6 +59,7 @@ def page(plan: Plan, found: Preview) -> str:
             blocks += [memory.by_phase(found_phases, plan.device)]
         if cache := plan.cache():
             blocks += [memory.cache(cache, plan.device)]
+        blocks += [memory.pool_cache(*found_cache) for found_cache in plan.pool_caches().items()]
         if not plan.violations:
             blocks += [placement.preview(found)]
     return "\n\n".join([*blocks, verdict(plan.violations)])

@@ -1,5 +1,6 @@
 """Check a manifest before it is applied."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from kubectl_rljob.session import Session
 from rljob_api import names
 from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.sizing.devices import DEVICES, device_bytes
+from rljob_api.sizing.shape import Shape
 
 
 @verb()
@@ -30,6 +32,14 @@ from rljob_api.sizing.devices import DEVICES, device_bytes
     "--model",
     metavar="DIR|FILE|ORG/NAME",
     help="model, by its directory, its config.json, or its name on the hub: checks heads and layers too, and estimates memory per GPU",
+)
+@click.option(
+    "--model-of",
+    "models_of",
+    multiple=True,
+    metavar="ROLE=DIR|FILE|ORG/NAME",
+    help="the same of a pool, or of a critic, reference or reward model on a gang of its own: estimates its memory too, for example "
+    "`judge=Qwen/Qwen3-32B`; may be repeated",
 )
 @click.option(
     "--gpu",
@@ -55,6 +65,7 @@ def plan(
     session: Session,
     filename: str,
     model: str | None,
+    models_of: tuple[str, ...],
     gpu: str | None,
     settings: tuple[str, ...],
     offline: bool,
@@ -67,9 +78,11 @@ def plan(
     now, and every broken rule at once. Exit code 1 when a rule is broken.
     """
     config, device = model_config(model) if model else None, _device(gpu) if gpu else None
+    others = _others(models_of, model)
     manifests = manifest.read(filename, settings)
     policy, unread = (DEFAULT_POLICY, "") if offline else _policy(session, operator_namespace)
-    plans = [Plan.of(m, config, policy, unread, device) for m in manifests]
+    plans = [Plan.of(m, config, policy, unread, device, others) for m in manifests]
+    _require_roles(others, plans)
     found = [(p, preview(p, lambda: _read(session), offline)) for p in plans]
     if output:
         session.terminal.data(data.render([p.dump() | {"placement": where.dump()} for p, where in found], output))
@@ -92,6 +105,32 @@ def _device(gpu: str) -> float:
         return device_bytes(gpu)
     except ValueError as error:
         raise UserError(f"--gpu {gpu}: neither a size, such as 80Gi, nor one of {', '.join(DEVICES)}") from error
+
+
+def _others(models_of: tuple[str, ...], model: str | None) -> dict[str, Shape]:
+    """Shapes of models by role."""
+    if models_of and not model:
+        raise UserError("--model-of needs --model, without which no memory is estimated")
+    return dict(_other(given) for given in models_of)
+
+
+def _other(given: str) -> tuple[str, Shape]:
+    role, found, where = given.partition("=")
+    if not found:
+        raise UserError(f"--model-of {given}: write ROLE=MODEL, for example judge=Qwen/Qwen3-32B")
+    shape = Shape.of(model_config(where))
+    if shape is None:
+        raise UserError(f"--model-of {given}: its config.json does not have the sizes that its memory is estimated by")
+    return role, shape
+
+
+def _require_roles(others: Iterable[str], plans: Sequence[Plan]) -> None:
+    """Every role that was named is one of some job."""
+    specs = [p.spec for p in plans if p.spec]
+    roles = {role for spec in specs for role in (*spec.gangs, *(pool.name for pool in spec.pools))}
+    if specs and (unknown := next((role for role in others if role not in roles), None)):
+        known = f"only {', '.join(sorted(roles))}" if roles else "and none at all"
+        raise UserError(f"--model-of {unknown}: there is no pool and no gang of that name, {known}")
 
 
 def _read(session: Session) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
