@@ -40,6 +40,11 @@ class Cluster:
         """The same with less free, by node."""
         return Cluster(tuple(_less(n, taken[n.name]) if n.name in taken else n for n in self.nodes))
 
+    def joined(self, other: "Cluster") -> "Cluster":
+        """With what is free in another part of the same nodes."""
+        pairs = zip(self.nodes, other.nodes, strict=True)
+        return Cluster(tuple(replace(one, free=add(dict(one.free), dict(two.free))) for one, two in pairs))
+
     def closing(self, names: Collection[str], why: str) -> "Cluster":
         """The same with some nodes closed."""
         return Cluster(tuple(replace(n, closed=n.closed or why) if n.name in names else n for n in self.nodes))

@@ -1,8 +1,8 @@
 """The plan of a job: a node for every pod of its gangs, all or nothing. Trainers and rollouts are planned together, by their links (search.py);
 each further gang by its own links and its edge to the trainer of rank 0; pools, which exchange next to nothing with them, near that trainer. One
-follows the other in what is left, and where that is too little, in another order."""
+follows the other in what is left, and where that is too little, in the other order, and then in parts of the nodes on which all fit (sharing.py)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rljob_api import names
@@ -12,6 +12,7 @@ from rljob_placement.gang import Gang, Pool
 from rljob_placement.nodes import Plan, Stay
 from rljob_placement.pools import place
 from rljob_placement.search import search
+from rljob_placement.sharing import share
 
 POOLS = "pools"
 """All of them: one step of an order. The other steps are the roles of gangs."""
@@ -22,8 +23,7 @@ def plan(cluster: Cluster, gang: Gang, stay: Stay | None = None) -> Plan:
     if not gang.pools and not gang.gangs:
         return search(cluster, gang, stay)
     tried = list[Plan]()
-    for order in _orders(gang):
-        found = _in_order(cluster, gang, stay, order)
+    for found in _attempts(cluster, gang, stay):
         if not found.problem:
             others = Plan(gangs=found.gangs, pools=found.pools)
             whole = search(cluster.without(others.taken(gang, stay)), gang, stay)
@@ -32,38 +32,47 @@ def plan(cluster: Cluster, gang: Gang, stay: Stay | None = None) -> Plan:
     return tried[0]
 
 
-def _orders(gang: Gang) -> Iterator[Sequence[str]]:
-    """Trainers first, then the other way round, then the largest pods first."""
+def _attempts(cluster: Cluster, gang: Gang, stay: Stay) -> Iterator[Plan]:
+    """With no more rollouts than the minimum: trainers first, the other way round, and each role in its part of nodes on which all fit together."""
     steps = (names.ROLE_TRAINER, *gang.gangs, *([POOLS] if gang.pools else []))
-    yield steps
-    yield steps[::-1]
-    by_size = tuple(sorted(steps, key=lambda step: _size(gang, step), reverse=True))
-    if by_size not in (steps, steps[::-1]):
-        yield by_size
-
-
-def _size(gang: Gang, step: str) -> int:
-    """Devices of its largest pod."""
-    demands = [pool.demand for pool in gang.pools] if step == POOLS else [gang.demand(step)]
-    return max(amount for d in demands for name, amount in (("", 0), *d.requests.items()) if "/" in name or not name)
+    yield _in_order(cluster, gang, stay, steps)
+    yield _in_order(cluster, gang, stay, steps[::-1])
+    if shares := share(cluster, gang, stay):
+        yield _in_parts(shares, gang, stay)
 
 
 def _in_order(cluster: Cluster, gang: Gang, stay: Stay, order: Sequence[str]) -> Plan:
-    """With no more rollouts than the minimum."""
+    """One after the other, in what is left."""
     found = Plan()
     for step in order:
         rest = cluster.without(found.taken(gang, stay))
         part = _step(rest, gang, stay, step, found.trainers[0] if found.trainers else "")
         if part.problem:
             return Plan(problem=f"alongside the job's other pods {part.problem}" if step != order[0] else part.problem)
-        found = replace(
-            found,
-            trainers=found.trainers or part.trainers,
-            rollouts=found.rollouts or part.rollouts,
-            pools={**found.pools, **part.pools},
-            gangs={**found.gangs, **part.gangs},
-        )
+        found = _joined(found, part)
     return found
+
+
+def _in_parts(shares: Mapping[str, Cluster], gang: Gang, stay: Stay) -> Plan:
+    """Each role in a part of its own, trainers and rollouts in one."""
+    both = shares[names.ROLE_TRAINER].joined(shares[names.ROLE_ROLLOUT])
+    found = _step(both, gang, stay, names.ROLE_TRAINER, "")
+    for role in gang.gangs:
+        found = _joined(found, _step(shares[role], gang, stay, role, found.trainers[0]))
+    for pool in gang.pools:
+        found = _joined(found, _pools(shares[pool.name], replace(gang, pools=(pool,)), stay, found.trainers[0]))
+    return found
+
+
+def _joined(found: Plan, part: Plan) -> Plan:
+    return replace(
+        found,
+        trainers=found.trainers or part.trainers,
+        rollouts=found.rollouts or part.rollouts,
+        pools={**found.pools, **part.pools},
+        gangs={**found.gangs, **part.gangs},
+        problem=found.problem or part.problem,
+    )
 
 
 def _step(rest: Cluster, gang: Gang, stay: Stay, step: str, first: str) -> Plan:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from api.specs import make_spec
 from placement.makers import GPU, bare_gang, make_cluster, make_node, make_pod, make_racks
-from rljob_placement.gang import Demand, Gang
+from rljob_placement.gang import Demand, Gang, Pool
 from rljob_placement.nodes import Plan, Stay
 from rljob_placement.plan import plan
 from rljob_placement.report import report
@@ -119,24 +120,63 @@ def test_a_frozen_model_moves_no_gradients_and_half_of_a_training_pass() -> None
     assert (columns.one, columns.other, columns.bytes) == (0, 2, 12 * tokens)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
-    sizes=st.lists(st.integers(0, 8), min_size=1, max_size=5),
+    sizes=st.lists(st.integers(0, 8), min_size=1, max_size=4),
     trainer=st.tuples(st.integers(1, 3), st.integers(0, 2), st.integers(1, 4), st.integers(1, 4)),
-    gangs=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4)), min_size=1, max_size=3),
+    gangs=st.lists(st.tuples(st.integers(1, 2), st.integers(1, 8)), min_size=1, max_size=2),
+    pools=st.lists(st.tuples(st.integers(1, 2), st.integers(1, 3)), max_size=2),
 )
-def test_no_node_is_overbooked_and_pods_of_one_size_are_placed_whenever_they_fit(
-    sizes: list[int], trainer: tuple[int, int, int, int], gangs: list[tuple[int, int]]
+def test_no_node_is_overbooked_and_pods_of_any_sizes_are_placed_whenever_they_fit(
+    sizes: list[int],
+    trainer: tuple[int, int, int, int],
+    gangs: list[tuple[int, int]],
+    pools: list[tuple[int, int]],
 ) -> None:
     pods, rollouts, *gpus = trainer
     cluster = make_cluster([make_node(f"n{i}", size) for i, size in enumerate(sizes)])
     others = {f"reward{i}": bare_gang(count, 1, (size, gpus[0]), [], []) for i, (count, size) in enumerate(gangs)}
-    whole = replace(bare_gang(pods, rollouts, (gpus[0], gpus[1]), [], []), gangs=others)
+    servers = tuple(Pool(f"p{i}", count, gpu(size)) for i, (count, size) in enumerate(pools))
+    whole = replace(bare_gang(pods, rollouts, (gpus[0], gpus[1]), [], []), gangs=others, pools=servers)
     found = plan(cluster, whole)
+    wanted = [gpus[0]] * pods + [gpus[1]] * rollouts + [size for count, size in [*gangs, *pools] for _ in range(count)]
+    assert bool(found.problem) != fit(tuple(sorted(sizes)), tuple(sorted(wanted)))
     if not found.problem:
         assert all(count <= sizes[int(name[1:])] for name, count in used(whole, found).items())
         assert [len(found.gangs[f"reward{i}"]) for i in range(len(gangs))] == [count for count, _ in gangs]
-        assert len(list(found.newcomers(whole, Stay()))) == pods + rollouts + sum(count for count, _ in gangs)
-    if len({*gpus, *(size for _, size in gangs)}) == 1:
-        count = pods + rollouts + sum(count for count, _ in gangs)
-        assert bool(found.problem) == (sum(size // gpus[0] for size in sizes) < count)
+        assert [len(found.pools[f"p{i}"]) for i in range(len(pools))] == [count for count, _ in pools]
+        assert len(list(found.newcomers(whole, Stay()))) == len(wanted)
+
+
+@cache
+def fit(room: tuple[int, ...], pods: tuple[int, ...]) -> bool:
+    """Whether the nodes hold the pods, by trying every node for the largest one."""
+    if not pods:
+        return True
+    *rest, largest = pods
+    nodes = [n for n, free in enumerate(room) if free >= largest]
+    return any(fit(tuple(sorted((*room[:n], room[n] - largest, *room[n + 1 :]))), tuple(rest)) for n in nodes)
+
+
+def test_pods_of_four_sizes_fill_nodes_that_one_gang_after_the_other_would_break() -> None:
+    """Trainers and judges fill the small nodes only if neither of them takes of the large ones, which critic and rollouts fill."""
+    sizes = [8, 8, 3, 3]
+    gang = replace(bare_gang(2, 2, (2, 4), [], []), gangs={"critic": bare_gang(1, 1, (8, 2), [], [])})
+    found = plan(
+        make_cluster([make_node(f"n{i}", size) for i, size in enumerate(sizes)]),
+        whole := replace(gang, pools=(Pool("judge", 2, gpu(1)),)),
+    )
+    assert not found.problem and used(whole, found) == {f"n{i}": size for i, size in enumerate(sizes)}
+
+
+def test_what_stays_is_not_packed_again() -> None:
+    gang = replace(bare_gang(2, 1, (3, 4), [], []), gangs={"critic": bare_gang(2, 1, (5, 3), [], [])}, pools=())
+    there = [make_pod("n0", 5), make_pod("n2", 4)]
+    stay = Stay(gangs={"critic": Stay(trainers=("n0",))}, rollouts={0: "n2"})
+    found = plan(make_cluster([make_node(f"n{i}", 8) for i in range(3)], there), gang, stay)
+    assert not found.problem and sorted(found.gangs["critic"]) == ["n0", "n1"] and found.rollouts == ("n2",)
+    assert used(gang, found, stay) == {"n0": 3, "n1": 8}
+
+
+def gpu(count: int) -> Demand:
+    return Demand({GPU: 1000 * count, "pods": 1000}, {})
