@@ -151,10 +151,10 @@ def update(job: RLJobSpec, repeats: int) -> int:
 async def generated(endpoint: RolloutEndpoint) -> list[float]:
     """The server still answers: log-probabilities of a few tokens."""
     from rljob_api.spec.common import Sampling
-    from rljob_trainer.rollout.client import RolloutClient
+    from rljob_trainer.rollout.client import GenerationRequest, RolloutClient
 
     async with RolloutClient(endpoint, TOKEN, 1) as client:
-        (answer,) = await client.generate(tuple(range(100, 120)), 1, Sampling(max_tokens=4), seed=1)
+        (answer,) = await client.generate(GenerationRequest(tuple(range(100, 120)), 1, Sampling(max_tokens=4), seed=1))
     return [round(float(p), 3) for p in answer.log_probs]
 
 

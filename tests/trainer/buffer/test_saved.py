@@ -12,7 +12,7 @@ from rljob_trainer.agents.recording import AgentFailed
 from rljob_trainer.batch import Batch
 from rljob_trainer.buffer import saved
 from rljob_trainer.buffer.assembly import Outcome
-from rljob_trainer.buffer.generation import Draft
+from rljob_trainer.buffer.draft import Draft
 from rljob_trainer.buffer.groups import Group
 from rljob_trainer.buffer.saved import BufferContents
 from rljob_trainer.buffer.sources import Ready

@@ -12,10 +12,12 @@ import torch
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
 from rljob_trainer.agents.python_file import WorkerAgent
-from rljob_trainer.buffer.generation import Draft, Generator
+from rljob_trainer.buffer.draft import Draft
+from rljob_trainer.buffer.generation import Generator
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import load_tokenizer
 from rljob_trainer.rewards.manager import RewardManager
+from rljob_trainer.rollout.client import GenerationRequest
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.trajectory import Trajectory
 from rljob_trainer.weights.publisher import Publisher
@@ -130,9 +132,9 @@ async def test_contexts_that_do_not_fit_into_one_step_of_the_engine_keep_their_s
     await lab.publish(0)
     contexts = [[2 + i, *(2 + (7 * j) % 120 for j in range(180))] for i in range(48)]
     sampling = Sampling(max_tokens=4)
-    asked = [lab.pool.generate(context, 1, sampling, seed) for seed, context in enumerate(contexts)]
+    asked = [lab.pool.generate(GenerationRequest(context, 1, sampling, seed)) for seed, context in enumerate(contexts)]
     found = await asyncio.wait_for(asyncio.gather(*asked), 60)
-    again = await lab.pool.generate(contexts[7], 1, sampling, 7)
+    again = await lab.pool.generate(GenerationRequest(contexts[7], 1, sampling, 7))
     await lab.pool.close()
     assert all(len(generation.tokens) for (generation,) in found)
     assert found[7][0].tokens.tolist() == again[0].tokens.tolist()
@@ -165,7 +167,7 @@ async def test_a_turn_computes_little_more_than_what_is_new_in_it(server: Server
     context = [3 + (5 * j) % 120 for j in range(180)]
     for turn in range(TURNS):
         asked.append(len(context))
-        (found,) = await lab.pool.generate(context, 1, Sampling(max_tokens=4), turn)
+        (found,) = await lab.pool.generate(GenerationRequest(context, 1, Sampling(max_tokens=4), turn))
         context += [*found.tokens.tolist(), 7, 8, 9]
     await lab.pool.close()
     queries, hits = await asyncio.to_thread(counted, server, before, sum(asked))

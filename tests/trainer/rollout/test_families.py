@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from rljob_api.families import FAMILIES
 from rljob_api.spec.common import Sampling
-from rljob_trainer.rollout.client import Generation, RolloutClient
+from rljob_trainer.rollout.client import Generation, GenerationRequest, RolloutClient
 from rljob_trainer.weights.publisher import Publisher
 from rljob_trainer.weights.transport import over_gloo
 from trainer.megatron.models import KINDS, load_model, make_config, random_model, response_log_probs
@@ -42,7 +42,9 @@ def publish_and_generate(server: Server, model: Path) -> list[Generation]:
 
     async def ask() -> list[Generation]:
         async with RolloutClient(server.endpoint, TOKEN, 1) as client:
-            found = [client.generate(p, 1, Sampling(max_tokens=24), seed=i) for i, p in enumerate(PROMPTS)]
+            found = [
+                client.generate(GenerationRequest(p, 1, Sampling(max_tokens=24), seed=i)) for i, p in enumerate(PROMPTS)
+            ]
             return [g for group in await asyncio.gather(*found) for g in group]
 
     return asyncio.run(ask())

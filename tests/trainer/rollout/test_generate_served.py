@@ -15,7 +15,7 @@ import pytest
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.evaluation import EvaluationSampling
 from rljob_trainer.rollout.answer import Completion, decode, encode
-from rljob_trainer.rollout.client import Generation, RequestRefusedError, RolloutClient
+from rljob_trainer.rollout.client import Generation, GenerationRequest, RequestRefusedError, RolloutClient
 from rljob_trainer.rollout.generate import NEUTRAL
 from rljob_trainer.weights import protocol
 from rljob_trainer.weights.protocol import SERVED_MODEL
@@ -47,7 +47,7 @@ def client(server: Server) -> RolloutClient:
 
 async def generate(server: Server, n: int, sampling: Sampling, prompt: tuple[int, ...] = PROMPT) -> list[Generation]:
     async with client(server) as asking:
-        return await asking.generate(prompt, n, sampling, seed=11)
+        return await asking.generate(GenerationRequest(prompt, n, sampling, seed=11))
 
 
 def complete(server: Server, n: int, sampling: Sampling) -> list[Generation]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rljob_api.spec.common import Sampling
-from rljob_trainer.rollout.client import Generation
+from rljob_trainer.rollout.client import Generation, GenerationRequest
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.weights import protocol
 from rljob_trainer.weights.publisher import Published, Publisher
@@ -43,7 +43,9 @@ async def test_a_server_killed_mid_generation_costs_no_answer(
     await pool.published(1, pool.listed, {})
     prompts = [(2 + i, 3, 4) for i in range(40)]
     sampling = Sampling(temperature=1.0, max_tokens=100)
-    asked = [asyncio.create_task(pool.generate(p, 4, sampling, seed=i)) for i, p in enumerate(prompts)]
+    asked = [
+        asyncio.create_task(pool.generate(GenerationRequest(p, 4, sampling, seed=i))) for i, p in enumerate(prompts)
+    ]
     await asyncio.sleep(0.5)
     servers[1].kill()
     groups: list[list[Generation]] = await asyncio.wait_for(asyncio.gather(*asked), 120)

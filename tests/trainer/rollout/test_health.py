@@ -13,7 +13,7 @@ import pytest
 
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout import health
-from rljob_trainer.rollout.client import RolloutClient
+from rljob_trainer.rollout.client import GenerationRequest, RolloutClient
 from rljob_trainer.rollout.health import ENGINE, EngineClock, HealthCheck, Lost
 from rljob_trainer.weights.publisher import Publisher
 from rljob_trainer.weights.transport import over_gloo
@@ -117,5 +117,5 @@ async def test_no_alarm_while_a_server_generates_and_takes_updates(
         deadline = time.monotonic() + 15
         while time.monotonic() < deadline:
             await asyncio.to_thread(publish, server, checkpoints["new"])
-            await client.generate((5, 6, 7), 64, sampling, 1)
+            await client.generate(GenerationRequest((5, 6, 7), 64, sampling, 1))
             assert not lost.done()

@@ -14,7 +14,7 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout import pool as pool_module
 from rljob_trainer.rollout.answer import Completion, encode
-from rljob_trainer.rollout.client import RequestRefusedError, RolloutClient, Unauthorized
+from rljob_trainer.rollout.client import GenerationRequest, RequestRefusedError, RolloutClient, Unauthorized
 from rljob_trainer.rollout.pool import RolloutPool
 from rljob_trainer.weights.protocol import GENERATE, INTERRUPT, STEP_HEADER, AttemptSuperseded
 
@@ -120,7 +120,7 @@ async def contextmanagers(servers: tuple[Server, ...]) -> AsyncIterator[None]:
 async def ask(pool: RolloutPool, count: int, n: int = 2) -> list[int]:
     """The prompts that were answered, each with n responses."""
     answers = await asyncio.wait_for(
-        asyncio.gather(*(pool.generate((i,), n, SAMPLING, i) for i in range(count))), SECONDS
+        asyncio.gather(*(pool.generate(GenerationRequest((i,), n, SAMPLING, i)) for i in range(count))), SECONDS
     )
     assert all(len(group) == n and {g.policy_step for g in group} == {3} for group in answers)
     return [group[0].tokens[0] for group in answers]
@@ -145,7 +145,7 @@ async def test_a_refused_token_is_named_as_what_it_is() -> None:
         (endpoint,) = pool.current
         async with RolloutClient(endpoint, "another", 1) as client:
             with pytest.raises(Unauthorized, match="refuses this job's token .401."):
-                await client.generate([1], 1, Sampling(), 0)
+                await client.generate(GenerationRequest([1], 1, Sampling(), 0))
 
 
 @pytest.mark.parametrize(
@@ -227,20 +227,20 @@ async def test_a_replica_that_was_admitted_again_is_used_again() -> None:
 async def test_a_request_that_is_wrong_fails_at_once() -> None:
     async with pool_of(Server("a", status=400)) as pool:
         with pytest.raises(RequestRefusedError, match="400"):
-            await pool.generate((1,), 1, SAMPLING, 0)
+            await pool.generate(GenerationRequest((1,), 1, SAMPLING, 0))
         assert len(pool.current) == 1
 
 
 async def test_a_replaced_attempt_learns_it() -> None:
     async with pool_of(Server("a", status=409)) as pool:
         with pytest.raises(AttemptSuperseded, match="attempt 1 is over: attempt 7"):
-            await pool.generate((1,), 1, SAMPLING, 0)
+            await pool.generate(GenerationRequest((1,), 1, SAMPLING, 0))
 
 
 async def test_a_cancelled_request_gives_its_place_back() -> None:
     server = Server("a", frozen=True)
     async with pool_of(server, samples_in_flight=2) as pool:
-        first = asyncio.create_task(pool.generate((1,), 2, SAMPLING, 0))
+        first = asyncio.create_task(pool.generate(GenerationRequest((1,), 2, SAMPLING, 0)))
         await until(lambda: server.seen == [1])
         first.cancel()
         server.frozen = False
@@ -250,7 +250,7 @@ async def test_a_cancelled_request_gives_its_place_back() -> None:
 async def test_an_interruption_answers_what_is_in_flight_and_what_waits_and_the_pool_goes_on() -> None:
     server = Server("a", frozen=True)
     async with pool_of(server, samples_in_flight=4) as pool:
-        asked = [asyncio.create_task(pool.generate((i,), 2, SAMPLING, i)) for i in range(5)]
+        asked = [asyncio.create_task(pool.generate(GenerationRequest((i,), 2, SAMPLING, i))) for i in range(5)]
         await until(lambda: len(server.seen) == 2)
         await asyncio.wait_for(pool.interrupt(), SECONDS)
         answers = await asyncio.gather(*asked)
@@ -266,7 +266,7 @@ async def test_an_interruption_does_not_wait_for_a_replica_that_does_not_answer(
     monkeypatch.setattr("rljob_trainer.rollout.client.PROBE_SECONDS", 2.0)
     deaf, good = Server("deaf", frozen=True, deaf=True), Server("good", frozen=True)
     async with pool_of(deaf, good) as pool:
-        asked = [asyncio.create_task(pool.generate((i,), 2, SAMPLING, i)) for i in range(2)]
+        asked = [asyncio.create_task(pool.generate(GenerationRequest((i,), 2, SAMPLING, i))) for i in range(2)]
         await until(lambda: len(deaf.seen) == len(good.seen) == 1)
         await asyncio.wait_for(pool.interrupt(), SECONDS)
         assert sorted(map(len, await asyncio.gather(*asked))) == [0, 2], "what the deaf one had begun is lost"

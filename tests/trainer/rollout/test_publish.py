@@ -17,7 +17,7 @@ import torch
 
 from rljob_api.spec.common import Sampling
 from rljob_trainer.parity import MismatchError, Probe
-from rljob_trainer.rollout.client import Generation, ReplicaLost, RolloutClient
+from rljob_trainer.rollout.client import Generation, GenerationRequest, ReplicaLost, RolloutClient
 from rljob_trainer.weights.bucket import pack
 from rljob_trainer.weights.gloo import TrainerEnd
 from rljob_trainer.weights.protocol import AttemptSuperseded, PolicyVersion
@@ -54,7 +54,9 @@ def generate(server: Server, attempt: int = 1, n: int = 2, temperature: float = 
     async def ask() -> list[list[Generation]]:
         async with RolloutClient(server.endpoint, TOKEN, attempt) as client:
             sampling = Sampling(temperature=temperature, max_tokens=24)
-            return await asyncio.gather(*(client.generate(p, n, sampling, seed=i) for i, p in enumerate(PROMPTS)))
+            return await asyncio.gather(
+                *(client.generate(GenerationRequest(p, n, sampling, seed=i)) for i, p in enumerate(PROMPTS))
+            )
 
     return asyncio.run(ask())
 

@@ -12,7 +12,7 @@ import torch
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
 from rljob_trainer.batch import Batch
-from rljob_trainer.rollout.client import Generation, RolloutClient
+from rljob_trainer.rollout.client import Generation, GenerationRequest, RolloutClient
 from rljob_trainer.trajectory import Trajectory
 from rljob_trainer.weights.publisher import Publisher
 from rljob_trainer.weights.transport import over_gloo
@@ -36,7 +36,10 @@ def generated(server: Server, model: Path) -> list[list[Generation]]:
 
     async def ask() -> list[list[Generation]]:
         async with RolloutClient(server.endpoint, TOKEN, 1) as client:
-            asked = (client.generate(p, SAMPLES, Sampling(max_tokens=40), seed=i) for i, p in enumerate(PROMPTS))
+            asked = (
+                client.generate(GenerationRequest(p, SAMPLES, Sampling(max_tokens=40), seed=i))
+                for i, p in enumerate(PROMPTS)
+            )
             return await asyncio.gather(*asked)
 
     return asyncio.run(ask())

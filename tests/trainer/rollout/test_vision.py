@@ -10,7 +10,7 @@ import torch
 
 from rljob_api.spec.common import Sampling
 from rljob_trainer.images import Placed
-from rljob_trainer.rollout.client import Generation, RolloutClient
+from rljob_trainer.rollout.client import Generation, GenerationRequest, RolloutClient
 from rljob_trainer.weights.publisher import Publisher
 from rljob_trainer.weights.transport import over_gloo
 from trainer.data.vision import WORDS, save_processor
@@ -57,7 +57,10 @@ def publish_and_generate(server: Server, model: Path, step: int) -> list[list[Ge
     async def ask() -> list[list[Generation]]:
         async with RolloutClient(server.endpoint, TOKEN, 1) as client:
             sampling = Sampling(max_tokens=12)
-            asked = (client.generate(t, SAMPLES, sampling, i, images) for i, (t, images) in enumerate(prompts()))
+            asked = (
+                client.generate(GenerationRequest(t, SAMPLES, sampling, i, images))
+                for i, (t, images) in enumerate(prompts())
+            )
             return await asyncio.gather(*asked)
 
     return asyncio.run(ask())

@@ -4,11 +4,9 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
-
-import numpy as np
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
@@ -16,8 +14,9 @@ from rljob_trainer.agents.agent import Agent
 from rljob_trainer.agents.recording import AgentFailed, Rollout, measured, single
 from rljob_trainer.agents.session import Session
 from rljob_trainer.buffer.assembly import Outcome, penalised
+from rljob_trainer.buffer.draft import Draft
 from rljob_trainer.buffer.pause import Pause, Place
-from rljob_trainer.buffer.seeds import continuation_seed, evaluation_seed, training_seed, turn_seed
+from rljob_trainer.buffer.seeds import evaluation_seed, training_seed, turn_seed
 from rljob_trainer.data.held_out import HeldOutSet
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.rows import answer_in
@@ -25,16 +24,16 @@ from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.images import Placed
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, SampleFailed
-from rljob_trainer.rollout.client import FinishReason, Generation
+from rljob_trainer.rollout.client import Generation, GenerationRequest
 from rljob_trainer.rollout.pool import RolloutPool
-from rljob_trainer.trajectory import Experts, Ints, Segment, Trajectory, appended, prompt, sampled
+from rljob_trainer.trajectory import Experts, Ints, Segment, Trajectory, prompt
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One prompt's samples."""
+class GroupRequest:
+    """All samples of one prompt."""
 
     group: int
     """What names the group until the step numbers its own."""
@@ -47,30 +46,10 @@ class Request:
     images: tuple[Placed, ...] = ()
     """Of the prompt, once they are read."""
 
-
-@dataclass(slots=True)
-class Draft:
-    """A sample while it is generated in pieces."""
-
-    response: tuple[Segment, ...] = ()
-    finish_reason: FinishReason = "abort"
-    outcome: Outcome | None = None
-    """Once it is scored."""
-    routed_experts: Experts | None = field(default=None, compare=False)
-    """Of prompt and response, once it is complete: its last piece was generated behind all of them."""
-
     @property
-    def begun(self) -> bool:
-        return bool(self.response) or self.finish_reason != "abort" or self.outcome is not None
-
-    @property
-    def length(self) -> int:
-        """Tokens so far."""
-        return sum(len(s.tokens) for s in self.response)
-
-    def add(self, piece: Generation) -> None:
-        self.response = appended(self.response, _segment(piece))
-        self.finish_reason, self.routed_experts = piece.finish_reason, piece.routed_experts
+    def generation(self) -> GenerationRequest:
+        """All responses at once."""
+        return GenerationRequest(self.prompt.tokens, self.count, self.sampling, self.seed, self.images)
 
 
 class Generator:
@@ -100,7 +79,7 @@ class Generator:
         """
         spec = self._spec
         seed = training_seed(self._job_uid, spec.data.seed, step, position)
-        request = Request(position, prompt, spec.train.samples_per_prompt, spec.rollout.sampling, seed)
+        request = GroupRequest(position, prompt, spec.train.samples_per_prompt, spec.rollout.sampling, seed)
         if spec.algorithm.advantage == "remax":
             return self._with_baseline(request)
         if not spec.keeps_groups:
@@ -125,63 +104,48 @@ class Generator:
         warn_of_failures([o for groups in found.values() for group in groups for o in group])
         return found
 
-    def _held_out(self, held_out: HeldOutSet) -> Iterator[Request]:
+    def _held_out(self, held_out: HeldOutSet) -> Iterator[GroupRequest]:
         for p in held_out.prompts:
             seed = evaluation_seed(self._job_uid, self._spec.data.seed, held_out.name, p.index)
-            yield Request(p.index, p, held_out.count, held_out.sampling, seed)
+            yield GroupRequest(p.index, p, held_out.count, held_out.sampling, seed)
 
-    async def _request(self, request: Request) -> list[Outcome]:
+    async def _request(self, request: GroupRequest) -> list[Outcome]:
         drafts = [Draft() for _ in range(request.count)]
         if self._agent:
             return await self._with_agents(self._agent, request, drafts)
         request = await _with_images(request)
-        generations = await self._pool.generate(
-            request.prompt.tokens, request.count, request.sampling, request.seed, request.images
-        )
-        for draft, generation in zip(drafts, generations, strict=True):
+        for draft, generation in zip(drafts, await self._pool.generate(request.generation), strict=True):
             draft.add(generation)
         return list(await asyncio.gather(*(self._complete(request, i, draft) for i, draft in enumerate(drafts))))
 
-    async def _in_pieces(self, request: Request, drafts: Sequence[Draft]) -> list[Outcome]:
+    async def _in_pieces(self, request: GroupRequest, drafts: Sequence[Draft]) -> list[Outcome]:
         """As `_request`, whatever interrupts it: each sample that is not complete continues on its own, behind the tokens that it has."""
         request = await _with_images(request)
         if not any(draft.begun for draft in drafts):
-            place, sampling, tokens = (request.group, 0), request.sampling, request.prompt.tokens
-            pieces = await self._pieces(tokens, request.count, sampling, request.seed, place, request.images)
+            pieces = await self._pieces(request.generation, (request.group, 0))
             for draft, piece in zip(drafts, pieces, strict=True):
                 draft.add(piece)
         return list(await asyncio.gather(*(self._complete(request, i, draft) for i, draft in enumerate(drafts))))
 
-    async def _complete(self, request: Request, index: int, draft: Draft) -> Outcome:
+    async def _complete(self, request: GroupRequest, index: int, draft: Draft) -> Outcome:
         if draft.outcome is None:
-            place, tokens, images = (request.group, index), request.prompt.tokens, request.images
-            await self._continue(draft, tokens, request.sampling, request.seed, place, images)
-            rollout = single(prompt(tokens, images), draft.response, draft.finish_reason == "length")
+            await self._continue(draft, request.generation, (request.group, index))
+            context = prompt(request.prompt.tokens, request.images)
+            rollout = single(context, draft.response, draft.finish_reason == "length")
             draft.outcome = await self._score(request, index, rollout, draft.routed_experts)
         return draft.outcome
 
-    async def _continue(
-        self,
-        draft: Draft,
-        tokens: Sequence[int] | Ints,
-        sampling: Sampling,
-        seed: int,
-        place: Place,
-        images: Sequence[Placed] = (),
-    ) -> None:
-        """Until it is complete, behind `tokens`: the response of that number among those that were begun with `seed`."""
+    async def _continue(self, draft: Draft, begun: GenerationRequest, place: Place) -> None:
+        """Until it is complete: the response of this place, which was begun as one of `begun`."""
         while draft.finish_reason == "abort":
-            rest = sampling.model_copy(update={"max_tokens": sampling.max_tokens - draft.length})
-            so_far = np.concatenate((tokens, *(s.tokens for s in draft.response)))
-            follows = continuation_seed(seed, place[1], draft.length)
-            draft.add(*await self._pieces(so_far, 1, rest, follows, place, images))
+            draft.add(*await self._pieces(draft.rest(begun, place[1]), place))
 
-    async def _with_agents(self, agent: Agent, request: Request, drafts: Sequence[Draft]) -> list[Outcome]:
+    async def _with_agents(self, agent: Agent, request: GroupRequest, drafts: Sequence[Draft]) -> list[Outcome]:
         """As `_request`: every sample is a trajectory of the agent's. What a draft holds is a trajectory that is scored; one that is not complete
         lives in the agent's process."""
         return list(await asyncio.gather(*(self._with_agent(agent, request, i, d) for i, d in enumerate(drafts))))
 
-    async def _with_agent(self, agent: Agent, request: Request, index: int, draft: Draft) -> Outcome:
+    async def _with_agent(self, agent: Agent, request: GroupRequest, index: int, draft: Draft) -> Outcome:
         sample = partial(self._turn, request, index)
         if draft.outcome is None:
             template = self._spec.data.chat_template
@@ -193,33 +157,25 @@ class Generator:
         return draft.outcome
 
     async def _turn(
-        self, request: Request, index: int, tokens: Ints, sampling: Sampling, turn: int
+        self, request: GroupRequest, index: int, tokens: Ints, sampling: Sampling, turn: int
     ) -> tuple[tuple[Segment, ...], bool]:
         """What the policy writes behind `tokens` in the turn of this number, and whether it was cut off."""
-        seed, draft = turn_seed(request.seed, index, turn), Draft()
+        asked, draft = GenerationRequest(tokens, 1, sampling, turn_seed(request.seed, index, turn)), Draft()
         if request.in_pieces:
-            await self._continue(draft, tokens, sampling, seed, (request.group, index))
+            await self._continue(draft, asked, (request.group, index))
         else:
-            draft.add(*await self._pool.generate(tokens, 1, sampling, seed))
+            draft.add(*await self._pool.generate(asked))
         self._beat()
         return draft.response, draft.finish_reason == "length"
 
-    async def _pieces(
-        self,
-        tokens: Sequence[int] | Ints,
-        n: int,
-        sampling: Sampling,
-        seed: int,
-        place: Place,
-        images: Sequence[Placed] = (),
-    ) -> list[Generation]:
-        """What follows `tokens`, as far as it is drawn before an interruption."""
+    async def _pieces(self, request: GenerationRequest, place: Place) -> list[Generation]:
+        """What is generated of it before the next interruption."""
         while True:
             await self._pause.over(place)
-            if pieces := await self._pool.generate(tokens, n, sampling, seed, images):
+            if pieces := await self._pool.generate(request):
                 return pieces
 
-    async def _with_baseline(self, request: Request) -> list[Outcome]:
+    async def _with_baseline(self, request: GroupRequest) -> list[Outcome]:
         """The samples, scored against the prompt's greedy response (ReMax, arXiv 2310.10505, algorithm 1)."""
         greedy = replace(request, count=1, sampling=request.sampling.model_copy(update={"temperature": 0.0}))
         outcomes, (baseline,) = await asyncio.gather(self._request(request), self._request(greedy))
@@ -228,7 +184,7 @@ class Generator:
         return [Outcome(o.group, o.sample, baseline.result) for o in outcomes]
 
     async def _score(
-        self, request: Request, index: int, rollout: Rollout, routed_experts: Experts | None = None
+        self, request: GroupRequest, index: int, rollout: Rollout, routed_experts: Experts | None = None
     ) -> Outcome:
         row = request.prompt
         sample = Trajectory(
@@ -267,14 +223,10 @@ class Generator:
         )
 
 
-async def _with_images(request: Request) -> Request:
+async def _with_images(request: GroupRequest) -> GroupRequest:
     """With those that its prompt has."""
     read = request.prompt.images
     return replace(request, images=await asyncio.to_thread(read)) if read else request
-
-
-def _segment(piece: Generation) -> Segment:
-    return sampled(piece.tokens, piece.log_probs, piece.policy_step)
 
 
 def _against(outcome: Outcome, baseline: float) -> Outcome:

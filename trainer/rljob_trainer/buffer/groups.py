@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.buffer.assembly import Outcome
-from rljob_trainer.buffer.generation import Draft, Generator
+from rljob_trainer.buffer.draft import Draft
+from rljob_trainer.buffer.generation import Generator
 from rljob_trainer.data.prompts import Prompt
 
 

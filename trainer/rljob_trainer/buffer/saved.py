@@ -17,7 +17,7 @@ from rljob_trainer.agents.recording import AgentFailed
 from rljob_trainer.batch import Batch
 from rljob_trainer.buffer import batch_files
 from rljob_trainer.buffer.assembly import Outcome
-from rljob_trainer.buffer.generation import Draft
+from rljob_trainer.buffer.draft import Draft
 from rljob_trainer.buffer.groups import Group
 from rljob_trainer.buffer.sources import Ready
 from rljob_trainer.checkpoint.files import write_json

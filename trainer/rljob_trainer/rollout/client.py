@@ -38,6 +38,26 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What a server is asked for: `n` responses to one prompt."""
+
+    tokens: Sequence[int] | Ints
+    """Of the prompt, and of what was generated behind it so far."""
+    n: int
+    sampling: Sampling
+    seed: int
+    """Of the first response; vLLM gives response i the seed plus i."""
+    images: Sequence[Placed] = ()
+    """In the prompt."""
+
+    def body(self) -> dict[str, Any]:
+        """As JSON."""
+        fields = {"prompt": np.asarray(self.tokens).tolist(), "n": self.n, "seed": self.seed}
+        images = {"images": encode_images(self.images)} if self.images else {}
+        return fields | self.sampling.model_dump() | images
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """One response."""
 
@@ -73,30 +93,16 @@ class RolloutClient:
         if self._session is not None:
             await self._session.close()
 
-    async def generate(
-        self,
-        prompt_tokens: Sequence[int] | Ints,
-        n: int,
-        sampling: Sampling,
-        seed: int,
-        images: Sequence[Placed] = (),
-    ) -> list[Generation]:
-        """`n` responses in order of their index. Waits as long as the server takes; cancelling ends the generation there. `images`: in the prompt.
+    async def generate(self, request: GenerationRequest) -> list[Generation]:
+        """The responses in order of their index. Waits as long as the server takes; cancelling ends the generation there.
 
         Raises RequestRefusedError (400), AttemptSuperseded (409), ReplicaLost (any other status, connection, an update of its weights).
         """
-        request = {
-            "prompt": np.asarray(prompt_tokens).tolist(),
-            "n": n,
-            "seed": seed,
-            **sampling.model_dump(),
-        }
-        if images:
-            request["images"] = await asyncio.to_thread(encode_images, images)
-        body, headers = await self._call("POST", GENERATE, request)
+        sent = await asyncio.to_thread(request.body) if request.images else request.body()
+        body, headers = await self._call("POST", GENERATE, sent)
         if STEP_HEADER not in headers:
             raise ReplicaLost(f"{self.endpoint.pod}: another policy came while it generated")
-        return _generations(body, n, int(headers[STEP_HEADER]))
+        return _generations(body, request.n, int(headers[STEP_HEADER]))
 
     async def interrupt(self) -> None:
         """Have everything that the server generates answered as it is. Raises as generate, ReplicaLost also after PROBE_SECONDS."""

@@ -16,11 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.protocol import RolloutEndpoint, RolloutState
-from rljob_api.spec.common import Sampling
-from rljob_trainer.images import Placed
-from rljob_trainer.rollout.client import Generation, ReplicaLost, RolloutClient, Unauthorized
+from rljob_trainer.rollout.client import Generation, GenerationRequest, ReplicaLost, RolloutClient, Unauthorized
 from rljob_trainer.rollout.replicas import Replicas
-from rljob_trainer.trajectory import Ints
 from rljob_trainer.weights.protocol import AttemptSuperseded
 
 PROBE_EVERY_SECONDS = 0.5
@@ -132,28 +129,20 @@ class RolloutPool:
         replica = self._replicas.find(endpoint)
         return replica.problem if replica else ""
 
-    async def generate(
-        self,
-        prompt_tokens: Sequence[int] | Ints,
-        n: int,
-        sampling: Sampling,
-        seed: int,
-        images: Sequence[Placed] = (),
-    ) -> list[Generation]:
+    async def generate(self, request: GenerationRequest) -> list[Generation]:
         """As RolloutClient.generate, on whichever server has room; waits while there is none. Raises RequestRefusedError, AttemptSuperseded.
 
         After `interrupt`: what there is of the responses, or none of them when they had not been begun.
         """
         with self._counted():
-            while serving := await self._reserve(n):
+            while serving := await self._reserve(request.n):
                 try:
-                    answer = serving.client.generate(prompt_tokens, n, sampling, seed, images)
-                    return self._accepted(await _unless_gone(serving, answer))
+                    return self._accepted(await _unless_gone(serving, serving.client.generate(request)))
                 except ReplicaLost as lost:
                     self.redispatched += 1
                     await self._leave(serving, lost)
                 finally:
-                    serving.load -= n
+                    serving.load -= request.n
                     await self._notify()
             return []
 
