@@ -1,5 +1,6 @@
 """The chart, rendered by Helm, for tests."""
 
+import copy
 import os
 import re
 import shutil
@@ -30,9 +31,14 @@ def helm(*sets: str, verb: tuple[str, ...] = ("template", "rljob")) -> subproces
 
 
 def documents(*sets: str) -> list[dict[str, Any]]:
+    return copy.deepcopy(_documents(*sets))
+
+
+@cache
+def _documents(*sets: str) -> list[dict[str, Any]]:
     result = helm(*sets)
     assert result.returncode == 0, result.stderr
-    return [o for o in yaml.safe_load_all(result.stdout) if o]
+    return [o for o in yaml.load_all(result.stdout, yaml.CSafeLoader) if o]
 
 
 def render(*sets: str) -> Objects:

@@ -14,10 +14,13 @@ Seen = tuple[str, dict[str, Any]]
 EVERY_STATE = {"Pending", "Starting", "Running", "Restarting", "Suspending", "Suspended", "Succeeded", "Failed"}
 
 
+DEFAULT = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["default"]
+"""Of a job's status."""
+
+
 def read(world: World) -> dict[str, Any]:
     """With the defaults that the API server puts in."""
-    default = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["default"]
-    return {"status": default, **copy.deepcopy(world.job)}
+    return {"status": copy.deepcopy(DEFAULT), **copy.deepcopy(world.job)}
 
 
 async def _until(world: World, seen: list[Seen], what: str, **goal: Any) -> None:

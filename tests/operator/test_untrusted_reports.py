@@ -60,7 +60,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 IDENTITY = {"protocol": names.PROTOCOL, "pod": "demo-trainer-0", "podUid": "pod-0", "bootId": "boot-0"}
-MANY = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def decide_on(report: Any) -> Decision:

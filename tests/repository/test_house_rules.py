@@ -5,6 +5,7 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 SOURCES = [ROOT / f for f in TRACKED if f.endswith(".py") and (ROOT / f).is_file()]
+
+
+@cache
+def parsed(source: Path) -> ast.Module:
+    """Once for all tests."""
+    return ast.parse(source.read_text())
 
 
 def test_operator_is_a_source_root_and_not_a_package() -> None:
@@ -36,7 +43,7 @@ LONGEST, USUAL = 60, 25
 def functions(sources: Iterable[Path]) -> Iterator[tuple[int, str]]:
     """Lines of every function, and where it is."""
     for source in sources:
-        for node in ast.walk(ast.parse(source.read_text())):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, Function):
                 yield (node.end_lineno or 0) - node.lineno + 1, f"{source.relative_to(ROOT)}: {node.name}"
 
@@ -62,7 +69,7 @@ def test_no_two_classes_of_the_trainer_have_one_name() -> None:
         node.name
         for source in SOURCES
         if source.is_relative_to(ROOT / "trainer")
-        for node in ast.parse(source.read_text()).body
+        for node in parsed(source).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
     assert {name for name, times in Counter(names).items() if times > 1} == NAMED_ALIKE
@@ -76,7 +83,7 @@ KUBERNETES_REASONS = {
 
 def literal_reasons(source: Path) -> Iterator[str]:
     """Single capitalised words that are given as a `reason`."""
-    for node in ast.walk(ast.parse(source.read_text())):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Dict):
             pairs = [(k.value, v) for k, v in zip(node.keys, node.values, strict=True) if isinstance(k, ast.Constant)]
         elif isinstance(node, ast.Call):

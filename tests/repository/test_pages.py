@@ -25,7 +25,9 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=name)
 every_written_page = pytest.mark.parametrize("page", WRITTEN, ids=name)
 SOURCES = ("", "operator", "trainer", "operator/rljob_operator", "trainer/rljob_trainer", "tests")
 TOPS = {file.split("/")[0] for file in TRACKED if "/" in file}
-SCHEMA = yaml.safe_load((ROOT / "crds/rljob.yaml").read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+SCHEMA = yaml.load((ROOT / "crds/rljob.yaml").read_text(), yaml.CSafeLoader)["spec"]["versions"][0]["schema"][
+    "openAPIV3Schema"
+]
 VALUES = yaml.safe_load((ROOT / "charts/rljob/values.yaml").read_text())
 KUBERNETES = {"CrashLoopBackOff", "ImagePullBackOff", "Unschedulable", "OnDelete", "Parallel", "True", "RLJob"}
 
