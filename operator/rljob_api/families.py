@@ -19,7 +19,7 @@ class Family:
     models: str
     """By the names that people know."""
     layouts: tuple[Way, ...] = DENSE
-    """Kinds of parallelism beside data parallelism."""
+    """Kinds of parallelism other than data parallelism."""
     rotations: tuple[str, ...] = ("default",)
     """`rope_type` in config.json."""
     windows: bool = False

@@ -64,7 +64,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """Trainers are numbered by node rank from 0, rollouts go on after them; the first `minimum` of these belong to the gang, and so do all
+    """Trainers are numbered by node rank from 0, rollouts continue after them; the first `minimum` of these belong to the gang, and so do all
     servers of the pools and all pods of the gangs of other models.
 
     Of such a gang the trainers are its own pods, and there is one rollout: the job's trainer of rank 0, which is there already."""

@@ -100,15 +100,15 @@ def test_a_stable_and_saved_run_is_forgiven() -> None:
 
 def test_a_heartbeat_that_stands_still_is_a_failure() -> None:
     job = make_job(lifecycle={"stallTimeoutSeconds": 60}).with_attempt().running(step=4)
-    assert job.having(beat_age=59.0).decide().requeue_after == 1
-    status = job.having(beat_age=60.0).next()
+    assert job.having(heartbeat_age=59.0).decide().requeue_after == 1
+    status = job.having(heartbeat_age=60.0).next()
     assert status.attempt and (status.attempt.command, status.attempt.reason) == ("stop", reasons.NO_PROGRESS)
     assert status.message == "stopping attempt 1: no progress for 60 s while training at step 4"
 
 
 def test_a_stall_while_generating_is_blamed_on_the_rollouts() -> None:
     job = make_job(lifecycle={"stallTimeoutSeconds": 60}).with_attempt().with_rollout(ready=False)
-    status = job.running(step=4, phase="waiting").having(beat_age=60.0).next()
+    status = job.running(step=4, phase="waiting").having(heartbeat_age=60.0).next()
     assert status.message.endswith("the trainer is waiting for its rollouts, of which 0 answer")
 
 

@@ -218,11 +218,11 @@ async def test_a_heartbeat_ages_on_our_clock() -> None:
     open_attempt(cluster)
     reporting(cluster, beat=1)
     eye = Eye(cluster)
-    ages = [(await eye.look(now)).beat_age for now in (1000.0, 1020.0)]
+    ages = [(await eye.look(now)).heartbeat_age for now in (1000.0, 1020.0)]
     reporting(cluster, beat=2)
     eye.now = 1030.0
     eye.feed.deliver()
-    assert [*ages, (await eye.look(1030.0)).beat_age, (await eye.look(1045.0)).beat_age] == [0, 20, 0, 15]
+    assert [*ages, (await eye.look(1030.0)).heartbeat_age, (await eye.look(1045.0)).heartbeat_age] == [0, 20, 0, 15]
 
 
 async def test_a_heartbeat_that_the_watch_does_not_show_is_asked_for_before_it_counts_as_a_stall() -> None:
@@ -232,8 +232,8 @@ async def test_a_heartbeat_that_the_watch_does_not_show_is_asked_for_before_it_c
     eye = Eye(cluster)
     await eye.look(1000.0)
     reporting(cluster, beat=2)
-    assert (await eye.look(1060.0)).beat_age == 0, "the report was read live"
-    assert (await eye.look(1120.0)).beat_age == 60, "it says the same"
+    assert (await eye.look(1060.0)).heartbeat_age == 0, "the report was read live"
+    assert (await eye.look(1120.0)).heartbeat_age == 60, "it says the same"
 
 
 def test_a_heartbeat_alone_wakes_nobody_up_and_a_checkpoint_does() -> None:

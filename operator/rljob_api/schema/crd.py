@@ -122,7 +122,7 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _own(default: dict[str, Any], schema: Schema) -> dict[str, Any]:
-    """What an object's default says beyond the defaults of its fields, which the API server puts in by itself."""
+    """What an object's default says beyond the defaults of its fields, which the API server fills in."""
     fields = schema.get("properties", {})
     nested = {
         k: _own(v, fields[k]) if isinstance(v, dict) and "properties" in fields.get(k, {}) else v

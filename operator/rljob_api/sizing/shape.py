@@ -140,9 +140,9 @@ class Shape:
         feed_forward = 3 * self.hidden * self.feed_forward
         if not self.experts:
             return self.attention + feed_forward
-        beside = self.hidden * (self.experts + 3 * self.shared_feed_forward)
+        others = self.hidden * (self.experts + 3 * self.shared_feed_forward)
         mixed = self.layers - self.dense_layers
-        return self.attention + (self.dense_layers * feed_forward + mixed * beside) / self.layers
+        return self.attention + (self.dense_layers * feed_forward + mixed * others) / self.layers
 
     @property
     def embedding(self) -> int:

@@ -175,7 +175,7 @@ def interrupt_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def over_sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """What is begun beyond the step, and who can go on with it."""
+    """What is begun beyond the step, and who can continue it."""
     field, train = "spec.train.overSampling", spec.train
     value = f"{train.over_sampling:g}"
     more = train.over_sampling > 1

@@ -29,13 +29,13 @@ class Observer:
         self,
         api: Api,
         cache: ClusterCache,
-        memory: ReconcilerState,
+        state: ReconcilerState,
         progress_interval: float,
         network_policies: bool = True,
         scalable: Callable[[RLJobSpec], bool] = lambda spec: True,
     ) -> None:
         self._scalable = scalable
-        self._api, self._cache, self._state = api, cache, memory
+        self._api, self._cache, self._state = api, cache, state
         self._interval, self._network_policies = progress_interval, network_policies
 
     async def snapshot(self, key: Key, job: CachedJob, now: float) -> Snapshot:
@@ -45,13 +45,13 @@ class Observer:
             pods += await self._strays(key, attempt, {pod.uid for pod in pods})
         located = tuple([await self._on_its_node(pod) for pod in pods])
         found = self._snapshot(key, job, located, now)
-        return await self._with_beat(found, key, job, attempt) if attempt and is_open(attempt) else found
+        return await self._with_heartbeat_age(found, key, job, attempt) if attempt and is_open(attempt) else found
 
     def _snapshot(self, key: Key, job: CachedJob, pods: tuple[Pod, ...], now: float) -> Snapshot:
         children = self._cache.children_of(key)
-        notes = self._config_maps(key, job.meta)
-        said = notes.get(names.control(key[1]))
-        control = said.control if said else None
+        config_maps = self._config_maps(key, job.meta)
+        published = config_maps.get(names.control(key[1]))
+        control = published.control if published else None
         return Snapshot(
             job=job.meta,
             spec=job.validation.result.accepted,
@@ -59,8 +59,8 @@ class Observer:
             spec_suspend=bool(job.validation.raw.get("suspend")),
             status=job.status,
             pods=pods,
-            reports={note.report.pod: note.report for note in notes.values() if note.report},
-            unreadable={note.pod: note.trouble for note in notes.values() if note.trouble},
+            reports={found.report.pod: found.report for found in config_maps.values() if found.report},
+            unreadable={found.pod: found.trouble for found in config_maps.values() if found.trouble},
             control=control,
             children=children,
             conflicts=self._state.conflicts.get(key, ()),
@@ -101,18 +101,18 @@ class Observer:
             return replace(pod, lost_since=ABSENT)
         return replace(pod, lost_since=node.value.lost_since, out_of_service=node.value.out_of_service)
 
-    async def _with_beat(self, s: Snapshot, key: Key, job: CachedJob, attempt: Attempt) -> Snapshot:
+    async def _with_heartbeat_age(self, s: Snapshot, key: Key, job: CachedJob, attempt: Attempt) -> Snapshot:
         """Age of the heartbeat on our clock, since we have seen this attempt: our own restart is no stall, and an outage of the API, which
         ends us with our lease, neither."""
         since = self._state.since(key, (s.job.uid, attempt.number), s.now)
-        aged = replace(s, beat_age=s.now - max(since, self._last_heartbeat(key, job.meta, attempt)))
-        if (aged.beat_age or 0.0) < s.lifecycle.stall_timeout_seconds or attempt.first is None:
+        aged = replace(s, heartbeat_age=s.now - max(since, self._last_heartbeat(key, job.meta, attempt)))
+        if (aged.heartbeat_age or 0.0) < s.lifecycle.stall_timeout_seconds or attempt.first is None:
             return aged
         live = await self._live("ConfigMap", key[0], names.report(attempt.first.pod))
         if live is not None:
             self._cache.put(live)
             aged = self._snapshot(key, job, s.pods, s.now)
-        return replace(aged, beat_age=s.now - max(since, self._last_heartbeat(key, job.meta, attempt)))
+        return replace(aged, heartbeat_age=s.now - max(since, self._last_heartbeat(key, job.meta, attempt)))
 
     def _last_heartbeat(self, key: Key, job: RLJobMeta, attempt: Attempt) -> float:
         """When rank 0's heartbeat in this attempt was seen to move last; 0: it has none yet."""

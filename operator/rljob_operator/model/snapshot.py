@@ -39,7 +39,7 @@ class Snapshot:
     """Live objects with this job's label, by kind and name."""
     conflicts: tuple[ChildProblem, ...] = ()
     """Children that could not be written: their names belong to others, or the API server refuses them."""
-    beat_age: float | None = None
+    heartbeat_age: float | None = None
     """Seconds since the open attempt's heartbeat was seen to advance."""
     progress_interval: float = 30.0
     """Seconds between writes of progress alone."""

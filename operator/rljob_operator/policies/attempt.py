@@ -1,4 +1,4 @@
-"""The life of an open attempt: its members are told to drain or stop, and when all of them have ended, it is closed."""
+"""The life of an open attempt: its members get the command to drain or stop, and when all of them have ended, it is closed."""
 
 from collections.abc import Iterator
 
@@ -50,11 +50,11 @@ def give_command(attempt: Attempt, command: Command, reason: str, now: float) ->
 
 
 def _failed(attempt: Attempt, cause: Cause, now: float) -> Attempt:
-    told = attempt.commanded_at if attempt.command == "stop" else stamp(now)
+    commanded_at = attempt.commanded_at if attempt.command == "stop" else stamp(now)
     news = {
         "command": "stop",
         "reason": cause.reason,
-        "commanded_at": told,
+        "commanded_at": commanded_at,
         "failure": cause.failure,
         "failed_pod": cause.pod,
     }
@@ -80,8 +80,8 @@ def _deadlines(s: Snapshot, attempt: Attempt) -> Iterator[float]:
         yield until
     if attempt.command == "drain":
         yield _drained_by(s, attempt)
-    if s.beat_age is not None:
-        yield s.now - s.beat_age + s.lifecycle.stall_timeout_seconds
+    if s.heartbeat_age is not None:
+        yield s.now - s.heartbeat_age + s.lifecycle.stall_timeout_seconds
 
 
 def _drained(attempt: Attempt, finished: bool) -> tuple[Event, ...]:

@@ -51,7 +51,7 @@ def recorded(attempt: Attempt) -> Cause | None:
 
 
 def root(attempt: Attempt, views: list[MemberStatus]) -> Cause | None:
-    """The best explanation so far; None: nothing failed, or only after the gang was told to stop for another reason."""
+    """The best explanation so far; None: nothing failed, or only after the gang was to stop for another reason."""
     known = recorded(attempt)
     if known is None and attempt.command == "stop":
         return None
@@ -81,7 +81,7 @@ def _cause(attempt: Attempt, view: MemberStatus) -> Cause | None:
 def stalled(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:
     """The age is measured by the operator while it can see reports, so its own restart or an API outage is no stall."""
     limit = s.lifecycle.stall_timeout_seconds
-    if attempt.command == "stop" or s.beat_age is None or s.beat_age < limit:
+    if attempt.command == "stop" or s.heartbeat_age is None or s.heartbeat_age < limit:
         return None
     progress = current(s, attempt)
     phase = progress.phase if progress else "loading"

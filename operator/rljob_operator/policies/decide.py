@@ -15,8 +15,9 @@ from rljob_operator.policies.eviction import delete_pods
 from rljob_operator.policies.opening import open_attempt
 from rljob_operator.policies.outcome import count_restart, succeed
 from rljob_operator.policies.placement import assign_nodes
-from rljob_operator.policies.progress import record_progress, record_rollout_failure
+from rljob_operator.policies.progress import record_progress
 from rljob_operator.policies.requests import consume_request
+from rljob_operator.policies.rollout_failure import record_rollout_failure
 from rljob_operator.policies.state import postpone_spec
 from rljob_operator.policies.suspension import expire_override, free_pods
 

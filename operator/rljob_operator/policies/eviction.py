@@ -36,12 +36,12 @@ def _evict(s: Snapshot, status: JobStatus) -> Change:
 
 
 def _unresponsive(s: Snapshot, status: JobStatus, attempt: Attempt) -> Change:
-    """The next attempt may not start beside a member that did not hear."""
+    """The next attempt may not start while a member runs that did not get the command."""
     if attempt.command != "stop":
         return Change(status)
-    told = seconds(attempt.commanded_at)
-    until = told + STOP_PATIENCE
-    if told <= s.now + 1.0 and s.now < until:  # else the clock was set back
+    commanded = seconds(attempt.commanded_at)
+    until = commanded + STOP_PATIENCE
+    if commanded <= s.now + 1.0 and s.now < until:  # else the clock was set back
         return Change(status, due=(until,))
     deaf = tuple(v.pod for v in member_statuses(s, attempt) if not v.ended and v.pod and not v.pod.deleting)
     return Change(status, tuple(_event(p, "its launcher does not answer") for p in deaf), delete=deaf)

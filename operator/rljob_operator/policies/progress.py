@@ -1,11 +1,9 @@
-"""What pods report, copied to status: rank 0's progress, at once when something people wait for changed, else at most every `progress_interval`; and
-failures of servers.
-"""
+"""Rank 0's progress, copied to status: at once when something people wait for changed, else at most every `progress_interval`."""
 
 from rljob_api import reasons
 from rljob_api.protocol import Checkpoint, Progress
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import Attempt, CheckpointStatus, JobStatus, ProgressStatus, Restarts, RolloutFailure
+from rljob_api.status import Attempt, CheckpointStatus, JobStatus, ProgressStatus, Restarts
 from rljob_operator.cache.reports import stage
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
@@ -141,22 +139,3 @@ def _resume_step(status: JobStatus, p: Progress) -> int | None:
     assert attempt is not None
     given = attempt.resume_step == status.resume_step and attempt.reason != reasons.RESUME_REQUESTED
     return None if given and p.started_from is not None else status.resume_step
-
-
-def record_rollout_failure(s: Snapshot, status: JobStatus) -> Change:
-    """An event for every failure of a rollout or of a pool's server that is newer than the last one recorded, by the clocks of the pods, which start
-    them again.
-    """
-    known = status.last_rollout_failure.failure.time if status.last_rollout_failure else 0.0
-    reports = [(pod.name, report.failure) for pod in s.servers if (report := s.report(pod)) and report.failure]
-    new = sorted((entry for entry in reports if entry[1].time > known), key=lambda entry: entry[1].time)
-    if not new:
-        return Change(status)
-    found = [RolloutFailure(pod=name, failure=failure) for name, failure in new]
-    events = tuple(Event("Warning", reasons.ROLLOUT_FAILED, _sentence(f)) for f in found)
-    return Change(set_(status, last_rollout_failure=found[-1]), events)
-
-
-def _sentence(found: RolloutFailure) -> str:
-    failure = found.failure
-    return f"{found.pod}: " + ": ".join(text for text in (failure.exception, failure.message) if text)

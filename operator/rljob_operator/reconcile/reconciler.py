@@ -80,10 +80,10 @@ class Reconciler:
         """Children that could not be written."""
         namespace = s.job.namespace
         conflicts = await self._writer.children(s, render(s, decision.status))
-        await self._writer.deletions(namespace, decision.delete)
-        await self._writer.deletions(namespace, decision.force, force=True)
+        await self._writer.delete_pods(namespace, decision.delete)
+        await self._writer.delete_pods(namespace, decision.force, force=True)
         if decision.status.cleaned_up:
-            await self._writer.collection(s)
+            await self._writer.delete_children(s)
         if not conflicts:
             await self._writer.ungate(namespace, decision.ungate, s.now)
         return conflicts

@@ -47,13 +47,13 @@ class Writer:
         No pod runs after a conflict, since it would find another owner's object in the place of ours: pods that do not wait at a gate
         are written last (see `waves`), and the reconciler ungates none.
         """
-        missing = [child for child in wanted if not self._settled(s, child)]
+        missing = [child for child in wanted if not self._is_current(s, child)]
         for wave in waves(missing):
             if conflicts := tuple(filter(None, await together([self._child(s, child) for child in wave]))):
                 return conflicts
         return ()
 
-    def _settled(self, s: Snapshot, child: Object) -> bool:
+    def _is_current(self, s: Snapshot, child: Object) -> bool:
         live = _seen(s, child)
         return live is not None and controls(s.job, live) and covers(live, child)
 
@@ -68,9 +68,8 @@ class Writer:
 
     async def _write_child(self, s: Snapshot, child: Object) -> ChildProblem | None:
         live = _seen(s, child)
-        if (
-            live and child["kind"] in UNWATCHED and not controls(s.job, live)
-        ):  # what we know may be of a job that had the name before
+        known = live is not None and controls(s.job, live)
+        if live and child["kind"] in UNWATCHED and not known:  # it may be of a job that had the name before
             live = await self._refresh(*_name(child))
         if live is None:
             return await self._create(s, child)
@@ -126,11 +125,11 @@ class Writer:
         if obj["kind"] != "Secret":
             self._cache.put(obj)
 
-    async def deletions(self, namespace: str, pods: tuple[Pod, ...], *, force: bool = False) -> None:
+    async def delete_pods(self, namespace: str, pods: tuple[Pod, ...], *, force: bool = False) -> None:
         for pod in pods:
             await self._delete("Pod", namespace, pod.name, pod.uid, force=force)
 
-    async def collection(self, s: Snapshot) -> None:
+    async def delete_children(self, s: Snapshot) -> None:
         """All children go but the token, which goes with the job: we have no right over Secrets but to make them."""
         for (kind, name), live in s.children.items():
             if controls(s.job, live):

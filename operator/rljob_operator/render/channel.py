@@ -27,7 +27,7 @@ def control(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, Any]:
 
 
 def word(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
-    """What the launchers are told: the status's attempt; a closed one is over for whoever still listens to it."""
+    """The control message for the launchers: the status's attempt; a closed one is over for whoever still listens to it."""
     attempt = status.attempt or Attempt(number=0, ended_at="never opened")
     return Control(
         name=s.job.name,

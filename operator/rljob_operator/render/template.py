@@ -12,7 +12,7 @@ from rljob_operator.schedulers import scheduler_of
 
 
 def pod_template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int = 1) -> dict[str, Any]:
-    """Carries a hash of itself, by which pods of a former template are told apart. `token`: status.token."""
+    """Carries a hash of itself, by which pods of a former template are recognised. `token`: status.token."""
     template = _template(job, spec, role, token)
     digest = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
     template["metadata"]["annotations"] |= {names.ANNOTATION_TEMPLATE_HASH: digest}
