@@ -187,7 +187,7 @@ def save(saver: Any, steps: Steps, reshardable: bool, waited: bool) -> tuple[flo
     """Seconds of stall and in total; of a step beside the writer and of one alone."""
     alone, beside, began = steps.take(), [0.0], time.monotonic()
     saver.begin(steps.done, "", {}, reshardable)
-    while not (saved := saver.settle(wait=waited)):
+    while not (saved := saver.complete(wait=waited)):
         beside.append(steps.take())
     return saved.stall_seconds, time.monotonic() - began, max(beside), alone
 

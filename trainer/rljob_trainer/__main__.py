@@ -102,7 +102,7 @@ def launch_pod(options: argparse.Namespace) -> int:
     settings = Settings.of(os.environ, options.rank, options.driver)
     fork_servers = ForkServers(settings.rank, settings.driver, settings.environment)
 
-    async def live() -> None:
+    async def run() -> None:
         await fork_servers.warm(
             driver=settings.pod.endswith(f"-{names.ROLE_TRAINER}-0")
         )  # before our own imports, which take less long
@@ -110,7 +110,7 @@ def launch_pod(options: argparse.Namespace) -> int:
 
         await Launcher(_channel(options), settings, fork_servers).run()
 
-    asyncio.run(live())
+    asyncio.run(run())
     return 0
 
 
@@ -125,10 +125,10 @@ def pool_pod(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace, role: str) -> int:
     from rljob_trainer.rollout import supervisor
 
-    async def live() -> int:
+    async def run() -> int:
         return await supervisor.main(_channel(options), os.environ, options.port, role)
 
-    return asyncio.run(live())
+    return asyncio.run(run())
 
 
 def run_here(options: argparse.Namespace) -> int:

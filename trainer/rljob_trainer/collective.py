@@ -74,9 +74,9 @@ class Ranks:
         dist.all_reduce(count, dist.ReduceOp.MIN, group=self._group)
         return bool(count)
 
-    def until(self, done: Callable[[float], bool], moved: Callable[[], int], beat: Callable[[], None]) -> None:
+    def until(self, done: Callable[[float], bool], moved: Callable[[], int], heartbeat: Callable[[], None]) -> None:
         """Until `done` on every rank; it may wait for so many seconds before it answers. `moved` counts what this rank's threads have done so far;
-        `beat` is called whenever it grew on any.
+        `heartbeat` is called whenever it grew on any.
 
         Raises StandstillError when it grows nowhere for as long as a rank waits for its peers.
         """
@@ -85,7 +85,7 @@ class Ranks:
             found = self.gather([done(LOOK_SECONDS), moved()])
             if (total := sum(count for _, count in found)) > before:
                 before, deadline = total, time.monotonic() + self._timeout
-                beat()
+                heartbeat()
             if all(ended for ended, _ in found):
                 return
             if time.monotonic() > deadline:

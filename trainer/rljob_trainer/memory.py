@@ -1,4 +1,4 @@
-"""What each phase of a step needs of this rank's device: planned before a model is loaded, refused when it cannot be, measured beside it.
+"""What each phase of a step needs of this rank's device: planned before a model is loaded, refused when it does not fit, and measured for comparison.
 
 The device is the rank's GPU or, on CPU, the machine.
 """
@@ -43,7 +43,7 @@ class Plan:
         return Plan(planned, device)
 
     def table(self, measured: Mapping[PhaseName, float]) -> str:
-        """GiB by phase, beside the peaks that were measured so far."""
+        """GiB by phase, next to the peaks that were measured so far."""
         rows: list[tuple[str, ...]] = [("phase", "state", "estimate", "server", "planned", "measured")]
         for p in self.phases:
             sizes = (p.state, p.estimate, p.server, p.total, measured.get(p.name))

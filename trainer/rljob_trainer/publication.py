@@ -40,7 +40,7 @@ class Publication:
         self._engine.memory.enter("score")
         self._probe = probe
         if self._senders.colocated:
-            self._senders.rest()
+            self._senders.sleep()
 
     def replicas(self) -> list[dict[str, Any]]:
         """Who is to get the policy that was trained last, once nothing is generated under the one before."""

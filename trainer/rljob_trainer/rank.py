@@ -56,7 +56,7 @@ def main() -> None:
     directory = Path(os.environ[names.ENV_ATTEMPT_DIR])
     try:
         _import()
-        result = live(directory)
+        result = run(directory)
     except BaseException as error:
         failure.write(directory, rank, error)
         log.exception("rank %d failed", rank)
@@ -65,7 +65,7 @@ def main() -> None:
         write_json(directory / "outcome.json", {"result": result})
 
 
-def live(directory: Path) -> str:
+def run(directory: Path) -> str:
     """One attempt on this rank. Only a loop that ended well leaves its peers with ceremony: NCCL waits for them (ncclCommFinalize), and one that
     fails has its reason to write first."""
     control, role = read_control(directory), os.environ.get(names.ENV_ROLE, names.ROLE_TRAINER)
@@ -94,7 +94,7 @@ def _join(directory: Path, control: Control) -> None:
 
 
 def _attempt(directory: Path, control: Control) -> "loop.Attempt":
-    from rljob_trainer.attempt import Attempt, First  # imports megatron, which has to be patched first
+    from rljob_trainer.attempt import Attempt, RankZero  # imports megatron, which has to be patched first
     from rljob_trainer.megatron.engine import Engine
     from rljob_trainer.memory import Plan, device_bytes
     from rljob_trainer.tasks.choice import objective_of, require_same_files
@@ -108,12 +108,12 @@ def _attempt(directory: Path, control: Control) -> "loop.Attempt":
     plan = Plan.of(spec, device_bytes())
     if ranks.is_first:
         log.info("%s", plan.table({}))
-    beat = driver.heartbeat if driver else _silence
-    senders = None if spec.supervised else _senders(directory, control, ranks, driver, beat)
+    heartbeat = driver.heartbeat if driver else _no_heartbeat
+    senders = None if spec.supervised else _senders(directory, control, ranks, driver, heartbeat)
     objective = objective_of(spec)
     require_same_files(objective, ranks)
-    engine = Engine(spec, beat, objective)
-    return Attempt(control, ranks, engine, senders, First(driver, store, plan) if driver and store else None)
+    engine = Engine(spec, heartbeat, objective)
+    return Attempt(control, ranks, engine, senders, RankZero(driver, store, plan) if driver and store else None)
 
 
 def _with_steps(control: Control, ranks: Ranks, driver: DriverClient | None) -> Control:
@@ -125,33 +125,33 @@ def _with_steps(control: Control, ranks: Ranks, driver: DriverClient | None) -> 
 
 
 def _senders(
-    directory: Path, control: Control, ranks: Ranks, driver: DriverClient | None, beat: Callable[[], None]
+    directory: Path, control: Control, ranks: Ranks, driver: DriverClient | None, heartbeat: Callable[[], None]
 ) -> Senders:
     """Colocated servers sleep when this returns, and the driver knows all of them."""
     spec, token = control.spec, os.environ[names.ENV_ROLLOUT_TOKEN]
     publisher = Publisher(control.attempt, token, transport_of(spec, os.environ[names.ENV_POD_IP]))
     if spec.rollout.placement != "colocated":
-        return Senders(ranks, publisher if ranks.is_first else None, beat)
+        return Senders(ranks, publisher if ranks.is_first else None, heartbeat)
     leads = os.environ["LOCAL_RANK"] == "0"
-    own = wait_for_servers(directory, spec, beat) if leads else []
-    senders = Senders(ranks, publisher if leads else None, beat, own)
-    senders.rest()
+    own = wait_for_servers(directory, spec, heartbeat) if leads else []
+    senders = Senders(ranks, publisher if leads else None, heartbeat, own)
+    senders.sleep()
     found = ranks.gather([server.dump() for server in own])
     if driver:
         driver.colocated([server for servers in found for server in servers])
     return senders
 
 
-def wait_for_servers(directory: Path, spec: RLJobSpec, beat: Callable[[], None]) -> list[RolloutEndpoint]:
+def wait_for_servers(directory: Path, spec: RLJobSpec, heartbeat: Callable[[], None]) -> list[RolloutEndpoint]:
     """The colocated servers of this pod, once the launcher has seen all of them answer; it ends the attempt when one does not."""
     while len(rollouts := read_control(directory).rollouts) < servers_per_pod(spec):
-        beat()
+        heartbeat()
         time.sleep(POLL_SECONDS)
     return rollouts
 
 
-def _silence() -> None:
-    """The beat of every rank but the first: what it does shows in what the first can do."""
+def _no_heartbeat() -> None:
+    """The heartbeat of every rank but the first: what it does shows in what the first can do."""
 
 
 def _open_store(control: Control) -> Store:

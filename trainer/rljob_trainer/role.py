@@ -33,10 +33,9 @@ def run(control: Control, role: str, token: str) -> Outcome:
     spec = with_steps(control.spec, asked.next()["steps"])
     asked.done()
     with blaming(spec, role):
-        objective, beat = objective_of(spec), client.heartbeat if client else _silence
-        model = (
-            CriticRole(spec, objective, beat) if role == names.ROLE_CRITIC else FrozenRole(spec, role, objective, beat)
-        )
+        objective, heartbeat = objective_of(spec), client.heartbeat if client else _no_heartbeat
+        is_critic = role == names.ROLE_CRITIC
+        model = CriticRole(spec, objective, heartbeat) if is_critic else FrozenRole(spec, role, objective, heartbeat)
     prove = partial(prove_fence, Path(spec.checkpoint.path), control.job_uid, control.attempt, ranks)
     outcome = RoleService(ranks, client, asked, model, prove).until_over()
     ranks.barrier()
@@ -51,10 +50,10 @@ class Requests:
     def __init__(self, ranks: Ranks, client: RoleClient | None):
         self._ranks, self._client = ranks, client
 
-    def next(self, between: Callable[[], None] = lambda: None) -> Asked:
-        """The next request; `between` is called about every second of waiting."""
+    def next(self, while_waiting: Callable[[], None] = lambda: None) -> Asked:
+        """The next request; `while_waiting` is called about every second of waiting."""
         while True:
-            between()
+            while_waiting()
             if found := self._ranks.broadcast(self._client.next() if self._client else None):
                 return found
 
@@ -89,7 +88,7 @@ class RoleService:
 
     def until_over(self) -> Outcome:
         """Until the driver says that nothing more will be asked; how the job ended."""
-        while "over" not in (asked := self._asked.next(self._saving.settle if self._saving else lambda: None)):
+        while "over" not in (asked := self._asked.next(self._saving.report if self._saving else lambda: None)):
             self._do(asked)
         return asked["over"]
 
@@ -127,11 +126,11 @@ class _Saving:
         self._part.begin(step, directory, reshardable)
         self._step, self._bytes, self._deadline = step, 0, time.monotonic() + self._timeout
 
-    def settle(self) -> None:
+    def report(self) -> None:
         """Say what was written once all of it was. Raises StandstillError when no rank writes anything for as long as ranks wait for each other."""
         if not self._part.under_way:
             return
-        if written := self._part.settle(wait=False):
+        if written := self._part.complete(wait=False):
             if self._client:
                 self._client.saved(self._step, self._model.layout, written.files)
             return
@@ -161,5 +160,5 @@ def blaming(spec: RLJobSpec, role: str) -> Iterator[None]:
         raise ConfigurationError(field, error.value, error.rule, error.fix) from error
 
 
-def _silence() -> None:
-    """The beat of every rank but the first."""
+def _no_heartbeat() -> None:
+    """The heartbeat of every rank but the first."""

@@ -11,7 +11,7 @@ import pytest
 from rljob_api.protocol import Failure
 from rljob_trainer import failure
 from rljob_trainer.failure import ConfigurationError, PeerLost, RolloutLost
-from rljob_trainer.launcher.attempt import settle, unwritable
+from rljob_trainer.launcher.attempt import await_cause, unwritable
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711"
 
@@ -123,7 +123,7 @@ async def test_a_server_that_a_rank_has_lost_is_given_the_time_to_say_why(
 
     failure.write(tmp_path, 0, error)
     servers = asyncio.create_task(server_ends())
-    await settle(tmp_path, None, servers)
+    await await_cause(tmp_path, None, servers)
     cause = failure.read_first(tmp_path)
     assert servers.done() == named
     assert cause and cause.exception == ("ServerLost" if named else "ValueError")

@@ -107,11 +107,11 @@ def live(root: Path, spec: RLJobSpec, batch: Batch, attempt: int, say: Callable[
     while True:
         step += 1
         train_step(engine, replace(batch, step=step))
-        if saved := saver.settle(wait=True):
+        if saved := saver.complete(wait=True):
             tell(saved.step)
         saver.begin(step, digest(engine), {}, reshardable=step % 3 == 0)
         if step % 3 == 1:  # as a drain does
-            saver.settle(wait=True)
+            saver.complete(wait=True)
             saver.begin(step, digest(engine), {}, reshardable=True)
 
 

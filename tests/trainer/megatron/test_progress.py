@@ -70,7 +70,7 @@ def on_a_rank(model: Path, root: Path) -> dict[str, Seen]:
         slow_down()
     saver = Saver(engine, ranks, open_store(root, 1) if ranks.is_first else None)
     saver.begin(1, "digest", {}, reshardable=True)
-    seen = {"save": watch(beats, lambda: saver.settle(wait=True))}
+    seen = {"save": watch(beats, lambda: saver.complete(wait=True))}
     ranks.barrier()
     manifest = read_manifest(directory := root / "global_step_1")
     assert manifest

@@ -27,7 +27,7 @@ def test_a_payload_reaches_every_worker_of_a_replica(here: str) -> None:
         received = [pool.submit(work, i) for i in range(2)]
         trainer.accept(lambda: False)
         trainer.send(sent)
-        trainer.settle()
+        trainer.wait()
         assert all(torch.equal(r.result(20), sent) for r in received)
     trainer.close()
 
@@ -54,7 +54,7 @@ def test_a_worker_that_leaves_is_an_error_and_not_a_hang() -> None:
     with pytest.raises(RuntimeError):
         for _ in range(20):
             trainer.send(torch.zeros(2**22, dtype=torch.uint8))
-            trainer.settle()
+            trainer.wait()
     trainer.close()
 
 
@@ -72,7 +72,7 @@ def test_a_worker_that_does_not_take_what_is_sent_is_given_up(monkeypatch: pytes
     trainer.accept(lambda: False)
     trainer.send(torch.zeros(2**26, dtype=torch.uint8))
     with pytest.raises(RuntimeError):
-        trainer.settle()
+        trainer.wait()
     stop.set()
     worker.join(20)
     trainer.close()

@@ -34,7 +34,7 @@ def test_every_worker_gets_the_payload_and_the_trainer_gets_its_memory_back(work
         for near, _ in pipes:
             near.send(message)
         assert [near.recv() for near, _ in pipes] == [step * SIZE] * workers
-        trainer.settle()
+        trainer.wait()
         assert torch.cuda.memory_allocated() == before
     for near, _ in pipes:
         near.send(None)

@@ -17,7 +17,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.trajectory import Trajectory
 
 AHEAD = 2
-"""Batches that are ready while a step trains: tokens of a step are little beside its activations."""
+"""Batches that are ready while a step trains: the tokens of a step are small compared with its activations."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class GroupRequest:
 
 
 class Generator:
-    """Generates from the pool and has the responses scored. `beat` is called once per scored sample, and per turn of an agent's."""
+    """Generates from the pool and has the responses scored. `heartbeat` is called once per scored sample, and per turn of an agent's."""
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class Generator:
         tokenizer: Tokenizer,
         rewards: RewardManager,
         pool: RolloutPool,
-        beat: Callable[[], None],
+        heartbeat: Callable[[], None],
         agent: Agent | None = None,
     ):
         """`agent`: makes the samples, where they are more than one response."""
         self._spec, self._job_uid, self._tokenizer, self._rewards = spec, job_uid, tokenizer, rewards
-        self._pool, self._beat, self._agent = pool, beat, agent
+        self._pool, self._heartbeat, self._agent = pool, heartbeat, agent
         self._pause = Pause()
 
     def group(
@@ -165,7 +165,7 @@ class Generator:
             await self._continue(draft, asked, (request.group, index))
         else:
             draft.add(*await self._pool.generate(asked))
-        self._beat()
+        self._heartbeat()
         return draft.response, draft.finish_reason == "length"
 
     async def _pieces(self, request: GenerationRequest, place: Place) -> list[Generation]:
@@ -203,7 +203,7 @@ class Generator:
         except RewardFailed as failure:
             return Outcome(request.group, index, failure)
         finally:
-            self._beat()
+            self._heartbeat()
         scored = replace(sample, reward=rollout.reward + reward.score)
         metrics, agent = {**rollout.metrics, **reward.metrics}, measured(scored, rollout) if self._agent else {}
         return Outcome(request.group, index, scored, metrics, reward.prediction, agent)

@@ -89,7 +89,7 @@ class RecordedBatches:
 
 
 class GeneratedBatches:
-    """From the rollout pool, begun when minReplicas have the policy. `phase` is told what is being done."""
+    """From the rollout pool, begun when minReplicas have the policy. `phase` is called with what is being done."""
 
     def __init__(
         self,

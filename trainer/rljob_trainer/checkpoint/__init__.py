@@ -1,4 +1,4 @@
-"""Checkpoints on a shared volume: what makes a directory one, who may write them, and which one a run goes on from.
+"""Checkpoints on a shared volume: what makes a directory one, who may write them, and which one a run resumes from.
 
     global_step_N.tmp-<seq>/   being written under fence <seq>
     global_step_N/             complete: it got this name once all was in it, its manifest.json last

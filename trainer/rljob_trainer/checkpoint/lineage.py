@@ -101,8 +101,8 @@ def choose(root: Path, valid: list[Manifest], run: Run) -> tuple[list[Manifest],
 def _from_named(root: Path, valid: list[Manifest], run: Run, directory: Path) -> tuple[list[Manifest], Start]:
     """One of the directory's own is gone back to; with any other the directory's lineage begins anew."""
     start = Start(directory, named(directory))
-    beside = valid if directory.resolve().parent == root.resolve() else read_manifests(directory.parent)
-    _require_usable(FIELD, start, beside, run)
+    siblings = valid if directory.resolve().parent == root.resolve() else read_manifests(directory.parent)
+    _require_usable(FIELD, start, siblings, run)
     if start.manifest not in valid:
         return [], start
     return _whole(root, [m for m in valid if m.step <= start.manifest.step]), start
@@ -122,11 +122,11 @@ def _cut(root: Path, valid: list[Manifest], step: int | None) -> list[Manifest]:
     return kept
 
 
-def _require_usable(field: str, start: Start, beside: list[Manifest], run: Run) -> None:
-    """Whole, of this model, and loadable into this layout. `beside`: what might be used in its place."""
+def _require_usable(field: str, start: Start, siblings: list[Manifest], run: Run) -> None:
+    """Whole, of this model, and loadable into this layout. `siblings`: what might be used in its place."""
     step, root = start.manifest.step, start.directory.parent
     if damage := start.manifest.damage(start.directory):
-        older = [m.step for m in beside if m.step < step and not m.damage(names.step_dir(root, m.step))]
+        older = [m.step for m in siblings if m.step < step and not m.damage(names.step_dir(root, m.step))]
         fix = "restore the file" + (f", or {_instead(field, root, older[-1])}" if older else "")
         raise ConfigurationError(field, str(start.directory), f"global_step_{step} is damaged: {damage}", fix)
     if start.manifest.model != run.model:
@@ -135,7 +135,7 @@ def _require_usable(field: str, start: Start, beside: list[Manifest], run: Run) 
             field, str(start.directory), rule, "correct spec.model.path, or use another checkpoint"
         )
     if not _fits(start.manifest, run):
-        _refuse_layout(field, start, beside, run)
+        _refuse_layout(field, start, siblings, run)
 
 
 def _instead(field: str, root: Path, step: int) -> str:
@@ -151,13 +151,13 @@ def _layouts(run: Run) -> dict[str, str]:
     return {names.ROLE_TRAINER: run.layout, **run.roles}
 
 
-def _refuse_layout(field: str, start: Start, beside: list[Manifest], run: Run) -> None:
+def _refuse_layout(field: str, start: Start, siblings: list[Manifest], run: Run) -> None:
     """Fast periodic saves keep the optimizer as it lay on the ranks."""
     held = start.manifest
     role, layout = next((role, layout) for role, layout in _layouts(run).items() if not held.fits(layout, role))
     before = held.layout_of(role)
     rule = f"global_step_{held.step} was saved in {before}, in the fast format that only the data-parallel size may differ from"
-    other = [m.step for m in beside if _fits(m, run)]
+    other = [m.step for m in siblings if _fits(m, run)]
     fix = f"go back to {before}, suspend the job, which saves in the format for any layout, and change it then"
     if other:
         fix += f"; or {_instead(field, start.directory.parent, other[-1])}, the newest checkpoint that fits"

@@ -68,11 +68,11 @@ class Part:
         return self._writing.tally.bytes if self._writing else 0
 
     def begin(self, step: int, directory: Path, reshardable: bool) -> None:
-        """Copy the state as it is now, of this step, and start to write it into a new directory. Settle the one before first."""
+        """Copy the state as it is now, of this step, and start to write it into a new directory. Complete the one before first."""
         assert self._writing is None, "one save at a time"
         self._step, self._writing = step, self._engine.save(directory, reshardable)
 
-    def settle(self, wait: bool) -> Written | None:
+    def complete(self, wait: bool) -> Written | None:
         """What was written, if every rank has written its part, or once it has; None when there is nothing.
 
         Raises SaveFailed on a rank that could not write, PeerLost on the others; StandstillError.
@@ -147,7 +147,7 @@ class Saver:
         reshardable: bool,
         further: Callable[[Path], None] = lambda directory: None,
     ) -> None:
-        """Copy the state as it is now and start to write it. `digest` and `data` are rank 0's, see Contents. Settle the save before first.
+        """Copy the state as it is now and start to write it. `digest` and `data` are rank 0's, see Contents. Complete the save before first.
 
         `further` puts more files into the checkpoint's directory, on rank 0.
         """
@@ -162,7 +162,7 @@ class Saver:
             self._gangs.save_gangs(step, engine, reshardable)
         self._pending = _Pending(step, reshardable, digest, data, directory, time.monotonic() - began)
 
-    def settle(self, wait: bool) -> Saved | None:
+    def complete(self, wait: bool) -> Saved | None:
         """Commit the save under way if all ranks of all gangs have written their parts, or once they have. None when nothing was committed.
 
         Raises SaveFailed on a rank that could not write, PeerLost on the others; StandstillError.
@@ -170,7 +170,7 @@ class Saver:
         pending, began = self._pending, time.monotonic()
         if pending is None:
             return None
-        self._written = self._written or self._part.settle(wait)
+        self._written = self._written or self._part.complete(wait)
         others = self._others(pending.step, wait) if self._written else None
         if self._written is None or others is None:
             return None

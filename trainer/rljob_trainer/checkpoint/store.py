@@ -105,7 +105,7 @@ class Store:
             shutil.rmtree(replaced)
 
     def _exchange(self, held: Manifest, manifest: Manifest) -> None:
-        """The same step in the other format: its files come beside the old ones, and the new manifest takes the old one's place in one move."""
+        """The same step in the other format: its files are added to the old ones, and the new manifest takes the old one's place in one move."""
         assert held.engine != manifest.engine, f"step {held.step} is saved twice in one lineage"
         target = names.step_dir(self._root, held.step)
         shutil.rmtree(target / manifest.engine, ignore_errors=True)  # of a kill before the move

@@ -1,6 +1,6 @@
 """The channel of a cluster: one ConfigMap that is watched, one that is patched, and no right to anything else.
 
-Each watch asks without a resource version: the server then begins with the object as it is and goes on with its changes, so that
+Each watch asks without a resource version: the server then begins with the object as it is and continues with its changes, so that
 nothing has to be resumed, whatever was missed. A watch lives WATCH_SECONDS; the next one begins with the current state again.
 """
 

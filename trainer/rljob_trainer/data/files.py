@@ -14,7 +14,7 @@ from rljob_trainer.failure import ConfigurationError, is_outage
 
 Record = Mapping[str, Any]
 ROWS_AT_ONCE = 1024
-"""Of a columnar file: what is in memory beside the prompts."""
+"""Of a columnar file: what is in memory in addition to the prompts."""
 
 
 @dataclass(frozen=True, slots=True)

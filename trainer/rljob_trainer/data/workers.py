@@ -1,4 +1,4 @@
-"""Processes that tokenise beside the step. They end with the process that started them."""
+"""Processes that tokenise while a step trains. They end with the process that started them."""
 
 import asyncio
 import multiprocessing

@@ -89,7 +89,7 @@ class Gang:
         """What the role says of a whole batch."""
         return (await self.ask("measure", batch))["arrays"]
 
-    async def live(self, heartbeat: Callable[[int], None], seconds: float) -> None:
+    async def serve(self, heartbeat: Callable[[int], None], seconds: float) -> None:
         """Answer the role until it says goodbye. Raises RoleLost when it does not connect, ends, or says nothing for so many seconds."""
         try:
             async with asyncio.timeout(seconds):
@@ -197,7 +197,7 @@ class Gangs:
         """Until cancelled, or until a role is lost. Raises RoleLost."""
         async with asyncio.TaskGroup() as tasks:
             for gang in self._gangs.values():
-                tasks.create_task(gang.live(heartbeat, self._seconds))
+                tasks.create_task(gang.serve(heartbeat, self._seconds))
             tasks.create_task(asyncio.Event().wait())
 
     async def finish(self, outcome: str) -> None:

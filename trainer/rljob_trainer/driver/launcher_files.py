@@ -40,7 +40,7 @@ class ProgressFile:
         self._written: Progress | None = None
 
     def update(self, **fields: Any) -> None:
-        """Replace fields. Not a beat: that a rollout came and went, or that somebody waits, is no progress."""
+        """Replace fields. Not a heartbeat: that a rollout came and went, or that somebody waits, is no progress."""
         self.progress = self.progress.model_copy(update=fields)
 
     def heartbeat(self, count: int = 1) -> None:

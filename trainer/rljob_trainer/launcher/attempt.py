@@ -70,7 +70,7 @@ class PodAttempt:
         except OSError as error:
             return Ended("failed", failure.classify(unwritable(self._control.spec.checkpoint.path, error)))
         with Follower([*self._rank_logs(), *([self._driver_log()] if self._leads else []), self._fetch_log()]):
-            return await self._fetch() or await self._live()
+            return await self._fetch() or await self._run_processes()
 
     def apply_control(self, control: Control) -> None:
         """Pass the operator's control message on: to drain, or which rollouts there are."""
@@ -103,7 +103,7 @@ class PodAttempt:
         await asyncio.to_thread(sweep, self._fork_servers.pids)
         return Ended(*conclude(None, self._stop.is_set(), self._failures(killed), killed))
 
-    async def _live(self) -> Ended:
+    async def _run_processes(self) -> Ended:
         ranks = asyncio.create_task(self._run_ranks())
         driver = asyncio.create_task(self._run_driver()) if self._leads else None
         stop = asyncio.create_task(self._stop.wait())
@@ -134,7 +134,7 @@ class PodAttempt:
         while True:
             done, awaited = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             if any(task.result() for task in done if task is not stop):
-                await settle(self._directory, driver, servers)
+                await await_cause(self._directory, driver, servers)
                 return "badly"
             if ranks in done:
                 await _bounded(driver, GOODBYE_SECONDS)
@@ -226,7 +226,7 @@ async def _kill(fork_server: ForkServer, task: asyncio.Task[int]) -> None:
             await asyncio.wait({task}, timeout=seconds)
 
 
-async def settle(directory: Path, driver: asyncio.Task[int] | None, servers: asyncio.Task[int] | None) -> None:
+async def await_cause(directory: Path, driver: asyncio.Task[int] | None, servers: asyncio.Task[int] | None) -> None:
     """Until the one ended that may be the cause: the driver, or the colocated servers where a rank says that it lost one."""
     cause = failure.read_first(directory)
     if cause and cause.exception == failure.RolloutLost.__name__:

@@ -49,7 +49,9 @@ class Launcher:
         adopt_orphans()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._terminate)
         async with asyncio.TaskGroup() as tasks:
-            parts = [tasks.create_task(part) for part in (self._follow(tasks), self._reporting(), self._watching())]
+            parts = [
+                tasks.create_task(part) for part in (self._follow(tasks), self._send_reports(), self._follow_progress())
+            ]
             await self._leaving.wait()
             await self._idle.wait()
             for part in parts:
@@ -78,7 +80,7 @@ class Launcher:
                         self._act(tasks)
             except ProtocolMismatch as mismatch:
                 log.error("%s", mismatch)
-                self._say(
+                self._update_report(
                     attempt=mismatch.attempt, state="stopped", result="failed", failure=failure.classify(mismatch)
                 )
                 await asyncio.sleep(REPORT_SECONDS)
@@ -89,47 +91,49 @@ class Launcher:
         assert control
         match decide(control, self._boot_id, self._report.attempt, attempt is not None):
             case "start" if not self._leaving.is_set():
-                tasks.create_task(self._live(control, tasks))
+                tasks.create_task(self._run_attempt(control, tasks))
             case "decline":
-                self._say(attempt=control.attempt, state="stopped", result="stopped", failure=None, progress=None)
+                self._update_report(
+                    attempt=control.attempt, state="stopped", result="stopped", failure=None, progress=None
+                )
             case "follow" if attempt:
                 attempt.apply_control(control)
             case "stop" if attempt:
                 attempt.stop()
 
-    async def _live(self, control: Control, tasks: asyncio.TaskGroup) -> None:
+    async def _run_attempt(self, control: Control, tasks: asyncio.TaskGroup) -> None:
         """One attempt, from the control that lists us to the report of its end."""
         member = control.member(self._boot_id)
         assert member
         self._attempt = attempt = PodAttempt(control, member, self._settings, self._fork_servers)
         self._idle.clear()
         log.info("attempt %d begins; node rank %d of %d", control.attempt, member.node_rank, len(control.members))
-        self._say(attempt=control.attempt, state="running", result=None, failure=None, progress=None)
+        self._update_report(attempt=control.attempt, state="running", result=None, failure=None, progress=None)
         ended = await attempt.run()
         log.info("attempt %d %s", control.attempt, _sentence(ended))
-        self._say(state="stopped", result=ended.result, failure=ended.failure, progress=attempt.progress())
+        self._update_report(state="stopped", result=ended.result, failure=ended.failure, progress=attempt.progress())
         await self._fork_servers.warm(driver=False)
-        # after the last wait: a control that came during one behind it would begin an attempt beside this one's end
+        # behind the last await: a control message that came during a later one would begin an attempt while this one ends
         self._attempt = None
         self._idle.set()
         self._act(tasks)
 
-    async def _reporting(self) -> None:
+    async def _send_reports(self) -> None:
         while True:
             self._news.clear()
             await self._channel.report(self._report)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), REPORT_SECONDS)
 
-    async def _watching(self) -> None:
+    async def _follow_progress(self) -> None:
         """Progress of the attempt that runs; orphans that ended."""
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
             if self._attempt and (progress := self._attempt.progress()) and progress != self._report.progress:
-                self._say(progress=progress)
+                self._update_report(progress=progress)
             reap(self._fork_servers.pids)
 
-    def _say(self, **news: object) -> None:
+    def _update_report(self, **news: object) -> None:
         self._report = self._report.model_copy(update=news)
         self._news.set()
 

@@ -56,7 +56,7 @@ class CheckpointedNetwork:
         return self.optimizer.model_chunks[0].ddp_config.bucket_size
 
     def storages(self) -> set[int]:
-        """Addresses of the memory that training goes on changing."""
+        """Addresses of the memory that training keeps changing."""
         tensors = [t for m in self.modules for t in (*m.parameters(), *m.buffers())]
         return {t.untyped_storage().data_ptr() for t in (*tensors, *states(self.optimizer, set()))}
 

@@ -42,5 +42,5 @@ class Exporter:
 
     @cached_property
     def tasks(self) -> list[Any]:
-        """What to make of each parameter. They remember what stages told each other of them, so every export but the first asks nothing."""
+        """What to make of each parameter. They keep what stages exchanged about them, so every export but the first asks nothing."""
         return [t for t in self._bridge.get_conversion_tasks(self._modules) if t.global_param_name != self._but]

@@ -1,4 +1,4 @@
-"""Low-rank adapters beside frozen matrices (Hu et al. 2021, arXiv 2106.09685): W x + (alpha / rank) B A x, in megatron-bridge's layers.
+"""Low-rank adapters on frozen matrices (Hu et al. 2021, arXiv 2106.09685): W x + (alpha / rank) B A x, in megatron-bridge's layers.
 
 Ours are the values that A begins with, the same in every layout, and the one matrix that a merged export has of W, A and B.
 """

@@ -125,7 +125,7 @@ def _schedule(config: Any, name: str, functions: list[Any]) -> None:
     setattr(config, name, functions if len(functions) > 1 else functions[0])
 
 
-def settle(chunks: Sequence[DistributedDataParallel]) -> None:
+def finish_updates(chunks: Sequence[DistributedDataParallel]) -> None:
     """Wait for, or do, the gathering of parameters that was left to the next forward pass. Before anybody else reads them. Collective."""
     with torch.no_grad():
         for chunk in chunks:

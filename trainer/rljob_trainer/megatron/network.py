@@ -12,7 +12,7 @@ from rljob_api.spec.algorithm import Optimizer
 from rljob_api.spec.roles import Offload
 from rljob_trainer.megatron import checkpoint
 from rljob_trainer.megatron.lora import Adapters, Base
-from rljob_trainer.megatron.model import freeze, settle, wrap
+from rljob_trainer.megatron.model import finish_updates, freeze, wrap
 from rljob_trainer.megatron.offload import Offloader
 from rljob_trainer.megatron.optimizer import Learner, Update, build_optimizer
 from rljob_trainer.megatron.packing import MicroBatch
@@ -120,7 +120,7 @@ class TrainedNetwork(Network):
                 for batch in step.batches:
                     gradients = partial(self._gradients, batch, objective, len(updates))
                     updates.append(self._learner.step(gradients))
-            settle(self.chunks)
+            finish_updates(self.chunks)
         return updates
 
     def evaluate_loss(self, step: Step, objective: Objective) -> list[Update]:

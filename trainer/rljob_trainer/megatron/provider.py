@@ -119,7 +119,7 @@ def _torch_layers(provider: Any) -> dict[str, Any]:
 
 
 def _require_pieces(provider: Any, spec: RLJobSpec) -> None:
-    """megatron takes the number of pieces from a layout of its own when it was told none."""
+    """megatron takes the number of pieces from a layout of its own when it was given none."""
     pieces, said = provider.virtual_pipeline_model_parallel_size or 1, spec.trainer.parallelism.virtual_pipeline
     if pieces != said:
         rule = f"pipeline_model_parallel_layout cuts every stage into {pieces} pieces"

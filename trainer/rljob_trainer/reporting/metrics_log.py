@@ -1,4 +1,4 @@
-"""metrics.jsonl: every metric at full precision, one object per line; what a resumed run goes on from."""
+"""metrics.jsonl: every metric at full precision, one object per line; what a resumed run continues."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ class MetricsLog:
     def __init__(self, file: Path, start: int):
         """Drops lines of steps after `start`, and what a killed process or a machine without power left half written.
 
-        By a new file in the old one's place: an attempt that was partitioned away and goes on writes to the old one.
+        By a new file in the old one's place: an attempt that was partitioned away and still runs writes to the old one.
         """
         self._file = file
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -44,7 +44,7 @@ async def _answer(request: Request) -> Response:
         drawn = await _unless_gone(request, _draw(request.app.state.engine_client, body))
     except (KeyError, TypeError, ValueError) as error:
         return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 400)
-    except Exception as error:  # vLLM says why in its log; a dead engine ends the server by itself
+    except Exception as error:  # vLLM says why in its log; a dead engine ends the server
         return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)
     return Response(status_code=CLIENT_LEFT) if drawn is None else JSONResponse(encode(drawn))
 

@@ -51,11 +51,11 @@ def source_of(
     driver: DriverClient | None,
     engine: Engine,
     senders: Senders | None,
-    between: Callable[[], None],
+    while_waiting: Callable[[], None],
 ) -> Source:
-    """`driver`: on rank 0 only; `senders`: to the rollouts, where the task has some. `between` is called about every second of waiting."""
+    """`driver`: on rank 0 only; `senders`: to the rollouts, where the task has some. `while_waiting` is called about every second of waiting."""
     if senders is None:
-        return ExampleSource(ranks, driver, engine, between)
+        return ExampleSource(ranks, driver, engine, while_waiting)
     publication = Publication(spec, ranks, engine, senders, driver)
     scatter = Scatter(ranks, driver, engine.data_rank, engine.parts)
-    return RolloutSource(ranks, driver, scatter, publication, between)
+    return RolloutSource(ranks, driver, scatter, publication, while_waiting)

@@ -13,7 +13,7 @@ from rljob_trainer.tasks import Outcome
 
 
 class RolloutSource:
-    """While a batch is awaited, newcomers among the rollouts get the policy, and `between` is called about every second."""
+    """While a batch is awaited, newcomers among the rollouts get the policy, and `while_waiting` is called about every second."""
 
     def __init__(
         self,
@@ -21,11 +21,11 @@ class RolloutSource:
         driver: DriverClient | None,
         scatter: Scatter,
         publication: Publication,
-        between: Callable[[], None],
+        while_waiting: Callable[[], None],
     ):
         """`driver`: on rank 0 only."""
         self._ranks, self._driver, self._scatter = ranks, driver, scatter
-        self._publication, self._between = publication, between
+        self._publication, self._while_waiting = publication, while_waiting
         self.outcome: Outcome = "succeeded"
         self._starved = 0.0
 
@@ -37,7 +37,7 @@ class RolloutSource:
         """The batch after `step`, once it is there. Colocated rollouts sleep when this returns."""
         began = time.monotonic()
         while True:
-            self._between()
+            self._while_waiting()
             match self._ask():
                 case {"batch": described}:
                     self._starved = time.monotonic() - began

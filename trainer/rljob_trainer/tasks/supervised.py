@@ -21,11 +21,11 @@ EVALUATED = {
 
 
 class ExampleSource:
-    """While a batch is awaited, `between` is called about every second."""
+    """While a batch is awaited, `while_waiting` is called about every second."""
 
-    def __init__(self, ranks: Ranks, driver: DriverClient | None, engine: Engine, between: Callable[[], None]):
+    def __init__(self, ranks: Ranks, driver: DriverClient | None, engine: Engine, while_waiting: Callable[[], None]):
         """`driver`: on rank 0 only."""
-        self._ranks, self._driver, self._engine, self._between = ranks, driver, engine, between
+        self._ranks, self._driver, self._engine, self._while_waiting = ranks, driver, engine, while_waiting
         self._training = Scatter(ranks, driver, engine.data_rank, engine.parts)
         self._held_out = Scatter(ranks, driver, engine.data_rank, engine.held_out_parts)
         self.outcome: Outcome = "succeeded"
@@ -35,7 +35,7 @@ class ExampleSource:
         """The batch after `step`, once it is there."""
         began = time.monotonic()
         while True:
-            self._between()
+            self._while_waiting()
             match self._ranks.broadcast(self._driver.next() if self._driver else None):
                 case {"batch": described}:
                     self._engine.memory.enter("score")

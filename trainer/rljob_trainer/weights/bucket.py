@@ -33,7 +33,7 @@ class Entry:
         return math.prod(self.shape) * torch_dtype(self.dtype).itemsize
 
     def as_json(self) -> dict[str, Any]:
-        """By hand: every replica is told of every tensor, and dataclasses.asdict takes ten times as long."""
+        """By hand: every replica gets an entry for every tensor, and dataclasses.asdict takes ten times as long."""
         return {"name": self.name, "dtype": self.dtype, "shape": self.shape, "fingerprint": self.fingerprint}
 
     @staticmethod

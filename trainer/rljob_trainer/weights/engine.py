@@ -22,7 +22,7 @@ from rljob_trainer.weights.protocol import GLOO, IPC, NCCL, AttemptFence
 from rljob_trainer.weights.reload import computes_with_what_it_loads, load
 
 ROOM_BYTES = 2**30
-"""What staging leaves free on a GPU; an update that does not fit beside it is staged in host memory."""
+"""What staging leaves free on a GPU; an update that does not fit into the rest is staged in host memory."""
 
 
 @dataclass

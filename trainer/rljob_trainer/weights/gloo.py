@@ -37,12 +37,12 @@ class TrainerEnd:
             self._group = _group(self._rendezvous.store, 0, size, self.address)
 
     def send(self, payload: Tensor) -> dict[str, Any]:
-        """Begin to send; `settle` waits. Nothing has to be said to the workers beside it."""
+        """Begin to send; `wait` returns when all is sent. The message to the workers needs nothing of it."""
         with _BEGINNING:
             self._pending = self._group.broadcast([payload], _from_trainer())
         return {}
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for what is being sent. Raises RuntimeError when the other end is gone or TRANSFER_SECONDS have passed."""
         if self._pending is not None:
             self._pending.wait()
@@ -50,7 +50,7 @@ class TrainerEnd:
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):
-            self.settle()
+            self.wait()
         self._pending = self._group = None
 
 

@@ -24,14 +24,14 @@ class TrainerEnd:
     def accept(self, given_up: Callable[[], bool]) -> None: ...
 
     def send(self, payload: Tensor) -> dict[str, Any]:
-        """What a worker needs to find the payload, which has to live until `settle`."""
+        """What a worker needs to find the payload, which has to live until `wait`."""
         self._sent = payload
         return {"gpu": _uuid(payload.get_device()), "handles": [_shared(payload) for _ in range(self._workers)]}
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         self._sent = None
 
-    close = settle
+    close = wait
 
 
 class WorkerEnd:

@@ -33,7 +33,7 @@ class _Transfer:
 
     def finish(self) -> None:
         """Raises NcclError, a RuntimeError."""
-        self._communicator.settle(self._deadline)
+        self._communicator.wait_for_calls(self._deadline)
         self._done.record(self._stream)
         self._communicator.wait(self._done.query, self._deadline)
 
@@ -63,13 +63,13 @@ class TrainerEnd:
             self._transfer = _Transfer(unique, TRAINER, size)
 
     def send(self, payload: Tensor) -> dict[str, Any]:
-        """Begin to send; `settle` waits. Nothing has to be said to the workers beside it."""
+        """Begin to send; `wait` returns when all is sent. The message to the workers needs nothing of it."""
         assert self._transfer
         self._sent = payload
         self._transfer.begin(payload)
         return {}
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for what is being sent. Raises NcclError when the other end is gone or TRANSFER_SECONDS have passed."""
         if self._transfer and self._sent is not None:
             self._transfer.finish()

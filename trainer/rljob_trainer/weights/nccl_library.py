@@ -58,10 +58,10 @@ class Communicator:
         self._code = _library().ncclCommInitRankConfig(
             ctypes.byref(self._handle), ctypes.c_int(size), name, ctypes.c_int(rank), ctypes.byref(config)
         )
-        self.settle(deadline)
+        self.wait_for_calls(deadline)
 
     def broadcast(self, address: int, size: int, root: int, stream: int) -> None:
-        """Begin to put a broadcast of `size` bytes at a device address onto a CUDA stream; `settle` says when it is there."""
+        """Begin to put a broadcast of `size` bytes at a device address onto a CUDA stream; `wait_for_calls` says when it is there."""
         pointer = ctypes.c_void_p(address)
         self._code = _library().ncclBroadcast(
             pointer,
@@ -73,7 +73,7 @@ class Communicator:
             ctypes.c_void_p(stream),
         )
 
-    def settle(self, deadline: float) -> None:
+    def wait_for_calls(self, deadline: float) -> None:
         """Until what was begun is done: the first broadcast connects, which takes the others. Raises NcclError, and is over then."""
         while self._code == _IN_PROGRESS and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)

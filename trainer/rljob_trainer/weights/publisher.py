@@ -1,7 +1,7 @@
 """Rank 0 brings rollout servers to the current policy.
 
 The tensors are exported once and cut into buckets; every bucket goes to all replicas at the same time, while the next one is being
-exported. A replica that fails is left behind with its old weights; the others go on.
+exported. A replica that fails keeps its old weights; the others continue.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -50,12 +50,12 @@ class Publisher:
         step: int,
         tensors: Iterator[tuple[str, Tensor]],
         replicas: list[RolloutEndpoint],
-        beat: Callable[[], None],
+        heartbeat: Callable[[], None],
         probe: Probe | None = None,
     ) -> Published:
         """Send the policy after `step` steps to `replicas` (none: only its digest is computed).
 
-        `tensors` is consumed to its end, however many replicas fail, because exporting is collective. `beat` is called per bucket.
+        `tensors` is consumed to its end, however many replicas fail, because exporting is collective. `heartbeat` is called per bucket.
         Raises AttemptSuperseded when a replica knows a higher attempt: this one is over. What the iterator raises passes through; all replicas
         keep their old weights then. MismatchError when a replica has the weights and does not agree with `probe`.
         """
@@ -69,14 +69,14 @@ class Publisher:
             round_.start(UpdateSession.open)
             for bucket in pack(tensors, self._transport.bucket_bytes, self._memory()):
                 entries += bucket.entries
-                round_.settle()
+                round_.wait()
                 round_.start(partial(UpdateSession.send, bucket=bucket))
-                beat()
-            round_.settle()
+                heartbeat()
+            round_.wait()
             version = PolicyVersion(self._attempt, step, digest(entries))
             round_.start(partial(UpdateSession.commit, version=version))
-            round_.settle()
-            beat()
+            round_.wait()
+            heartbeat()
             difference = self._compare(round_, probe) if probe else None
         self._ends |= {r.pod_uid: end for r in replicas if r.pod in round_.live and (end := sessions[r.pod].end)}
         return Published(version, list(round_.live), round_.failed, difference)
@@ -91,7 +91,7 @@ class Publisher:
     def _compare(self, round_: "_Round", probe: Probe) -> tuple[float, float] | None:
         found: list[tuple[float, float]] = []
         round_.start(lambda session: found.append(probe.compare(session.log_probs(probe.sequences))))
-        round_.settle()
+        round_.wait()
         return max(found, default=None)
 
     def sleep(self, replicas: list[RolloutEndpoint]) -> None:
@@ -124,7 +124,7 @@ class _Round(AbstractContextManager["_Round"]):
     def start(self, work: Callable[[UpdateSession], None]) -> None:
         self._running = {pod: self._pool.submit(work, session) for pod, session in self.live.items()}
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for all; drop those that failed."""
         for pod, future in self._running.items():
             try:
@@ -152,11 +152,11 @@ class Senders:
         self,
         ranks: Ranks,
         publisher: Publisher | None,
-        beat: Callable[[], None],
+        heartbeat: Callable[[], None],
         own: Iterable[RolloutEndpoint] | None = None,
     ) -> None:
         """`publisher`: of a rank that sends. `own`: the colocated servers of this rank's pod; None, on all ranks: they are in pods of their own."""
-        self._ranks, self._publisher, self._beat = ranks, publisher, beat
+        self._ranks, self._publisher, self._heartbeat = ranks, publisher, heartbeat
         self.colocated = own is not None
         self._own = {server.pod_uid: server for server in own or ()}
         self._awake = dict(self._own)
@@ -172,13 +172,13 @@ class Senders:
         mine = None
         if self._publisher:
             targets = [r for r in replicas if not self.colocated or r.pod_uid in self._own]
-            mine = self._publisher.publish(step, tensors, targets, self._beat, probe)
+            mine = self._publisher.publish(step, tensors, targets, self._heartbeat, probe)
             self._awake |= {r.pod_uid: r for r in targets if r.pod in mine.ok}
         for _ in tensors:
             pass  # exporting is collective, also for those who send nothing
         return self._merged(mine) if self.colocated else mine
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Colocated servers give their memory up: the GPUs are ours when this returns."""
         if self._publisher:
             self._publisher.sleep(list(self._awake.values()))
@@ -187,11 +187,11 @@ class Senders:
 
     def _merged(self, mine: Published | None) -> Published:
         """Of all pods. Each exported the policy for itself, so their digests have to agree."""
-        told = [p for p in self._ranks.gather(asdict(mine) if mine else None) if p]
-        assert len({p["version"]["digest"] for p in told}) == 1, f"the pods exported different policies: {told}"
+        found = [p for p in self._ranks.gather(asdict(mine) if mine else None) if p]
+        assert len({p["version"]["digest"] for p in found}) == 1, f"the pods exported different policies: {found}"
         return Published(
-            PolicyVersion(**told[0]["version"]),
-            ok=[pod for p in told for pod in p["ok"]],
-            failed={pod: why for p in told for pod, why in p["failed"].items()},
-            difference=max((tuple(p["difference"]) for p in told if p["difference"]), default=None),
+            PolicyVersion(**found[0]["version"]),
+            ok=[pod for p in found for pod in p["ok"]],
+            failed={pod: why for p in found for pod, why in p["failed"].items()},
+            difference=max((tuple(p["difference"]) for p in found if p["difference"]), default=None),
         )

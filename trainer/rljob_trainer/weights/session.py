@@ -60,7 +60,7 @@ class UpdateSession:
         transport = self._carry(lambda: end.send(bucket.payload))
         entries = [e.as_json() for e in bucket.entries]
         self._post(protocol.BUCKET, protocol.TRANSFER_SECONDS, entries=entries, transport=transport)
-        self._carry(end.settle)
+        self._carry(end.wait)
 
     def commit(self, version: PolicyVersion) -> None:
         """Returns when the replica serves the new policy."""
@@ -78,7 +78,7 @@ class UpdateSession:
         ]
 
     def abort(self) -> None:
-        """The replica goes on with its old weights, if it is still there."""
+        """The replica continues with its old weights, if it is still there."""
         try:
             self._post(protocol.ABORT, protocol.ABORT_SECONDS)
         except (ReplicaError, AttemptSuperseded):

@@ -1,7 +1,7 @@
 """The server's side of a weight update: one at a time, applied whole or not at all, caches emptied.
 
 open -> bucket ... -> commit. What fails before the weights are touched leaves the old ones being served; what fails after ends the server,
-because vLLM would go on answering with a broken model, and the supervisor starts a fresh one.
+because vLLM would keep answering with a broken model, and the supervisor starts a fresh one.
 """
 
 import asyncio
