@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 Program = Callable[[Callable[[int], Any]], None]
 """What each rank does; it is given what says that a step is complete."""
 
-KILLS, RANKS, PACE = 20, 2, 4
+RANKS, PACE = 2, 4
 """PACE: saves of the first life, which tell how long one takes; each further life is killed within three of them."""
 
 
@@ -38,18 +38,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"))
 
 
-def test_twenty_kills_lose_no_complete_checkpoint(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [6, pytest.param(20, marks=pytest.mark.extra)])
+def test_kills_lose_no_complete_checkpoint(model: Path, tmp_path: Path, kills: int) -> None:
     chance, batch, spec = random.Random(0), make_batch(model, 1), off_policy(job(model, data=RANKS))
     begin = lambda attempt: lambda say: live(tmp_path, spec, batch, attempt, say)  # noqa: E731
     said = life(begin(1), lines=PACE)
     longest = 3 * (said[-1].time - said[0].time) / (len(said) - 1)
-    for attempt in range(2, KILLS + 2):
+    for attempt in range(2, kills + 2):
         known = said[-1].step
         said = life(begin(attempt), seconds=chance.uniform(0, longest))
         assert said[0].step >= known
-    last = life(begin(KILLS + 2))[0].step
-    assert last >= said[-1].step > KILLS / 2, "hardly anything was saved: no test"
-    print(f"\n{KILLS} kills within {longest:.1f} s of saving, {last} steps saved")
+    last = life(begin(kills + 2))[0].step
+    assert last >= said[-1].step > kills / 2, "hardly anything was saved: no test"
+    print(f"\n{kills} kills within {longest:.1f} s of saving, {last} steps saved")
 
 
 class Said(NamedTuple):
