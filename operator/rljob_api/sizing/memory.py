@@ -2,33 +2,16 @@
 
 It is for people who choose a layout. Only what is there for certain, and cannot fit, is refused by it (`Phase.certain`, when ranks start).
 
-Trainer, per rank of the first and the last pipeline stage, of which the larger is told (b bytes of a parameter, P the rank's own parameters, d the
-ranks that share the optimizer's states: data x context parallel):
-
-    weights, gradients, optimizer
-        b P, 4 P and (8 + 4 [b < 4]) P/d: bfloat16 6 + 12/d bytes per parameter and float32 8 + 8/d (megatron-core docs, dist_optimizer);
-        with LoRA b (P + A), 4 A and (8 + 4 [b < 4]) A/d, with A the rank's part of the adapters' parameters
-    activations
-        per layer and token b (4 hidden + 2 queries + 2 keys and values + 3 feed-forward) / t, each tensor that a backward pass needs once,
-        with experts topk (hidden + 3 feed-forward): each of a token's experts has a copy of it, and shared ones have 3 feed-forward more
-        (Korthikanti et al. arXiv 2205.05198 section 4, for SwiGLU, without the attention matrix, which flash attention computes again);
-        without sequence parallelism the hidden part is not divided by t; full recomputation keeps the inputs of the layers that are
-        computed again together, and has their activations then; a stage holds as many
-        micro-batches as there are stages after it, itself included, interleaved (1 + (p-1)/(p v)) times as many (ibid. section 4.2.3)
-    vision tower
-        whole on every rank; what spec.model.freeze names has weights alone. Activations as if every token were of an image, none of a frozen tower
-    logits
-        of the last stage: (b + 4) bytes x tokens x vocabulary / t, kept and in float32
+Trainer: the larger of the first and the last pipeline stage (stage.py has the formulas).
 
 Rollout, per GPU of a server: weights b P / tensorParallel; keys and values 2 b layers groups head tokens / tensorParallel for the samples that one
 server has in flight at their longest, at most vLLM's max-num-seqs; with multi-latent attention b layers (latent + rotated part) tokens, whole on
 each GPU. A colocated server takes the whole share that it was given.
 
-Beside tensors, by phase: CUDA's contexts, loaded kernels, workspaces of libraries, buffers of NCCL and captured graphs, as measured.
+Outside tensors, by phase: CUDA's contexts, loaded kernels, workspaces of libraries, buffers of NCCL and captured graphs, as measured.
 Not counted: what the allocator cannot use.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -36,13 +19,12 @@ from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout, rollout_pods, servers_per_pod
 from rljob_api.sizing.serving import SERVER_SHARE, sequences, server_defaults
 from rljob_api.sizing.shape import BYTES, Shape
+from rljob_api.sizing.stage import Stage, end_stages, held_by, own_parameters, stages, trained_network
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.roles import Offload
 
-FLOAT = 4
 GIB = 2**30
 TRAINER_OVERHEAD, SERVER_OVERHEAD = 4 * GIB, 2 * GIB
-"""Bytes of a GPU that a rank and a colocated server hold beside tensors and the server's share: one H200 each, 1.5 B parameters, 4.1 and 2.3 GiB."""
+"""Bytes of a GPU that a rank and a colocated server hold outside tensors and the server's share: one H200 each, 1.5 B parameters, 4.1 and 2.3 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +76,7 @@ def cache_memory(spec: RLJobSpec, shape: Shape, device: float) -> CacheMemory:
 
 def trainer_memory(spec: RLJobSpec, shape: Shape) -> TrainerMemory:
     """The first stage holds most activations, the last one the logits: the larger sum counts."""
-    return max((_at_most(spec, stage) for stage in _stages(spec, shape)), key=lambda m: m.total)
+    return max((_at_most(spec, stage) for stage in stages(spec, shape)), key=lambda m: m.total)
 
 
 def gang_memory(spec: RLJobSpec, shape: Shape, role: str) -> TrainerMemory:
@@ -103,8 +85,8 @@ def gang_memory(spec: RLJobSpec, shape: Shape, role: str) -> TrainerMemory:
     own = spec.of_gang(role)
     lay = Layout.of(own, names.ROLE_TRAINER)
     found = []
-    for number, stage in zip(_ends(own), _stages(own, shape), strict=True):
-        n = _trained(spec, lay, 0.0, *_own(shape, lay, number))
+    for number, stage in zip(end_stages(own), stages(own, shape), strict=True):
+        n = trained_network(spec, lay, 0.0, *own_parameters(shape, lay, number))
         if role == names.ROLE_CRITIC:
             found.append(TrainerMemory(n.parameters, n.gradients, n.optimizer, stage.activations, 0.0, 0.0))
         else:
@@ -113,7 +95,7 @@ def gang_memory(spec: RLJobSpec, shape: Shape, role: str) -> TrainerMemory:
     return max(found, key=lambda m: m.total)
 
 
-def _at_most(spec: RLJobSpec, stage: "_Stage") -> TrainerMemory:
+def _at_most(spec: RLJobSpec, stage: Stage) -> TrainerMemory:
     """While the policy trains."""
     policy, *others = stage.networks
     optimizer, activations, logits = policy.optimizer, stage.activations, stage.logits
@@ -127,7 +109,7 @@ def _at_most(spec: RLJobSpec, stage: "_Stage") -> TrainerMemory:
         optimizer=optimizer,
         activations=activations,
         logits=logits,
-        other_models=_held(others),
+        other_models=held_by(others),
     )
 
 
@@ -145,7 +127,7 @@ class Phase:
     """What the colocated server has to have."""
     estimate: float = 0.0
     """Activations and logits; in `sync` the server's staged update, which waits in host memory where there is no room for it; on a GPU also what its
-    processes hold beside tensors."""
+    processes hold outside tensors."""
 
     @property
     def certain(self) -> float:
@@ -160,33 +142,33 @@ def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[Phase]:
     """Of every phase the stage that holds most; `device`: bytes of the GPU.
 
     generate: the server is awake, the trainer rests. score: forward passes of one model after the other. train: the server sleeps. sync: both
-    hold the weights. save: parameters and moments are brought back beside a server that is awake; for any layout, as at the end, also the gradient
+    hold the weights. save: parameters and moments are brought back while the server is awake; for any layout, as at the end, also the gradient
     buffers, of one network at a time: its optimizer is gathered in them.
     """
     weights, awake = _server(spec, shape, device)
     staged = weights * spec.rollout.tensor_parallel  # every worker stages the whole update
-    stages = [_phases(stage, weights, staged, awake) for stage in _stages(spec, shape)]
-    most = [max(same, key=lambda p: p.total) for same in zip(*stages, strict=True)]
-    return [replace(p, estimate=p.estimate + _beside_tensors(spec)) for p in most]
+    found = [_phases(stage, weights, staged, awake) for stage in stages(spec, shape)]
+    most = [max(same, key=lambda p: p.total) for same in zip(*found, strict=True)]
+    return [replace(p, estimate=p.estimate + _outside_tensors(spec)) for p in most]
 
 
-def _phases(stage: "_Stage", weights: float, staged: float, awake: float) -> list[Phase]:
+def _phases(stage: Stage, weights: float, staged: float, awake: float) -> list[Phase]:
     """`weights`, `awake`: what the server holds when its weights are back, and when it generates; `staged`: the update that it receives."""
     networks, policy = stage.networks, stage.networks[0]
     frozen, trained = ([n for n in networks if bool(n.gradients) == learns] for learns in (False, True))
-    backward = max(_held(networks, n, "parameters", "gradients") for n in trained) + stage.passing
-    update = max(_held(networks, n, "parameters", "gradients", "optimizer") for n in trained)
+    backward = max(held_by(networks, n, "parameters", "gradients") for n in trained) + stage.passing
+    update = max(held_by(networks, n, "parameters", "gradients", "optimizer") for n in trained)
     gathering = max(n.gradients if n.offload.gradients else 0.0 for n in trained)
     return [
-        Phase("generate", _held(networks), awake),
-        Phase("score", max(_held(networks, n, "parameters") for n in networks), 0.0, stage.layer + stage.logits),
+        Phase("generate", held_by(networks), awake),
+        Phase("score", max(held_by(networks, n, "parameters") for n in networks), 0.0, stage.layer + stage.logits),
         Phase("train", update, 0.0, max(0.0, backward - update)),
-        Phase("sync", _held(networks, policy, "parameters"), weights, staged),
-        Phase("save", _held(frozen) + sum(n.held("parameters", "optimizer") for n in trained) + gathering, awake),
+        Phase("sync", held_by(networks, policy, "parameters"), weights, staged),
+        Phase("save", held_by(frozen) + sum(n.held("parameters", "optimizer") for n in trained) + gathering, awake),
     ]
 
 
-def _beside_tensors(spec: RLJobSpec) -> float:
+def _outside_tensors(spec: RLJobSpec) -> float:
     if spec.trainer.device == "cpu":
         return 0.0
     return TRAINER_OVERHEAD + (SERVER_OVERHEAD if spec.rollout.placement == "colocated" else 0.0)
@@ -200,149 +182,6 @@ def _server(spec: RLJobSpec, shape: Shape, device: float) -> tuple[float, float]
     if cache := given.get("kv-cache-memory-bytes"):
         return weights, weights + float(cache)
     return weights, device * float(given["gpu-memory-utilization"])
-
-
-Part = Literal["parameters", "gradients", "optimizer"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Network:
-    """Bytes of one model's parts on a rank; one that does not learn has parameters alone."""
-
-    parameters: float
-    gradients: float
-    optimizer: float
-    offload: Offload
-
-    def held(self, *used: Part) -> float:
-        """On the GPU while `used` are needed."""
-        parts: tuple[Part, ...] = ("parameters", "gradients", "optimizer")
-        return sum(getattr(self, part) for part in parts if part in used or not getattr(self.offload, part))
-
-
-def _held(networks: Sequence[_Network], busy: _Network | None = None, *used: Part) -> float:
-    """By all of them while one uses these parts."""
-    return sum(n.held(*used) if n is busy else n.held() for n in networks)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stage:
-    """One rank of a pipeline stage."""
-
-    networks: list[_Network]
-    """The policy first."""
-    layer: float
-    """Activations of one layer of one micro-batch."""
-    activations: float
-    """Of all layers and micro-batches that wait for their backward pass."""
-    logits: float
-
-    @property
-    def passing(self) -> float:
-        return self.activations + self.logits
-
-
-def _stages(spec: RLJobSpec, shape: Shape) -> list[_Stage]:
-    return [_stage(spec, shape, stage) for stage in _ends(spec)]
-
-
-def _ends(spec: RLJobSpec) -> list[int]:
-    """The first stage and the last, between which all others lie."""
-    return sorted({0, Layout.of(spec, names.ROLE_TRAINER).pipeline - 1})
-
-
-def _stage(spec: RLJobSpec, shape: Shape, stage: int) -> _Stage:
-    lay, width = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype]
-    last = stage == lay.pipeline - 1
-    dense, experts = _own(shape, lay, stage)
-    tokens = spec.train.tokens_per_micro_batch / lay.context
-    layer, passed = tokens * _layer(spec, shape, width), tokens * width * shape.hidden / _cut(spec)
-    whole, inputs, again = _kept(spec, shape.layers / lay.pipeline)
-    return _Stage(
-        networks=_networks(spec, shape, dense, experts),
-        layer=layer,
-        activations=(whole * layer + inputs * passed) * _in_flight(lay, stage)
-        + again * layer
-        + tokens * width * _seen(spec, shape),
-        logits=(width + FLOAT) * tokens * _outputs(spec, shape) / lay.tensor if last else 0.0,
-    )
-
-
-def _outputs(spec: RLJobSpec, shape: Shape) -> float:
-    """Numbers that the last layer makes of a token: a logit for each word, or a reward model's score, which tensor-parallel ranks do not share."""
-    return spec.trainer.parallelism.tensor if spec.task == "rewardModel" else shape.vocabulary
-
-
-def _own(shape: Shape, lay: Layout, stage: int) -> tuple[float, float]:
-    """A rank's dense parameters and its experts'. A tied output layer is a second copy of the embedding when stages are apart."""
-    layers = shape.layers / lay.pipeline
-    ends = (stage == 0) + (stage == lay.pipeline - 1)
-    tables = 1 if shape.tied and lay.pipeline == 1 else ends
-    dense = (layers * shape.dense + tables * shape.embedding) / lay.tensor
-    return dense, layers * shape.expert / (lay.expert * lay.expert_tensor)
-
-
-def _layer(spec: RLJobSpec, shape: Shape, width: int) -> float:
-    """Bytes of activations per token and layer."""
-    wide = 3 * shape.feed_forward
-    if shape.experts:
-        wide = shape.experts_per_token * (shape.hidden + 3 * shape.expert_feed_forward) + 3 * shape.shared_feed_forward
-    return width * (4 * shape.hidden / _cut(spec) + (shape.attended + wide) / spec.trainer.parallelism.tensor)
-
-
-def _seen(spec: RLJobSpec, shape: Shape) -> int:
-    """Numbers of a token of an image that the tower keeps for its backward pass."""
-    return shape.tower.kept if shape.tower and "vision" not in spec.model.freeze else 0
-
-
-def _cut(spec: RLJobSpec) -> int:
-    """Tensor-parallel ranks that share the activations between the matrices."""
-    return spec.trainer.parallelism.tensor if spec.trainer.parallelism.sequence else 1
-
-
-def _kept(spec: RLJobSpec, layers: float) -> tuple[float, float, float]:
-    """Of a stage's layers: how many keep all activations and how many inputs are kept, per micro-batch, and how many are computed again at a time."""
-    r = spec.trainer.recompute
-    if r.granularity != "full":
-        return layers, 0.0, 0.0
-    if r.method == "uniform":
-        return 0.0, layers / r.layers, r.layers
-    inputs = min(layers, r.layers * spec.trainer.parallelism.virtual_pipeline)
-    return layers - inputs, inputs, 1.0
-
-
-def _in_flight(lay: Layout, stage: int) -> float:
-    if lay.virtual_pipeline > 1:
-        return (lay.pipeline - stage) * (1 + (lay.pipeline - 1) / (lay.pipeline * lay.virtual_pipeline))
-    return lay.pipeline - stage
-
-
-def _networks(spec: RLJobSpec, shape: Shape, dense: float, experts: float) -> list[_Network]:
-    """Models of so many parameters that share the policy's ranks. A reference in host memory takes the policy's place and is none of its own."""
-    lay, width = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype]
-    tower = shape.tower.parameters() if shape.tower else 0
-    learnt = shape.tower.parameters(tuple(spec.model.freeze)) if shape.tower else 0
-    weights = width * (dense + experts + tower)
-    whole = policy = _trained(spec, lay, width * (tower - learnt), dense + learnt, experts)
-    if spec.model.lora:
-        adapters = shape.adapters(spec.model.lora) * shape.layers / lay.pipeline / lay.tensor
-        policy = _trained(spec, lay, weights, adapters, 0.0)
-    found = [replace(policy, offload=spec.trainer.offload)]
-    if spec.critic and not spec.critic.processes_per_node:
-        found.append(replace(whole, offload=spec.critic.offload))
-    if spec.has_reference and not spec.reference.offload and names.ROLE_REFERENCE not in spec.gangs:
-        found.append(_Network(weights, 0.0, 0.0, Offload()))
-    judges = [r.model for r in spec.rewards if r.model and not r.model.processes_per_node]
-    return found + [_Network(weights, 0.0, 0.0, Offload(parameters=judge.offload)) for judge in judges]
-
-
-def _trained(spec: RLJobSpec, lay: Layout, frozen: float, dense: float, experts: float) -> _Network:
-    """Of so many parameters that learn, beside so many bytes of others."""
-    width = BYTES[spec.model.dtype]
-    state = 2 * FLOAT + (FLOAT if width < FLOAT else 0)
-    optimizer = state * (dense / (lay.data * lay.context) + experts / lay.expert_copies)
-    own = dense + experts
-    return _Network(frozen + width * own, FLOAT * own, optimizer, Offload())
 
 
 def rollout_memory(spec: RLJobSpec, shape: Shape) -> RolloutMemory:

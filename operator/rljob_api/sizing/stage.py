@@ -1,0 +1,174 @@
+"""What one rank of a pipeline stage holds on its GPU: models with their gradients and optimizers, activations, logits.
+
+With b bytes of a parameter, P the rank's own parameters, d the ranks that share the optimizer's states (data x context parallel):
+
+    weights, gradients, optimizer
+        b P, 4 P and (8 + 4 [b < 4]) P/d: bfloat16 6 + 12/d bytes per parameter and float32 8 + 8/d (megatron-core docs, dist_optimizer);
+        with LoRA b (P + A), 4 A and (8 + 4 [b < 4]) A/d, with A the rank's part of the adapters' parameters
+    activations
+        per layer and token b (4 hidden + 2 queries + 2 keys and values + 3 feed-forward) / t, each tensor that a backward pass needs once,
+        with experts topk (hidden + 3 feed-forward): each of a token's experts has a copy of it, and shared ones have 3 feed-forward more
+        (Korthikanti et al. arXiv 2205.05198 section 4, for SwiGLU, without the attention matrix, which flash attention computes again);
+        without sequence parallelism the hidden part is not divided by t; full recomputation keeps the inputs of the layers that are
+        computed again together, and has their activations then; a stage holds as many
+        micro-batches as there are stages after it, itself included, interleaved (1 + (p-1)/(p v)) times as many (ibid. section 4.2.3)
+    vision tower
+        whole on every rank; what spec.model.freeze names has weights alone. Activations as if every token were of an image, none of a frozen tower
+    logits
+        of the last stage: (b + 4) bytes x tokens x vocabulary / t, kept and in float32
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rljob_api import names
+from rljob_api.sizing.layout import Layout
+from rljob_api.sizing.shape import BYTES, Shape
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.roles import Offload
+
+FLOAT = 4
+
+
+Part = Literal["parameters", "gradients", "optimizer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Bytes of one model's parts on a rank; one that does not learn has parameters alone."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    offload: Offload
+
+    def held(self, *used: Part) -> float:
+        """On the GPU while `used` are needed."""
+        parts: tuple[Part, ...] = ("parameters", "gradients", "optimizer")
+        return sum(getattr(self, part) for part in parts if part in used or not getattr(self.offload, part))
+
+
+def held_by(networks: Sequence[Network], busy: Network | None = None, *used: Part) -> float:
+    """By all of them while one uses these parts."""
+    return sum(n.held(*used) if n is busy else n.held() for n in networks)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One rank of a pipeline stage."""
+
+    networks: list[Network]
+    """The policy first."""
+    layer: float
+    """Activations of one layer of one micro-batch."""
+    activations: float
+    """Of all layers and micro-batches that wait for their backward pass."""
+    logits: float
+
+    @property
+    def passing(self) -> float:
+        return self.activations + self.logits
+
+
+def stages(spec: RLJobSpec, shape: Shape) -> list[Stage]:
+    return [_stage(spec, shape, stage) for stage in end_stages(spec)]
+
+
+def end_stages(spec: RLJobSpec) -> list[int]:
+    """The first stage and the last, between which all others lie."""
+    return sorted({0, Layout.of(spec, names.ROLE_TRAINER).pipeline - 1})
+
+
+def _stage(spec: RLJobSpec, shape: Shape, stage: int) -> Stage:
+    lay, width = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype]
+    last = stage == lay.pipeline - 1
+    dense, experts = own_parameters(shape, lay, stage)
+    tokens = spec.train.tokens_per_micro_batch / lay.context
+    layer, passed = tokens * _layer(spec, shape, width), tokens * width * shape.hidden / _cut(spec)
+    whole, inputs, again = _kept(spec, shape.layers / lay.pipeline)
+    return Stage(
+        networks=_networks(spec, shape, dense, experts),
+        layer=layer,
+        activations=(whole * layer + inputs * passed) * _in_flight(lay, stage)
+        + again * layer
+        + tokens * width * _seen(spec, shape),
+        logits=(width + FLOAT) * tokens * _outputs(spec, shape) / lay.tensor if last else 0.0,
+    )
+
+
+def _outputs(spec: RLJobSpec, shape: Shape) -> float:
+    """Numbers that the last layer makes of a token: a logit for each word, or a reward model's score, which tensor-parallel ranks do not share."""
+    return spec.trainer.parallelism.tensor if spec.task == "rewardModel" else shape.vocabulary
+
+
+def own_parameters(shape: Shape, lay: Layout, stage: int) -> tuple[float, float]:
+    """A rank's dense parameters and its experts'. A tied output layer is a second copy of the embedding when stages are apart."""
+    layers = shape.layers / lay.pipeline
+    ends = (stage == 0) + (stage == lay.pipeline - 1)
+    tables = 1 if shape.tied and lay.pipeline == 1 else ends
+    dense = (layers * shape.dense + tables * shape.embedding) / lay.tensor
+    return dense, layers * shape.expert / (lay.expert * lay.expert_tensor)
+
+
+def _layer(spec: RLJobSpec, shape: Shape, width: int) -> float:
+    """Bytes of activations per token and layer."""
+    wide = 3 * shape.feed_forward
+    if shape.experts:
+        wide = shape.experts_per_token * (shape.hidden + 3 * shape.expert_feed_forward) + 3 * shape.shared_feed_forward
+    return width * (4 * shape.hidden / _cut(spec) + (shape.attended + wide) / spec.trainer.parallelism.tensor)
+
+
+def _seen(spec: RLJobSpec, shape: Shape) -> int:
+    """Numbers of a token of an image that the tower keeps for its backward pass."""
+    return shape.tower.kept if shape.tower and "vision" not in spec.model.freeze else 0
+
+
+def _cut(spec: RLJobSpec) -> int:
+    """Tensor-parallel ranks that share the activations between the matrices."""
+    return spec.trainer.parallelism.tensor if spec.trainer.parallelism.sequence else 1
+
+
+def _kept(spec: RLJobSpec, layers: float) -> tuple[float, float, float]:
+    """Of a stage's layers: how many keep all activations and how many inputs are kept, per micro-batch, and how many are computed again at a time."""
+    r = spec.trainer.recompute
+    if r.granularity != "full":
+        return layers, 0.0, 0.0
+    if r.method == "uniform":
+        return 0.0, layers / r.layers, r.layers
+    inputs = min(layers, r.layers * spec.trainer.parallelism.virtual_pipeline)
+    return layers - inputs, inputs, 1.0
+
+
+def _in_flight(lay: Layout, stage: int) -> float:
+    if lay.virtual_pipeline > 1:
+        return (lay.pipeline - stage) * (1 + (lay.pipeline - 1) / (lay.pipeline * lay.virtual_pipeline))
+    return lay.pipeline - stage
+
+
+def _networks(spec: RLJobSpec, shape: Shape, dense: float, experts: float) -> list[Network]:
+    """Models of so many parameters that share the policy's ranks. A reference in host memory takes the policy's place and is none of its own."""
+    lay, width = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype]
+    tower = shape.tower.parameters() if shape.tower else 0
+    learnt = shape.tower.parameters(tuple(spec.model.freeze)) if shape.tower else 0
+    weights = width * (dense + experts + tower)
+    whole = policy = trained_network(spec, lay, width * (tower - learnt), dense + learnt, experts)
+    if spec.model.lora:
+        adapters = shape.adapters(spec.model.lora) * shape.layers / lay.pipeline / lay.tensor
+        policy = trained_network(spec, lay, weights, adapters, 0.0)
+    found = [replace(policy, offload=spec.trainer.offload)]
+    if spec.critic and not spec.critic.processes_per_node:
+        found.append(replace(whole, offload=spec.critic.offload))
+    if spec.has_reference and not spec.reference.offload and names.ROLE_REFERENCE not in spec.gangs:
+        found.append(Network(weights, 0.0, 0.0, Offload()))
+    judges = [r.model for r in spec.rewards if r.model and not r.model.processes_per_node]
+    return found + [Network(weights, 0.0, 0.0, Offload(parameters=judge.offload)) for judge in judges]
+
+
+def trained_network(spec: RLJobSpec, lay: Layout, frozen: float, dense: float, experts: float) -> Network:
+    """Of so many parameters that learn; `frozen`: bytes of those that do not."""
+    width = BYTES[spec.model.dtype]
+    state = 2 * FLOAT + (FLOAT if width < FLOAT else 0)
+    optimizer = state * (dense / (lay.data * lay.context) + experts / lay.expert_copies)
+    own = dense + experts
+    return Network(frozen + width * own, FLOAT * own, optimizer, Offload())
