@@ -6,13 +6,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from rljob_trainer import rank
 from rljob_trainer.buffer.assembly import batch_metrics
 from rljob_trainer.buffer.batch_files import record
 from trainer.loop.job import STEPS
+from trainer.loop.tokenizer import write_tokenizer
 from trainer.megatron.models import make_batch, make_model
 
 
@@ -21,10 +20,7 @@ def material(tmp_path_factory) -> Path:
     """A model with a tokenizer, a parquet file, and recorded batches."""
     rank.prepare()
     root = tmp_path_factory.mktemp("material")
-    model = make_model(root / "model")
-    tokenizer = Tokenizer(models.WordLevel({str(i): i for i in range(10)}, unk_token="0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="9").save_pretrained(model)
+    model = write_tokenizer(make_model(root / "model"), words=10)
     pq.write_table(
         pa.table({"prompt": ["1 2", "3 4", "5 6"], "answer": ["1"] * 3, "data_source": ["s"] * 3}),
         root / "train.parquet",

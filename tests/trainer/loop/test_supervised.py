@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from rljob_api import names
 from rljob_trainer import rank
 from trainer.loop.job import Job, Running
+from trainer.loop.tokenizer import write_tokenizer
 from trainer.megatron.models import make_model
 
 pytestmark = pytest.mark.slow
@@ -25,10 +24,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with a tokenizer, and rows for every task: the digit after a digit."""
     rank.prepare()
     root = tmp_path_factory.mktemp("material")
-    model = make_model(root / "model")
-    tokenizer = Tokenizer(models.WordLevel({str(i): i for i in range(12)}, unk_token="0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="11").save_pretrained(model)
+    write_tokenizer(make_model(root / "model"), words=12)
     digits = [(str(i % 9), str(i % 9 + 1)) for i in range(ROWS)]
     rows = [
         {"prompt": a, "response": b, "chosen": b, "rejected": a, "text": " ".join((a, b) * (i % 5 + 1))}
