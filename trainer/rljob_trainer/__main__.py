@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    signal.signal(
-        signal.SIGTERM, _leave
-    )  # PID 1 has no default: until a command has its own, a deleted pod would linger
+    # PID 1 has no default: until a command has a handler of its own, a deleted pod would linger
+    signal.signal(signal.SIGTERM, _leave)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     options = parser().parse_args(arguments)
     return int(options.command(options))
@@ -103,9 +102,8 @@ def launch_pod(options: argparse.Namespace) -> int:
     fork_servers = ForkServers(settings.rank, settings.driver, settings.environment)
 
     async def run() -> None:
-        await fork_servers.warm(
-            driver=settings.pod.endswith(f"-{names.ROLE_TRAINER}-0")
-        )  # before our own imports, which take less long
+        # before our own imports, which take less long
+        await fork_servers.warm(driver=settings.pod.endswith(f"-{names.ROLE_TRAINER}-0"))
         from rljob_trainer.launcher.launcher import Launcher
 
         await Launcher(_channel(options), settings, fork_servers).run()

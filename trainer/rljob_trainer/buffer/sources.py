@@ -133,9 +133,8 @@ class GeneratedBatches:
         try:
             batch = await asyncio.shield(assembling)
         except asyncio.CancelledError:  # the groups stay complete, and make the same batch again
-            await asyncio.wait(
-                [assembling]
-            )  # a thread cannot be ended, and would write into the files of the batch that follows
+            # a thread cannot be ended, and would write into the files of the batch that follows
+            await asyncio.wait([assembling])
             raise
         self._groups.remove([*selection.chosen, *selection.useless])
         return Ready(batch, after)
@@ -156,10 +155,8 @@ class GeneratedBatches:
         """
         spec, groups, selection = self._spec, self._groups, Selection(self._spec)
         groups.resume()
-        cursor, full = (
-            cursor.including(groups.positions),
-            False,
-        )  # some were begun for a batch that another policy interrupted
+        cursor = cursor.including(groups.positions)  # some were begun for a batch that another policy interrupted
+        full = False
         while not full:
             positions, cursor = cursor.draw(self._under_way(step, policy))
             groups.begin(step, policy, {p: prompt_at(p, spec.data, self._train) for p in positions})

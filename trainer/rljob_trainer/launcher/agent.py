@@ -29,9 +29,8 @@ def run(request: ForkRequest) -> int:
     """
     lead_session(request)
     die_with_parent()
-    logging.getLogger("torch.distributed.elastic").setLevel(
-        logging.CRITICAL
-    )  # says in ten lines what monitors say in one
+    # torchrun says in ten lines what monitors say in one
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     directory = Path(request.directory)
     try:
         elastic_launch(_config(request), monitor)(request)

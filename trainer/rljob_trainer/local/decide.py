@@ -64,9 +64,8 @@ def advance(state: LocalState, seen: Seen, wanted: Command, max_restarts: int) -
         return _closed(state, seen, reports, wanted, max_restarts)
     if found := _cause(state, reports):
         return replace(state, command="stop", cause=found[1], culprit=found[0])
-    over = all(
-        _ended(report, state.attempt) for report in _trainers(state, reports)
-    )  # nobody asks the other gangs for anything
+    # only the trainers: nobody asks the other gangs for anything once these have ended
+    over = all(_ended(report, state.attempt) for report in _trainers(state, reports))
     return replace(state, command=_stronger(state.command, "stop" if over else wanted))
 
 

@@ -54,9 +54,8 @@ def _patch_torch() -> None:
     }
     # `with torch.device(...)` knows factories by identity and has to remember the originals, or models made on "meta" have no values
     torch.utils._device._device_constructors()
-    factories = {
-        name: _on_cpu(getattr(torch, name)) for name in ("tensor", "zeros")
-    }  # optimizer.py:698, schedules.py:749
+    # called in optimizer.py:698 and schedules.py:749
+    factories = {name: _on_cpu(getattr(torch, name)) for name in ("tensor", "zeros")}
     tensor = {"cuda": lambda self, *_, **__: self, "type": _tensor_type(torch.Tensor.type)}
     for owner, stand_ins in ((torch.cuda, cuda), (torch, factories), (torch.Tensor, tensor)):
         for name, stand_in in stand_ins.items():
