@@ -15,6 +15,7 @@ KILLED = 9
 
 
 def main() -> None:
+    os.fsync = lambda handle: None  # type: ignore[assignment]  # what is written survives a kill; only a power cut could take it
     for line in sys.stdin:
         number, root = line.rstrip("\n").split(" ", 1)
         print(killed_before(int(number), Path(root)), flush=True)

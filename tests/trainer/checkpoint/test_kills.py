@@ -7,13 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from rljob_trainer.checkpoint.files import Tally
 from rljob_trainer.checkpoint.manifest import STEP_DIRECTORY, read_manifest
 from trainer.checkpoint.killed import KILLED
 from trainer.checkpoint.saving import open_store, save
 
 
-def test_a_kill_at_each_point_leaves_whole_checkpoints_only_and_nothing_for_good(tmp_path: Path) -> None:
+def test_a_kill_at_each_point_leaves_whole_checkpoints_only_and_nothing_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # as in killed.py: eight tenths of a save's time
     number = 0
     with killer() as process:
         while killed_before(process, number, root := tmp_path / str(number)):
