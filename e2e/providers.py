@@ -1,6 +1,6 @@
 """Where the end-to-end tests and the demo find a cluster.
 
-existing   the user's: RLJOB_KUBECONFIG, RLJOB_STORAGE_CLASS, RLJOB_OPERATOR_IMAGE and RLJOB_TRAINER_IMAGE name it
+existing   the user's: RLJOB_KUBECONFIG, RLJOB_STORAGE_CLASS, RLJOB_OPERATOR_IMAGE and RLJOB_TRAINER_IMAGE name it; RLJOB_ENVIRONMENT_IMAGE may
 local      Kubernetes in namespaces of this machine, as root on Linux (e2e/cluster)
 """
 
@@ -32,6 +32,8 @@ class Provider(Protocol):
     """Directory with kubectl and helm; empty when they are on PATH."""
     operator_image: str
     trainer_image: str
+    environment_image: str
+    """Empty where there is none."""
 
     def up(self) -> None: ...
     def down(self) -> None: ...
@@ -63,7 +65,7 @@ class Local:
     tools = str(steps.BIN)
 
     def __init__(self) -> None:
-        self.operator_image = self.trainer_image = ""
+        self.operator_image = self.trainer_image = self.environment_image = ""
 
     def up(self) -> None:
         lifecycle.up()
@@ -72,8 +74,9 @@ class Local:
         lifecycle.down()
 
     def build_images(self) -> None:
-        self.operator_image, self.trainer_image = built_images.build_images(["operator", "trainer"])
-        built_images.load_images([self.operator_image, self.trainer_image])
+        names = built_images.build_images(["operator", "trainer", "environment"])
+        self.operator_image, self.trainer_image, self.environment_image = names
+        built_images.load_images(names)
 
     def stop_node(self, node: str, how: str = "power") -> None:
         lifecycle.stop_node(int(node.removeprefix("node")), how)
@@ -96,6 +99,7 @@ class Existing:
             )
         require("kubectl", "helm")
         kubeconfig, self.storage_class, self.operator_image, self.trainer_image = (os.environ[s] for s in SETTINGS)
+        self.environment_image = os.environ.get("RLJOB_ENVIRONMENT_IMAGE", "")
         self.kubeconfig = Path(kubeconfig)
 
     def up(self) -> None:

@@ -10,6 +10,7 @@ from e2e.cluster.steps import CACHE, REPOSITORY, SCRIPTS, run_step
 SOURCES = {
     "operator": ("images/operator", "operator"),
     "trainer": ("images/trainer", "operator/rljob_api", "trainer"),
+    "environment": ("images/environment",),
 }
 REPOSITORY_NAME = "rljob.dev"
 
