@@ -1,7 +1,7 @@
 """What a manifest amounts to, and where it would be placed on the live cluster now: the data behind `plan`."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from pydantic.alias_generators import to_camel
@@ -10,6 +10,7 @@ from kubectl_rljob.errors import UserError
 from rljob_api import names
 from rljob_api.job_policy import JobPolicy
 from rljob_api.manifest import Manifest
+from rljob_api.sizing.devices import Device, smallest
 from rljob_api.sizing.layout import Amounts, Layout, pods_of
 from rljob_api.sizing.memory import (
     CacheMemory,
@@ -71,8 +72,8 @@ class Plan:
     """Defaults of the cluster that are in the spec, by path."""
     unread: str
     """Why the cluster's could not be read."""
-    device: float | None
-    """Bytes of a GPU, if one was named."""
+    device: Device | None
+    """The GPU that it is held against, if one is known."""
 
     @staticmethod
     def of(
@@ -80,12 +81,20 @@ class Plan:
         model: dict[str, Any] | None,
         policy: JobPolicy,
         unread: str = "",
-        device: float | None = None,
+        device: Device | None = None,
         others: Mapping[str, Shape] = NO_OTHERS,
     ) -> "Plan":
         admitted = policy.admit(manifest.spec, manifest.name, model)
         violations = (*manifest.ambiguous, *admitted.result.violations)
         return Plan(manifest.name, admitted.result.spec, model, others, violations, admitted.taken, unread, device)
+
+    def on_gpu_of(self, nodes: Iterable[Mapping[str, Any]]) -> "Plan":
+        """Held against the smallest GPU of the nodes that its trainer pods may go to, where their labels say what they have."""
+        if self.spec is None or self._counted() is None:
+            return self
+        wanted = self.spec.trainer.template.node_selector.items()
+        labels = (node["metadata"].get("labels", {}) for node in nodes)
+        return replace(self, device=smallest(found for found in labels if wanted <= found.items()))
 
     def breaks(self, field: str) -> bool:
         """Whether a rule about a field, or one below it, is broken."""
@@ -108,19 +117,19 @@ class Plan:
         if self._counted() is None or self.spec is None or not self.device:
             return {}
         pools = [pool for pool in self.spec.pools if pool.name in self.others]
-        return {pool.name: pool_cache(pool, self.others[pool.name], self.device) for pool in pools}
+        return {pool.name: pool_cache(pool, self.others[pool.name], self.device.bytes) for pool in pools}
 
     def phases(self) -> list[Phase]:
         """Of a trainer's GPU, where one was named and the model is known."""
         counted = self._counted()
-        return phases(*counted, self.device) if counted and self.device else []
+        return phases(*counted, self.device.bytes) if counted and self.device else []
 
     def cache(self) -> CacheMemory | None:
-        """Of a server's GPU; `there` is 0 where none was named."""
+        """Of a server's GPU; `there` is 0 where none is known."""
         counted = self._counted()
         if counted is None or counted[0].supervised:
             return None
-        return cache_memory(*counted, self.device or 0.0)
+        return cache_memory(*counted, self.device.bytes if self.device else 0.0)
 
     def _counted(self) -> tuple[RLJobSpec, Shape] | None:
         """What memory is counted of."""
@@ -147,6 +156,7 @@ class Plan:
                 out["batch"]["optimizerSteps"] = amounts.optimizer_steps
             out["memory"] = {e.role: {k: round(v) for k, v in _camel(e.parts).items()} for e in self.memory()}
             if found := self.phases():
+                out["gpu"] = asdict(self.device) if self.device else {}
                 out["phases"] = {p.name: {**_rounded(asdict(p), "name"), "total": round(p.total)} for p in found}
             if cache := self.cache():
                 out["kvCache"] = _rounded(asdict(cache))

@@ -57,6 +57,28 @@ def test_the_page_says_memory_and_where_pods_would_go(api: FakeApi, rljob: Rljob
     assert PAGE in screen.out
 
 
+def gpu(name: str, mebibytes: int, **labels: str) -> dict[str, str]:
+    return {"nvidia.com/gpu.product": name, "nvidia.com/gpu.memory": str(mebibytes)} | labels
+
+
+def test_the_gpu_is_the_smallest_that_the_nodes_labels_name(
+    api: FakeApi, rljob: Rljob, tmp_path: Path, model: str
+) -> None:
+    api.nodes = make_racks([4, 4])
+    labels = (gpu("NVIDIA-H200", 143771, pool="new"), gpu("NVIDIA-H100-80GB-HBM3", 81559, pool="old"))
+    for node, found in zip(api.nodes, labels, strict=False):
+        node["metadata"]["labels"] |= found
+    screen = rljob("plan", "-f", manifest(tmp_path), "--model", model)
+    assert "OF 78.6\n" in screen.out
+    assert "\nGPU: NVIDIA-H100-80GB-HBM3, by the labels of 2 nodes, the smallest of 2 kinds\nFits" in screen.out
+    only = ("--set", "trainer.template.nodeSelector={pool: new}")
+    screen = rljob("plan", "-f", manifest(tmp_path), "--model", model, *only)
+    assert "\nGPU: NVIDIA-H200, by the labels of 1 node\n" in screen.out
+    screen = rljob("plan", "-f", manifest(tmp_path), "--model", model, "--gpu", "96Gi")
+    assert "OF 96.0\n" in screen.out
+    assert "GPU: " not in screen.out, "whoever names it knows"
+
+
 def test_a_cluster_without_room_says_what_lacks(api: FakeApi, rljob: Rljob, tmp_path: Path) -> None:
     api.nodes = make_racks([2, 1])
     api.pods = [make_pod("n0-0", 8), make_pod("n1-0", 8)]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from kubectl_rljob.planning import Estimate
 from kubectl_rljob.printers.text import table
+from rljob_api.sizing.devices import Device
 from rljob_api.sizing.memory import GIB, CacheMemory, Phase
 
 
@@ -15,14 +16,15 @@ def parts(estimates: Sequence[Estimate]) -> str:
     return table(header, rows)
 
 
-def by_phase(phases: Sequence[Phase], device: float) -> str:
-    """Of a trainer's GPU in each phase of a step, and the verdict."""
+def by_phase(phases: Sequence[Phase], device: Device) -> str:
+    """Of a trainer's GPU in each phase of a step, whose GPU that is, and the verdict."""
     rows = [(p.name, _gib(p.state), _gib(p.estimate), _gib(p.server), _gib(p.total)) for p in phases]
-    header = ("TRAINER, BY PHASE", "MODELS", "ESTIMATE", "SERVER", f"OF {_gib(device)}")
-    return f"{table(header, rows)}\n\n{_verdict(phases, device)}"
+    header = ("TRAINER, BY PHASE", "MODELS", "ESTIMATE", "SERVER", f"OF {_gib(device.bytes)}")
+    found = f"GPU: {device.found}\n" if device.found else ""
+    return f"{table(header, rows)}\n\n{found}{_verdict(phases, device.bytes)}"
 
 
-def cache(found: CacheMemory, device: float | None) -> str:
+def cache(found: CacheMemory, device: Device | None) -> str:
     """One line, apart from what has to be there: a smaller cache is slower and not wrong."""
     wanted = f"{_gib(found.wanted)} GiB per GPU would hold all samples in flight at their longest"
     if not device:

@@ -1,6 +1,7 @@
 """Check a manifest before it is applied."""
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import click
@@ -9,13 +10,13 @@ from kubectl_rljob import errors, manifest
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.model import model_config
 from kubectl_rljob.options import output, verb
-from kubectl_rljob.planning import Plan, preview
+from kubectl_rljob.planning import Plan, Read, preview
 from kubectl_rljob.printers import data
 from kubectl_rljob.printers import plan as page
 from kubectl_rljob.session import Session
 from rljob_api import names
 from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
-from rljob_api.sizing.devices import DEVICES, device_bytes
+from rljob_api.sizing.devices import DEVICES, Device, device_bytes
 from rljob_api.sizing.shape import Shape
 
 
@@ -44,7 +45,8 @@ from rljob_api.sizing.shape import Shape
 @click.option(
     "--gpu",
     metavar="NAME|SIZE",
-    help=f"GPU that has to hold it, for example h100-80g or 96Gi: shows each phase of a step against its memory ({', '.join(DEVICES)})",
+    help=f"GPU that has to hold it, for example h100-80g or 96Gi: shows each phase of a step against its memory ({', '.join(DEVICES)}; "
+    "default: what the labels of the cluster's nodes say)",
 )
 @click.option(
     "--set",
@@ -83,7 +85,10 @@ def plan(
     policy, unread = (DEFAULT_POLICY, "") if offline else _policy(session, operator_namespace)
     plans = [Plan.of(m, config, policy, unread, device, others) for m in manifests]
     _require_roles(others, plans)
-    found = [(p, preview(p, lambda: _read(session), offline)) for p in plans]
+    read = cache(lambda: _read(session))
+    if not gpu and not offline:
+        plans = [_on_cluster(p, read) for p in plans]
+    found = [(p, preview(p, read, offline)) for p in plans]
     if output:
         session.terminal.data(data.render([p.dump() | {"placement": where.dump()} for p, where in found], output))
     else:
@@ -100,9 +105,17 @@ def _policy(session: Session, namespace: str) -> tuple[JobPolicy, str]:
         return DEFAULT_POLICY, f"not read: {error}"
 
 
-def _device(gpu: str) -> float:
+def _on_cluster(plan: Plan, read: Read) -> Plan:
+    """Without nodes to read, the page says so where it says where pods would go."""
     try:
-        return device_bytes(gpu)
+        return plan.on_gpu_of(read()[0])
+    except UserError:
+        return plan
+
+
+def _device(gpu: str) -> Device:
+    try:
+        return Device(device_bytes(gpu))
     except ValueError as error:
         raise UserError(f"--gpu {gpu}: neither a size, such as 80Gi, nor one of {', '.join(DEVICES)}") from error
 
