@@ -349,9 +349,7 @@ def environment(settings: Settings) -> Iterator[Said]:
     env = [{"name": name, "value": str(g.value)} for name, g in given.items()]
     if settings["track_with"] == "wandb":
         env.append({"name": "WANDB_PROJECT", "value": str(settings["tracker_kwargs.project"] or settings["exp_name"])})
-        yield settings.changed(
-            "track_with", "needs wandb's client in the image, and WANDB_API_KEY from a Secret in spec.envFrom"
-        )
+        yield settings.changed("track_with", "needs WANDB_API_KEY from a Secret in spec.envFrom")
     elif settings["track_with"] not in (None, "tensorboard", "stdout"):
         yield settings.lacking("track_with", "metrics are written to TensorBoard and metrics.jsonl")
     if env:

@@ -24,8 +24,8 @@ from rljob_trainer.driver.gangs import Gangs
 from rljob_trainer.driver.launcher_files import ProgressFile
 from rljob_trainer.driver.uploads import Uploads
 from rljob_trainer.parity import probe_sequences
+from rljob_trainer.reporting import trackers
 from rljob_trainer.reporting.sinks import Sinks
-from rljob_trainer.reporting.weights_and_biases import connect
 from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.rollout.pool import RolloutPool
 
@@ -51,7 +51,7 @@ class Driver:
         `measuring`: who looks at every batch of rollouts."""
         self._spec, self._source, self._data, self._measuring = control.spec, source, data, measuring
         self._rollouts, self._pools, self._progress, self._gangs = rollouts, pools, progress, gangs
-        self._run = connect(control, os.environ)
+        self._trackers = trackers.connect(control, os.environ)
         self._command = control.command
         self._changed = asyncio.Event()
         pools.wake = self.wake
@@ -112,7 +112,7 @@ class Driver:
             self._critic.restore(engine)
         self._step = step
         self._cursor = Cursor.restore(data, self._data) if data else Cursor()
-        self._sinks = Sinks(Path(self._spec.checkpoint.path), step, self._spec.train.total_steps, self._run)
+        self._sinks = Sinks(Path(self._spec.checkpoint.path), step, self._spec.train.total_steps, self._trackers)
         self._step_began = time.monotonic()
         self._progress.update(
             step=step,

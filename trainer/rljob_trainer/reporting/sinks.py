@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -13,7 +13,7 @@ from rljob_api import names
 from rljob_api.metrics import EVALUATION_DATA_SOURCES, require_known
 from rljob_api.protocol import Point
 from rljob_trainer.reporting.metrics_log import MetricsLog
-from rljob_trainer.reporting.weights_and_biases import WeightsAndBiases
+from rljob_trainer.reporting.tracker import Tracker
 
 HISTORY = 64
 """Points that status carries (protocol.Progress.history)."""
@@ -23,23 +23,23 @@ log = logging.getLogger(__name__)
 
 
 class Sinks:
-    """Console, metrics.jsonl, TensorBoard and, if there is one, a run of Weights & Biases. Opened at the step that the attempt starts from; what
-    lies beyond it is dropped."""
+    """Console, metrics.jsonl, TensorBoard, and the trackers of the job. Opened at the step that the attempt starts from; what lies beyond it is
+    dropped."""
 
-    def __init__(self, root: Path, start: int, steps: int, run: WeightsAndBiases | None = None):
+    def __init__(self, root: Path, start: int, steps: int, trackers: Sequence[Tracker] = ()):
         self._steps = steps
         self._metrics = MetricsLog(names.metrics_file(root), start)
         self._by_step = self._metrics.by_step()
         self._tensorboard = TensorBoard(names.tensorboard_dir(root), start + 1)
-        self._run = run
+        self._trackers = trackers
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         """Measurements of one step; may come in several parts."""
         require_known(metrics)
         self._metrics.append(step, metrics)
         self._tensorboard.append(step, metrics)
-        if self._run:
-            self._run.append(step, metrics)
+        for tracker in self._trackers:
+            tracker.append(step, metrics)
         self._by_step.setdefault(step, {}).update(metrics)
         if "train/tokens" in metrics:
             log.info("%s", step_line(step, self._steps, metrics))
@@ -65,8 +65,8 @@ class Sinks:
     def close(self) -> None:
         self._metrics.close()
         self._tensorboard.close()
-        if self._run:
-            self._run.close()
+        for tracker in self._trackers:
+            tracker.close()
 
 
 def _point(step: int, metrics: Mapping[str, float]) -> Point:

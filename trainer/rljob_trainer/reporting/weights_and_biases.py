@@ -1,39 +1,38 @@
-"""Weights & Biases, where a job's environment names WANDB_PROJECT and its image has the client.
+"""Weights & Biases, where a job's environment names WANDB_PROJECT.
 
 The client reads its settings from variables itself (WANDB_API_KEY, WANDB_ENTITY, WANDB_MODE, ...), so spec.env and spec.envFrom say all of them.
 """
 
-import importlib
 import logging
+import os
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 from rljob_api.protocol import Control
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.reporting.tracker import GOODBYE_SECONDS
 
 PROJECT = "WANDB_PROJECT"
 STEP = "step"
 """The axis of every curve. The client's own step only grows: what comes later of an earlier step, as the time of its save, would be dropped."""
-GOODBYE_SECONDS = 60.0
-"""The client itself has no limit while its service is away. Nobody trains meanwhile, and a driver that failed has not said why."""
+REPORTS = "WANDB_ERROR_REPORTING"
+"""Of the client's own errors, to others than the job's server: off where the job does not set it."""
 
 log = logging.getLogger(__name__)
 
 
 class WeightsAndBiases:
-    """One run per job, over all attempts. A step that is done again has a second point there."""
+    """One run per job, which the client sends in a process of its own."""
 
     def __init__(self, run: Any):
         self._run = run
         run.define_metric("*", step_metric=STEP)
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Returns at once; the client sends on its own."""
         self._run.log({**metrics, STEP: step})
 
     def close(self) -> None:
-        """Send what is left, as long as that takes no longer than GOODBYE_SECONDS: all of it is in metrics.jsonl as well."""
         rest = threading.Thread(target=self._run.finish, daemon=True)
         rest.start()
         rest.join(GOODBYE_SECONDS)
@@ -49,13 +48,9 @@ def connect(control: Control, environment: Mapping[str, str]) -> WeightsAndBiase
     project = environment.get(PROJECT)
     if not project:
         return None
-    try:
-        wandb = importlib.import_module("wandb")
-    except ModuleNotFoundError as missing:
-        rule = f"the image has no client of Weights & Biases: {missing}"
-        raise ConfigurationError(
-            "spec.env", f"{PROJECT}={project}", rule, "install wandb in an image of yours, or take the variable out"
-        ) from missing
+    os.environ.setdefault(REPORTS, "false")
+    import wandb
+
     try:
         return WeightsAndBiases(
             wandb.init(

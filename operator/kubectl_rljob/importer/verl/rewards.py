@@ -63,7 +63,7 @@ def _function(settings: Settings) -> tuple[dict[str, Any], list[str]]:
 
 
 def environment(settings: Settings) -> Iterator[Said]:
-    """Variables that a script exports, and the project of Weights & Biases."""
+    """Variables that a script exports, and the projects of trackers."""
     found = {
         name: given
         for name, given in settings.below("export").items()
@@ -74,9 +74,10 @@ def environment(settings: Settings) -> Iterator[Said]:
     loggers = items(settings[key])
     if "wandb" in loggers and key in settings:
         env.append({"name": "WANDB_PROJECT", "value": str(settings["trainer.project_name"])})
-        yield settings.changed(
-            key, "wandb: needs its client in the image, and WANDB_API_KEY from a Secret in spec.envFrom"
-        )
+        yield settings.changed(key, "wandb: needs WANDB_API_KEY from a Secret in spec.envFrom")
+    if "mlflow" in loggers:
+        env.append({"name": "MLFLOW_EXPERIMENT_NAME", "value": str(settings["trainer.project_name"])})
+        yield settings.changed(key, "mlflow: needs the address of its server as MLFLOW_TRACKING_URI in spec.env")
     if env:
         yield Field(
             "env",
@@ -84,7 +85,7 @@ def environment(settings: Settings) -> Iterator[Said]:
             ", ".join([*(f"export {name}" for name in found), *([settings.origin(key)] if key in settings else [])]),
         )
     for other in loggers:
-        if other not in ("wandb", "console", "tensorboard", "file"):
+        if other not in ("wandb", "mlflow", "console", "tensorboard", "file"):
             yield settings.lacking(key, f"metrics are written to TensorBoard and metrics.jsonl, not to {other}")
 
 
