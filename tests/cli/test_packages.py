@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kubectl_rljob.verbs import about
+
 ROOT = Path(__file__).parents[2]
 OWN = tomllib.loads((ROOT / "operator/pyproject.toml").read_text())
 WHOLE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -34,7 +36,7 @@ def test_every_module_is_python_that_the_oldest_one_reads() -> None:
 
 def test_it_has_the_version_the_commands_and_the_libraries_of_the_whole() -> None:
     own = OWN["project"]
-    assert own["version"] == WHOLE["version"]
+    assert own["version"] == about.VERSION == WHOLE["version"]
     assert own["scripts"] == WHOLE["scripts"]
     assert sorted(own["dependencies"]) == sorted(WHOLE["dependencies"] + WHOLE["optional-dependencies"]["cli"])
 

@@ -1,14 +1,13 @@
 """Verbs about the plugin itself."""
 
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
-
 import click
 
 from kubectl_rljob.options import verb
 from kubectl_rljob.session import Session
 from rljob_api import names
 
+VERSION = "0.1.0"
+"""Said here, because the plugin in one file has no metadata of a package."""
 COMPLETION = """\
 kubectl completes `kubectl rljob` when kubectl_complete-rljob is on the PATH (it is installed with kubectl-rljob)
 and kubectl's own completion is on:
@@ -37,11 +36,4 @@ def version(session: Session) -> None:
 
     With those of the API that it speaks and of the runtime protocol.
     """
-    session.terminal.show(f"kubectl-rljob {_installed()} (API {names.API_VERSION}, protocol {names.PROTOCOL})")
-
-
-def _installed() -> str:
-    try:
-        return installed_version("rljob")
-    except PackageNotFoundError:
-        return "from a source tree"
+    session.terminal.show(f"kubectl-rljob {VERSION} (API {names.API_VERSION}, protocol {names.PROTOCOL})")

@@ -39,11 +39,11 @@ def shell(session: Session, name: str, command: tuple[str, ...]) -> None:
 @click.option("--step", type=click.IntRange(min=1), metavar="N", help="of this checkpoint (default: the newest)")
 @click.option("--out", metavar="DIR", help="new directory on a volume of the job (default: exports/step_N of the run)")
 def export(session: Session, name: str, step: int | None, out: str | None) -> None:
-    """Write a checkpoint as a Hugging Face model, on the job's volume.
+    """Write a checkpoint as a Hugging Face model.
 
-    In a pod of its own, as `kubectl rljob shell` makes it, on the CPU; its memory has to hold the model. Also while the
-    job runs, whose last policy is exported anyway (checkpoint.exportHuggingFace). `kubectl rljob checkpoints` lists the
-    steps.
+    On the job's volume, in a pod as `kubectl rljob shell` makes it, on the CPU; its memory has to hold the model. Also
+    while the job runs, whose last policy is exported anyway (checkpoint.exportHuggingFace). `kubectl rljob checkpoints`
+    lists the steps.
     """
     cluster = session.cluster()
     job = cluster.job(name)
