@@ -3,6 +3,7 @@
 import fnmatch
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -145,6 +146,13 @@ def test_reasons_states_and_exceptions_are_those_of_the_code(page: Path) -> None
     for word in ticked(page):
         if re.fullmatch(r"(?:[A-Z][a-z]+)+", word) and word not in known | KUBERNETES:
             assert re.search(rf"^(class {word}[(:]|{word} = )", CODE, re.MULTILINE), word
+
+
+@every_written_page
+def test_a_table_ends_with_an_empty_line(page: Path) -> None:
+    lines = page.read_text().split("\n")
+    glued = [after for row, after in pairwise(lines) if row.startswith("| ") and after and not after.startswith("|")]
+    assert glued == [], "would be shown as a row of the table"
 
 
 @every_written_page
