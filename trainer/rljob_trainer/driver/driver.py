@@ -22,6 +22,7 @@ from rljob_trainer.driver.channel import Arrays, announced, part_of
 from rljob_trainer.driver.critic import Critic
 from rljob_trainer.driver.gangs import Gangs
 from rljob_trainer.driver.launcher_files import ProgressFile
+from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.uploads import Uploads
 from rljob_trainer.parity import probe_sequences
 from rljob_trainer.reporting import trackers
@@ -50,7 +51,8 @@ class Driver:
         """`control`: with steps in place of epochs. `data`: what is trained on, in whose order the cursor counts.
         `measuring`: who looks at every batch of rollouts."""
         self._spec, self._source, self._data, self._measuring = control.spec, source, data, measuring
-        self._rollouts, self._pools, self._progress, self._gangs = rollouts, pools, progress, gangs
+        self._rollouts, self._pools, self._gangs = rollouts, pools, gangs
+        self._reporter = Reporter(progress, lambda: rollouts.is_enough and pools.ready)
         self._trackers = trackers.connect(control, os.environ)
         self._command = control.command
         self._changed = asyncio.Event()
@@ -67,8 +69,6 @@ class Driver:
         self._held_out: asyncio.Task[Batch] | None = None
         self._ending = contextlib.AsyncExitStack()
         self._step_began = 0.0
-        self._rank_phase = "loading"
-        self._work_phase = "training"
         self._targets: list[RolloutEndpoint] = []
         self._published_step: int | None = None
         """Of the last policy that was exported."""
@@ -80,24 +80,22 @@ class Driver:
         self._command = control.command
         self._listed = control.rollouts
         self._pools.follow(control.pools)
-        self._show()
+        self._reporter.show_phase()
         await self._rollouts.follow([*self._listed, *self._colocated])
 
     def wake(self) -> None:
         """Something changed that a question may be waiting for."""
-        self._progress.update(rollouts=self._rollouts.report(), unauthorized=self._pools.unauthorized)
-        self._show()
+        self._reporter.update(rollouts=self._rollouts.report(), unauthorized=self._pools.unauthorized)
+        self._reporter.show_phase()
         self._changed.set()
 
     def heartbeat(self, count: int) -> None:
-        """Rank 0 moved. Between steps it only serves newcomers: if they fail again and again, that is no progress."""
-        if self._rank_phase:
-            self._progress.heartbeat(count)
+        """Rank 0 moved."""
+        self._reporter.rank_moved(count)
 
     def phase(self, name: str) -> None:
-        """What the buffer does. Shown while rank 0 has nothing of its own to do."""
-        self._work_phase = name
-        self._show()
+        """What the buffer does."""
+        self._reporter.work(name)
 
     async def start(
         self,
@@ -112,24 +110,15 @@ class Driver:
             self._critic.restore(engine)
         self._step = step
         self._cursor = Cursor.restore(data, self._data) if data else Cursor()
-        self._sinks = Sinks(Path(self._spec.checkpoint.path), step, self._spec.train.total_steps, self._trackers)
+        sinks = Sinks(Path(self._spec.checkpoint.path), step, self._spec.train.total_steps, self._trackers)
         self._step_began = time.monotonic()
-        self._progress.update(
-            step=step,
-            steps=self._spec.train.total_steps,
-            started_from=step,
-            policy_step=step,
-            backend=backend,
-            metrics=self._sinks.of(step),
-            history=self._sinks.history(),
-            evaluation=self._sinks.evaluation(),
-            checkpoints=[Checkpoint.model_validate(c) for c in checkpoints],
-        )
+        found = [Checkpoint.model_validate(c) for c in checkpoints]
+        self._reporter.begin(sinks, step, steps=self._spec.train.total_steps, backend=backend, checkpoints=found)
         self._buffer = self._new_buffer(step)
         if buffer and isinstance(self._buffer, RolloutBuffer):
             self._buffer.restore(await asyncio.to_thread(saved.read, Path(buffer), self._spec, step))
         await self._uploads.begin(Path(c["path"]) for c in checkpoints)
-        self._ending.callback(self._sinks.close)
+        self._ending.callback(sinks.close)
         self._ending.push_async_callback(self._uploads.stop)
         self._ending.push_async_callback(self._buffer.stop)
 
@@ -149,18 +138,18 @@ class Driver:
         assert isinstance(self._source, Examples), "the ranks evaluate what is given"
         if self._command == "drain" or not self._evaluation_due(step):
             return {"over": "done"}
-        self._enter("evaluating")
+        self._reporter.enter("evaluating")
         if self._held_out is None:
             self._held_out = asyncio.create_task(self._source.held_out_batch())
             self._held_out.add_done_callback(lambda _: self._changed.set())
         return await self._once(self._held_out_answer)
 
     async def evaluated(self, step: int, metrics: dict[str, float]) -> None:
-        self._record_evaluation(step, metrics)
-        self._enter("")
+        self._reporter.record_evaluation(step, metrics)
+        self._reporter.enter("")
 
     async def next(self) -> Any:
-        self._enter("")
+        self._reporter.enter("")
         return await self._once(self._next)
 
     async def part(self, rows: list[int]) -> Arrays:
@@ -174,27 +163,22 @@ class Driver:
         now = time.monotonic()
         seconds, self._step_began = now - self._step_began, now
         rate = metrics["train/tokens"] / seconds
-        self._record(step, {**self._handed.batch.metrics, **metrics, "time/step": seconds, "perf/tokens_per_s": rate})
+        measured = {**self._handed.batch.metrics, **metrics, "time/step": seconds, "perf/tokens_per_s": rate}
         self._step, self._cursor, self._handed = step, self._handed.cursor, None
-        self._progress.heartbeat()
-        self._progress.update(step=step, history=self._sinks.history())
-        self._enter("")
+        self._reporter.trained(step, measured)
+        self._reporter.enter("")
 
     async def learn(self, step: int, arrays: dict[str, Array]) -> None:
-        assert self._critic, "the critic has ranks of its own"
-        self._critic.learn(step, arrays)
+        self._own_critic.learn(step, arrays)
 
     async def learnt(self) -> Any:
-        assert self._critic, "the critic has ranks of its own"
-        return await self._once(self._critic.learnt)
+        return await self._once(self._own_critic.learnt)
 
     async def save_gangs(self, step: int, directory: str, reshardable: bool) -> None:
-        assert self._critic, "the critic has ranks of its own"
-        self._critic.save(step, directory, reshardable)
+        self._own_critic.save(step, directory, reshardable)
 
     async def gangs_saved(self, step: int, wait: bool) -> Any:
-        assert self._critic, "the critic has ranks of its own"
-        saved = partial(self._critic.saved, step)
+        saved = partial(self._own_critic.saved, step)
         return await self._once(saved) if wait else saved()
 
     async def replicas(self) -> Any:
@@ -202,7 +186,7 @@ class Driver:
             return {}
         await self._buffer.stop()
         await self._rollouts.trained()
-        self._enter("syncing")
+        self._reporter.enter("syncing")
         self._targets = self._rollouts.to_publish() if self._command != "drain" else []
         return {"replicas": [r.dump() for r in self._targets]}
 
@@ -211,14 +195,14 @@ class Driver:
         targets, self._targets = self._targets, []
         if targets and self._published_step is None:
             self._step_began = time.monotonic()  # waiting for servers to start is not part of the first step
-        self._progress.update(policy_step=step, digest=digest or self._progress.progress.digest)
+        self._reporter.published(step, digest)
         await self._rollouts.published(step, targets, failed)
         sync = {"time/sync": seconds} if digest and self._published_step != step else {}  # not a newcomer's
         self._published_step = step if digest else self._published_step
-        self._record(step, sync | {"rollout/replicas": float(self._rollouts.count)})
+        self._reporter.record(step, sync | {"rollout/replicas": float(self._rollouts.count)})
 
     async def saving(self) -> dict[str, Any]:
-        self._enter("saving")
+        self._reporter.enter("saving")
         return self._cursor.state(self._data)
 
     async def save_buffer(self, directory: str) -> None:
@@ -227,31 +211,31 @@ class Driver:
             await asyncio.to_thread(saved.write, Path(directory), self._buffer.contents, self._spec)
 
     async def saved(self, step: int, checkpoints: list[dict], stall: float, background: float) -> None:
-        self._sinks.record(step, {"time/save": stall, "time/save_background": background})
-        self._progress.update(checkpoints=[Checkpoint.model_validate(c) for c in checkpoints])
+        self._reporter.record_quietly(step, {"time/save": stall, "time/save_background": background})
+        self._reporter.update(checkpoints=[Checkpoint.model_validate(c) for c in checkpoints])
         for checkpoint in checkpoints:
             if checkpoint["step"] == step:
                 self._uploads.checkpoint(Path(checkpoint["path"]))
 
     async def connected(self, transports: str) -> None:
-        self._progress.update(backend=f"{transports}; {self._progress.progress.backend}")
+        self._reporter.connected(transports)
 
     async def exported(self, directory: str) -> None:
         self._uploads.export(Path(directory))
 
     async def uploaded(self) -> Any:
-        self._enter("finishing")
+        self._reporter.enter("finishing")
         if self._uploads.moved > self._uploaded:
             self._uploaded = self._uploads.moved
-            self._progress.heartbeat()
+            self._reporter.moved()
         done = self._command == "drain" or self._uploads.done()
         if not done:
             await asyncio.sleep(ANSWER_SECONDS)
         return done
 
     async def end(self, export: str) -> None:
-        self._enter("finishing")
-        self._progress.update(export=export)
+        self._reporter.enter("finishing")
+        self._reporter.update(export=export)
         await self._gangs.finish("drained" if self._command == "drain" else "succeeded")
         await self.close()
 
@@ -260,7 +244,7 @@ class Driver:
         if self._critic:
             self._critic.close()
         await self._ending.aclose()
-        self._progress.flush()
+        self._reporter.flush()
 
     async def _once(self, answer: Callable[[], Any]) -> Any:
         """The first answer that is not empty; {} when none comes in time. Raises what `answer` raises."""
@@ -277,7 +261,7 @@ class Driver:
             return {"over": "drained"}
         if found := self._take():  # before what the next one may have failed at
             self._handed = found
-            self._enter("training")
+            self._reporter.enter("training")
             return self._announce(found.batch)
         if (self._critic and not self._critic.is_idle) or self._buffer.is_measuring:
             return None
@@ -285,6 +269,11 @@ class Driver:
             return {"over": "succeeded"}
         self._targets = self._rollouts.to_publish()
         return {"newcomers": [r.dump() for r in self._targets]} if self._targets else None
+
+    @property
+    def _own_critic(self) -> Critic:
+        assert self._critic, "the critic has ranks of its own"
+        return self._critic
 
     def _take(self) -> Ready | None:
         if self._critic and isinstance(self._buffer, RolloutBuffer):
@@ -315,7 +304,7 @@ class Driver:
         """The policy of `step`, when that is due."""
         assert not isinstance(self._source, Examples), "rollouts answer held-out prompts"
         if self._evaluation_due(step) and (metrics := await self._source.evaluate()):
-            self._record_evaluation(step, metrics)
+            self._reporter.record_evaluation(step, metrics)
 
     def _evaluation_due(self, step: int) -> bool:
         """An attempt that resumes does not evaluate a step again, unless that is all it is for."""
@@ -323,25 +312,7 @@ class Driver:
             return True
         every = self._spec.evaluation.every_steps
         due = every > 0 and (step % every == 0 or step >= self._spec.train.total_steps)
-        return due and not {"evaluation/reward", "evaluation/loss"} & self._sinks.of(step).keys()
+        return due and not self._reporter.was_evaluated(step)
 
     def _copied(self, step: int, seconds: float) -> None:
-        self._sinks.record(step, {"time/upload": seconds})
-
-    def _record_evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        self._record(step, metrics)
-        self._progress.update(evaluation=self._sinks.evaluation())
-
-    def _record(self, step: int, metrics: dict[str, float]) -> None:
-        self._sinks.record(step, metrics)
-        self._progress.update(metrics=self._sinks.of(step))
-
-    def _enter(self, rank_phase: str) -> None:
-        self._rank_phase = rank_phase
-        self._show()
-
-    def _show(self) -> None:
-        """The phase, for the report."""
-        served = self._rollouts.is_enough and self._pools.ready
-        starving = self._work_phase in ("evaluating", "generating") and not served
-        self._progress.update(phase=self._rank_phase or ("waiting" if starving else self._work_phase))
+        self._reporter.record_quietly(step, {"time/upload": seconds})
