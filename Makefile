@@ -8,8 +8,8 @@ PY := $(VENV)/bin/python
 LOCK := $(VENV)/bin/uv pip compile -q --python-version 3.12 --generate-hashes --custom-compile-command 'make lock'
 # Two targets at once; what each says comes in one piece, when it has ended
 BOTH := $(MAKE) --no-print-directory -j2 --output-sync=target
-# Directories whose tests take about as long as the rest: as lint and all other fast ones, and as all other slow ones
-FAST_HALF := tests/trainer
+# Directories whose tests take about as long as the rest: with torch, as lint and all other fast ones; and as all other slow ones
+FAST_HALF := tests/trainer tests/examples
 SLOW_HALF := tests/trainer/megatron tests/apiserver
 export OMP_NUM_THREADS ?= 1
 # For tests of processes and networks: what fails runs once more with fresh servers, so that no busy machine decides.
