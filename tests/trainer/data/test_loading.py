@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from rljob_trainer.data.tokenizer import load_tokenizer
 from rljob_trainer.data.workers import Workers, default_count
 from rljob_trainer.failure import ConfigurationError
 from trainer.data.templates import QWEN, QWEN3, tokenizer
+from trainer.launcher.gang import alive, wait_for
 
 TOK = tokenizer(QWEN, "<|im_end|>")
 USER = {"role": "user", "content": "аб"}
@@ -234,9 +235,8 @@ def test_workers_end_with_a_driver_that_is_killed(tmp_path):
     pid = int(driver.stdout.readline())
     driver.kill()
     driver.wait()
-    for _ in range(300):
-        if not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text():
-            return
-        time.sleep(0.1)
-    os.kill(pid, signal.SIGKILL)
-    raise AssertionError("the worker outlived its driver")
+    try:
+        wait_for("the end of the worker, whose driver has ended", lambda: not alive(pid))
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

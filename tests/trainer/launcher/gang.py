@@ -127,7 +127,7 @@ def alive(pid: int) -> bool:
     """Whether there is such a process; a zombie is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # before it was opened, or before it was read
         return False
 
 
