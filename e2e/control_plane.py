@@ -5,7 +5,6 @@ The programs are those of the local cluster (see cluster/binaries.py). Everythin
 
 import json
 import os
-import socket
 import ssl
 import subprocess
 import time
@@ -19,11 +18,12 @@ import yaml
 
 from e2e.cluster.binaries import COMPONENTS, build, is_built
 from e2e.cluster.steps import BIN, REPOSITORY
+from rljob_trainer.machine import free_port
 
 TOKEN = "loopback"
 """Of the administrator. The server listens on 127.0.0.1 only and lives as long as its test."""
 NEEDED = ("kubernetes", "etcd")
-READY_SECONDS = 90.0
+READY_SECONDS = 300.0
 
 
 class ControlPlane:
@@ -87,15 +87,17 @@ class ControlPlane:
     def install_crd(self, file: Path = REPOSITORY / "crds" / "rljob.yaml") -> None:
         crd = yaml.safe_load(file.read_text())
         self.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
-        where = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
-        self.until(crd["metadata"]["name"], lambda: _established(self.call("GET", where)))
+        name, spec = crd["metadata"]["name"], crd["spec"]
+        where = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"
+        served = f"/apis/{spec['group']}/{next(v['name'] for v in spec['versions'] if v['served'])}"
+        self.until(name, lambda: _established(self.call("GET", where)) and _lists(self.call("GET", served), spec))
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """One request as the administrator. Raises urllib.error.HTTPError."""
         data = json.dumps(body).encode() if body is not None else None
         headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data=data, method=method, headers=headers)
-        with urllib.request.urlopen(request, context=unverified(), timeout=20) as response:
+        with urllib.request.urlopen(request, context=unverified(), timeout=60) as response:
             text = response.read()
             return json.loads(text) if response.headers.get_content_type() == "application/json" else text.decode()
 
@@ -160,6 +162,11 @@ def _established(crd: Any) -> bool:
     return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
 
+def _lists(resources: Any, spec: Any) -> bool:
+    """Whether clients that look for the kind find it: discovery follows a CRD that is established."""
+    return any(found["name"] == spec["names"]["plural"] for found in resources["resources"])
+
+
 def kubeconfig(server: str) -> dict[str, Any]:
     cluster = {"server": server} | ({"insecure-skip-tls-verify": True} if server.startswith("https") else {})
     return {
@@ -173,13 +180,11 @@ def kubeconfig(server: str) -> dict[str, Any]:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports: list[int] = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """All different, and none that the system would give to somebody else before it is used."""
+    found = set[int]()
+    while len(found) < count:
+        found.add(free_port())
+    return list(found)
 
 
 def unverified() -> ssl.SSLContext:

@@ -52,6 +52,12 @@ class Job:
     def pod(self, role: str, ordinal: int) -> Object:
         return self.kube.get("pod", names.pod(self.name, role, ordinal))
 
+    def uid(self, role: str, ordinal: int) -> str:
+        """Of a pod; empty while there is none."""
+        return self.kube.kubectl(
+            "get", "pod", names.pod(self.name, role, ordinal), "--ignore-not-found", "-o", "jsonpath={.metadata.uid}"
+        )
+
     def pods(self, role: str | None = None) -> list[Object]:
         return self.kube.list("pod", names.selector(self.name, role))
 

@@ -40,10 +40,9 @@ def test_the_checkpoints_of_the_status_are_complete_on_the_volume(lab: Lab, base
 
 
 def test_a_finished_job_has_no_pods_and_is_not_run_again_when_the_operator_restarts(lab: Lab, baseline: Job) -> None:
-    before = baseline.status()
-    assert baseline.pods() == []
+    before = baseline.wait("no pods", lambda _: baseline.pods() == [], 180)
     lab.system.kubectl("rollout", "restart", "deployment/rljob")
-    lab.system.kubectl("rollout", "status", "deployment/rljob", "--timeout=120s", timeout=150)
+    lab.system.kubectl("rollout", "status", "deployment/rljob", "--timeout=300s", timeout=330)
     baseline.kube.kubectl("annotate", "rljob", baseline.name, f"touched-by-test={time.time_ns()}", "--overwrite")
     time.sleep(10)
     after = baseline.status()

@@ -9,12 +9,17 @@ KILL_A_RANK = """
 import json, os, pathlib, signal, sys, time
 attempt, step = sys.argv[1:]
 progress = pathlib.Path(os.environ["RLJOB_WORK"], f"attempt-{attempt}", "progress.json")
-deadline = time.monotonic() + 200
+deadline = time.monotonic() + 600
 while not progress.exists() or json.loads(progress.read_text())["step"] < int(step):
     assert time.monotonic() < deadline, "the step did not come"
     time.sleep(0.02)
+def command(process):
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
 processes = [p for p in pathlib.Path("/proc").iterdir() if p.name.isdecimal()]
-(rank,) = [int(p.name) for p in processes if (p / "cmdline").read_bytes().startswith(b"python -m rljob_trainer.rank")]
+(rank,) = [int(p.name) for p in processes if command(p).startswith(b"python -m rljob_trainer.rank")]
 os.kill(rank, signal.SIGKILL)
 """
 
@@ -22,9 +27,9 @@ os.kill(rank, signal.SIGKILL)
 def kill_rank_0(lab: Lab, job: Job, attempt: int, step: int) -> None:
     """With SIGKILL, as soon as that attempt has done that step."""
     pod = names.pod(job.name, names.ROLE_TRAINER, 0)
-    wait_for(pod, lambda: lab.kube.exists("pod", pod), 120)
-    lab.kube.kubectl("wait", "--for=condition=Ready", f"pod/{pod}", "--timeout=120s", timeout=150)
-    lab.kube.execute(pod, "python", "-c", KILL_A_RANK, str(attempt), str(step), timeout=240)
+    wait_for(pod, lambda: lab.kube.exists("pod", pod), 300)
+    lab.kube.kubectl("wait", "--for=condition=Ready", f"pod/{pod}", "--timeout=300s", timeout=330)
+    lab.kube.execute(pod, "python", "-c", KILL_A_RANK, str(attempt), str(step), timeout=660)
 
 
 def test_a_deleted_pod_and_a_killed_rank_cost_no_more_than_the_steps_since_the_last_checkpoint(

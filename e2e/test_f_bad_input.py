@@ -27,7 +27,7 @@ def test_the_api_server_refuses_a_world_size_that_does_not_divide(lab: Lab) -> N
 
 def test_an_unknown_megatron_key_fails_the_job_before_it_has_a_pod(lab: Lab) -> None:
     job = lab.start("unknown-key", trainer={"transformerConfig": {"recompute_granularty": "full"}})
-    status = failed(job, 60)
+    status = failed(job, 300)
     assert "spec.trainer.transformerConfig.recompute_granularty" in status
     assert "did you mean recompute_granularity?" in status
     assert job.pods() == []

@@ -93,7 +93,7 @@ def test_a_job_goes_on_without_the_node_that_lost_its_power(lab: Lab, job: Job, 
     assert status.last_failure and status.last_failure.reason == reasons.NODE_LOST
 
     lab.provider.start_node(away)
-    wait_for("the old pods' end", lambda: not uids(job) & old, 120, describe=job.describe)
+    wait_for("the old pods' end", lambda: not uids(job) & old, 300, describe=job.describe)
     assert job.wait_for_step(job.status().progress.step + 3).attempt == status.attempt
 
 
@@ -117,16 +117,17 @@ def test_an_attempt_that_lives_on_behind_a_cut_cable_is_fenced_out(lab: Lab, job
     assert status.attempt and places(job, status) == {home}
     last, now = before.attempt.number, status.attempt.number
     refused = f"now belongs to attempt {now} of job {job.object()['metadata']['uid']}; this is attempt {last}"
-    wait_for("its end at a checkpoint", lambda: refused in logs_of_attempt(lab, last), 60, describe=job.describe)
+    wait_for("its end at a checkpoint", lambda: refused in logs_of_attempt(lab, last), 300, describe=job.describe)
     (rollout,) = [p for p in job.pods(names.ROLE_ROLLOUT) if p["spec"].get("nodeName") == home]
     assert open_weights(lab, job, rollout, attempt=last) == 409
 
     lab.provider.start_node(away)
-    wait_for("the old pods' end", lambda: not uids(job) & old, 120, describe=job.describe)
+    wait_for("the old pods' end", lambda: not uids(job) & old, 300, describe=job.describe)
     status = job.wait_for_step(job.status().progress.step + 3)
     assert status.attempt and status.attempt.number == now
     assert {c.attempt for c in status.checkpoint.kept if c.step > (status.progress.started_from or 0)} == {now}
-    lines = read_file(lab.kube, f"/data/runs/{NAME}/metrics.jsonl").splitlines()
+    text = read_file(lab.kube, f"/data/runs/{NAME}/metrics.jsonl")
+    lines = text.rpartition("\n")[0].splitlines()  # the last one may be under way
     steps = [line["step"] for line in map(json.loads, lines) if "train/loss" in line]
     assert steps == list(range(1, len(steps) + 1)), "the old attempt wrote into the new one's metrics"
 

@@ -33,18 +33,16 @@ def job(lab: Lab) -> Job:
     return lab.start("judged", pools=[POOL], rewards=rewards, train={"steps": STEPS})
 
 
-def uid(job: Job) -> str:
-    return str(job.pod("judge", 0)["metadata"]["uid"])
-
-
 def test_a_killed_engine_and_a_deleted_pod_of_the_pool_cost_no_sample(lab: Lab, job: Job) -> None:
     job.wait_for_step(3, timeout=400)
-    pod, before = names.pod(job.name, "judge", 0), uid(job)
+    pod, before = names.pod(job.name, "judge", 0), job.uid("judge", 0)
     lab.kube.execute(pod, "python", "-c", SIGNAL_THE_ENGINE, "9")
     job.wait("the pool without its server", lambda s: s.pools["judge"].ready == 0, 60)
-    job.wait("the server again, in its pod", lambda s: s.pools["judge"].ready == 1 and uid(job) == before, 300)
+    job.wait(
+        "the server again, in its pod", lambda s: s.pools["judge"].ready == 1 and job.uid("judge", 0) == before, 300
+    )
     lab.kube.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
-    job.wait("another pod", lambda s: s.pools["judge"].ready == 1 and uid(job) != before, 300)
+    job.wait("another pod", lambda s: s.pools["judge"].ready == 1 and job.uid("judge", 0) not in ("", before), 300)
     status = job.wait_for_state("Succeeded", timeout=900)
     assert status.attempt is not None and (status.attempt.number, status.restarts.total) == (1, 0)
     assert not any(lab.series(job.name, "reward/failed").values())

@@ -17,7 +17,8 @@ from apiserver.proxy import Faults, proxy
 from apiserver.world import RealWorld, administrator
 from e2e.control_plane import ControlPlane
 
-TURNS = 900
+TURNS = 3000
+"""Many more than anything takes, also where an operator starts again after each write on a busy machine."""
 
 
 @dataclass
@@ -64,13 +65,13 @@ class Operator:
         assert self._process
         process, self._process = self._process, None
         process.terminate()
-        return process.wait(timeout=20)
+        return process.wait(timeout=120)
 
     async def wait(self) -> int:
         """Until it has ended; the exit code. Meanwhile the proxy, which is in our event loop, serves it."""
         assert self._process
         process, self._process = self._process, None
-        return await asyncio.to_thread(process.wait, timeout=60)
+        return await asyncio.to_thread(process.wait, timeout=120)
 
     def use_token(self, token: str) -> None:
         config = yaml.safe_load(self.kubeconfig.read_text())
@@ -86,7 +87,7 @@ class Operator:
     def kill(self) -> None:
         if self._process and self._process.poll() is None:
             self._process.kill()
-            self._process.wait(timeout=20)
+            self._process.wait(timeout=120)
             self._process = None
             self.kills += 1
 
@@ -115,7 +116,7 @@ class Lab(RealWorld):
         raise AssertionError(f"never: {what}")
 
 
-async def until(ready: Callable[[], bool], seconds: float = 60.0) -> None:
+async def until(ready: Callable[[], bool], seconds: float = 180.0) -> None:
     end = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < end

@@ -38,6 +38,8 @@ class Faults:
     """Called when a write is done, before its answer is sent."""
     watches: int = 0
     """That were begun."""
+    writing: int = 0
+    """Writes that are under way."""
 
 
 @asynccontextmanager
@@ -64,6 +66,14 @@ class Forwarder:
     random: Random
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        writes = request.method in WRITES
+        self.faults.writing += writes
+        try:
+            return await self._answer(request)
+        finally:
+            self.faults.writing -= writes
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
         if self.faults.away and request.transport:
             request.transport.abort()
         if self.faults.token and request.headers.get("Authorization") != f"Bearer {self.faults.token}":

@@ -11,7 +11,7 @@ import pytest
 
 from api.broken import BROKEN
 from api.specs import make_spec, raw_spec
-from apiserver.lab import Lab, lab
+from apiserver.lab import TURNS, Lab, lab
 from apiserver.proxy import Faults
 from e2e.control_plane import ControlPlane
 from rljob_api.validation import validate
@@ -118,7 +118,7 @@ async def test_what_a_run_stands_on_is_immutable_and_the_rest_is_not(plane: Cont
 async def test_children_that_are_deleted_or_edited_come_back_and_the_attempt_goes_on(plane: ControlPlane) -> None:
     async with lab(plane, "children", Faults()) as world:
         await world.submit()
-        await world.until(state="Running", attempt=1, turns=900)
+        await world.until(state="Running", attempt=1, turns=TURNS)
         before = {
             kind: (await world._api.listing(kind, "children")).objects
             for kind in ("Role", "NetworkPolicy", "ConfigMap")
@@ -131,9 +131,10 @@ async def test_children_that_are_deleted_or_edited_come_back_and_the_attempt_goe
             await world.remove_child(kind, name)
         await world.edit_child("Role", "demo-pods", {"rules": []})
         await world.turn_until(lambda: are_there(world, before), "what was deleted or edited is as before")
+        await world.turn()
         assert world.control and world.control.attempt == 1
         world.finish = True
-        await world.until(state="Succeeded", turns=900)
+        await world.until(state="Succeeded", turns=TURNS)
         assert world.status.attempt and world.status.attempt.number == 1
 
 
@@ -149,7 +150,7 @@ def _content(obj: dict[str, Any]) -> tuple[Any, ...]:
 async def test_a_job_that_is_deleted_while_the_operator_is_down_is_gone_at_once(plane: ControlPlane) -> None:
     async with lab(plane, "deleted", Faults()) as world:
         await world.submit()
-        await world.until(state="Running", attempt=1, turns=900)
+        await world.until(state="Running", attempt=1, turns=TURNS)
         operator = world.operator_process
         assert operator
         operator.wanted = False

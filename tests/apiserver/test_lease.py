@@ -32,7 +32,7 @@ def test_an_operator_ends_when_it_is_told_to_while_it_waits_for_the_lease_and_wh
 
 def told(operator: Operator, words: str) -> None:
     """Its log says so."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 180
     while not operator.log.exists() or words not in operator.log.read_text():
         assert time.monotonic() < end, operator.log.read_text()
         time.sleep(0.1)

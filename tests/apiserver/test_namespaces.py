@@ -53,8 +53,14 @@ class Site:
                 self._make(obj)
 
     def _make(self, obj: dict) -> None:
-        if where := PLURALS.get(obj["kind"]):
-            self.plane.call("POST", where.format(obj["metadata"].get("namespace", "")), obj)
+        """As it is, also where another test has made one of this name."""
+        if template := PLURALS.get(obj["kind"]):
+            where = template.format(obj["metadata"].get("namespace", ""))
+            try:
+                self.plane.call("POST", where, obj)
+            except urllib.error.HTTPError as error:
+                assert error.code == 409, error.read()
+                self.plane.call("PUT", f"{where}/{obj['metadata']['name']}", obj)
 
     def remove(self, namespace: str) -> None:
         """As the namespace controller does: what is in it, rights included, then the namespace."""

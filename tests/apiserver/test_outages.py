@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from apiserver.lab import TURNS, lab
+from apiserver.lab import TURNS, lab, until
 from apiserver.proxy import Faults
 from e2e.control_plane import ControlPlane
 from rljob_operator.kube import leader_election
@@ -28,13 +28,13 @@ async def test_an_api_server_that_is_away_ends_the_operator_once_and_changes_no_
         for _ in range(seconds):
             operator.keep_alive()
             await asyncio.sleep(1.0)
+        await until(lambda: operator.tells("could not be renewed"))
         faults.away = False
         await world.until(state="Running", step=1, turns=TURNS)
         assert world.status.attempt and world.status.attempt.number == 1, "nobody failed"
         world.finish = True
         await world.until(state="Succeeded", turns=TURNS)
         assert operator.deaths == 1
-        assert operator.tells("could not be renewed")
 
 
 async def test_a_token_that_is_replaced_is_read_again_by_watches_and_by_writes(plane: ControlPlane) -> None:
@@ -65,8 +65,9 @@ async def test_an_operator_that_loses_its_lease_while_it_writes_ends_and_its_suc
         await world.edit_child("Lease", leader_election.NAME, {"spec": {"holderIdentity": "thief"}})
         assert await operator.wait() == 1
         assert operator.tells("another operator may act now")
-        await asyncio.sleep(1.0)  # what it had sent is still under way, slowly
-        count, faults.delay = len(written), 0.0
+        faults.delay = 0.0
+        await until(lambda: not faults.writing)  # what it had sent is still under way, slowly
+        count = len(written)
         await asyncio.sleep(2.0)
         assert written[count:] == [], "it writes no more"
         await world.remove_child("Lease", leader_election.NAME)

@@ -166,19 +166,13 @@ class RealWorld(World):
             name, data = names.report(launcher.pod), {names.REPORT_KEY: launcher.report()}
             stored = self.cluster.objects.get(("ConfigMap", NAMESPACE, name))
             if stored is not None and stored.get("data") != data:
-                with suppress(NotFound):
-                    await self._request(
-                        "PATCH",
-                        "ConfigMap",
-                        f"/api/v1/namespaces/{self.namespace}/configmaps/{name}",
-                        {"data": data},
-                        "application/merge-patch+json",
-                    )
+                where = f"/api/v1/namespaces/{self.namespace}/configmaps/{name}"
+                await self._request("PATCH", "ConfigMap", where, {"data": data}, "application/merge-patch+json")
 
     async def _request(
         self, method: str, kind: str, where: str, body: Object, content: str = "application/json"
     ) -> None:
-        with suppress(Conflict):
+        with suppress(Conflict, NotFound):  # the operator has deleted it meanwhile
             await self._api._request(method, kind, where, body, content=content)
 
 

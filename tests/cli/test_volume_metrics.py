@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from cli.makers import make_job, make_spec
 from kubectl_rljob import volume_pod
 from kubectl_rljob.verbs import tensorboard
 from rljob_api import names
+from rljob_trainer.machine import free_port
 
 Kubectl = Callable[[], list[str]]
 LINES = (
@@ -107,11 +107,6 @@ def forwarding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kubectl:
     return lambda: notes.read_text().splitlines() if notes.exists() else []
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("ended")
 def test_tensorboard_answers_until_it_is_interrupted_and_the_pod_goes(
@@ -126,9 +121,11 @@ def test_tensorboard_answers_until_it_is_interrupted_and_the_pod_goes(
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline and not any("port-forward" in line for line in forwarding()):
             time.sleep(0.05)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/environment", timeout=60) as answer:
-            answers.append(json.load(answer)["data_location"])
-        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/environment", timeout=300) as answer:
+                answers.append(json.load(answer)["data_location"])
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=look, daemon=True).start()
     screen = rljob("tensorboard", "demo", "--port", str(port))

@@ -9,7 +9,7 @@ import pytest
 from e2e import kueue, kwok
 from e2e.cluster.binaries import KUEUE, KWOK, is_built
 from e2e.control_plane import ControlPlane, available, free_ports
-from kueue.world import Tenant, tenant, until
+from kueue.world import SECONDS, Tenant, tenant, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -74,7 +74,7 @@ async def test_quota_goes_to_who_waits_when_a_job_is_suspended_and_comes_back_wh
 
 async def held(job: Tenant) -> None:
     """It waits, and says for whom."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(SECONDS):
         while "demo-trainer-0 is held back by kueue.x-k8s.io/admission" not in job.status.message:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
     assert not kueue.is_admitted(job.workload())
@@ -88,5 +88,7 @@ async def test_another_number_of_rollouts_is_another_group_from_the_next_attempt
         assert len(await job.pods()) == 5
         await job.ask("n1", "restart")
         await until(job, "Running", attempt=2)
-        assert len(await job.pods()) == 4
+        async with asyncio.timeout(SECONDS):
+            while len(await job.pods()) != 4:  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
         assert sorted(s["count"] for s in job.workload()["spec"]["podSets"]) == [1, 3]

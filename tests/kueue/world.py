@@ -14,7 +14,8 @@ from rljob_operator.kube.api import NotFound, Object
 from simulator.site import NAMESPACE
 
 SCHEDULING = {"backend": "kueue", "queue": kueue.QUEUE, "topologyLevels": ["rack"]}
-TURNS = 600
+SECONDS = 600
+"""Many times what anything takes."""
 
 
 @dataclass(kw_only=True)
@@ -61,7 +62,7 @@ class Tenant(RealWorld):
         """Nothing of it is left."""
         with suppress(NotFound):
             await self.remove_child("RLJob", "demo")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(SECONDS):
             while await self.pods():  # noqa: ASYNC110
                 await asyncio.sleep(TURN)
         await self._api.close()
@@ -90,8 +91,9 @@ async def turn_for_ever(world: Tenant) -> None:
 
 async def until(world: Tenant, state: str, attempt: int = 0) -> None:
     """Its status says so."""
-    for _ in range(TURNS):
-        await asyncio.sleep(TURN)
-        if world.has_reached(state, attempt=attempt):
-            return
-    raise AssertionError(f"never {state}: {world.status}")
+    try:
+        async with asyncio.timeout(SECONDS):
+            while not world.has_reached(state, attempt=attempt):  # noqa: ASYNC110
+                await asyncio.sleep(TURN)
+    except TimeoutError:
+        raise AssertionError(f"never {state}: {world.status}") from None

@@ -13,6 +13,7 @@ import yaml
 
 from api.specs import raw_spec
 from ipv6 import WITHOUT_IPV4, needs_namespaces
+from rljob_trainer.control.channel import replace
 from trainer.launcher.gang import HERE, TIMEOUT, alive, kill, wait_for
 
 pytestmark = pytest.mark.slow
@@ -64,6 +65,9 @@ class Run:
         wait_for(f"process {who} of attempt {attempt}", lambda: file.exists() and file.read_text())
         return int(file.read_text())
 
+    def says(self, line: str) -> None:
+        wait_for(line, lambda: line in self.output())
+
     def end(self) -> tuple[int, str]:
         """Exit code and the last line."""
         code = self.process.wait(TIMEOUT)
@@ -88,10 +92,10 @@ def test_a_job_survives_a_killed_rank_and_a_killed_launcher_and_succeeds(runs: l
     launcher = parent(parent(parent(parent(run.pid(2, 0)))))  # rank, monitor, agent, fork server
     kill(launcher)
     pids = [run.pid(3, who) for who in (0, 1, "driver")]
+    run.says("attempt 3: step 3/10; trainers 2/2")
     (run.root / "finish-3").touch()
     assert run.end() == (0, "local: succeeded")
     assert not any(map(alive, pids))
-    assert "attempt 3: step 3/10; trainers 2/2" in run.output()
 
 
 def test_gangs_of_other_models_belong_to_the_attempt_and_their_failure_is_named(
@@ -99,13 +103,12 @@ def test_gangs_of_other_models_belong_to_the_attempt_and_their_failure_is_named(
 ) -> None:
     changes: dict[str, Any] = {"trainer": {"device": "cpu"}, "algorithm": {"kl": {"coefficient": 0.1}}}
     runs.append(run := Run(tmp_path, reference={"processesPerNode": 2}, lifecycle={"maxRestarts": 1}, **changes))
-    run.pid(1, 0)
+    run.says("trainers 1/1, reference 1/1")
     kill(run.pid(1, "reference-1"))
     run.pid(2, "reference-0")
-    (run.root / "rank-reference-1").write_text("raise")
+    replace(run.root / "rank-reference-1", "raise")
     code, message = run.end()
     assert code == 1 and "reference rank 1: ValueError: the loss is a banana" in message
-    assert "trainers 1/1, reference 1/1" in run.output()
 
 
 @needs_namespaces
@@ -126,7 +129,7 @@ def test_ctrl_c_drains_and_leaves_nothing(runs: list[Run], tmp_path: Path) -> No
 
 def test_a_mistake_that_only_a_rank_can_see_ends_the_job_with_one_message(runs: list[Run], tmp_path: Path) -> None:
     runs.append(run := Run(tmp_path))
-    (run.root / "rank-0").write_text("configuration")
+    replace(run.root / "rank-0", "configuration")
     assert run.end() == (1, "local: spec.data.train = /nowhere.parquet: does not exist; mount it")
 
 

@@ -85,8 +85,13 @@ class Job:
         return {m["step"]: [m[name] for name in MEASURES if name in m] for m in self.metrics() if "train/loss" in m}
 
     def metrics(self) -> list[dict[str, Any]]:
-        file = names.metrics_file(self.root)
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return whole_lines(names.metrics_file(self.root))
+
+
+def whole_lines(file: Path) -> list[dict[str, Any]]:
+    """Of a file to which somebody appends: the last one may not be whole yet."""
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
 
 
 class Running:

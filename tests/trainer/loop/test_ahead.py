@@ -1,6 +1,5 @@
 """One step ahead with everything real: Megatron, vLLM, launchers, a drain and a resume."""
 
-import json
 import os
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from rljob_trainer.batch import Batch
 from rljob_trainer.buffer.batch_files import replay
 from rljob_trainer.data.order import permutation
 from trainer.ages import token_ages
+from trainer.loop.job import whole_lines
 from trainer.megatron.models import make_model
 
 pytestmark = pytest.mark.slow
@@ -59,9 +59,8 @@ class Run:
 
     def metrics(self) -> dict[int, dict[str, float]]:
         """Those of trained steps, by step."""
-        file, found = names.metrics_file(self.root), {}
-        for line in file.read_text().splitlines() if file.exists() else []:
-            metrics = json.loads(line)
+        found: dict[int, dict[str, float]] = {}
+        for metrics in whole_lines(names.metrics_file(self.root)):
             found.setdefault(metrics.pop("step"), {}).update(metrics)
         return {step: m for step, m in found.items() if "train/loss" in m}
 
@@ -114,7 +113,7 @@ def test_it_learns_and_a_resume_goes_on_in_exactly_the_order_of_the_data(run: Ru
         assert first.poll() is None and time.monotonic() < deadline, "the first attempt never came so far"
         time.sleep(0.05)
     first.send_signal(signal.SIGINT)
-    assert first.wait(60) == 130
+    assert first.wait(SECONDS) == 130
     drained = max(run.metrics())
     assert DRAINED <= drained < STEPS
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from rljob_api import names
 from rljob_api.protocol import Control, Resume
+from rljob_trainer.machine import free_port
 from trainer.megatron.models import job
 
 pytestmark = pytest.mark.slow
@@ -29,9 +29,13 @@ def test_a_rank_that_fails_says_why_and_ends_though_its_peers_do_not_come(tmp_pa
     spec = spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update={"path": str(tmp_path / "c")})})
     control = Control(name="demo", namespace="ns", job_uid="uid", attempt=1, resume=Resume(policy="auto"), spec=spec)
     (tmp_path / names.CONTROL_KEY).write_text(control.dump_json())
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    meeting = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    meeting = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     environment = os.environ | meeting | {names.ENV_ATTEMPT_DIR: str(tmp_path)}
     ended = subprocess.run([sys.executable, "-c", WAITING], env=environment, timeout=300, check=False)
     assert ended.returncode == 1

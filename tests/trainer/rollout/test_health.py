@@ -101,7 +101,7 @@ async def test_a_stopped_process_is_noticed_within_the_limit(
     async with checked(server) as lost:
         os.kill(engine(server).pid if whom == "engine" else server.pid, signal.SIGSTOP)
         began = time.monotonic()
-        reason = (await asyncio.wait_for(lost, 120)).reason
+        reason = (await asyncio.wait_for(lost, 600)).reason
         assert f"the {'engine' if whom == 'engine' else 'API server'} has not answered for" in reason
         assert time.monotonic() - began > 6.0, "a moment of silence is no end"
 
@@ -110,11 +110,11 @@ async def test_a_stopped_process_is_noticed_within_the_limit(
 async def test_no_alarm_while_a_server_generates_and_takes_updates(
     start: Callable[..., Server], checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "FROZEN_SECONDS", 6.0)
+    monkeypatch.setattr(health, "FROZEN_SECONDS", 10.0)
     server = start(checkpoints["old"])
     sampling = Sampling(temperature=1.0, max_tokens=90)
     async with checked(server) as lost, RolloutClient(server.endpoint, TOKEN, 1) as client:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             await asyncio.to_thread(publish, server, checkpoints["new"])
             await client.generate(GenerationRequest((5, 6, 7), 64, sampling, 1))

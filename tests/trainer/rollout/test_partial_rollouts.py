@@ -107,7 +107,7 @@ async def test_every_token_is_of_the_policy_that_it_names_and_none_is_lost(
     step = 0
     while step < FEWEST or (step < STEPS and not continued(samples)):
         step += 1
-        drawn = await asyncio.wait_for(lab.step(step), 60)
+        drawn = await asyncio.wait_for(lab.step(step), 600)
         assert len(drawn) == WANTED * SAMPLES
         assert all(
             step - 1 - TRAIN.partial_rollouts.max_age
