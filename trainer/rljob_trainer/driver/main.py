@@ -1,4 +1,4 @@
-"""The life of the driver process: read the data, serve rank 0, leave."""
+"""The driver's process: read the data, serve rank 0, leave."""
 
 import asyncio
 import logging
@@ -49,7 +49,7 @@ def main() -> None:
         listener = listen(directory / "driver.sock")
         asyncio.run(drive(directory, listener, os.environ.get(names.ENV_ROLLOUT_TOKEN, "")))
     except BaseException as error:
-        failure.write(directory, "driver", _first(error))
+        failure.write(directory, "driver", _innermost(error))
         raise
 
 
@@ -63,9 +63,9 @@ async def drive(directory: Path, listener: socket.socket, token: str) -> None:
     try:
         async with (
             _gangs(control, token) as gangs,
-            work(directory, control, token, progress, tokenizer, gangs) as life,
+            work(directory, control, token, progress, tokenizer, gangs) as runtime,
         ):
-            await life.run(listener)
+            await runtime.run(listener)
     finally:
         listener.close()
 
@@ -86,7 +86,7 @@ async def _gangs(control: Control, token: str) -> AsyncIterator[Gangs]:
 @asynccontextmanager
 async def _supervised(
     directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, gangs: Gangs
-) -> AsyncIterator["_Life"]:
+) -> AsyncIterator["_Runtime"]:
     """No rollouts and no rewards: examples, tokenised by processes while the ranks train."""
     spec, workers = control.spec, Workers(control.spec)
     try:
@@ -96,9 +96,9 @@ async def _supervised(
         if spec.evaluation.takes_place:
             held_out = await asyncio.to_thread(load, "validation", scratch=directory / "held-out")
         rollouts = RolloutPool(token, control.attempt, 0, 1, lambda: None)
-        life = _Life(directory, _counted(control, train), rollouts, Pools((), token), progress, gangs)
-        life.begin(Examples(train, held_out, gangs.measuring), train, ())
-        yield life
+        runtime = _Runtime(directory, _counted(control, train), rollouts, Pools((), token), progress, gangs)
+        runtime.begin(Examples(train, held_out, gangs.measuring), train, ())
+        yield runtime
     finally:
         workers.close()
 
@@ -106,7 +106,7 @@ async def _supervised(
 @asynccontextmanager
 async def _reinforcement(
     directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, gangs: Gangs
-) -> AsyncIterator["_Life"]:
+) -> AsyncIterator["_Runtime"]:
     spec, pools = control.spec, Pools((pool.name for pool in control.spec.pools), token)
     rewards = RewardManager(spec.rewards, pools)
     agent = agent_of(spec.rollout.agent) if spec.rollout.agent and not spec.train.batches.replay else None
@@ -124,16 +124,16 @@ async def _reinforcement(
         train, held_out = _prompts(directory, spec, tokenizer)
         await rewards.start()
         control = _counted(control, train)
-        pool = RolloutPool(token, control.attempt, required_servers(spec), sequences(spec), lambda: life.wake())
-        life = _Life(directory, control, pool, pools, progress, gangs)
+        pool = RolloutPool(token, control.attempt, required_servers(spec), sequences(spec), lambda: runtime.wake())
+        runtime = _Runtime(directory, control, pool, pools, progress, gangs)
         generator = Generator(control.spec, control.job_uid, tokenizer, rewards, pool, progress.heartbeat, agent)
         source: BatchSource = (
             RecordedBatches(control.spec)
             if spec.train.batches.replay
-            else GeneratedBatches(control.spec, train, held_out, tokenizer, generator, pool, life.phase)
+            else GeneratedBatches(control.spec, train, held_out, tokenizer, generator, pool, runtime.phase)
         )
-        life.begin(source, train, [*gangs.measuring, *([teacher.measure] if teacher else [])])
-        yield life
+        runtime.begin(source, train, [*gangs.measuring, *([teacher.measure] if teacher else [])])
+        yield runtime
     finally:
         await asyncio.gather(*(part.stop() for part in parts))
 
@@ -144,8 +144,8 @@ def _counted(control: Control, data: Dataset) -> Control:
     return control.model_copy(update={"spec": spec})
 
 
-class _Life:
-    """The driver and what runs beside it."""
+class _Runtime:
+    """The driver and what runs alongside it. Made first, since parts of the driver are given what wakes it."""
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ def _described(prompts: PromptSet) -> str:
     )
 
 
-def _first(error: BaseException) -> BaseException:
+def _innermost(error: BaseException) -> BaseException:
     """The cause inside groups of errors."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
