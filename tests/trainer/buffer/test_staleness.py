@@ -55,6 +55,14 @@ async def asked(server: Server, prompts: int) -> None:
             await asyncio.sleep(0.02)
 
 
+async def answered(server: Thinker, requests: int) -> None:
+    """So many requests have their whole answers."""
+    async with asyncio.timeout(SECONDS):
+        while server.answered < requests:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.2)  # the driver reads the last one
+
+
 async def probed(server: Server) -> None:
     """The driver knows that the server answers."""
     async with asyncio.timeout(SECONDS):
@@ -310,7 +318,7 @@ async def test_a_resumed_attempt_trains_what_was_complete_and_continues_what_was
     async with Thinker("demo-rollout-0", pace) as a, begun(bench, [a]) as rank:
         first = await batch(rank)
         await asked(a, 6)
-        await asyncio.sleep(0.5)
+        await answered(a, len(a.requests) - 1)
         await trained(rank, 1)
         await publish(rank, 1, [a])
         state = await call(rank.saving)

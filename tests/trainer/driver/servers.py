@@ -79,6 +79,8 @@ class Thinker(Server):
     def __init__(self, pod: str, thoughts: Callable[[int, int], int]):
         super().__init__(pod)
         self.thoughts, self._writing = thoughts, asyncio.Event()
+        self.answered = 0
+        """Requests whose answer was written to its end."""
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -93,6 +95,7 @@ class Thinker(Server):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), PACE)
         ended = "stop" if written + text == whole else "abort" if stop.is_set() else "length"
+        self.answered += ended == "stop"
         drawn = Completion([*map(ord, text)], [-1.0 - policy] * len(text), ended)
         return web.json_response(encode([drawn] * body["n"]), headers={STEP_HEADER: str(policy)})
 
