@@ -51,6 +51,7 @@ FAMILIES = {
         Family("phi3", "Phi-3, Phi-4", windows=True),
         Family("qwen2", "Qwen2, Qwen2.5", rotations=("default", "yarn"), biases=True, adapters=True),
         Family("qwen2_5_vl", "Qwen2.5-VL", TENSOR, vision=True, servers=("cpu",)),
+        Family("qwen3_vl", "Qwen3-VL 2B, 4B, 8B, 32B", TENSOR, vision=True, servers=("cpu",)),
         Family("qwen3", "Qwen3", rotations=("default", "yarn"), adapters=True),
         Family("qwen3_moe", "Qwen3-MoE", EXPERTS, rotations=("default", "yarn")),
         Family("gemma3_text", "Gemma 3 of text: 270M, 1B", windows=True),

@@ -19,6 +19,10 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text": ("Gemma3TextConfig", {}),
     "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),
     "qwen2_5_vl": ("Qwen2_5_VLConfig", {"num_hidden_layers": 6, "vision_config": {"out_hidden_size": 8192}}),
+    "qwen3_vl": (
+        "Qwen3VLConfig",
+        {"text_config": {"num_hidden_layers": 6}, "vision_config": {"out_hidden_size": 4096}},
+    ),
     "qwen3": ("Qwen3Config", {"num_key_value_heads": 8}),
     "qwen3_moe": ("Qwen3MoeConfig", EXPERTS),
     "mixtral": ("MixtralConfig", EXPERTS),

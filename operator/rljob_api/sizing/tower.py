@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """Of Qwen2.5-VL (arXiv 2502.13923). Every tensor-parallel rank has all of it."""
+    """Of Qwen2.5-VL (arXiv 2502.13923) and Qwen3-VL (arXiv 2511.21631). Every tensor-parallel rank has all of it."""
 
     depth: int
     hidden: int
@@ -17,6 +17,12 @@ class Tower:
     """That become one token."""
     out: int
     """Width of the language model."""
+    matrices: int = 3
+    """Of a feed-forward layer: 3 with a gate, 2 without."""
+    positions: int = 0
+    """That have an embedding of their own."""
+    projectors: int = 1
+    """What the language model is given: behind the last layer, and with deepstack behind some before it."""
 
     @staticmethod
     def of(config: dict[str, Any]) -> "Tower | None":
@@ -34,18 +40,20 @@ class Tower:
             patch=channels * (vision.get("temporal_patch_size") or 2) * side * side,
             patches=(vision.get("spatial_merge_size") or 2) ** 2,
             out=vision["out_hidden_size"],
+            **_of_qwen3(vision),
         )
 
     @property
     def vision(self) -> int:
-        """Parameters of the tower: queries, keys, values and the output, three matrices of a gated layer, and the cut into patches."""
-        return self.depth * self.hidden * (4 * self.hidden + 3 * self.feed_forward) + self.patch * self.hidden
+        """Parameters of the tower: queries, keys, values and the output, the feed-forward layer, and the cut into patches with their positions."""
+        layer = 4 * self.hidden + self.matrices * self.feed_forward
+        return self.hidden * (self.depth * layer + self.patch + self.positions)
 
     @property
     def projector(self) -> int:
-        """Parameters of two matrices that read the patches of a token."""
+        """Parameters of two matrices that read the patches of a token, of each projector."""
         wide = self.patches * self.hidden
-        return wide * wide + wide * self.out
+        return self.projectors * (wide * wide + wide * self.out)
 
     def parameters(self, frozen: tuple[str, ...] = ()) -> int:
         """Of the parts that are not in `frozen`: `vision`, `projector`. Norms and biases left out."""
@@ -54,4 +62,11 @@ class Tower:
     @property
     def kept(self) -> int:
         """Numbers of a token of an image that a backward pass through the tower needs: as a layer of the language model's, for each patch."""
-        return self.patches * self.depth * (8 * self.hidden + 3 * self.feed_forward)
+        return self.patches * self.depth * (8 * self.hidden + self.matrices * self.feed_forward)
+
+
+def _of_qwen3(vision: dict[str, Any]) -> dict[str, int]:
+    deepstack = vision.get("deepstack_visual_indexes")
+    if deepstack is None:
+        return {}
+    return {"matrices": 2, "positions": vision.get("num_position_embeddings") or 0, "projectors": 1 + len(deepstack)}

@@ -1,4 +1,4 @@
-"""A tokenizer, an image processor and a chat template in the manner of Qwen2.5-VL, of models with 128 tokens and patches of four by four pixels."""
+"""A tokenizer, an image processor and a chat template in the manner of Qwen2.5-VL and Qwen3-VL: 128 tokens, patches of four by four pixels."""
 
 from pathlib import Path
 
@@ -11,14 +11,18 @@ TEMPLATE = """
 {%- if part.type == 'image' %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}{%- else %}{{- part.text }}{%- endif %}
 {%- endfor %}{%- endif %}{{- ' <|im_end|> ' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|> assistant ' }}{%- endif %}"""
+PROCESSORS = {
+    "qwen2_5_vl": ("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
+    "qwen3_vl": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
+}
 SPECIAL = {"<|image_pad|>": PAD, "<|video_pad|>": VIDEO, "<|vision_start|>": FIRST, "<|vision_end|>": LAST}
 
 
-def save_processor(path: Path) -> Path:
+def save_processor(path: Path, kind: str = "qwen2_5_vl") -> Path:
     """What transformers' and vLLM's processors are loaded from."""
+    import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
-    from transformers.models.qwen2_5_vl import Qwen2_5_VLProcessor
+    from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor
 
     given = {"<pad>": 0, "<|im_end|>": 1, "<|im_start|>": 2, "user": 3, "assistant": 4, "system": 5}
     words = given | {f"w{i}": i for i in range(6, PAD)} | SPECIAL
@@ -32,9 +36,8 @@ def save_processor(path: Path) -> Path:
         chat_template=TEMPLATE,
     )
     cut = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 4096}
-    Qwen2_5_VLProcessor(
-        Qwen2VLImageProcessor(**cut), tokenizer, Qwen2VLVideoProcessor(**cut), chat_template=TEMPLATE
-    ).save_pretrained(path)
+    processor, video = (getattr(transformers, name) for name in PROCESSORS[kind])
+    processor(Qwen2VLImageProcessor(**cut), tokenizer, video(**cut), chat_template=TEMPLATE).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
 

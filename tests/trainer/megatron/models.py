@@ -91,6 +91,13 @@ QWEN_VL = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+VISION_KEYS = ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+QWEN3_VL = QWEN_VL | {
+    "vision_config": {k: v for k, v in TOWER.items() if k not in ("window_size", "fullatt_block_indexes")}
+    | {"depth": 3, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]},
+    "rope_parameters": QWEN_VL["rope_parameters"] | {"mrope_section": [6, 5, 5], "mrope_interleaved": True},
+    "head_dim": 32,
+}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "llama, linear": ("LlamaConfig", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
@@ -103,6 +110,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2Config", {}),
     "qwen2, yarn": ("Qwen2Config", {"rope_parameters": YARN}),
     "qwen2_5_vl": ("Qwen2_5_VLConfig", QWEN_VL),
+    "qwen3_vl": ("Qwen3VLConfig", QWEN3_VL),
     "qwen3": ("Qwen3Config", {"head_dim": 32}),
     "qwen3, yarn": ("Qwen3Config", {"head_dim": 32, "rope_parameters": YARN}),
     "qwen3_moe": ("Qwen3MoeConfig", EXPERTS),
@@ -119,7 +127,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3, yarn": ("DeepseekV3Config", V3 | {"q_lora_rank": None, "rope_parameters": DEEPSEEK_YARN}),
 }
 """Every family of rljob_api.families, by its model_type, and its variants: the class of its configuration, and what differs from SHAPE."""
-TIED = ("qwen2", "qwen3", "gemma3_text")
+TIED = ("qwen2", "qwen3", "qwen3_vl", "gemma3_text")
 """Those whose output layer is the embedding, in the tests of all families."""
 
 
@@ -132,7 +140,11 @@ def make_config(kind: str, vocabulary: int = 160, tied: bool = False, **sizes: i
     import transformers
 
     name, more = KINDS[kind]
-    return getattr(transformers, name)(**SHAPE | sizes | more, vocab_size=vocabulary, tie_word_embeddings=tied)
+    text, whole = SHAPE | sizes | more | {"vocab_size": vocabulary}, {"tie_word_embeddings": tied}
+    if "vision_config" in more:
+        whole |= {key: text.pop(key) for key in VISION_KEYS}
+        return getattr(transformers, name)(text_config=text, **whole)
+    return getattr(transformers, name)(**text, **whole)
 
 
 def make_model(

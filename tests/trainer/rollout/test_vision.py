@@ -28,14 +28,14 @@ def make(path: Path, kind: str, seed: int) -> Path:
     config = make_config(kind, WORDS, hidden_size=128, max_position_embeddings=512)
     config.vision_config.out_hidden_size = 128
     config.vision_config.hidden_size = 64
-    config.text_config.rope_parameters["mrope_section"] = [4, 6, 6]
+    config.text_config.rope_parameters["mrope_section"] = [6, 5, 5]
     model = random_model(config, seed)
     with torch.no_grad():
         model.lm_head.weight.normal_(0, 0.15)
         for parameter in model.model.visual.parameters():
             parameter.mul_(2.0)  # so that images are seen
     model.save_pretrained(path)
-    return save_processor(path)
+    return save_processor(path, kind)
 
 
 def prompts() -> list[tuple[list[int], list[Placed]]]:
@@ -78,7 +78,7 @@ def difference(model: Path, answers: list[list[Generation]], shown: bool = True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen2_5_vl"])
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
 def test_a_server_sees_the_images_of_the_trainer_by_the_weights_published_last(
     start: Callable[..., Server], tmp_path: Path, kind: str
 ) -> None:

@@ -29,6 +29,7 @@ MODULES = (
     "phi3",
     "gemma3",
     "qwen_vl",
+    "qwen3_vl",
     "load_progress",
     "write_queue",
 )

@@ -1,0 +1,194 @@
+"""Qwen3-VL: a language model of megatron's behind transformers' own vision tower, as Qwen2.5-VL is (qwen_vl.py).
+
+megatron-bridge's model (models/qwen_vl/modelling_qwen3_vl) makes its tower of Transformer Engine's modules, which a CPU lacks, looks for the image
+token in every row, and has a decoder of its own. Can go when megatron-bridge takes positions and places from its caller, and a backend for its tower.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
+from megatron.bridge.models.conversion.model_bridge import MegatronModelBridge
+from megatron.bridge.models.conversion.param_mapping import AutoMapping, GatedMLPMapping, QKVMapping, ReplicatedMapping
+from megatron.bridge.models.conversion.transformers_compat import rope_theta_from_hf
+from megatron.bridge.models.qwen_vl.qwen25_vl_provider import Qwen25VLModelProvider
+from megatron.bridge.utils.common_utils import hook_hf_module_setattr_for_tp_grad_sync
+from megatron.core.models.common.embeddings.rotary_pos_embedding import MultimodalRotaryEmbedding
+from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
+from megatron.core.transformer.module import MegatronModule
+from transformers import Qwen3VLForConditionalGeneration
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
+
+from rljob_trainer.megatron.compat import VERSIONS
+from rljob_trainer.megatron.compat.mixtral import LLAMA
+from rljob_trainer.patches import Patch
+
+_TEXT, _LAYERS = "model.language_model.", "language_model.decoder.layers.*."
+
+
+class InterleavedRotaryEmbedding(MultimodalRotaryEmbedding):
+    """The angles of time, row and column alternate (Qwen3-VL, arXiv 2511.21631), where Qwen2.5-VL's are one behind the other."""
+
+    def forward(self, position_ids: torch.Tensor, mrope_section: list[int], cp_group: Any = None) -> torch.Tensor:
+        """position_ids [3, b, s]. Returns angles [s, b, 1, head]. The layouts of such models have no context parallelism."""
+        number = torch.arange(len(self.inv_freq))
+        turns = [(number % 3 == axis) & (number < 3 * mrope_section[axis]) for axis in (1, 2)]
+        axis = (turns[0] + 2 * turns[1]).to(position_ids.device)
+        angles = position_ids[axis].permute(2, 1, 0) * self.inv_freq.to(position_ids.device)
+        return torch.cat((angles, angles), dim=-1)[:, :, None]
+
+
+class JoinedGradients(torch.autograd.Function):
+    """Passes the embedding through. Its gradient is the last of a backward pass: by then the `leaves`, which the layers read in place of the tower's
+    `features`, have theirs, and these go on to the tower together.
+
+    A layer that is recomputed has a backward pass of its own, which would otherwise run through the tower each time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, embedded: torch.Tensor, leaves: list[torch.Tensor], *features: torch.Tensor) -> torch.Tensor:
+        ctx.leaves = leaves
+        return embedded.view_as(embedded)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        return gradient, None, *(leaf.grad for leaf in ctx.leaves)
+
+
+class Qwen3VLModel(MegatronModule):
+    """The tower, and the language model to whose first layers it adds what it saw on the way (deepstack, arXiv 2406.04334)."""
+
+    def __init__(self, config: Any, pre_process: bool, post_process: bool, vp_stage: int | None) -> None:
+        super().__init__(config=config)
+        self.visual = Qwen3VLVisionModel._from_config(config.vision_config)
+        hook_hf_module_setattr_for_tp_grad_sync(self.visual)
+        text = config.provide_language_model(pre_process=pre_process, post_process=post_process, vp_stage=vp_stage)
+        text.rotary_pos_emb = InterleavedRotaryEmbedding(config.kv_channels, 1.0, rotary_base=config.rotary_base)
+        self.language_model = text
+        self.share_embeddings_and_output_weights = config.share_embeddings_and_output_weights
+        self.shared_embedding_or_output_weight = text.shared_embedding_or_output_weight
+        self._added: list[torch.Tensor] = []
+        """[s, 1, h] for each of the first layers: of the micro-batch that is computed, or none when it has no image."""
+        for i in range(len(config.vision_config.deepstack_visual_indexes)):
+            text.decoder.layers[i].register_forward_hook(partial(self._add, i))
+
+    def set_input_tensor(self, input_tensor: Any) -> None:
+        self.language_model.set_input_tensor(input_tensor)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        attention_mask: None,
+        pixel_values: torch.Tensor | None = None,
+        image_grid_thw: torch.Tensor | None = None,
+        image_places: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """As Qwen2.5-VL's (qwen_vl.py). The whole model is on this rank's stage."""
+        embedded, self._added = self.language_model.embedding(input_ids=input_ids, position_ids=None), []
+        if pixel_values is not None:
+            assert image_places is not None
+            found = self.visual(pixel_values.to(self.visual.dtype), grid_thw=image_grid_thw)
+            embedded = self._with_images(embedded, image_places, found)
+        if position_ids.dim() == 2:
+            position_ids = position_ids.expand(3, *position_ids.shape)
+        decoder_input = self._scattered(embedded)
+        return self.language_model(None, position_ids, attention_mask, decoder_input=decoder_input, **kwargs)
+
+    def _with_images(self, embedded: torch.Tensor, places: torch.Tensor, found: Any) -> torch.Tensor:
+        """`embedded` [s, 1, h] with the images at their places; what the layers add is kept for them."""
+        nothing = torch.zeros_like(embedded)
+        features = [self._scattered(_put(nothing, places, seen)) for seen in found.deepstack_features]
+        self._added = [f.detach().requires_grad_(f.requires_grad) for f in features]
+        return JoinedGradients.apply(_put(embedded, places, found.pooler_output), self._added, *features)
+
+    def _scattered(self, row: torch.Tensor) -> torch.Tensor:
+        if not self.config.sequence_parallel:
+            return row
+        return scatter_to_sequence_parallel_region(row, group=self.language_model.pg_collection.tp)
+
+    def _add(self, index: int, _layer: Any, _given: Any, output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+        hidden, context = output
+        return (hidden + self._added[index] if self._added else hidden), context
+
+    def freeze(self, freeze_language_model: bool, freeze_vision_model: bool, freeze_vision_projection: bool) -> None:
+        """By the names of megatron-bridge. The projector is everything that ends in the language model's width."""
+        tower = self.visual
+        parts = {
+            self.language_model: freeze_language_model,
+            tower.patch_embed: freeze_vision_model,
+            tower.pos_embed: freeze_vision_model,
+            tower.blocks: freeze_vision_model,
+            tower.merger: freeze_vision_projection,
+            tower.deepstack_merger_list: freeze_vision_projection,
+        }
+        for part in (part for part, frozen in parts.items() if frozen):
+            part.requires_grad_(False)
+
+
+def _put(row: torch.Tensor, places: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """`row` [s, 1, h] with `seen` [v, h] at `places` [v]."""
+    return row.index_copy(0, places, seen.to(row)[:, None])
+
+
+@dataclass
+class Qwen3VLModelProvider(Qwen25VLModelProvider):
+    """Of Qwen3VLModel; the language model has norms of queries and keys."""
+
+    def provide(self, pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None) -> Qwen3VLModel:
+        model = Qwen3VLModel(self, pre_process, post_process, vp_stage)
+        model.freeze(self.freeze_language_model, self.freeze_vision_model, self.freeze_vision_projection)
+        return model
+
+
+@MegatronModelBridge.register_bridge(
+    source=Qwen3VLForConditionalGeneration, target=Qwen3VLModel, provider=Qwen3VLModelProvider, model_type="qwen3_vl"
+)
+class Qwen3VLBridge(MegatronModelBridge):
+    """In place of megatron-bridge's of the same name."""
+
+    def provider_bridge(self, hf_pretrained: Any) -> Qwen3VLModelProvider:
+        config = hf_pretrained.config
+        text = config.text_config
+        return Qwen3VLModelProvider(
+            **self.hf_config_to_provider_kwargs(text)
+            | {
+                "normalization": "RMSNorm",
+                "gated_linear_unit": True,
+                "add_bias_linear": False,
+                "qk_layernorm": True,
+                "hidden_dropout": 0.0,
+                "rotary_base": rope_theta_from_hf(text),
+                "share_embeddings_and_output_weights": config.tie_word_embeddings,
+                "position_embedding_type": "mrope",
+                "mrope_section": list(text.rope_parameters["mrope_section"]),
+                "vision_config": config.vision_config,
+            }
+        )
+
+    def mapping_registry(self) -> MegatronMappingRegistry:
+        same = {f"language_model.{ours}": theirs.replace("model.", _TEXT, 1) for ours, theirs in LLAMA.items()}
+        same |= {
+            f"{_LAYERS}mlp.linear_fc1.layer_norm_weight": f"{_TEXT}layers.*.post_attention_layernorm.weight",
+            f"{_LAYERS}mlp.linear_fc2.weight": f"{_TEXT}layers.*.mlp.down_proj.weight",
+            f"{_LAYERS}self_attention.q_layernorm.weight": f"{_TEXT}layers.*.self_attn.q_norm.weight",
+            f"{_LAYERS}self_attention.k_layernorm.weight": f"{_TEXT}layers.*.self_attn.k_norm.weight",
+        }
+        of_three = {part: f"{_TEXT}layers.*.self_attn.{part}_proj.weight" for part in "qkv"}
+        return MegatronMappingRegistry(
+            *(AutoMapping(megatron_param=ours, hf_param=theirs) for ours, theirs in same.items()),
+            QKVMapping(megatron_param=f"{_LAYERS}self_attention.linear_qkv.weight", **of_three),
+            GatedMLPMapping(
+                megatron_param=f"{_LAYERS}mlp.linear_fc1.weight",
+                gate=f"{_TEXT}layers.*.mlp.gate_proj.weight",
+                up=f"{_TEXT}layers.*.mlp.up_proj.weight",
+            ),
+            ReplicatedMapping(megatron_param="visual.**", hf_param="model.visual.**"),
+        )
+
+
+# registered by the import of this module
+PATCHES = (Patch("Qwen3-VL", "megatron-bridge", VERSIONS["megatron-bridge"]),)
