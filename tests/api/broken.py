@@ -20,6 +20,9 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
         {"model": {"lora": {"rank": 3}}, "trainer": {"nodes": 2, "parallelism": {"tensor": 2}}},
         "spec.model.lora.rank",
     ),
+    ({"model": {"lora": {"sync": "adapters"}}, "task": "pretrain"}, "spec.model.lora.sync"),
+    ({"model": {"lora": {"sync": "adapters", "rank": 513}}}, "spec.model.lora.rank"),
+    ({"model": {"lora": {"sync": "adapters"}}, "rollout": {"placement": "colocated"}}, "spec.model.lora.sync"),
     ({"model": {"lora": {}, "megatronCheckpoint": "/data/global_step_9"}}, "spec.model.megatronCheckpoint"),
     (
         {"model": {"lora": {}}, "reference": {"offload": False}, "algorithm": {"kl": {"coefficient": 0.1}}},

@@ -235,6 +235,13 @@ def test_weights_go_from_rank_0_through_the_rollouts() -> None:
     assert found["weights"][0].bytes == 2 * NOMINAL.parameters
 
 
+def test_adapters_are_all_that_rollouts_get_of_a_step_where_they_have_the_model() -> None:
+    lora = {"rank": 8, "targets": ["linear_proj"], "sync": "adapters"}
+    spec = make_spec(trainer={"device": "gpu"}, model={"path": "/data/model", "lora": lora})
+    [link] = [link for link in links(spec, NOMINAL, 1) if link.kind == "weights"]
+    assert link.bytes == 4 * 36 * 8 * (4096 + 4096)
+
+
 def colocated(**trainer: Any) -> RLJobSpec:
     rollout = {"placement": "colocated", "vllmArgs": {"gpu-memory-utilization": 0.45}}
     train = {"steps": 10, "promptsPerStep": 4, "samplesPerPrompt": 4, "tokensPerMicroBatch": 16384}

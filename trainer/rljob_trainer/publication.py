@@ -1,7 +1,7 @@
 """The policy on its way to the rollouts: who gets it, that it is the one that was saved, and that both sides agree on it afterwards."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.parity import Probe, arithmetic_of, probe_sample
+from rljob_trainer.weights.protocol import LORA_B
 from rljob_trainer.weights.publisher import Senders
 
 
@@ -92,7 +93,11 @@ class Publication:
 
     def _exported(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The policy. Servers resume only after the whole update has been received: what parameters took on these GPUs is free again then."""
-        yield from self._engine.export()
+        lora = self._spec.model.lora
+        if lora and lora.sync == "adapters":
+            yield from scaled(self._engine.export_adapters(), lora.alpha / lora.rank)
+        else:
+            yield from self._engine.export()
         self._release()
         self._engine.memory.enter("generate")
 
@@ -101,3 +106,9 @@ class Publication:
         if self._senders.colocated:
             self._engine.release_memory()
             self._ranks.barrier()
+
+
+def scaled(adapters: Iterable[tuple[str, torch.Tensor]], scale: float) -> Iterator[tuple[str, torch.Tensor]]:
+    """As rollouts get them: B times `scale`, so that W x + B A x is what the policy computes."""
+    for name, tensor in adapters:
+        yield name, tensor * scale if name.endswith(LORA_B) else tensor

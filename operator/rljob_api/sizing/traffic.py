@@ -13,7 +13,7 @@ hidden size, b the bytes of an activation, t, c, e, d, p the parallel sizes. Sen
         with LoRA P are the adapters' parameters alone
     PP  activations forward and gradients backward between neighbour stages: 2 b h T/(d c), 1/t of it per rank with sequence parallelism; once for
         each virtual stage (Narayanan et al. arXiv 2104.04473 section 2.2)
-    weights  b x all parameters from rank 0 through the rollouts, one after another (a pipelined broadcast)
+    weights  b x all parameters from rank 0 through the rollouts, one after another (a pipelined broadcast); with adapters alone, theirs
     columns  between rank 0 and another gang's: 8 bytes for the id of a token there, and 4 for its value back
 
 Forward passes without a backward pass (old and reference log-probabilities) add half of the TP, EP and PP bytes and a third of the CP bytes each.
@@ -85,8 +85,14 @@ class Volumes:
             data=updates * exchange * own * (copies - 1) / copies,
             expert_data=updates * exchange * experts * (lay.expert_copies - 1) / lay.expert_copies,
             pipeline=2 * width * shape.hidden * tokens / cut * lay.virtual_pipeline * both,
-            weights=width * shape.parameters,
+            weights=width * _sent(spec, shape),
         )
+
+
+def _sent(spec: RLJobSpec, shape: Shape) -> float:
+    """Parameters of an update of the rollouts. One A of several matrices is sent for each of them, which is left out here."""
+    lora = spec.model.lora
+    return shape.layers * shape.adapters(lora) if lora and lora.sync == "adapters" else shape.parameters
 
 
 def _tokens(spec: RLJobSpec) -> float:

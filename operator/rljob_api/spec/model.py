@@ -32,6 +32,13 @@ class LoraSpec(Model):
     ] = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
     """Matrices that get an adapter, by megatron-core's names: queries, keys and values together, the output of the attention, gate and up
     together, and down."""
+    sync: Literal["merged", "adapters"] = "merged"
+    """What rollouts get after a step: `merged` is the whole model, with what the adapters add in its matrices; `adapters` are the adapters alone,
+    which vLLM computes next to the model that it loaded from `path`. For `task: rl`."""
+
+
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""For which vLLM has room in its LoRA (0.26, vllm/config/lora.py, MaxLoRARanks)."""
 
 
 class ModelSpec(Model):

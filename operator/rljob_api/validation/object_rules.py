@@ -1,6 +1,7 @@
 """Rules that need nothing but the object: the CRD has them as CEL, so that the API server answers at once, and `validate` has them in Python."""
 
 from rljob_api.spec.job import PAIRED
+from rljob_api.spec.model import LORA_RANKS
 from rljob_api.validation.expression import count, either, field, present, size
 from rljob_api.validation.rule import Rule
 
@@ -42,6 +43,8 @@ BACKEND = field("scheduling.backend")
 UPDATES = (field("train.miniBatches") * field("train.epochsPerStep")).named("miniBatches x epochsPerStep")
 
 LORA = present("model.lora")
+ALONE = LORA & field("model.lora.sync").equals("adapters")
+"""Adapters come to the rollouts without the model."""
 
 KINDS = count(tuple(present(kind) for kind in REWARD_KINDS))
 
@@ -103,6 +106,24 @@ LORA_RULES = (
         LORA.implies(present("reference.path") | field("reference.offload")),
         "the reference is the policy without its adapters: there is no second copy that could stay on the device",
         "remove it, or name another model in spec.reference.path",
+    ),
+    Rule(
+        "model.lora.sync",
+        ALONE.implies(RL),
+        "only task rl has rollouts that get the policy",
+        "remove it, or set spec.task: rl",
+    ),
+    Rule(
+        "model.lora.sync",
+        ALONE.implies(~COLOCATED),
+        "colocated servers drop their weights while the policy is trained, and get whole models only",
+        "set merged, or spec.rollout.placement: separate",
+    ),
+    Rule(
+        "model.lora.rank",
+        ALONE.implies(field("model.lora.rank") <= LORA_RANKS[-1]),
+        f"vLLM has room for adapters of rank {LORA_RANKS[-1]} or less",
+        "lower it, or set spec.model.lora.sync: merged",
     ),
 )
 

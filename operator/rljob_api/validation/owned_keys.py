@@ -126,6 +126,10 @@ OWNED_VLLM_ARGUMENTS = {
     "logprobs-mode": "rljob: the trainer needs processed log-probabilities",
     "distributed-executor-backend": "rljob, from spec.rollout.tensorParallel",
     "logits-processors": "rljob: samples are drawn from the policy's own distribution",
+    **dict.fromkeys(
+        ("enable-lora", "max-loras", "max-lora-rank", "lora-dtype", "lora-modules", "lora-target-modules"),
+        "spec.model.lora.sync",
+    ),
     "enable-return-routed-experts": "spec.algorithm.rolloutCorrection.routerReplay",
     "scheduler-cls": "rljob, whose scheduler hands responses over in pieces",
 } | dict.fromkeys(

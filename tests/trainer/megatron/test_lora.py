@@ -230,13 +230,15 @@ def test_another_reference_takes_the_place_of_the_base(
 @pytest.mark.slow
 def test_the_peft_directory_is_the_merged_policy(model: Path, tmp_path: Path, batches: list[Batch]) -> None:
     from rljob_trainer.megatron.huggingface import CONFIG, PREFIX, WEIGHTS, write_adapters
+    from rljob_trainer.publication import scaled
 
     spec = changed(with_adapters(model), trainer={"nodes": 4, "parallelism": {"tensor": 2, "pipeline": 2}})
 
     def follow(engine: Any) -> dict[str, torch.Tensor]:
         train_step(engine, batches[0])
         write_adapters(engine, spec.model.lora, model, tmp_path / "adapter")
-        return weights(engine)
+        sent = scaled(engine.export_adapters(), spec.model.lora.alpha / spec.model.lora.rank)
+        return weights(engine) | {f"sent {name}": tensor.clone() for name, tensor in sent}
 
     merged = run_engines(4, {"peft": (spec, follow)})["peft"]
     config = json.loads((tmp_path / "adapter" / CONFIG).read_text())
@@ -247,6 +249,8 @@ def test_the_peft_directory_is_the_merged_policy(model: Path, tmp_path: Path, ba
     for m in matrices:
         added = scale * tensors[f"{m}.lora_B.weight"].double() @ tensors[f"{m}.lora_A.weight"].double()
         assert torch.equal((base[f"{m}.weight"].double() + added).float(), merged[f"{m}.weight"]), m
+        sent = merged[f"sent {m}.lora_B.weight"].double() @ merged[f"sent {m}.lora_A.weight"].double()
+        assert torch.equal(sent, added), m
 
 
 @pytest.mark.slow

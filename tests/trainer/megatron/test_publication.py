@@ -48,7 +48,7 @@ def publication(ranks: Ranks, engine: Any, driver: Any) -> Any:
     from rljob_trainer.publication import Publication
 
     senders = Senders(ranks, Publisher(1, "token", over_gloo("127.0.0.1")), lambda: None)
-    return Publication(SimpleNamespace(), ranks, engine, senders, driver)
+    return Publication(SimpleNamespace(model=SimpleNamespace(lora=None)), ranks, engine, senders, driver)
 
 
 def test_a_policy_that_nobody_gets_is_exported_only_for_the_digest_of_a_checkpoint_and_once(ranks: Ranks) -> None:

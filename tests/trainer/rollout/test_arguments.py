@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import PoolSpec, TrainerSpec
 from rljob_trainer.rollout.arguments import pool_arguments, server_arguments, server_environment
 from trainer.rollout.servers import spec
@@ -40,6 +41,20 @@ def test_experts_are_returned_where_the_trainer_replays_them() -> None:
         algorithm = given.algorithm.model_copy(update={"rollout_correction": correction})
         arguments = server_arguments(given.model_copy(update={"algorithm": algorithm}), 1)
         assert ("--enable-return-routed-experts" in arguments) == (replay == "rollout")
+
+
+def test_a_server_has_room_for_adapters_where_they_come_without_the_model() -> None:
+    given = spec(Path("/model")).dump()
+    for sync, rank, room in (
+        ("merged", 12, None),
+        ("adapters", 12, "16"),
+        ("adapters", 16, "16"),
+        ("adapters", 400, "512"),
+    ):
+        lora = {"rank": rank, "sync": sync}
+        arguments = server_arguments(RLJobSpec.model_validate(given | {"model": given["model"] | {"lora": lora}}), 1)
+        assert ("--enable-lora" in arguments) == (sync == "adapters")
+        assert room is None or option(arguments, "max-lora-rank") == room
 
 
 def test_evaluation_may_have_the_longest_response() -> None:

@@ -34,7 +34,7 @@ class Engine:
         self.calls: list[str] = []
         self.fails = ""
         self.engine_core = self
-        self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=True))
+        self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=True), lora_config=None)
 
     def __getattr__(self, name: str) -> Any:
         async def call(*args: Any, **_: Any) -> bool:

@@ -28,11 +28,12 @@ class Engine:
 
     def __init__(self, failure: Exception | None = None, silent: bool = False):
         self.model_config = SimpleNamespace(max_model_len=10)
+        self.vllm_config = SimpleNamespace(lora_config=None)
         self.asked: list[Any] = []
         self.left = False
         self._failure, self._silent = failure, silent
 
-    async def generate(self, prompt: Any, parameters: Any, request_id: str) -> AsyncIterator[Any]:
+    async def generate(self, prompt: Any, parameters: Any, request_id: str, lora_request: None) -> AsyncIterator[Any]:
         self.asked.append((prompt["prompt_token_ids"], parameters["seed"]))
         if self._failure:
             raise self._failure

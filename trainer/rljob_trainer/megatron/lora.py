@@ -148,4 +148,4 @@ def require_same(held: dict[str, Any] | None, here: Base | None) -> None:
 
 
 def _settings(lora: dict[str, Any]) -> str:
-    return f"rank {lora['rank']}, alpha {lora['alpha']}, targets {' '.join(lora['targets'])}"
+    return f"rank {lora['rank']}, alpha {lora['alpha']}, targets {' '.join(lora['targets'])}, sync {lora['sync']}"

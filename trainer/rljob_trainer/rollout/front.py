@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Send
 
-from rljob_trainer.rollout.generate import generate
+from rljob_trainer.rollout.generate import adapters_of, generate
 from rljob_trainer.rollout.guard import Guard, error
 from rljob_trainer.weights import protocol
 from rljob_trainer.weights.protocol import AttemptSuperseded, PolicyVersion
@@ -44,6 +44,7 @@ class Front(Guard):
         else:
             route = scope["method"], scope["path"]
             app = generate if route == ("POST", protocol.GENERATE) else self._app
+            _let_all_routes_use_adapters(request.app.state)
             await app(scope, receive, self._tagged(send, policy))
 
     def _refusal(self, request: Request) -> JSONResponse | None:
@@ -94,6 +95,12 @@ class Front(Guard):
     def _not_ready(self) -> JSONResponse:
         highest = self._gate.fence.highest
         return error(503, f"weights of attempt {highest} have not been published to this server", attempt=highest)
+
+
+def _let_all_routes_use_adapters(state: Any) -> None:
+    """vLLM's own routes look up here what a request's `model` is."""
+    if adapters := adapters_of(state.engine_client):
+        state.openai_serving_models.lora_requests[protocol.SERVED_MODEL] = adapters
 
 
 def _fenced(fenced: AttemptSuperseded) -> JSONResponse:

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from rljob_trainer.rollout.answer import Completion, encode
 from rljob_trainer.trajectory import Experts
+from rljob_trainer.weights.protocol import ADAPTERS, SERVED_MODEL
 
 NEUTRAL = {
     "top_p": 1.0,
@@ -61,12 +62,21 @@ async def _draw(engine: Any, body: dict[str, Any]) -> list[Completion]:
         from rljob_trainer.rollout.multimodal import multimodal_input
 
         prompt = multimodal_input(tokens, images, name)
-    async for found in engine.generate(prompt, sampling_parameters(body), name):
+    async for found in engine.generate(prompt, sampling_parameters(body), name, lora_request=adapters_of(engine)):
         final = found
     return [
         Completion(o.token_ids, o.logprobs.logprobs, o.finish_reason, routed_experts(o, len(tokens)))
         for o in final.outputs
     ]
+
+
+def adapters_of(engine: Any) -> Any:
+    """vLLM's name of the policy's adapters, where the server gets them without the model; else None."""
+    if not engine.vllm_config.lora_config:
+        return None
+    from vllm.lora.request import LoRARequest  # seconds to import: see sampling_parameters
+
+    return LoRARequest(SERVED_MODEL, ADAPTERS, "in memory")
 
 
 def routed_experts(output: Any, prompt_length: int) -> Experts | None:

@@ -16,6 +16,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from rljob_trainer.weights import gloo, ipc, nccl
+from rljob_trainer.weights.adapters import ExpectedAdapters, apply_adapters
 from rljob_trainer.weights.bucket import Entry, digest, payload_size, unpack
 from rljob_trainer.weights.expected import ExpectedTensors, RefusedUpdateError
 from rljob_trainer.weights.protocol import GLOO, IPC, NCCL, AttemptFence
@@ -62,8 +63,10 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._verified = False
 
     @cached_property
-    def expected(self) -> ExpectedTensors:
-        return ExpectedTensors.of(Path(self.model_config.model), str(self.model_config.dtype).removeprefix("torch."))
+    def expected(self) -> ExpectedTensors | ExpectedAdapters:
+        name, lora = str(self.model_config.dtype).removeprefix("torch."), self.vllm_config.lora_config
+        model = ExpectedTensors.of(Path(self.model_config.model), name)
+        return ExpectedAdapters(model, lora.max_lora_rank) if lora else model
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Join the trainer's group, if we are not in it. Raises AttemptSuperseded, RefusedUpdateError."""
@@ -114,7 +117,10 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if not self._verified:
             raise RefusedUpdateError("the update was not verified")
         with torch.no_grad():
-            load(self.model, self.model_config, iter(self._staged.items()), self._in_place)
+            if self.vllm_config.lora_config:
+                apply_adapters(self.model, self._staged)
+            else:
+                load(self.model, self.model_config, iter(self._staged.items()), self._in_place)
         self.start_weight_update()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # `_has_room` asks the driver what is free

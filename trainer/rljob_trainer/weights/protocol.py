@@ -25,6 +25,11 @@ COMPLETIONS = "/v1/completions"
 SERVED_MODEL = "policy"
 """Name of the model in requests to vLLM's routes."""
 
+ADAPTERS = 1
+"""vLLM's number of the policy's adapters, on servers that get them without the model (`model.lora.sync: adapters`)."""
+LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
+"""How the names of an adapter's two tensors end."""
+
 TRANSFER_SECONDS = 60.0
 """Longest wait for one bucket, on both ends. A replica that takes longer is out."""
 OPEN_SECONDS = 90.0

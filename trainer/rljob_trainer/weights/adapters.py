@@ -1,0 +1,63 @@
+"""Adapters alone as an update: what it must look like, and how it comes into vLLM's LoRA (0.26, vllm/lora).
+
+The tensors have the peft library's names and shapes: `....q_proj.lora_A.weight` [rank, in] and `....q_proj.lora_B.weight` [out, rank]; B is
+multiplied by alpha / rank. The matrices that they belong to are those that the server has loaded from its model directory.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
+
+from rljob_trainer.weights.bucket import Entry
+from rljob_trainer.weights.expected import ExpectedTensors, RefusedUpdateError
+from rljob_trainer.weights.protocol import ADAPTERS, LORA_A, LORA_B
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedAdapters:
+    """Of a server with `--enable-lora`."""
+
+    model: ExpectedTensors
+    rank: int
+    """The largest that the server has room for."""
+
+    def check(self, entries: Iterable[Entry]) -> None:
+        """Every entry is a part of an adapter to a matrix of the model. Raises RefusedUpdateError for the first that is not."""
+        for entry in entries:
+            side = LORA_A if entry.name.endswith(LORA_A) else LORA_B
+            shape, _ = self.model.tensors.get(entry.name.removesuffix(side) + ".weight", ((), frozenset()))
+            if len(shape) != 2 or not entry.name.endswith(side):
+                raise RefusedUpdateError(f"{entry.name} is not an adapter to a matrix of this model")
+            rank = entry.shape[0 if side == LORA_A else -1]
+            if rank > self.rank or entry.shape != ((rank, shape[1]) if side == LORA_A else (shape[0], rank)):
+                rule = f"an adapter of rank {self.rank} or less to a matrix of {list(shape)}"
+                raise RefusedUpdateError(f"{entry.name} has shape {list(entry.shape)}, which is not {rule}")
+
+    def check_complete(self, names: Iterable[str]) -> None:
+        """Every matrix A has its B. Raises RefusedUpdateError."""
+        sent = set(names)
+        first, second = ({n.removesuffix(side) for n in sent if n.endswith(side)} for side in (LORA_A, LORA_B))
+        if first != second or not sent:
+            raise RefusedUpdateError(f"one half is missing of the adapters of {sorted(first ^ second)[:3]}")
+
+
+def apply_adapters(model: Any, tensors: dict[str, Tensor]) -> None:
+    """Put them in the place of those before. `model`: vLLM's, with a LoRA manager."""
+    manager, mapper = model.lora_manager, getattr(model, "hf_to_vllm_mapper", None)
+    rank = max(tensor.shape[0] for name, tensor in tensors.items() if name.endswith(LORA_A))
+    settings = PEFTHelper(r=rank, lora_alpha=rank, target_modules=[])
+    adapters = LoRAModel.from_lora_tensors(
+        ADAPTERS,
+        tensors,
+        settings,
+        device="cpu",
+        dtype=manager.lora_config.lora_dtype,
+        weights_mapper=mapper.get_unstacked_mapper() if mapper else None,
+    )
+    manager.remove_adapter(ADAPTERS)
+    manager.add_adapter(adapters)
+    manager.activate_adapter(ADAPTERS)
