@@ -38,7 +38,8 @@ def open_attempt(s: Snapshot, status: JobStatus) -> Change:
         generation=s.job.generation,
         started_at=stamp(s.now),
     )
-    message = f"attempt {attempt.number} starts on {len(attempt.members)} pods {saved(status)}"
+    pods = f"{len(attempt.members)} pod{'' if len(attempt.members) == 1 else 's'}"
+    message = f"attempt {attempt.number} starts on {pods} {saved(status)}"
     return Change(set_(status, attempt=attempt), (Event("Normal", reasons.ATTEMPT_OPENED, message),))
 
 

@@ -25,7 +25,7 @@ FUSED = {
 
 
 def describe(config: Any, optimizer: Any) -> str:
-    """One line, for example `torch layers, SDPA attention, fused nothing, torch AdamW, no Apex, gloo`. Rank 0 logs it.
+    """One line, for example `torch layers, SDPA attention, no fused kernels, torch AdamW, no Apex, gloo`. Rank 0 logs it.
 
     `config`: the TransformerConfig that the model was built with; `optimizer`: megatron's.
     """
@@ -37,7 +37,7 @@ def describe(config: Any, optimizer: Any) -> str:
             f"Transformer Engine {version('transformer_engine')} layers"
             if HAVE_TE
             else f"torch layers, {_attention(config)}",
-            f"fused {' and '.join(fused) or 'nothing'}",
+            f"fused {' and '.join(fused)}" if fused else "no fused kernels",
             _adam(optimizer),
             "Apex" if importlib.util.find_spec("apex") else "no Apex",
             dist.get_backend(),
