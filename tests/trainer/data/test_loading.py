@@ -143,6 +143,15 @@ def test_a_row_of_another_shape_is_refused_before_training_where_it_is_looked_at
         load(tmp_path, rows)
 
 
+def test_a_model_that_is_not_there_is_said_to_be_missing_and_one_without_a_tokenizer_to_have_none(tmp_path):
+    spec = make_spec(model={"path": str(tmp_path / "model")})
+    with pytest.raises(ConfigurationError, match="spec.model.path = .*/model: there is no such directory; correct"):
+        load_tokenizer(spec)
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ConfigurationError, match="no tokenizer can be loaded from it"):
+        load_tokenizer(spec)
+
+
 def test_what_a_template_refuses_and_cannot_tell_is_refused_with_file_and_row(tmp_path):
     thought = answer("<think>\nx\n</think>\n\ny")
     with pytest.raises(ConfigurationError, match="a.jsonl row 1: its chat template has no {% generation %} marks"):

@@ -92,6 +92,9 @@ def tokenizer_of(field: str, path: str, trust_remote_code: bool) -> Tokenizer:
     """That of a model's directory, which `field` of the spec names. Raises ConfigurationError when there is none."""
     from transformers import AutoTokenizer  # seconds to import: only who needs a tokenizer pays
 
+    if not Path(path).is_dir():
+        fix = "correct the path, or mount the volume that holds it in spec.volumes"
+        raise ConfigurationError(field, path, "there is no such directory", fix)
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
