@@ -175,11 +175,6 @@ def manifest_file(step_directory: Path) -> Path:
     return step_directory / "manifest.json"
 
 
-def buffer_dir(step_directory: Path) -> Path:
-    """What the rollout buffer of a job held when the checkpoint was made."""
-    return step_directory / "buffer"
-
-
 def huggingface_dir(root: Path, step: int) -> Path:
     return step_dir(root, step) / "huggingface"
 

@@ -1,7 +1,7 @@
 """What the loop can do besides training, on every rank: each method is collective. Rank 0 alone talks to driver, volume and rollouts."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rljob_api import names
@@ -10,7 +10,7 @@ from rljob_api.sizing.memory import PhaseName
 from rljob_trainer import nccl
 from rljob_trainer.batch import Batch
 from rljob_trainer.checkpoint.checks import corruption
-from rljob_trainer.checkpoint.manifest import read_manifest
+from rljob_trainer.checkpoint.manifest import buffer_directory, read_manifest
 from rljob_trainer.checkpoint.saving import Saver
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.collective import Ranks
@@ -68,7 +68,7 @@ class Attempt:
                 self.source.restored(step, start.manifest.digest)
             data = dict(start.manifest.data) if start else None
             directory = start.directory if start else None
-            buffer = names.buffer_dir(directory) if directory else None
+            buffer = directory / start.manifest.buffer if start and directory else None
             engine = directory / start.manifest.engine if start and directory else None
             checkpoints = self._rank_zero.store.checkpoints()
             self._rank_zero.driver.start(step, data, checkpoints, self.engine.backend, buffer, engine)
@@ -187,16 +187,20 @@ class Attempt:
             return
         digest = self.source.digest(step)
         self.engine.memory.enter("save")
-        self._saver.begin(step, digest, data, reshardable=not alongside, further=self._save_buffer)
+        self._saver.begin(step, digest, data, reshardable=not alongside, further=self._save_buffer(not alongside))
         self._newest = [step, not alongside]
         self.engine.memory.enter("generate")
         if not alongside:
             self._complete_save(wait=True)
 
-    def _save_buffer(self, directory: Path) -> None:
-        """What was generated and not trained becomes part of the checkpoint."""
-        if self._rank_zero:
-            self._rank_zero.driver.save_buffer(names.buffer_dir(directory))
+    def _save_buffer(self, reshardable: bool) -> Callable[[Path], None]:
+        """Makes what was generated and not trained part of a checkpoint, whose directory it is given."""
+
+        def save(directory: Path) -> None:
+            if self._rank_zero:
+                self._rank_zero.driver.save_buffer(directory / buffer_directory(reshardable))
+
+        return save
 
     def _complete_save(self, wait: bool = False) -> None:
         """Complete the checkpoint that is being written: if it is on the disk, or once it is. Raises SaveFailed when it cannot be."""

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from rljob_api import names
 from rljob_trainer.checkpoint.files import Tally, write_json
-from rljob_trainer.checkpoint.manifest import fingerprints, read_manifests
+from rljob_trainer.checkpoint.manifest import buffer_directory, fingerprints, read_manifests
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.data.order import permutation
 from rljob_trainer.driver import main
@@ -70,7 +69,7 @@ class Job:
         step, data, buffer = 0, None, None
         if start:
             assert start.manifest.corruption(start.directory, 0, 1, Tally()) == ""
-            step, data, buffer = start.manifest.step, dict(start.manifest.data), names.buffer_dir(start.directory)
+            step, data, buffer = start.manifest.step, dict(start.manifest.data), start.directory / start.manifest.buffer
         async with Thinker("demo-rollout-0", lambda a, b: 8 * ((7 * a + b) % 5)) as server:
             self._bench.control(rollouts=(server.endpoint,))
             rank = await self._bench.connect()
@@ -90,7 +89,7 @@ class Job:
     async def _save(self, store: Store, rank: Rank, step: int) -> None:
         data = await call(rank.saving)
         directory = store.begin(step)
-        await call(rank.save_buffer, names.buffer_dir(directory))
+        await call(rank.save_buffer, directory / buffer_directory(reshardable=True))
         made = contents(step, fingerprints(directory))
         store.commit(type(made)(**{field: getattr(made, field) for field in made.__slots__} | {"data": data}))
 
@@ -138,4 +137,4 @@ def test_no_sample_is_lost_or_doubled_by_kills_at_random_moments(
     order = [permutation(ROWS, 0, p // ROWS)[p % ROWS] for p in range(steps * PROMPTS)]
     assert jobs[1].trained() == Counter((row, i) for row in order for i in range(SAMPLES))
     assert jobs[0].trained() == jobs[1].trained()
-    assert any((names.buffer_dir(d) / "buffer.json").exists() for d in jobs[0].root.glob("global_step_*")), "no test"
+    assert any((d / "buffer/buffer.json").exists() for d in jobs[0].root.glob("global_step_*")), "no test"

@@ -8,7 +8,7 @@ from typing import Any
 
 from rljob_api.protocol import Resume
 from rljob_trainer.checkpoint.lineage import Run
-from rljob_trainer.checkpoint.manifest import Contents, Files, engine_directory, fingerprints
+from rljob_trainer.checkpoint.manifest import Contents, Files, buffer_directory, engine_directory, fingerprints
 from rljob_trainer.checkpoint.store import Store
 
 FILES = 6
@@ -30,11 +30,16 @@ def open_store(
 
 
 def save(store: Store, step: int, reshardable: bool = True, layout: str = "tp1-pp1-dp1") -> None:
+    """The rollout buffer holds nothing when an even step is saved in the first format, and something in every other save."""
     scratch = store.begin(step)
     directory = scratch / engine_directory(reshardable)
     directory.mkdir()
     for i in range(FILES):
         (directory / f"{i}.bin").write_bytes(bytes([step % 256]) * 1000)
+    if reshardable or step % 2:
+        buffer = scratch / buffer_directory(reshardable)
+        buffer.mkdir()
+        (buffer / "buffer.json").write_text(f'{{"reshardable": {str(reshardable).lower()}}}')
     store.commit(contents(step, fingerprints(scratch), reshardable, layout))
 
 

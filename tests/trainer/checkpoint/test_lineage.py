@@ -122,14 +122,19 @@ def test_a_fast_save_goes_on_with_another_number_of_data_parallel_ranks_only(tmp
     assert open_store(tmp_path, 3, step=2, layout="tp1-pp1-dp4").start.manifest.step == 2
 
 
-def test_the_same_step_saved_for_any_layout_takes_the_place_of_the_fast_one(tmp_path):
+@pytest.mark.parametrize("step", [2, 3], ids=["the buffer was empty", "the buffer was not empty"])
+def test_the_same_step_saved_for_any_layout_takes_the_place_of_the_fast_one_with_what_the_buffer_holds_now(
+    tmp_path, step
+):
     store = open_store(tmp_path, 1)
-    save(store, 2, reshardable=False)
-    save(store, 2)
+    save(store, step, reshardable=False)
+    save(store, step)
     (held,) = store.checkpoints()
     assert held.reshardable
-    assert sorted(p.name for p in names.step_dir(tmp_path, 2).iterdir()) == ["manifest.json", "megatron"]
-    assert open_store(tmp_path, 2, layout=LAYOUT).start.manifest.damage(names.step_dir(tmp_path, 2)) == ""
+    directory = names.step_dir(tmp_path, step)
+    assert sorted(p.name for p in directory.iterdir()) == ["buffer", "manifest.json", "megatron"]
+    assert (directory / "buffer/buffer.json").read_text() == '{"reshardable": true}'
+    assert open_store(tmp_path, 2, layout=LAYOUT).start.manifest.damage(directory) == ""
     assert [p.name for p in tmp_path.glob("*.tmp-*")] == []
 
 

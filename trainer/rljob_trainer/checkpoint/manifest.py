@@ -47,6 +47,11 @@ class Contents:
         """Directory of the engine's files inside the checkpoint's."""
         return engine_directory(self.reshardable)
 
+    @property
+    def buffer(self) -> str:
+        """Likewise of what the rollout buffer held; there is none when it held nothing."""
+        return buffer_directory(self.reshardable)
+
     def layout_of(self, role: str) -> str:
         """Of the ranks that held the role's model."""
         return self.roles.get(role, self.layout)
@@ -112,6 +117,11 @@ class Manifest(Contents):
 def engine_directory(reshardable: bool) -> str:
     """One name for each format, so that a checkpoint's directory has room for both while one takes the other's place."""
     return "megatron" if reshardable else "megatron-fixed"
+
+
+def buffer_directory(reshardable: bool) -> str:
+    """Likewise: the buffer may have grown since the same step was saved before."""
+    return "buffer" if reshardable else "buffer-fixed"
 
 
 def fingerprints(directory: Path, known: Container[str] = ()) -> Files:

@@ -107,14 +107,17 @@ class Store:
     def _exchange(self, held: Manifest, manifest: Manifest) -> None:
         """The same step in the other format: its files are added to the old ones, and the new manifest takes the old one's place in one move."""
         assert held.engine != manifest.engine, f"step {held.step} is saved twice in one lineage"
-        target = names.step_dir(self._root, held.step)
-        shutil.rmtree(target / manifest.engine, ignore_errors=True)  # of a kill before the move
-        (self._scratch(held.step) / manifest.engine).rename(target / manifest.engine)
+        target, scratch = names.step_dir(self._root, held.step), self._scratch(held.step)
+        for name in (manifest.engine, manifest.buffer):
+            shutil.rmtree(target / name, ignore_errors=True)  # of a kill before the move
+            if (scratch / name).exists():
+                (scratch / name).rename(target / name)
         sync_directory(target)
         manifest.write(target)
         self._lineage.remove(held)
-        for old in (target / held.engine, self._scratch(held.step)):
-            shutil.rmtree(old)
+        shutil.rmtree(target / held.engine)
+        shutil.rmtree(target / held.buffer, ignore_errors=True)
+        shutil.rmtree(scratch)
 
     def _refuse_older_attempt(self) -> None:
         fence = newest(self._root)

@@ -107,7 +107,8 @@ class Launcher:
         assert member
         self._attempt = attempt = PodAttempt(control, member, self._settings, self._fork_servers)
         self._idle.clear()
-        log.info("attempt %d begins; node rank %d of %d", control.attempt, member.node_rank, len(control.members))
+        gang = control.members_of(member.role)
+        log.info("attempt %d begins; node rank %d of %d", control.attempt, member.node_rank, len(gang))
         self._update_report(attempt=control.attempt, state="running", result=None, failure=None, progress=None)
         ended = await attempt.run()
         log.info("attempt %d %s", control.attempt, _sentence(ended))
