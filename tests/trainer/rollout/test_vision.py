@@ -28,7 +28,7 @@ def make(path: Path, kind: str, seed: int) -> Path:
     config = make_config(kind, WORDS, hidden_size=128, max_position_embeddings=512)
     config.vision_config.out_hidden_size = 128
     config.vision_config.hidden_size = 64
-    config.text_config.rope_parameters["mrope_section"] = [6, 5, 5]
+    config.text_config.rope_parameters = config.text_config.rope_parameters | {"mrope_section": [6, 5, 5]}
     model = random_model(config, seed)
     with torch.no_grad():
         model.lm_head.weight.normal_(0, 0.15)
