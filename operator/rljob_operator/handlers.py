@@ -5,6 +5,7 @@ kopf runs plain functions in threads, and the cache belongs to one. Events of po
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -35,6 +36,8 @@ class EventHandlers:
 
     def __init__(self, cache: ClusterCache, add_after: Callable[[Key, float], None], progress_interval: float) -> None:
         self._cache, self._add_after, self._interval = cache, add_after, progress_interval
+        self.events = Counter[str]()
+        """How many there were, by kind."""
 
     def register(self, registry: kopf.OperatorRegistry, kinds: Iterable[str]) -> None:
         for kind in kinds:
@@ -45,6 +48,7 @@ class EventHandlers:
         self.take(param, {**event["object"], "kind": param}, gone=event["type"] == "DELETED")
 
     def take(self, kind: str, obj: Object, *, gone: bool = False) -> None:
+        self.events[kind] += 1
         cache = self._cache.of_kind(kind)
         self.changed(kind, cache.remove(obj) if gone else cache.put(obj))
         if kind == "ConfigMap" and (job := job_of(obj)):  # a report, perhaps of nothing but a heartbeat and numbers

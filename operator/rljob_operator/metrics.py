@@ -48,11 +48,17 @@ PER_JOB_AND_LABEL: Mapping[str, tuple[str, str, Callable[[JobStatus], Mapping[st
 
 
 class Metrics:
-    """`calls`: requests by verb and kind; `lag`: see WorkQueue.lag."""
+    """`calls`: requests by verb and kind; `events`: of watches, by kind; `lag`: see WorkQueue.lag."""
 
-    def __init__(self, cache: ClusterCache, calls: Mapping[tuple[str, str], int], lag: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        cache: ClusterCache,
+        calls: Mapping[tuple[str, str], int],
+        lag: Callable[[], float],
+        events: Mapping[str, int] = {},
+    ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Observed(cache, calls, lag))
+        self._registry.register(_Observed(cache, calls, lag, events))
         self.reconcile = Histogram(
             "rljob_reconcile_seconds", "Duration of one reconcile of a job", buckets=BUCKETS, registry=self._registry
         )
@@ -71,14 +77,24 @@ class Metrics:
 class _Observed(Collector):
     """Read from the cache at every scrape."""
 
-    def __init__(self, cache: ClusterCache, calls: Mapping[tuple[str, str], int], lag: Callable[[], float]) -> None:
-        self._cache, self._calls, self._lag = cache, calls, lag
+    def __init__(
+        self,
+        cache: ClusterCache,
+        calls: Mapping[tuple[str, str], int],
+        lag: Callable[[], float],
+        events: Mapping[str, int],
+    ) -> None:
+        self._cache, self._calls, self._lag, self._events = cache, calls, lag, events
 
     def collect(self) -> Iterator[Metric]:
         calls = CounterMetricFamily("rljob_api_requests", "Requests to the API server", labels=["verb", "kind"])
         for (verb, kind), count in self._calls.items():
             calls.add_metric([verb, kind], count)
         yield calls
+        events = CounterMetricFamily("rljob_watch_events", "Changes that the API server has reported", labels=["kind"])
+        for kind, count in self._events.items():
+            events.add_metric([kind], count)
+        yield events
         yield GaugeMetricFamily(
             "rljob_queue_lag_seconds", "How long the most overdue job waits for a worker", self._lag()
         )

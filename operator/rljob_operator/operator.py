@@ -58,10 +58,12 @@ class Operator:
         self._watches = Watches(credentials)
         self._lease_api = KubernetesApi(credentials, RateLimiter(qps=5, burst=10), 1)  # renewals wait behind nothing
         cache = ClusterCache(time.time, options.job_policy)
-        self._metrics = Metrics(cache, self._api.calls, lambda: self._queue.lag())
+        self._handlers = EventHandlers(
+            cache, lambda key, seconds: self._queue.add_after(key, seconds), options.progress_interval
+        )
+        self._metrics = Metrics(cache, self._api.calls, lambda: self._queue.lag(), self._handlers.events)
         self._queue = WorkQueue(self._metrics.timed(self._reconcile))
         self._reconciler = Reconciler(self._api, cache, options.progress_interval, options.network_policies)
-        self._handlers = EventHandlers(cache, self._queue.add_after, options.progress_interval)
         self._relist = Relist(self._api, cache, options.namespaces, self._handlers.changed)
         self._health = health.HealthCheck()
         self._elector = LeaderElector(

@@ -21,7 +21,7 @@ async def test_jobs_are_told_by_their_status() -> None:
     world.kill_pod("demo-trainer-1")
     await world.until(state="Succeeded")
     world.feed.deliver()
-    told = read(Metrics(world.feed.cache, {("GET", "Pod"): 3}, lambda: 0.5))
+    told = read(Metrics(world.feed.cache, {("GET", "Pod"): 3}, lambda: 0.5, {"Pod": 7}))
     assert told["rljob_jobs", "Succeeded"] == 1
     assert told["rljob_job_step", "demo"] == 12
     assert told["rljob_job_restarts", "demo"] == 1
@@ -31,6 +31,7 @@ async def test_jobs_are_told_by_their_status() -> None:
     assert ("rljob_job_first_step_seconds", "demo") in told
     assert told["rljob_job_state", "Succeeded"] == 1
     assert told["rljob_api_requests_total", "GET"] == 3
+    assert told["rljob_watch_events_total", "Pod"] == 7
     assert told["rljob_queue_lag_seconds", ""] == 0.5
 
 

@@ -1,18 +1,21 @@
 """The children of a job, whole."""
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from rljob_api import names
 from rljob_api.protocol import Control, GangAddress, RolloutEndpoint
-from rljob_api.status import JobStatus
-from rljob_operator.render import render
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import JobStatus, RLJobMeta
+from rljob_operator.render import render, template
 from rljob_operator.render.meta import metadata
 from rljob_operator.render.template import pod_template
 from rljob_operator.times import stamp
 from simulator.makers import META, NOW, Job, make_job
+from simulator.world import World
 
 OWNER = {
     "apiVersion": "rljob.dev/v1alpha1",
@@ -314,3 +317,19 @@ def test_the_pods_of_a_pool_run_its_server() -> None:
     assert names.ENV_ROLLOUT_TOKEN in {entry["name"] for entry in container["env"]}
     assert template["spec"]["volumes"][2]["emptyDir"]["sizeLimit"] == "8Gi"
     assert template["metadata"]["labels"][names.LABEL_ROLE] == "judge"
+
+
+async def test_a_reconcile_renders_no_template_more_than_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for its hash, once for its StatefulSet: a crowd of jobs that start costs the operator little else."""
+    world, rendered, render_template = World(), Counter[str](), template._template
+    world.apply()
+    world.asleep = True
+    await world.turn()
+
+    def counted(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[str, Any]:
+        rendered[role] += 1
+        return render_template(job, spec, role, token)
+
+    monkeypatch.setattr(template, "_template", counted)
+    await world.pass_over("demo")
+    assert rendered == {"trainer": 2, "rollout": 2}

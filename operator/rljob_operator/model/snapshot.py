@@ -54,6 +54,11 @@ class Snapshot:
     now: float = 0.0
 
     @cached_property
+    def template_hashes(self) -> dict[tuple[int, int], tuple[RLJobSpec, Mapping[str, str]]]:
+        """What render/template.py has rendered for it: hashes by role, with their spec, by the spec's id and the number of the token."""
+        return {}
+
+    @cached_property
     def launchers(self) -> tuple[Pod, ...]:
         """Pods of the trainer and of other gangs."""
         return tuple(pod for pod in self.pods if names.is_model_role(pod.role))

@@ -15,7 +15,7 @@ from rljob_operator.policies.change import Change, Event, set_
 from rljob_operator.policies.outcome import is_ahead
 from rljob_operator.policies.placement import rank
 from rljob_operator.policies.suspension import saved
-from rljob_operator.render.template import template_hash
+from rljob_operator.render.template import template_hashes
 from rljob_operator.times import seconds, stamp
 
 
@@ -52,8 +52,9 @@ def problems(s: Snapshot, status: JobStatus) -> Iterator[str]:
     """What keeps the gangs from starting, pod by pod. Servers need not be there, but one of a former template would stay while an attempt is open."""
     if s.spec is None:
         return
+    fresh = template_hashes(s, s.spec, status.token)
     for role, wanted in _wanted(s, status, s.spec).items():
-        yield from _of_gang(s, status, role, wanted, template_hash(s.job, s.spec, role, status.token))
+        yield from _of_gang(s, status, role, wanted, fresh[role])
     servers = (pod for pod in outdated(s, s.spec, status) if not names.is_model_role(pod.role))
     yield from (f"{pod.name} has an outdated template" for pod in servers)
 
@@ -71,7 +72,7 @@ def _of_gang(s: Snapshot, status: JobStatus, role: str, wanted: list[int], fresh
 
 def outdated(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> tuple[Pod, ...]:
     """Pods of another template than the spec's, which nobody has deleted yet."""
-    fresh = {role: template_hash(s.job, spec, role, status.token) for role in spec.pods}
+    fresh = template_hashes(s, spec, status.token)
     return tuple(p for p in s.pods if not p.deleting and p.template_hash != fresh.get(p.role, p.template_hash))
 
 

@@ -14,7 +14,7 @@ from rljob_operator.render.access import access, network_policy
 from rljob_operator.render.channel import control, report
 from rljob_operator.render.gang import resized, stateful_set, token
 from rljob_operator.render.meta import metadata
-from rljob_operator.render.template import template_hash
+from rljob_operator.render.template import template_hashes
 from rljob_operator.schedulers import scheduler_of
 
 Object = dict[str, Any]
@@ -36,8 +36,7 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     sets = {role: s.children.get(("StatefulSet", names.gang(s.job.name, role))) for role in sizes}
     absent = [role for role, live in sets.items() if live is None and not _in_the_way(s, role)]
     if spec.has_token and (not (released or _in_use(status)) or absent):
-        fresh = {role: template_hash(s.job, spec, role, status.token) for role in sets}
-        objects += _token(s, status, sets, fresh)
+        objects += _token(s, status, sets, template_hashes(s, spec, status.token))
     for role, live in sets.items():
         if live is not None and _in_use(status):
             objects += [] if names.is_model_role(role) else [resized(s.job, live, role, sizes[role])]

@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
 from rljob_api.status import RLJobMeta
+from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.schedulers import scheduler_of
 
 
@@ -17,6 +19,14 @@ def pod_template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int = 1) -> 
     digest = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
     template["metadata"]["annotations"] |= {names.ANNOTATION_TEMPLATE_HASH: digest}
     return template
+
+
+def template_hashes(s: Snapshot, spec: RLJobSpec, token: int) -> Mapping[str, str]:
+    """By role. Several policies and `render` ask for them in one reconcile, of which rendering them would be a third."""
+    if (id(spec), token) not in s.template_hashes:
+        found = {role: template_hash(s.job, spec, role, token) for role in spec.pods}
+        s.template_hashes[id(spec), token] = spec, found  # as long as the spec is kept, no other has its id
+    return s.template_hashes[id(spec), token][1]
 
 
 def template_hash(job: RLJobMeta, spec: RLJobSpec, role: str, token: int = 1) -> str:
