@@ -24,22 +24,11 @@ from typing import Any
 
 import yaml
 
-from benchmarks import step
+from benchmarks import jobs, step
 from benchmarks.shapes import MODELS, write_model
 
 RUNS = ("alone", "0", "1", "2", "1-wait", "4")
 BEFORE, BEHIND, ALONE, END = 2, 2, 4, 1000
-TINY: dict[str, Any] = {
-    "model_type": "qwen2",
-    "vocab_size": 2048,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-}
-"""To try the command on CPU."""
 COLUMNS = ("run", "tokens_per_s", "of_slower_side", "starved", "generate", "train", "sync", "age", "begun_age", "ess")
 TIMES = ("time/step", "time/starved", "time/generate", "time/train", "time/sync")
 
@@ -49,7 +38,7 @@ def main() -> int:
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=["alone", "0", "1", "2"])
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--size", choices=[*MODELS, "tiny"], default="1.5b")
+    parser.add_argument("--size", choices=list(MODELS), default="1.5b")
     parser.add_argument("--max-tokens", type=int, default=2048)
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--out", type=Path, default=Path("asynchrony.jsonl"))
@@ -63,7 +52,7 @@ def main() -> int:
 
 def prepared(options: argparse.Namespace) -> tuple[Path, Path]:
     """Directories of a model whose responses end, and of its data."""
-    shape = (MODELS | {"tiny": TINY})[options.size]
+    shape = MODELS[options.size]
     model, data = write_model(options.work / f"model-{options.size}", shape), options.work / "data"
     step.tokenizer(model, shape["vocab_size"])
     ends = max(1, shape["vocab_size"] // END)
@@ -83,7 +72,7 @@ def measured(options: argparse.Namespace, run: str, model: Path, data: Path) -> 
     began = time.monotonic()
     code = subprocess.run(command).returncode
     log = root / "metrics.jsonl"
-    rows = step.by_step(log.read_text()) if log.exists() else {}
+    rows = jobs.rows_of(log)
     trained = {n: row for n, row in rows.items() if "train/tokens" in row}
     line = {"run": run, "exit": code, "seconds": round(time.monotonic() - began, 1)} | figures(options, run, trained)
     with options.out.open("a") as out:

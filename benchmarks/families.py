@@ -22,6 +22,7 @@ import transformers
 import yaml
 
 from benchmarks import step, training
+from benchmarks.jobs import AGREEMENT, rows_of
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -69,7 +70,7 @@ def main() -> int:
     with ThreadPoolExecutor(options.gpus * options.jobs) as pool:
         rows = list(pool.map(lambda kind: measure(kind, models[kind], options, devices), models))
     options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    print(training.table(rows, ("kind", "lora", "exit", *step.AGREEMENT, "said")))
+    print(training.table(rows, ("kind", "lora", "exit", *AGREEMENT, "said")))
     return int(any(row["exit"] for row in rows))
 
 
@@ -98,8 +99,8 @@ def train(kind: str, model: Path, lora: int, jobs: int, device: int) -> dict[str
         command, env=environment, timeout=LIMIT_SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     log = root / "run" / "metrics.jsonl"
-    steps = step.by_step(log.read_text()).values() if log.exists() else []
-    worst = {name: max((s[name] for s in steps if name in s), default=None) for name in step.AGREEMENT}
+    steps = rows_of(log).values()
+    worst = {name: max((s[name] for s in steps if name in s), default=None) for name in AGREEMENT}
     said = done.stdout.strip().splitlines()[-1:] if done.returncode == 0 else done.stdout.strip().splitlines()[-12:]
     row = (
         {"kind": kind, "lora": lora, "exit": done.returncode, "steps": len(steps)}
@@ -110,10 +111,10 @@ def train(kind: str, model: Path, lora: int, jobs: int, device: int) -> dict[str
     return row
 
 
-def write(directory: Path, kind: str) -> Path:
+def write(directory: Path, kind: str, **changes: int) -> Path:
     """A random model of that kind in bfloat16."""
     name, more = KINDS[kind]
-    values = SHAPE | {"num_hidden_layers": 4} | more
+    values = SHAPE | {"num_hidden_layers": 4} | more | changes
     values |= {key: size for key, size in SIZES.items() if values.get(key) is not None}
     if "kv_lora_rank" in values:
         values["num_key_value_heads"] = values["num_attention_heads"]

@@ -53,6 +53,17 @@ QWEN3_30B_A3B = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
 }
+TINY = {
+    "model_type": "qwen2",
+    "vocab_size": 2048,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+}
+"""To try a command on CPU, where vLLM's attention wants heads of 32 or more."""
 SMALL = QWEN2_1_5B | {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
 MODELS: dict[str, dict[str, Any]] = {
     "1.5b": QWEN2_1_5B,
@@ -61,6 +72,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "14b": QWEN2_14B,
     "30b-a3b-8-layers": QWEN3_30B_A3B | {"num_hidden_layers": 8},
     "0.1b": SMALL,
+    "tiny": TINY,
 }
 """Cut to fewer layers: 4.3 and 5.6 B parameters, of which one GPU trains the first, and two train the second. `0.1b`: for what takes many steps."""
 MODEL = Path(tempfile.gettempdir()) / "rljob-bench-1.5b"
@@ -102,6 +114,22 @@ def activated_parameters(model: dict[str, Any]) -> int:
         feed_forward = experts + width * model["num_experts"]
     layer = 2 * width * queries + 2 * width * keys + feed_forward
     return model["num_hidden_layers"] * layer + width * model["vocab_size"]
+
+
+def adapter_bytes(model: dict[str, Any], rank: int) -> int:
+    """Of LoRA in bfloat16 as vLLM takes it: an A and a B of its own for each of the seven matrices of a layer."""
+    width, queries, inner = model["hidden_size"], attention_width(model), model["intermediate_size"]
+    keys = queries // model["num_attention_heads"] * model["num_key_value_heads"]
+    matrices = [
+        (width, queries),
+        (width, keys),
+        (width, keys),
+        (queries, width),
+        (width, inner),
+        (width, inner),
+        (inner, width),
+    ]
+    return 2 * rank * model["num_hidden_layers"] * sum(map(sum, matrices))
 
 
 def shapes() -> dict[str, Shape]:

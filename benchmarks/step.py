@@ -1,31 +1,31 @@
 """A whole GRPO step with real vLLM: the product's own command on a job of the Qwen2.5-1.5B shape with random weights.
 
     python -m benchmarks.step [--placement separate|colocated] [--lengths fixed|mixed] [--staleness 0|1] [--size NAME] [--gpus N]
-        [--tensor N] [--expert N] [--lora RANK] [--quantization NAME] [--prompts N] [--steps N] [--out FILE]
+        [--tensor N] [--expert N] [--lora RANK] [--lora-sync merged|adapters] [--kl COEFFICIENT] [--reference shared|own]
+        [--quantization NAME] [--prompts N] [--max-tokens N] [--steps N] [--device gpu|cpu] [--out FILE]
 
 64 prompts (or `--prompts`) x 8 samples, 256 tokens of prompt and 1,024 of response (`mixed`: prompts of 128 to 256, responses of up to 2,048), GRPO
 without KL, one mini-batch. `--gpus N`: of the trainer; `--tensor N`: tensor parallelism of trainer and servers; `--expert N`: expert parallelism of
-the trainer; `--lora RANK`: adapters are trained in place of all weights. Random weights hardly ever end a response, so its length is maxTokens, and
-rewards are as good as random: gradients must not be zero, on which a GPU multiplies faster. Prints the split of the steps and writes it as JSON.
+the trainer; `--lora RANK`: adapters are trained in place of all weights; `--kl`: with a reference model, on the trainer's GPUs or (`--reference own`)
+on a gang of as many others. Random weights hardly ever end a response, so its length is maxTokens, and rewards are as good as random: gradients must
+not be zero, on which a GPU multiplies faster. Prints the split of the steps and writes it as JSON, with the bytes of an update of a server, and the
+largest memory of each GPU and of the host, as a whole and in the ten steps before steps 20, 100 and 200. Ends without a last checkpoint.
 """
 
 import argparse
 import json
 import random
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from benchmarks.shapes import MODELS, model_of
+from benchmarks import jobs, memory
+from benchmarks.shapes import MODELS, adapter_bytes, model_of
 
 SAMPLES = 8
-SPLIT = ("time/step", "time/generate", "time/train", "time/sync", "time/save", "perf/tokens_per_s")
-AGREEMENT = ("train_rollout/log_prob_diff_mean", "train_rollout/log_prob_diff_max")
+MORE = ("time/measure", "train_rollout/probe_diff_mean", "train/kl")
+MARKS = (20, 100, 200)
 LIMIT_SECONDS = 560
 REWARD = """
 def reward(prompt: str, response: str, answer: str) -> float:
@@ -42,10 +42,16 @@ def main() -> int:
     parser.add_argument("--tensor", type=int, default=1, help="tensor parallelism of trainer and servers")
     parser.add_argument("--expert", type=int, default=1, help="expert parallelism of the trainer")
     parser.add_argument("--lora", type=int, default=0, help="rank of adapters; 0: all weights are trained")
+    parser.add_argument("--lora-sync", choices=["merged", "adapters"], default="merged")
+    parser.add_argument("--kl", type=float, default=0.0, help="coefficient; above 0 there is a reference model")
+    parser.add_argument("--reference", choices=["shared", "own"], default="shared")
     parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=0, help="of a response; 0: as --lengths says")
     parser.add_argument("--quantization", default="", help="of vLLM: fp8, for example")
     parser.add_argument("--staleness", type=int, choices=[0, 1], default=0)
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
+    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds")
     parser.add_argument("--out", type=Path, default=Path("step.json"))
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-step")
     options = parser.parse_args()
@@ -54,48 +60,31 @@ def main() -> int:
     tokenizer(model, MODELS[options.size]["vocab_size"])
     prompts(data / "train.parquet", options.lengths)
     (data / "reward.py").write_text(REWARD)
-    manifest = options.work / "rljob.yaml"
-    manifest.write_text(yaml.safe_dump(job(options, model, data)))
-    began = time.monotonic()
-    command = [sys.executable, "-m", "rljob_trainer", "run", str(manifest), "--work", str(options.work / "logs")]
-    code = subprocess.run(command, timeout=LIMIT_SECONDS).returncode
-    log = data / "run" / "metrics.jsonl"
-    rows = by_step(log.read_text()) if log.exists() else {}
-    result = {
-        "placement": options.placement,
-        "size": options.size,
-        "gpus": options.gpus,
-        "tensor": options.tensor,
-        "expert": options.expert,
-        "lora": options.lora,
-        "prompts": options.prompts,
-        "quantization": options.quantization,
-        "lengths": options.lengths,
-        "staleness": options.staleness,
-        "exit": code,
-        "seconds": round(time.monotonic() - began, 1),
-        "steps": {step: {k: round(v[k], 4) for k in SPLIT + AGREEMENT if k in v} for step, v in rows.items()},
-        "metrics": rows.get(max(rows)) if rows else None,
-    }
-    options.out.write_text(json.dumps(result, indent=1))
-    print(table(result["steps"]))
-    return code
+    ended = jobs.run(options.work, "bench-step", job(options, model, data), options.steps, options.limit)
+    options.out.write_text(json.dumps(result(options, model, ended), indent=1))
+    print(jobs.table(jobs.summary(ended, options.steps, MORE)))
+    print(json.dumps({"update_bytes": update_bytes(options, model), "memory": held(ended)}))
+    return ended.code
 
 
-def by_step(log: str) -> dict[int, dict[str, float]]:
-    found: dict[int, dict[str, float]] = {}
-    for line in log.splitlines():
-        row = json.loads(line)
-        found.setdefault(row.pop("step"), {}).update(row)
-    return found
+def result(options: argparse.Namespace, model: Path, ended: jobs.Ended) -> dict[str, Any]:
+    asked = {key: value for key, value in vars(options).items() if key not in ("out", "work", "limit")}
+    found = {"exit": ended.code, "seconds": ended.seconds, "update_bytes": update_bytes(options, model)}
+    steps = {row["step"]: row for row in jobs.summary(ended, options.steps, MORE)}
+    last = ended.rows[max(steps)] if steps else None
+    return asked | found | {"steps": steps, "memory": held(ended), "metrics": last}
 
 
-def table(steps: dict[int, dict[str, float]]) -> str:
-    head = ["step", *SPLIT, *AGREEMENT]
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    return "\n".join(
-        lines + [f"| {n} | " + " | ".join(str(s.get(k, "")) for k in head[1:]) + " |" for n, s in steps.items()]
-    )
+def held(ended: jobs.Ended) -> dict[str, Any]:
+    marks = {f"step {step}": memory.at(ended.samples, step) for step in MARKS if jobs.complete(ended.rows, step)}
+    return {"peak": memory.largest(ended.samples)} | marks
+
+
+def update_bytes(options: argparse.Namespace, model: Path) -> int:
+    """What one update of a server transfers."""
+    if options.lora and options.lora_sync == "adapters":
+        return adapter_bytes(MODELS[options.size], options.lora)
+    return sum(file.stat().st_size for file in model.glob("*.safetensors"))
 
 
 def tokenizer(model: Path, size: int) -> None:
@@ -125,44 +114,55 @@ def prompts(file: Path, lengths: str) -> None:
 
 
 def job(options: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
-    colocated = {"placement": "colocated"}
-    correction = {"rolloutCorrection": {"importanceSampling": "token"}} if options.staleness else {}
-    placement = colocated if options.placement == "colocated" else {"replicas": 1}
-    lora = {"lora": {"rank": options.lora, "alpha": options.lora}} if options.lora else {}
-    extra = {"quantization": options.quantization} if options.quantization else {}
-    share = 0.9 if options.placement == "separate" else 0.45 if options.size in ("0.1b", "1.5b", "14b") else 0.3
+    gpu = options.device == "gpu"
+    adapters = {"rank": options.lora, "alpha": options.lora, "sync": options.lora_sync}
+    algorithm: dict[str, Any] = {"advantage": "grpo", "kl": {"coefficient": options.kl}}
+    if options.staleness:
+        algorithm |= {"rolloutCorrection": {"importanceSampling": "token"}}
     spec = {
-        "image": "none",
-        "model": {"path": str(model), "dtype": "bfloat16"} | lora,
+        "model": {"path": str(model), "dtype": "bfloat16" if gpu else "float32"}
+        | ({"lora": adapters} if options.lora else {}),
         "data": {"train": [str(data / "train.parquet")], "maxPromptTokens": 256},
         "rewards": [{"python": {"path": str(data / "reward.py")}}],
-        "algorithm": {"advantage": "grpo"} | correction,
+        "algorithm": algorithm,
         "train": {
-            "steps": options.steps,
+            "steps": options.steps + 1,
             "promptsPerStep": options.prompts,
             "samplesPerPrompt": SAMPLES,
             "staleness": options.staleness,
-            "tokensPerMicroBatch": 16384 if options.size == "1.5b" else 8192,
+            "tokensPerMicroBatch": micro_batch(options),
         },
         "trainer": {
-            "device": "gpu",
+            "device": options.device,
             "processesPerNode": options.gpus,
             "parallelism": {"tensor": options.tensor, "expert": options.expert},
         },
-        "rollout": {
-            "sampling": {"maxTokens": 1024 if options.lengths == "fixed" else 2048},
-            "tensorParallel": options.tensor,
-            "vllmArgs": {"gpu-memory-utilization": share} | extra,
-        }
-        | placement,
+        "rollout": rollout(options),
         "checkpoint": {"path": str(data / "run"), "everySteps": 0, "exportHuggingFace": False},
     }
+    if options.reference == "own":
+        apart = {"processesPerNode": options.gpus, "parallelism": {"tensor": options.tensor}}
+        spec["reference"] = apart | {"tokensPerMicroBatch": micro_batch(options)}
+    return spec
+
+
+def micro_batch(options: argparse.Namespace) -> int:
+    """Tokens of one."""
+    return 16384 if options.size == "1.5b" else 8192
+
+
+def rollout(options: argparse.Namespace) -> dict[str, Any]:
+    share = 0.9 if options.placement == "separate" else 0.45 if options.size in ("0.1b", "1.5b", "14b") else 0.3
+    arguments: dict[str, Any] = {"gpu-memory-utilization": share} if options.device == "gpu" else {}
+    if options.quantization:
+        arguments["quantization"] = options.quantization
+    longest = options.max_tokens or (1024 if options.lengths == "fixed" else 2048)
     return {
-        "apiVersion": "rljob.dev/v1alpha1",
-        "kind": "RLJob",
-        "metadata": {"name": "bench-step"},
-        "spec": spec,
-    }
+        "placement": options.placement,
+        "sampling": {"maxTokens": longest},
+        "tensorParallel": options.tensor,
+        "vllmArgs": arguments,
+    } | ({"replicas": 1} if options.placement == "separate" else {})
 
 
 if __name__ == "__main__":

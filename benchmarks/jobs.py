@@ -1,0 +1,134 @@
+"""A job on this machine by the product's own command, as far as its first so many steps: for benchmarks of whole steps."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.memory import Sample, Watch
+
+PRODUCT = ("-m", "rljob_trainer")
+GOODBYE_SECONDS = 60.0
+POLL_SECONDS = 0.2
+SPLIT = ("time/step", "time/generate", "time/train", "time/sync", "time/save", "perf/tokens_per_s")
+AGREEMENT = ("train_rollout/log_prob_diff_mean", "train_rollout/log_prob_diff_max")
+
+
+@dataclass
+class Ended:
+    """What became of a job."""
+
+    code: int
+    """Of the command; 0 when it did the steps that were asked for and was stopped then."""
+    seconds: float
+    said: str
+    """The end of its output."""
+    rows: dict[int, dict[str, float]]
+    """Metrics by step."""
+    samples: list[Sample] = field(default_factory=list)
+
+
+def document(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "rljob.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": name},
+        "spec": {"image": "none"} | spec,
+    }
+
+
+def start(
+    directory: Path, name: str, spec: dict[str, Any], gpus: str | None = None, product: Sequence[str] = PRODUCT
+) -> subprocess.Popen[str]:
+    """`directory`/NAME.yaml on the GPUs `gpus` (all of them), from step 0; its output is `directory`/NAME.out."""
+    directory.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(spec["checkpoint"]["path"], ignore_errors=True)
+    manifest = directory / f"{name}.yaml"
+    manifest.write_text(yaml.safe_dump(document(name, spec)))
+    command = [sys.executable, *product, "run", str(manifest), "--work", str(directory / f"logs-{name}")]
+    environment = os.environ | ({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus})
+    with (directory / f"{name}.out").open("w") as out:
+        return subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT, text=True)
+
+
+def run(
+    directory: Path,
+    name: str,
+    spec: dict[str, Any],
+    steps: int,
+    limit: float,
+    gpus: str | None = None,
+    product: Sequence[str] = PRODUCT,
+) -> Ended:
+    """Until `steps` steps are complete, or `limit` seconds are over. `spec` has one step more, so that the last checkpoint is not waited for."""
+    log = Path(spec["checkpoint"]["path"]) / "metrics.jsonl"
+    began, process = time.monotonic(), start(directory, name, spec, gpus, product)
+    with Watch(process.pid, log) as watch:
+        while process.poll() is None and time.monotonic() - began < limit and not complete(rows_of(log), steps):
+            time.sleep(POLL_SECONDS)
+    rows = rows_of(log)
+    code = stop(process)
+    said = (directory / f"{name}.out").read_text().strip().splitlines()
+    code = 0 if complete(rows, steps) else code or 1
+    if code:
+        print("\n".join([f"{name} failed", *said[-15:], *tails(directory / f"logs-{name}", log.parent)]), flush=True)
+    return Ended(code, round(time.monotonic() - began, 1), " ".join(said[-3:])[:1500], rows, watch.samples)
+
+
+def stop(process: subprocess.Popen[str]) -> int:
+    """Without a last checkpoint: the first signal drains, the second one stops."""
+    deadline = time.monotonic() + GOODBYE_SECONDS
+    for _ in range(2):
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            time.sleep(2 * POLL_SECONDS)
+    try:
+        return process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def rows_of(log: Path) -> dict[int, dict[str, float]]:
+    """Metrics by step; of a line that is still being written, nothing."""
+    found: dict[int, dict[str, float]] = {}
+    for line in log.read_text().splitlines(keepends=True) if log.exists() else []:
+        if line.endswith("\n"):
+            row = json.loads(line)
+            found.setdefault(row.pop("step"), {}).update(row)
+    return found
+
+
+def complete(rows: dict[int, dict[str, float]], step: int) -> bool:
+    return "time/step" in rows.get(step, {})
+
+
+def tails(*directories: Path, lines: int = 30) -> list[str]:
+    """The ends of all logs below."""
+    files = sorted(file for directory in directories for file in directory.rglob("*.log"))
+    return [text for file in files for text in [f"== {file}", *file.read_text(errors="replace").splitlines()[-lines:]]]
+
+
+def summary(ended: Ended, steps: int, more: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The measures of each step."""
+    names = (*SPLIT, *AGREEMENT, *more)
+    return [
+        {"step": n, **{name.partition("/")[2]: round(row[name], 6) for name in names if name in row}}
+        for n, row in sorted(ended.rows.items())
+        if complete(ended.rows, n) and n <= steps
+    ]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    head = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    return "\n".join([*head, *("| " + " | ".join(str(row.get(c, "")) for c in columns) + " |" for row in rows)])

@@ -1,0 +1,241 @@
+"""Models that read images on a GPU, with real vLLM: GRPO steps of the product's own command, colocated, with random weights and drawn pictures.
+
+    python -m benchmarks.vision [--kinds qwen2_5_vl qwen3_vl qwen2.5-vl-3b] [--steps 3] [--device gpu] [--out FILE]
+
+The vision tower is frozen (`--train-vision`: trained). Prints for each the split of the steps and the difference between the log-probabilities of
+trainer and vLLM, mean and largest. `seen` is how much those of random tokens differ, by transformers, when a prompt has another picture: what a
+server that got the wrong picture would differ by. The rules refuse these families on GPUs until this is measured, so the job runs without that rule.
+"""
+
+import argparse
+import io
+import json
+import random
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from benchmarks import jobs, step
+from trainer.data.vision import PROCESSORS, TEMPLATE
+
+UNPROVEN = ("-m", "benchmarks.unproven")
+LIMIT_SECONDS = 280
+SPECIAL = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+WORDS = ["<pad>", "<|im_end|>", "<|im_start|>", *SPECIAL, "user", "assistant", "what", "is", "this", "?"]
+QUESTION = [{"role": "user", "content": "<image> what is this ?"}]
+
+
+class Kind(NamedTuple):
+    """A model and its batch."""
+
+    family: str
+    text: dict[str, Any]
+    tower: dict[str, Any]
+    side: int
+    """Of a picture, in pixels."""
+    prompts: int
+    samples: int
+    max_tokens: int
+
+
+SMALL_TEXT = {
+    "vocab_size": 1024,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]},
+}
+SMALL_TOWER = {
+    "depth": 4,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_heads": 4,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "window_size": 112,
+    "fullatt_block_indexes": [3],
+}
+DEEPSTACK = {k: v for k, v in SMALL_TOWER.items() if k not in ("window_size", "fullatt_block_indexes")} | {
+    "patch_size": 16,
+    "num_position_embeddings": 576,
+    "deepstack_visual_indexes": [0, 1, 2],
+}
+INTERLEAVED = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [12, 10, 10], "mrope_interleaved": True}
+QWEN_3B = SMALL_TEXT | {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [16, 24, 24]},
+}
+TOWER_3B = SMALL_TOWER | {
+    "depth": 32,
+    "hidden_size": 1280,
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "fullatt_block_indexes": [7, 15, 23, 31],
+}
+KINDS = {
+    "qwen2_5_vl": Kind("qwen2_5_vl", SMALL_TEXT, SMALL_TOWER, 224, 16, 4, 64),
+    "qwen3_vl": Kind(
+        "qwen3_vl", SMALL_TEXT | {"head_dim": 64, "rope_parameters": INTERLEAVED}, DEEPSTACK, 256, 16, 4, 64
+    ),
+    "qwen2.5-vl-3b": Kind("qwen2_5_vl", QWEN_3B, TOWER_3B, 448, 64, 8, 256),
+}
+"""The last: the shape of Qwen2.5-VL-3B; a picture takes 256 tokens."""
+CONFIGS = {"qwen2_5_vl": "Qwen2_5_VLConfig", "qwen3_vl": "Qwen3VLConfig"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m benchmarks.vision")
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--train-vision", action="store_true")
+    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
+    parser.add_argument("--out", type=Path, default=Path("vision.jsonl"))
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-vision")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for kind in options.kinds:
+        rows += measure(kind, options)
+        options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    print(jobs.table(rows))
+    return int(any(row["exit"] for row in rows))
+
+
+def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each step."""
+    kind, root = KINDS[name], options.work / name
+    seen = write_model(root / "model", kind)
+    write_data(root, kind)
+    (root / "reward.py").write_text(step.REWARD)
+    ended = jobs.run(root, "bench-vision", job(root, kind, options), options.steps, LIMIT_SECONDS, product=UNPROVEN)
+    common = {"kind": name, "exit": ended.code, "seen": seen}
+    steps = jobs.summary(ended, options.steps, ("response_length/mean",))
+    return [common | row for row in steps] or [common | {"said": ended.said}]
+
+
+def write_model(directory: Path, kind: Kind) -> float:
+    """Random weights in bfloat16, with outputs and images that make a difference; returns how much of one."""
+    import transformers
+
+    ids = {name: WORDS.index(f"<|{word}|>") for name, word in (
+        ("image_token_id", "image_pad"), ("video_token_id", "video_pad"),
+        ("vision_start_token_id", "vision_start"), ("vision_end_token_id", "vision_end"),
+    )}  # fmt: skip
+    end = {"bos_token_id": None, "eos_token_id": WORDS.index("<|im_end|>"), "pad_token_id": 0}
+    tower = kind.tower | {"out_hidden_size": kind.text["hidden_size"]}
+    config = getattr(transformers, CONFIGS[kind.family])(
+        text_config=kind.text | end, vision_config=tower, tie_word_embeddings=False, **ids
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        model.lm_head.weight.normal_(0, 1.5 / kind.text["hidden_size"] ** 0.5)
+        for parameter in model.model.visual.parameters():
+            parameter.mul_(2.0)
+    model.save_pretrained(directory)
+    return difference_of_pictures(model, write_processor(directory, kind), kind)
+
+
+def write_processor(directory: Path, kind: Kind) -> Any:
+    """One token per word, and a name for every other id of the model."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = WORDS + [f"w{i}" for i in range(len(WORDS), kind.text["vocab_size"])]
+    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain,
+        eos_token="<|im_end|>",
+        pad_token="<pad>",
+        additional_special_tokens=["<|im_start|>", *SPECIAL],
+        chat_template=TEMPLATE,
+    )
+    cut = {"patch_size": kind.tower["patch_size"], "merge_size": 2, "min_pixels": 3136, "max_pixels": 1003520}
+    processor, video = (getattr(transformers, name) for name in PROCESSORS[kind.family])
+    made = processor(transformers.Qwen2VLImageProcessor(**cut), tokenizer, video(**cut), chat_template=TEMPLATE)
+    made.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return made
+
+
+def picture(side: int, order: random.Random) -> Any:
+    """Some bright shapes on a noisy square."""
+    from PIL import Image, ImageDraw
+
+    image = Image.frombytes("RGB", (side, side), order.randbytes(side * side * 3)).point(lambda value: value // 4)
+    pen = ImageDraw.Draw(image)
+    for _ in range(6):
+        left, top, width = (order.randrange(side // 2) for _ in range(3))
+        pen.ellipse((left, top, left + width + 8, top + width + 8), fill=tuple(order.randbytes(3)))
+    return image
+
+
+def difference_of_pictures(model: Any, processor: Any, kind: Kind) -> float:
+    """Mean absolute difference of the log-probabilities of 64 random tokens behind one picture and behind another."""
+    order, device = random.Random(0), next(model.parameters()).device
+    text = "<|im_start|> user <|vision_start|><|image_pad|><|vision_end|> what is this ? <|im_end|> "
+    text += " ".join(f"w{order.randrange(len(WORDS), kind.text['vocab_size'])}" for _ in range(64))
+    found = []
+    for _ in range(2):
+        given = processor(text=[text], images=[picture(kind.side, order)], return_tensors="pt").to(device)
+        with torch.no_grad():
+            logits = model(**given).logits[0, -65:-1].float()
+        found.append(logits.log_softmax(-1).gather(-1, given["input_ids"][0, -64:, None]))
+    return round(float((found[0] - found[1]).abs().mean()), 4)
+
+
+def write_data(root: Path, kind: Kind, rows: int = 256) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    order, files = random.Random(1), []
+    for _ in range(rows):
+        picture(kind.side, order).save(stream := io.BytesIO(), "PNG")
+        files.append([stream.getvalue()])
+    columns = {"prompt": [QUESTION] * rows, "images": files, "answer": ["1"] * rows, "data_source": ["none"] * rows}
+    pq.write_table(pa.table(columns), root / "train.parquet")
+
+
+def job(root: Path, kind: Kind, options: argparse.Namespace) -> dict[str, Any]:
+    gpu = options.device == "gpu"
+    return {
+        "model": {"path": str(root / "model"), "dtype": "bfloat16" if gpu else "float32"}
+        | ({} if options.train_vision else {"freeze": ["vision"]}),
+        "data": {"train": [str(root / "train.parquet")], "imageKey": "images", "maxPromptTokens": 512},
+        "rewards": [{"python": {"path": str(root / "reward.py")}}],
+        "algorithm": {"advantage": "grpo"},
+        "train": {
+            "steps": options.steps + 1,
+            "promptsPerStep": kind.prompts,
+            "samplesPerPrompt": kind.samples,
+            "tokensPerMicroBatch": 8192,
+            "optimizer": {"learningRate": 1e-5},
+        },
+        "trainer": {"device": options.device},
+        "rollout": {
+            "placement": "colocated",
+            "sampling": {"maxTokens": kind.max_tokens},
+            "vllmArgs": {"gpu-memory-utilization": 0.35} if gpu else {},
+        },
+        "checkpoint": {"path": str(root / "run"), "everySteps": 0, "exportHuggingFace": False},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

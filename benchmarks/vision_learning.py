@@ -1,0 +1,96 @@
+"""examples/vision on a GPU: a digit in a picture, learned with GRPO from several seeds, warm-up and all.
+
+    [CUDA_VISIBLE_DEVICES=N] python -m benchmarks.vision_learning [--seeds 0 1 2] [--dtype bfloat16] [--device gpu] [--out FILE]
+
+One seed after the other on the first GPU that is visible: a command for each GPU with seeds, `--out` and `--work` of its own uses several. The seed
+is that of data, weights, warm-up and samples. Prints held-out accuracy before, at half-time and at the end. The rules refuse the family on GPUs until
+this is measured, so the job runs without that rule.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import jobs
+from benchmarks.vision import UNPROVEN
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "vision"
+HELD_OUT = "evaluation/reward"
+SHARE = 0.2
+LIMIT_SECONDS = 500
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m benchmarks.vision_learning")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--warm-up", type=int, default=60, help="steps of it")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
+    parser.add_argument("--out", type=Path, default=Path("vision_learning.jsonl"))
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-vision-learning")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for seed in options.seeds:
+        rows.append(learned(seed, options))
+        options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    print(jobs.table(rows))
+    return int(any(row["exit"] for row in rows))
+
+
+def learned(seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    root, began = (options.work / f"seed-{seed}").resolve(), time.monotonic()
+    shutil.rmtree(root, ignore_errors=True)
+    prepare = ["--seed", str(seed), *settings({"trainer.device": options.device, "train.steps": options.warm_up})]
+    changes = {
+        "trainer.device": options.device,
+        "trainer.nodes": 1,
+        "trainer.parallelism.tensor": 1,
+        "model.dtype": options.dtype,
+        "data.seed": seed,
+        "train.steps": options.steps,
+        "evaluation.everySteps": max(1, options.steps // 2),
+        "rollout.placement": "colocated",
+    }
+    if options.device == "gpu":
+        changes |= {"rollout.vllmArgs": f"{{gpu-memory-utilization: {SHARE}}}"}
+    code = call(root, [str(EXAMPLE / "prepare.py"), str(root), *prepare])
+    warmed = time.monotonic() - began
+    if code == 0:
+        arguments = ["run", str(EXAMPLE / "rljob.yaml"), f"--mount=/data={root}", "--work", str(root / "logs")]
+        code = call(root, [*UNPROVEN, *arguments, *settings(changes)])
+    if code:
+        print("\n".join(jobs.tails(root)), flush=True)
+    seconds = {"warm_up_seconds": round(warmed, 1), "seconds": round(time.monotonic() - began, 1)}
+    row = {"seed": seed, "exit": code} | seconds | figures(jobs.rows_of(root / "run" / "metrics.jsonl"))
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def settings(changes: dict[str, Any]) -> list[str]:
+    return [f"--set={path}={value}" for path, value in changes.items()]
+
+
+def call(root: Path, arguments: list[str]) -> int:
+    root.mkdir(parents=True, exist_ok=True)
+    return subprocess.run([sys.executable, *arguments], timeout=LIMIT_SECONDS).returncode
+
+
+def figures(rows: dict[int, dict[str, float]]) -> dict[str, Any]:
+    """Held-out accuracy by step, and the largest differences between trainer and vLLM of all steps."""
+    accuracy = {f"step {n}": round(row[HELD_OUT], 3) for n, row in sorted(rows.items()) if HELD_OUT in row}
+    worst = {
+        name.partition("/")[2]: max((r[name] for r in rows.values() if name in r), default=None)
+        for name in jobs.AGREEMENT
+    }
+    return accuracy | worst
+
+
+if __name__ == "__main__":
+    sys.exit(main())
