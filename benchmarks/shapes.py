@@ -55,7 +55,7 @@ QWEN3_30B_A3B = {
 }
 TINY = {
     "model_type": "qwen2",
-    "vocab_size": 2048,
+    "vocab_size": 8192,
     "hidden_size": 128,
     "intermediate_size": 256,
     "num_hidden_layers": 2,

@@ -1,0 +1,109 @@
+"""From the start of an attempt to its first step, split by what takes the time: the first attempt of a job, and the one after a rank was killed.
+
+    python -m benchmarks.first_step [--size 7b] [--gpus 2] [--tensor 2] [--save] [--device gpu] [--out FILE]
+
+GRPO by `python -m rljob_trainer run`, colocated. After the first step the last of the trainer's ranks gets SIGKILL. `--save`: every step ends with
+a checkpoint, from which the second attempt resumes; otherwise it begins at step 0 again. Seconds are counted from the command, and for the second
+attempt from the kill, until a line of a log, or the step's metrics, was first seen; ranks and server start at the same time.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks import jobs, step
+from benchmarks.gpu_failures import is_rank
+from benchmarks.shapes import MODELS, model_of
+
+MOMENTS = {
+    "attempt begins": " begins; node rank",
+    "ranks have met": "memory by phase",
+    "vLLM has imported": "Initializing a V1 LLM engine",
+    "vLLM has loaded": "Loading weights took",
+    "vLLM has compiled": "torch.compile took",
+    "vLLM has captured graphs": "Graph capturing finished",
+    "vLLM's engine is ready": "init engine (profile",
+    "ranks have loaded": "COMPUTES WITH",
+}
+"""What each line of a log says; every rank and server may write it."""
+STEP = "first step"
+LIMIT_SECONDS = 420
+POLL_SECONDS = 0.1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m benchmarks.first_step")
+    parser.add_argument("--size", choices=list(MODELS), default="7b")
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--tensor", type=int, default=2)
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
+    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds of both attempts")
+    parser.add_argument("--out", type=Path, default=Path("first_step.json"))
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-first-step")
+    options = parser.parse_args()
+    model = model_of(options.size)
+    step.tokenizer(model, MODELS[options.size]["vocab_size"])
+    step.prompts(options.work / "data" / "train.parquet", "fixed")
+    (options.work / "data" / "reward.py").write_text(step.REWARD)
+    rows = measure(options, model)
+    options.out.write_text(json.dumps(rows, indent=1))
+    print(jobs.table(rows))
+    return int(any(STEP not in row for row in rows))
+
+
+def measure(options: argparse.Namespace, model: Path) -> list[dict[str, Any]]:
+    """A row for each attempt."""
+    data, name = options.work / "data", "bench-first-step"
+    given = vars(options) | {"lora": 0, "lora_sync": "merged", "kl": 0.0, "reference": "shared", "quantization": ""}
+    given |= {"placement": "colocated", "lengths": "fixed", "staleness": 0, "steps": 100_000, "expert": 1}
+    spec = step.job(argparse.Namespace(**given), model, data)
+    spec["checkpoint"]["everySteps"] = int(options.save)
+    spec["lifecycle"] = {"backoffSeconds": 0}
+    process = jobs.start(options.work, name, spec)
+    logs, deadline = (options.work / f"logs-{name}", data / "run"), time.monotonic() + options.limit
+    try:
+        first = watched(logs, {}, deadline)
+        before = counted(logs)
+        ranks = [p.pid for p in psutil.Process(process.pid).children(recursive=True) if is_rank(p)]
+        os.kill(max(ranks), signal.SIGKILL)
+        second = watched(logs, before, deadline)
+    finally:
+        jobs.stop(process)
+    if STEP not in second:
+        print("\n".join(jobs.tails(*logs)), flush=True)
+    return [{"attempt": 1} | first, {"attempt": 2} | second]
+
+
+def watched(logs: tuple[Path, Path], before: dict[str, int], deadline: float) -> dict[str, float]:
+    """Seconds until each moment was first seen, up to the first step."""
+    began, found = time.monotonic(), dict[str, float]()
+    while STEP not in found and time.monotonic() < deadline:
+        for what, count in counted(logs).items():
+            if count > before.get(what, 0):
+                found.setdefault(what, round(time.monotonic() - began, 1))
+        time.sleep(POLL_SECONDS)
+    return found
+
+
+def counted(logs: tuple[Path, Path]) -> dict[str, int]:
+    """How often each moment was written so far."""
+    work, run = logs
+    text = "".join(file.read_text(errors="replace") for file in sorted(work.glob("*.log")))
+    metrics = run / "metrics.jsonl"
+    steps = metrics.read_text().count('"time/step"') if metrics.exists() else 0
+    return {what: text.count(line) for what, line in MOMENTS.items()} | {STEP: steps}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
