@@ -9,7 +9,8 @@ import pytest
 from e2e.conftest import Lab
 from e2e.job import Job
 from e2e.kube import wait_for
-from e2e.prepare import WORKBENCH, read_file, workbench
+from e2e.nodes import drain, home_and_away
+from e2e.prepare import WORKBENCH, read_file
 from e2e.test_c_rollout_failure import open_weights
 from rljob_api import names, reasons
 from rljob_api.status import JobStatus
@@ -21,16 +22,8 @@ LOSS_SECONDS = 5
 @pytest.fixture(scope="module")
 def nodes(lab: Lab) -> Iterator[tuple[str, str]]:
     """Where the tests' own pods and the operator are, and the one that is the job's."""
-    if lab.provider.name == "existing":
-        pytest.skip("its nodes are left alone")
-    workers = sorted(n["metadata"]["name"] for n in lab.kube.list("node", "!node-role.kubernetes.io/control-plane"))
-    home, away = workers[:2]
-    drain(lab, away)
-    workbench(lab.kube, lab.provider)
-    lab.system.kubectl("rollout", "status", "deployment/rljob", "--timeout=120s", timeout=150)
-    yield home, away
-    lab.provider.start_node(away)
-    lab.kube.kubectl("uncordon", home, away)
+    with home_and_away(lab) as nodes:
+        yield nodes
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +44,6 @@ def job(lab: Lab, nodes: tuple[str, str]) -> Iterator[Job]:
     lab.kube.kubectl("uncordon", home)
     yield job
     job.delete()
-
-
-def drain(lab: Lab, node: str, selector: str = "") -> None:
-    """Evict what runs there, or what `selector` means of it, and let nothing new come."""
-    force = ("--ignore-daemonsets", "--force", "--delete-emptydir-data", "--timeout=120s")
-    lab.kube.kubectl("drain", node, *force, f"--pod-selector={selector}", timeout=150)
 
 
 def places(job: Job, status: JobStatus) -> set[str]:

@@ -8,9 +8,8 @@ import pytest
 from e2e.conftest import Lab
 from e2e.job import Job
 from e2e.kube import wait_for
-from e2e.prepare import workbench
+from e2e.nodes import home_and_away
 from e2e.test_c_rollout_failure import rollout_steps
-from e2e.test_j_nodes import drain
 from rljob_api import names
 from rljob_api.status import JobStatus
 
@@ -29,18 +28,8 @@ prepare.write_start(Path("/data/ahead"), "qwen2", 0)
 @pytest.fixture(scope="module")
 def nodes(empty_lab: Lab) -> Iterator[tuple[str, str]]:
     """Where the trainers are, and where rollouts go that come later."""
-    if empty_lab.provider.name == "existing":
-        pytest.skip("its nodes are left alone")
-    workers = sorted(
-        n["metadata"]["name"] for n in empty_lab.kube.list("node", "!node-role.kubernetes.io/control-plane")
-    )
-    home, away = workers[:2]
-    drain(empty_lab, away)
-    workbench(empty_lab.kube, empty_lab.provider)
-    empty_lab.system.kubectl("rollout", "status", "deployment/rljob", "--timeout=120s", timeout=150)
-    yield home, away
-    empty_lab.provider.start_node(away)
-    empty_lab.kube.kubectl("uncordon", home, away)
+    with home_and_away(empty_lab) as nodes:
+        yield nodes
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +73,10 @@ def trains_on(job: Job, steps: int = 6) -> None:
 def test_a_rollout_that_is_added_generates_and_one_that_is_killed_comes_back(empty_lab: Lab, job: Job) -> None:
     empty_lab.kube.kubectl("scale", f"rljob/{NAME}", "--replicas=2")
     current(empty_lab, job, 2)
-    old = job.pod(names.ROLE_ROLLOUT, 1)["metadata"]["uid"]
+    old = job.uid(names.ROLE_ROLLOUT, 1)
     empty_lab.kube.kubectl("delete", "pod", names.pod(NAME, names.ROLE_ROLLOUT, 1), "--grace-period=0", "--force")
     trains_on(job)
-    job.wait("another pod", lambda _: job.pod(names.ROLE_ROLLOUT, 1)["metadata"]["uid"] != old, 600)
+    job.wait("another pod", lambda _: job.uid(names.ROLE_ROLLOUT, 1) not in ("", old), 600)
     current(empty_lab, job, 2)
 
 
