@@ -16,13 +16,13 @@ from megatron.bridge.models.conversion.transformers_compat import rope_theta_fro
 from megatron.bridge.models.qwen_vl.qwen25_vl_provider import Qwen25VLModelProvider
 from megatron.bridge.utils.common_utils import hook_hf_module_setattr_for_tp_grad_sync
 from megatron.core.models.common.embeddings.rotary_pos_embedding import MultimodalRotaryEmbedding
-from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from transformers import Qwen3VLForConditionalGeneration
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from rljob_trainer.megatron.compat import VERSIONS
 from rljob_trainer.megatron.compat.mixtral import LLAMA
+from rljob_trainer.megatron.compat.qwen_vl import continued, put, scattered
 from rljob_trainer.patches import Patch
 
 _TEXT, _LAYERS = "model.language_model.", "language_model.decoder.layers.*."
@@ -42,7 +42,7 @@ class InterleavedRotaryEmbedding(MultimodalRotaryEmbedding):
 
 class JoinedGradients(torch.autograd.Function):
     """Passes the embedding through. Its gradient is the last of a backward pass: by then the `leaves`, which the layers read in place of the tower's
-    `features`, have theirs, and these go on to the tower together.
+    `features`, have theirs, and the tower receives these together.
 
     A layer that is recomputed has a backward pass of its own, which would otherwise run through the tower each time.
     """
@@ -93,22 +93,14 @@ class Qwen3VLModel(MegatronModule):
             assert image_places is not None
             found = self.visual(pixel_values.to(self.visual.dtype), grid_thw=image_grid_thw)
             embedded = self._with_images(embedded, image_places, found)
-        if position_ids.dim() == 2:
-            position_ids = position_ids.expand(3, *position_ids.shape)
-        decoder_input = self._scattered(embedded)
-        return self.language_model(None, position_ids, attention_mask, decoder_input=decoder_input, **kwargs)
+        return continued(self, embedded, position_ids, attention_mask, **kwargs)
 
     def _with_images(self, embedded: torch.Tensor, places: torch.Tensor, found: Any) -> torch.Tensor:
         """`embedded` [s, 1, h] with the images at their places; what the layers add is kept for them."""
         nothing = torch.zeros_like(embedded)
-        features = [self._scattered(_put(nothing, places, seen)) for seen in found.deepstack_features]
+        features = [scattered(self, put(nothing, places, seen)) for seen in found.deepstack_features]
         self._added = [f.detach().requires_grad_(f.requires_grad) for f in features]
-        return JoinedGradients.apply(_put(embedded, places, found.pooler_output), self._added, *features)
-
-    def _scattered(self, row: torch.Tensor) -> torch.Tensor:
-        if not self.config.sequence_parallel:
-            return row
-        return scatter_to_sequence_parallel_region(row, group=self.language_model.pg_collection.tp)
+        return JoinedGradients.apply(put(embedded, places, found.pooler_output), self._added, *features)
 
     def _add(self, index: int, _layer: Any, _given: Any, output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
         hidden, context = output
@@ -127,11 +119,6 @@ class Qwen3VLModel(MegatronModule):
         }
         for part in (part for part, frozen in parts.items() if frozen):
             part.requires_grad_(False)
-
-
-def _put(row: torch.Tensor, places: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-    """`row` [s, 1, h] with `seen` [v, h] at `places` [v]."""
-    return row.index_copy(0, places, seen.to(row)[:, None])
 
 
 @dataclass

@@ -31,13 +31,31 @@ def forward(
     """input_ids [1, t], position_ids [1, t] of a text or [3, 1, t]; images as MicroBatch.images has them. The whole model is on this rank's stage."""
     embedded = self.language_model.embedding(input_ids=input_ids, position_ids=None)
     if pixel_values is not None:
+        assert image_places is not None
         seen = self.visual(pixel_values.to(self.visual.dtype), grid_thw=image_grid_thw).pooler_output
-        embedded = embedded.index_copy(0, image_places, seen.to(embedded.dtype)[:, None])
-    if self.config.sequence_parallel:
-        embedded = scatter_to_sequence_parallel_region(embedded, group=self.language_model.pg_collection.tp)
+        embedded = put(embedded, image_places, seen)
+    return continued(self, embedded, position_ids, attention_mask, **kwargs)
+
+
+def put(row: torch.Tensor, places: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """`row` [s, 1, h] with `seen` [v, h] at `places` [v]."""
+    return row.index_copy(0, places, seen.to(row)[:, None])
+
+
+def scattered(model: Any, row: torch.Tensor) -> torch.Tensor:
+    """This rank's part of `row` [s, 1, h] under sequence parallelism."""
+    if not model.config.sequence_parallel:
+        return row
+    return scatter_to_sequence_parallel_region(row, group=model.language_model.pg_collection.tp)
+
+
+def continued(
+    model: Any, embedded: torch.Tensor, position_ids: torch.Tensor, attention_mask: None, **kwargs: Any
+) -> torch.Tensor:
+    """What the language model makes of `embedded` [s, 1, h]. A text has one position for all three axes."""
     if position_ids.dim() == 2:
         position_ids = position_ids.expand(3, *position_ids.shape)
-    return self.language_model(None, position_ids, attention_mask, decoder_input=embedded, **kwargs)
+    return model.language_model(None, position_ids, attention_mask, decoder_input=scattered(model, embedded), **kwargs)
 
 
 def _read_where_the_batch_says() -> None:
