@@ -24,7 +24,7 @@ from rljob_trainer.checkpoint.lineage import Run
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.collective import Ranks
 from rljob_trainer.data.order import with_steps
-from rljob_trainer.driver.client import DriverClient
+from rljob_trainer.driver.client import DriverClient, heartbeat_of
 from rljob_trainer.driver.launcher_files import POLL_SECONDS, read_control
 from rljob_trainer.megatron import compat
 from rljob_trainer.patches import UnsupportedVersionError
@@ -108,7 +108,7 @@ def _attempt(directory: Path, control: Control) -> "loop.Attempt":
     plan = Plan.of(spec, device_bytes())
     if ranks.is_first:
         log.info("%s", plan.table({}))
-    heartbeat = driver.heartbeat if driver else _no_heartbeat
+    heartbeat = heartbeat_of(driver)
     senders = None if spec.supervised else _senders(directory, control, ranks, driver, heartbeat)
     objective = objective_of(spec)
     require_same_files(objective, ranks)
@@ -148,10 +148,6 @@ def wait_for_servers(directory: Path, spec: RLJobSpec, heartbeat: Callable[[], N
         heartbeat()
         time.sleep(POLL_SECONDS)
     return rollouts
-
-
-def _no_heartbeat() -> None:
-    """The heartbeat of every rank but the first: what it does shows in what the first can do."""
 
 
 def _open_store(control: Control) -> Store:

@@ -15,7 +15,7 @@ from rljob_trainer.checkpoint.checks import prove_fence
 from rljob_trainer.checkpoint.saving import Part
 from rljob_trainer.collective import Ranks, StandstillError
 from rljob_trainer.data.order import with_steps
-from rljob_trainer.driver.client import RoleClient
+from rljob_trainer.driver.client import RoleClient, heartbeat_of
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.roles import CriticRole, FrozenRole
 from rljob_trainer.scatter import Scatter
@@ -33,7 +33,7 @@ def run(control: Control, role: str, token: str) -> Outcome:
     spec = with_steps(control.spec, asked.next()["steps"])
     asked.done()
     with blaming(spec, role):
-        objective, heartbeat = objective_of(spec), client.heartbeat if client else _no_heartbeat
+        objective, heartbeat = objective_of(spec), heartbeat_of(client)
         is_critic = role == names.ROLE_CRITIC
         model = CriticRole(spec, objective, heartbeat) if is_critic else FrozenRole(spec, role, objective, heartbeat)
     prove = partial(prove_fence, Path(spec.checkpoint.path), control.job_uid, control.attempt, ranks)
@@ -158,7 +158,3 @@ def blaming(spec: RLJobSpec, role: str) -> Iterator[None]:
         field = error.field.replace("spec.trainer.", f"{of_role}.")
         field = field.replace("spec.train.tokensPerMicroBatch", f"{of_role}.tokensPerMicroBatch")
         raise ConfigurationError(field, error.value, error.rule, error.fix) from error
-
-
-def _no_heartbeat() -> None:
-    """The heartbeat of every rank but the first."""

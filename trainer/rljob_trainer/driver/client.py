@@ -3,7 +3,7 @@
 import json
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,20 +81,21 @@ class Client:
         return bytes(body)
 
 
+def heartbeat_of(client: Client | None) -> Callable[[], None]:
+    """Of this rank. Only the first rank has a client: what the others do shows in what the first can do."""
+    return client.heartbeat if client else lambda: None
+
+
 class DriverClient(Client):
     """Of the trainer's rank 0."""
 
     @staticmethod
     def connect(path: Path, error_file: Path, seconds: float) -> "DriverClient":
         """Wait for a driver that is still starting, but not for one that has failed."""
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                return DriverClient(connect(path))
-            except (FileNotFoundError, ConnectionRefusedError):
-                if error_file.exists() or time.monotonic() > deadline:
-                    raise DriverLost("the driver did not start") from None
-                time.sleep(RETRY_SECONDS)
+        starting = (FileNotFoundError, ConnectionRefusedError)
+        return DriverClient(
+            _connected(lambda: connect(path), starting, seconds, "the driver did not start", error_file.exists)
+        )
 
     def start(
         self,
@@ -208,15 +209,8 @@ class RoleClient(Client):
     @staticmethod
     def connect(address: tuple[str, int], role: str, attempt: int, token: str, seconds: float) -> "RoleClient":
         """Wait for a driver that is still starting. Raises DriverLost."""
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                connection = socket.create_connection(address, timeout=seconds)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise DriverLost(f"no driver answers at {address[0]}:{address[1]}") from None
-                time.sleep(RETRY_SECONDS)
+        lost = f"no driver answers at {address[0]}:{address[1]}"
+        connection = _connected(lambda: socket.create_connection(address, timeout=seconds), (OSError,), seconds, lost)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client = RoleClient(connection)
         client._call("hello", role=role, attempt=attempt, token=token)
@@ -246,3 +240,21 @@ class RoleClient(Client):
     def end(self) -> None:
         self._call("end")
         self._socket.close()
+
+
+def _connected(
+    connect: Callable[[], socket.socket],
+    starting: tuple[type[OSError], ...],
+    seconds: float,
+    lost: str,
+    has_failed: Callable[[], bool] = lambda: False,
+) -> socket.socket:
+    """Waits for a driver of which `connect` raises `starting`. Raises DriverLost with `lost` after `seconds`, or once it has failed."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return connect()
+        except starting:
+            if has_failed() or time.monotonic() > deadline:
+                raise DriverLost(lost) from None
+            time.sleep(RETRY_SECONDS)
