@@ -11,7 +11,7 @@ import numpy as np
 from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
-from rljob_trainer.agents.api import PolicyError
+from rljob_trainer.agents.api import PolicyError, Turn
 from rljob_trainer.agents.conversation import Conversations, reply
 from rljob_trainer.agents.recording import Recorded, Rollout, endings, rollout_of
 from rljob_trainer.data.prompts import Prompt
@@ -133,12 +133,13 @@ class Session:
     ) -> dict[str, Any] | None:
         """As Policy.generate with messages, a Turn."""
         context = self.conversations.context(messages, ())
-        turn = await self._generate(context, max_tokens, stop)
-        if turn is None:
+        found = await self._generate(context, max_tokens, stop)
+        if found is None:
             return None
-        said = {"role": "assistant", "content": turn["text"]}
-        self.conversations.add(messages, said, context + turn["tokens"])
-        return {"context": context, **turn}
+        answer = {"context": context, **found}
+        turn = Turn(**answer)
+        self.conversations.add(messages, turn.message, turn.whole)
+        return answer
 
     def _turn(self, answer: Recorded) -> dict[str, Any]:
         tokens = answer.tokens.tolist()
