@@ -14,7 +14,7 @@ import pytest
 from api.specs import make_spec
 from rljob_api.protocol import Control, Resume
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.reporting import mlflow_server
+from rljob_trainer.reporting import mlflow_server, tracker
 from rljob_trainer.reporting.mlflow_server import ADDRESS, DEFAULTS, connect
 from rljob_trainer.reporting.sinks import Sinks
 
@@ -110,7 +110,7 @@ def test_a_job_does_not_wait_for_a_server_that_went_away_before_its_end(
         def set_terminated(self, run: str) -> None:
             away.wait()
 
-    monkeypatch.setattr(mlflow_server, "GOODBYE_SECONDS", 0.1)
+    monkeypatch.setattr(tracker, "GOODBYE_SECONDS", 0.1)
     mlflow_server.MLflow(Client(), "run").close()
     assert "may lack the last points" in caplog.text
     away.set()

@@ -13,7 +13,7 @@ import pytest
 from api.specs import make_spec
 from rljob_api.protocol import Control, Resume
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.reporting import weights_and_biases
+from rljob_trainer.reporting import tracker
 from rljob_trainer.reporting.sinks import Sinks
 from rljob_trainer.reporting.weights_and_biases import PROJECT, WeightsAndBiases, connect
 
@@ -113,7 +113,7 @@ def test_a_job_does_not_wait_for_a_service_that_went_away_before_its_end(
 ) -> None:
     away = threading.Event()
     run = SimpleNamespace(define_metric=lambda name, step_metric: None, finish=away.wait)
-    monkeypatch.setattr(weights_and_biases, "GOODBYE_SECONDS", 0.1)
+    monkeypatch.setattr(tracker, "GOODBYE_SECONDS", 0.1)
     WeightsAndBiases(run).close()
     assert "may lack the last points" in caplog.text
     away.set()

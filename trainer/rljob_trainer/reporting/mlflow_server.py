@@ -16,7 +16,7 @@ from typing import Any
 
 from rljob_api.protocol import Control
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.reporting.tracker import GOODBYE_SECONDS
+from rljob_trainer.reporting.tracker import wait_for_last_points
 
 ADDRESS, EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"
 JOB_TAG = "rljob.dev/uid"
@@ -49,9 +49,7 @@ class MLflow:
 
     def close(self) -> None:
         self._waiting.put(None)
-        self._sender.join(GOODBYE_SECONDS)
-        if self._sender.is_alive():
-            log.warning("MLflow may lack the last points: not all were sent within %g s", GOODBYE_SECONDS)
+        wait_for_last_points(self._sender, "MLflow")
 
     def _send_all(self) -> None:
         from mlflow.exceptions import MlflowException

@@ -1,10 +1,14 @@
 """A service that shows the metrics of many runs."""
 
+import logging
+import threading
 from collections.abc import Mapping
 from typing import Protocol
 
 GOODBYE_SECONDS = 60.0
 """The clients have no limit of their own while their service is away. Nobody trains meanwhile, and a driver that failed has not said why."""
+
+log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
@@ -15,3 +19,10 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Send what is left, as long as that takes no longer than GOODBYE_SECONDS: all of it is in metrics.jsonl as well."""
+
+
+def wait_for_last_points(sender: threading.Thread, service: str) -> None:
+    """Until `sender` has sent them, or GOODBYE_SECONDS are over."""
+    sender.join(GOODBYE_SECONDS)
+    if sender.is_alive():
+        log.warning("%s may lack the last points: not all were sent within %g s", service, GOODBYE_SECONDS)

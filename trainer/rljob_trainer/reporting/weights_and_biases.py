@@ -11,7 +11,7 @@ from typing import Any
 
 from rljob_api.protocol import Control
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.reporting.tracker import GOODBYE_SECONDS
+from rljob_trainer.reporting.tracker import wait_for_last_points
 
 PROJECT = "WANDB_PROJECT"
 STEP = "step"
@@ -35,9 +35,7 @@ class WeightsAndBiases:
     def close(self) -> None:
         rest = threading.Thread(target=self._run.finish, daemon=True)
         rest.start()
-        rest.join(GOODBYE_SECONDS)
-        if rest.is_alive():
-            log.warning("Weights & Biases may lack the last points: not all were sent within %g s", GOODBYE_SECONDS)
+        wait_for_last_points(rest, "Weights & Biases")
 
 
 def connect(control: Control, environment: Mapping[str, str]) -> WeightsAndBiases | None:
