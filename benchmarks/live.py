@@ -17,7 +17,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 from statistics import fmean, median
 
-from benchmarks.load import Object, Reports, job
+from benchmarks.load import Object, Reports, job, together
 from benchmarks.scale import Bench, spent
 from e2e.cluster.binaries import KWOK, build, is_built
 from e2e.cluster.steps import REPOSITORY
@@ -27,8 +27,6 @@ from rljob_operator.kube.client import KubernetesApi
 NAMESPACE = "live"
 ROLES = {"trainer": 3, "rollout": 1}
 STEP = 100
-AT_ONCE = 50
-"""Requests that are under way together."""
 PROGRESS_SECONDS = 45.0
 """After the progress interval the last numbers that were reported are looked at."""
 
@@ -154,12 +152,6 @@ def node_of(pod: Object) -> str:
     affinity = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     (node,) = affinity["nodeSelectorTerms"][0]["matchFields"][-1]["values"]
     return str(node)
-
-
-async def together(work: list[Awaitable[object]]) -> None:
-    """A few at a time."""
-    for i in range(0, len(work), AT_ONCE):
-        await asyncio.gather(*work[i : i + AT_ONCE])
 
 
 async def share(pid: int, meanwhile: Awaitable[None]) -> float:

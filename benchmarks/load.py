@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from typing import Any
 
 from rljob_api import names
@@ -9,6 +10,8 @@ from rljob_api.protocol import Control, Progress, Report
 from rljob_operator.kube.client import KubernetesApi
 
 Object = dict[str, Any]
+AT_ONCE = 50
+"""Requests that are under way together."""
 
 
 class Reports:
@@ -96,3 +99,9 @@ def stateful_set(namespace: str, name: str, pods: int) -> Object:
     spec = {"replicas": pods, "podManagementPolicy": "Parallel", "selector": selector, "template": template}
     meta = {"name": name, "namespace": namespace}
     return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": meta, "spec": spec | {"serviceName": name}}
+
+
+async def together(work: list[Awaitable[object]]) -> None:
+    """A few at a time."""
+    for i in range(0, len(work), AT_ONCE):
+        await asyncio.gather(*work[i : i + AT_ONCE])

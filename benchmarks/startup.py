@@ -11,13 +11,11 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 import kopf
 
-from benchmarks.load import Object
+from benchmarks.load import Object, together
 from benchmarks.scale import spent
 from e2e import kwok
 from e2e.cluster.steps import REPOSITORY
@@ -54,12 +52,6 @@ async def fill(plane: ControlPlane, pods: int, nodes: int) -> None:
     await together([api._request("POST", "Node", "/api/v1/nodes", kwok.node(f"n{i}", {})) for i in range(nodes)])
     await together([api.create(pod(i, f"n{i % nodes}")) for i in range(pods)])
     await api.close()
-
-
-async def together(work: list[Coroutine[Any, Any, Object]]) -> None:
-    """A hundred at a time."""
-    for i in range(0, len(work), 100):
-        await asyncio.gather(*work[i : i + 100])
 
 
 def pod(i: int, node: str) -> Object:
