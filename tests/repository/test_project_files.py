@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Callable
 
+from kubectl_rljob.verbs import about
 from repository.pages import ROOT, TRACKED
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -43,6 +44,10 @@ def test_the_licence_is_the_one_that_the_package_declares() -> None:
 def test_the_changelog_begins_with_the_release_of_this_tree() -> None:
     releases = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert releases[0] == PROJECT["version"]
+
+
+def test_the_plugin_says_the_version_of_the_package() -> None:
+    assert PROJECT["version"] == about.VERSION
 
 
 def test_no_page_names_an_address_to_write_to() -> None:
