@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cli.fake_api import FakeApi, serve
+from cli.fake_api import FakeApi, serving
 from cli.makers import NOW
 from kubectl_rljob.__main__ import main
 
@@ -26,24 +26,21 @@ Rljob = Callable[..., Screen]
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[FakeApi]:
     api = FakeApi()
-    server = serve(api)
     contexts = [
         {"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "research"}},
         {"name": "elsewhere", "context": {"cluster": "c", "user": "u"}},
     ]
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "here",
-        "clusters": [{"name": "c", "cluster": {"server": url}}],
-        "users": [{"name": "u", "user": {}}],
-        "contexts": contexts,
-    }
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
-    yield api
-    server.shutdown()
-    server.server_close()
+    with serving(api) as url:
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "here",
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": contexts,
+        }
+        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+        yield api
 
 
 @pytest.fixture

@@ -1,13 +1,14 @@
 """An API server as far as the plugin speaks to one: real HTTP, objects in memory, every request remembered."""
 
 import json
-import threading
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from rljob_api import names
+from web_server import answering
 
 JOBS = f"/apis/{names.API_VERSION}"
 
@@ -136,11 +137,9 @@ class Handler(BaseHTTPRequestHandler):
         """Quiet."""
 
 
-def serve(api: FakeApi) -> ThreadingHTTPServer:
-    """On a free port of the loopback; `shutdown()` and `server_close()` are the caller's."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("BoundHandler", (Handler,), {"api": api}))
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    return server
+def serving(api: FakeApi) -> AbstractContextManager[str]:
+    """Its address."""
+    return answering(type("BoundHandler", (Handler,), {"api": api}))
 
 
 def _status(code: int, message: str) -> dict[str, Any]:

@@ -2,10 +2,7 @@
 
 import json
 import shutil
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import pytest
 
 from kubectl_rljob.__main__ import main
 from rljob_api.sizing.devices import DEVICES, GIB, device_bytes
+from web_server import answering
 
 RECIPE = Path(__file__).parents[2] / "examples/qwen2.5-7b-gsm8k"
 
@@ -172,17 +170,6 @@ class Hub(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-@contextmanager
-def hub() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 def out_of(capsys: pytest.CaptureFixture[str], **given: Any) -> str:
     plan("--gpu", "h100-80g", **given)
     return capsys.readouterr().out
@@ -194,8 +181,8 @@ def test_a_model_is_a_directory_a_file_or_a_name_of_the_hub(
     shutil.copy(RECIPE / "config.json", tmp_path / "some.json")
     for model in (str(RECIPE / "config.json"), str(tmp_path / "some.json")):
         assert ON_80_GB in out_of(capsys, model=model)
-    with hub() as url:
-        monkeypatch.setenv("HF_ENDPOINT", url)
+    with answering(Hub) as url:
+        monkeypatch.setenv("HF_ENDPOINT", f"{url}/")
         monkeypatch.setenv("HF_TOKEN", "hf_me")
         for name in ("Qwen/Qwen2.5-7B-Instruct", "hf://Qwen/Qwen2.5-7B-Instruct@main"):
             assert ON_80_GB in out_of(capsys, model=name)
@@ -204,8 +191,8 @@ def test_a_model_is_a_directory_a_file_or_a_name_of_the_hub(
 def test_a_model_that_is_nowhere_says_what_was_tried(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with hub() as url:
-        monkeypatch.setenv("HF_ENDPOINT", url)
+    with answering(Hub) as url:
+        monkeypatch.setenv("HF_ENDPOINT", f"{url}/")
         monkeypatch.setenv("HF_TOKEN", "hf_me")
         cases = {"Qwen/Missing": "no such model on the hub", "Qwen/Qwen2.5-7B-Instruct@v2": "is not JSON"}
         for model, message in cases.items():

@@ -3,9 +3,7 @@
 import logging
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.reporting import mlflow_server, tracker
 from rljob_trainer.reporting.mlflow_server import ADDRESS, DEFAULTS, connect
 from rljob_trainer.reporting.sinks import Sinks
+from web_server import answering
 
 pytestmark = pytest.mark.slow  # imports the client, which takes five seconds
 
@@ -72,7 +71,7 @@ def test_nobody_is_called_who_was_not_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_a_refusal_is_the_users_to_correct(status: int, tmp_path: Path) -> None:
-    with answering(status) as address, pytest.raises(ConfigurationError, match="MLflow refuses") as caught:
+    with answering(refusing(status)) as address, pytest.raises(ConfigurationError, match="MLflow refuses") as caught:
         connect(control(tmp_path), {ADDRESS: address})
     assert (caught.value.field, caught.value.value) == ("spec.env", f"{ADDRESS}={address}")
     assert "MLFLOW_TRACKING_TOKEN" in caught.value.fix
@@ -81,7 +80,7 @@ def test_a_refusal_is_the_users_to_correct(status: int, tmp_path: Path) -> None:
 def test_training_does_not_wait_for_a_server_that_does_not_answer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with answering(503) as address:
+    with answering(refusing(503)) as address:
         assert connect(control(tmp_path), {ADDRESS: address}) is None
     assert connect(control(tmp_path), {ADDRESS: address}) is None, "nobody listens there any more"
     assert caplog.text.count("MLflow gets nothing of this attempt") == 2
@@ -116,9 +115,8 @@ def test_a_job_does_not_wait_for_a_server_that_went_away_before_its_end(
     away.set()
 
 
-@contextmanager
-def answering(status: int) -> Iterator[str]:
-    """A server that says the same to everybody."""
+def refusing(status: int) -> type[BaseHTTPRequestHandler]:
+    """Says the same to everybody."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -128,10 +126,4 @@ def answering(status: int) -> Iterator[str]:
 
         def log_message(self, *arguments: object) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    return Handler

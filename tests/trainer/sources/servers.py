@@ -6,9 +6,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from web_server import answering
 
 XML = '<?xml version="1.0" encoding="UTF-8"?>'
 LARGE = 1000
@@ -241,12 +243,8 @@ def _range(given: str | None, size: int) -> tuple[int, int]:
 def serving(kind: type[Handler], content: dict[str, bytes], **options: Any) -> Iterator[tuple[str, Files]]:
     """The server's address, and what it holds."""
     files = Files(content, **options)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type(kind.__name__, (kind,), {"files": files}))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", files
-    finally:
-        files.release.set()
-        server.shutdown()
-        server.server_close()
+    with answering(type(kind.__name__, (kind,), {"files": files})) as address:
+        try:
+            yield address, files
+        finally:
+            files.release.set()
