@@ -78,7 +78,7 @@ class _Search:
                 yield way
 
     def _may_fit(self, node: int, left: Counts) -> bool:
-        """On this node and those after it: by the sum of each resource, and each kind by itself."""
+        """On this node and those after it: by the sum of each resource, and by the room for each kind alone."""
         wanted: Resources = {}
         for kind, count in zip(self._kinds, left, strict=True):
             wanted = add(wanted, {name: count * each for name, each in kind.requests.items()})

@@ -82,7 +82,7 @@ def test_a_drained_gang_is_suspended_and_says_where() -> None:
     status = job.running(step=7, checkpoints=[checkpoint(7)]).next()
     assert status.suspended
     assert status.state == "Suspended"
-    assert status.message == "suspended at the checkpoint of step 7; `kubectl rljob resume demo` goes on"
+    assert status.message == "suspended at the checkpoint of step 7; resume it with `kubectl rljob resume demo`"
     assert status.progress.text == "7/10"
     assert status.restarts == Restarts()
     assert status.last_failure is None
@@ -93,7 +93,7 @@ def test_a_resume_waits_for_pods_that_a_suspend_gave_back() -> None:
     job = make_job().with_status(suspended=True).with_pods().reported(state="idle")
     early = job.next()
     assert (early.suspended, early.attempt, early.state) == (True, None, "Suspended")
-    assert early.message == "goes on without a checkpoint when its former pods are gone"
+    assert early.message == "resumes without a checkpoint when its former pods are gone"
     assert not job.changing_pod(0, deleting=True).changing_pod(1, deleting=True).next().suspended
 
 

@@ -36,9 +36,9 @@ def _message(s: Snapshot, status: JobStatus) -> str:
     if s.conflicts:
         return "; ".join(one_line(p.message) for p in s.conflicts)
     if status.suspended and not wanted(s, status):
-        return f"goes on {saved(status)} when its former pods are gone"
+        return f"resumes {saved(status)} when its former pods are gone"
     if status.suspended:
-        return f"suspended {saved(status)}; `kubectl rljob resume {s.job.name}` goes on"
+        return f"suspended {saved(status)}; resume it with `kubectl rljob resume {s.job.name}`"
     return _of_waiting(s, status)
 
 

@@ -25,7 +25,7 @@ def free_pods(s: Snapshot, status: JobStatus) -> Change:
     status = set_(status, suspended=suspended)
     if suspended:
         return Change(status, (Event("Normal", reasons.SUSPENDED, f"pods are released {saved(status)}"),))
-    return Change(status, (Event("Normal", reasons.RESUMED, f"goes on {saved(status)}"),) if not status.outcome else ())
+    return Change(status, (Event("Normal", reasons.RESUMED, f"resumes {saved(status)}"),) if not status.outcome else ())
 
 
 def is_leaving(s: Snapshot, status: JobStatus) -> bool:

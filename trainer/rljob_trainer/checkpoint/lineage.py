@@ -83,7 +83,7 @@ def choose(root: Path, valid: list[Manifest], run: Run) -> tuple[list[Manifest],
     first = all(f.job_uid != run.job_uid for f in fences(root))
     if run.resume.policy == "never" and first and valid:
         rule = f"`never`, but {root} holds a complete checkpoint of step {valid[-1].step}"
-        fix = "use another spec.checkpoint.path, or set auto to go on from it"
+        fix = "use another spec.checkpoint.path, or set auto to resume from it"
         raise ConfigurationError(RESUME, "never", rule, fix)
     if run.resume_from and run.resume.step is None and (first or not valid):
         return _from_named(root, valid, run, run.resume_from)
