@@ -1,6 +1,9 @@
 """An agent that knows nothing of ours but a base URL: what it says and gets over HTTP becomes a trajectory of the ids that were generated."""
 
+import asyncio
 import runpy
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -65,11 +68,16 @@ async def test_turns_over_http_are_recorded_as_they_were_generated(bench: Bench)
     assert (found.metrics["agent/turns"], found.metrics["agent/tokens_left_out"]) == (2.0, 0.0)
 
 
-async def test_the_program_of_the_example_is_trained_through_its_client_library() -> None:
-    """In this process, because a busy machine imports the library for long."""
-    said = iter((CALLED, "3"))
+@asynccontextmanager
+async def served(
+    answers: Sequence[str], meanwhile: Callable[[], None] = lambda: None
+) -> AsyncIterator[tuple[Session, Policy]]:
+    """A trajectory of this process, and its policy, which gives these answers. `meanwhile` is called while it generates."""
+    said = iter(answers)
 
     async def sample(context: Ints, sampling: Sampling, turn: int) -> Response:
+        meanwhile()
+        await asyncio.sleep(0)
         tokens = np.array(words().encode(next(said) + END, add_special_tokens=False), np.int32)
         return (Segment(tokens, "policy", np.zeros(len(tokens), np.float32), 0),), False
 
@@ -78,8 +86,16 @@ async def test_the_program_of_the_example_is_trained_through_its_client_library(
     session = Session(spec, prompt, Sampling(max_tokens=200), words(), ChatTemplate(), sample)
     endpoint = Endpoint()
     await endpoint.start()
-    found = await runpy.run_path(str(CLIENT))["rollout"](prompt, Policy(session.answer, endpoint.open(session)), {})
-    await endpoint.stop()
+    try:
+        yield session, Policy(session.answer, endpoint.open(session))
+    finally:
+        await endpoint.stop()
+
+
+async def test_the_program_of_the_example_is_trained_through_its_client_library() -> None:
+    """In this process, because a busy machine imports the library for long."""
+    async with served((CALLED, "3")) as (session, policy):
+        found = await runpy.run_path(str(CLIENT))["rollout"](session.prompt, policy, {})
     rollout = session.rollout([found.tokens])
     assert rollout is not None and rollout.left_out == 0
     by = {s: [words().decode(t.tokens) for t in rollout.segments if t.source == s] for s in ("policy", "environment")}
@@ -123,7 +139,13 @@ async def test_what_is_not_supported_is_refused_and_fails_the_sample(
         await first_step(bench, Caller("demo-rollout-0"), script=("x",))
 
 
-async def test_waiting_for_the_policy_over_http_is_not_on_the_agents_clock(bench: Bench) -> None:
-    bench.spec["rollout"]["agent"]["timeoutSeconds"] = 2
-    found, _ = await first_step(bench, Caller("demo-rollout-0"), script=("3",), delay=3.0)
-    assert found.metrics["agent/failed"] == 0.0
+async def test_waiting_for_the_policy_over_http_is_not_on_the_agents_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "agent.py").write_text(CODE)
+    agent, loop, skipped = runpy.run_path(str(tmp_path / "agent.py"))["rollout"], asyncio.get_running_loop(), [0.0]
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + sum(skipped))
+    async with served(("3",), lambda: skipped.append(10_000.0)) as (session, policy), session.own_time.limited():
+        await agent(session.prompt, policy, {})
+    assert len(skipped) == 2 and not session.own_time.is_over
