@@ -17,10 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks import jobs, step
-from benchmarks.gpu_failures import is_rank
+from benchmarks.gpu_failures import ranks_of
 from benchmarks.shapes import MODELS, model_of
 
 MOMENTS = {
@@ -75,8 +73,7 @@ def measure(options: argparse.Namespace, model: Path) -> list[dict[str, Any]]:
     try:
         first = watched(logs, {}, deadline)
         before = counted(logs)
-        ranks = [p.pid for p in psutil.Process(process.pid).children(recursive=True) if is_rank(p)]
-        os.kill(max(ranks), signal.SIGKILL)
+        os.kill(max(ranks_of(process.pid)), signal.SIGKILL)
         second = watched(logs, before, deadline)
     finally:
         jobs.stop(process)

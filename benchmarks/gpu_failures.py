@@ -30,6 +30,8 @@ from rljob_api.protocol import Report
 FAILURES = ("nan", "assert", "kill")
 BEFORE, ENOUGH = 2, 1_000_000
 LIMIT_SECONDS = 280
+RANK = "python -m rljob_trainer.rank"
+"""How a rank is called among processes."""
 LOSS = '''
 import os
 import time
@@ -141,10 +143,10 @@ class Broken:
         if self._failure != "kill":
             self._armed.touch()
             return
-        ranks = [p for p in psutil.Process(self._process.pid).children(recursive=True) if is_rank(p)]
+        ranks = ranks_of(self._process.pid)
         assert len(ranks) == self._options.gpus, ranks
         self._happened.write_text(repr(time.time()))
-        os.kill(max(rank.pid for rank in ranks), signal.SIGKILL)
+        os.kill(max(ranks), signal.SIGKILL)
 
     def _cause(self) -> Report | None:
         """The launcher's report of the first attempt's end."""
@@ -178,9 +180,17 @@ class Broken:
         }
 
 
+def ranks_of(job: int) -> list[int]:
+    """Processes of the job's ranks, without those that they have started."""
+    found = {
+        process.pid: process.ppid() for process in psutil.Process(job).children(recursive=True) if is_rank(process)
+    }
+    return sorted(pid for pid, parent in found.items() if parent not in found)
+
+
 def is_rank(process: psutil.Process) -> bool:
     try:
-        return "rljob_trainer.rank" in " ".join(process.cmdline())
+        return " ".join(process.cmdline()).startswith(RANK)
     except psutil.Error:
         return False
 

@@ -20,6 +20,7 @@ PRODUCT = ("-m", "rljob_trainer")
 GOODBYE_SECONDS = 60.0
 POLL_SECONDS = 0.2
 SPLIT = ("time/step", "time/generate", "time/train", "time/sync", "time/save", "perf/tokens_per_s")
+NAMED = {"time/step": "seconds"}
 AGREEMENT = ("train_rollout/log_prob_diff_mean", "train_rollout/log_prob_diff_max")
 
 
@@ -109,7 +110,9 @@ def rows_of(log: Path) -> dict[int, dict[str, float]]:
 
 
 def complete(rows: dict[int, dict[str, float]], step: int) -> bool:
-    return "time/step" in rows.get(step, {})
+    """Trained, and sent to whoever generates."""
+    row = rows.get(step, {})
+    return "time/step" in row and ("time/sync" in row or "time/generate" not in row)
 
 
 def tails(*directories: Path, lines: int = 30) -> list[str]:
@@ -122,9 +125,9 @@ def summary(ended: Ended, steps: int, more: Sequence[str] = ()) -> list[dict[str
     """The measures of each step."""
     names = (*SPLIT, *AGREEMENT, *more)
     return [
-        {"step": n, **{name.partition("/")[2]: round(row[name], 6) for name in names if name in row}}
+        {"step": n, **{NAMED.get(name, name.partition("/")[2]): round(row[name], 6) for name in names if name in row}}
         for n, row in sorted(ended.rows.items())
-        if complete(ended.rows, n) and n <= steps
+        if "time/step" in row and n <= steps
     ]
 
 

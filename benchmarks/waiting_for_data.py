@@ -36,7 +36,7 @@ def main() -> int:
     model = prepared(options)
     ended = jobs.run(options.work, "bench-waiting", job(options, model), options.steps, LIMIT_SECONDS)
     rows = jobs.summary(ended, options.steps, MEASURES)
-    names = ("step", "data", "tokenise", "tokens")
+    names = ("seconds", "data", "tokenise", "tokens")
     counted = rows[BEFORE:]
     means = {
         name: round(statistics.mean(row[name] for row in counted), 4)
