@@ -11,7 +11,7 @@ METRICS: dict[str, str] = {
     "reward/failed_value": "Failed rewards that were not a finite number.",
     "reward/failed_service": "Failed rewards whose service did not answer, or answered with an error status.",
     "reward/overlong_penalty": "Mean penalty for responses near maxTokens.",
-    "reward/with_models": "Mean reward including the scores of reward models on the trainer's ranks, which `reward/mean` leaves out.",
+    "reward/with_models": "Mean reward including the scores of reward models that Megatron computes, which `reward/mean` leaves out.",
     "reward/zero_std": "Fraction of prompts whose samples all have the same reward, so that nothing is learnt from them.",
     "response_length/mean": "Mean length of the responses, in tokens.",
     "response_length/clipped": "Fraction of responses that were cut off at maxTokens.",

@@ -35,6 +35,11 @@ from rljob_api.validation.unknown_fields import HINTS, THEIRS, meant
         ("algorithm.clipRatioHigh", "it is called spec.algorithm.clip.high here"),
         ("trainer.tensor_model_parallel_size", "it is called spec.trainer.parallelism.tensor here"),
         ("trainer.tensorParallel", "it is called spec.trainer.parallelism.tensor here"),
+        ("reference.tensorParallel", "it is called spec.reference.parallelism.tensor here"),
+        ("critic.expert_model_parallel_size", "it is called spec.critic.parallelism.expert here"),
+        ("rewards.0.model.gpus_per_node", "it is called spec.rewards.model.processesPerNode here"),
+        ("gpus_per_node", "it is called spec.trainer.processesPerNode here"),
+        ("actor_train", "it is called spec.trainer here"),
         ("rollout.tensor_model_parallel_size", "it is called spec.rollout.tensorParallel here"),
         ("train.train_batch_size", "it is called spec.train.promptsPerStep or spec.train.samplesPerStep here"),
         ("train.learnin_rate", "did you mean spec.train.optimizer.learningRate?"),
@@ -53,6 +58,14 @@ def test_sampling_that_changes_the_distribution_says_why_it_is_not_there(word: s
     (found,) = validate(raw_spec(rollout={"sampling": {"maxTokens": 8, word: 0.9}}), "demo").violations
     assert (found.field, found.rule) == (f"spec.rollout.sampling.{word}", "there is no such field")
     assert found.fix.startswith("remove it: training compares probabilities of the whole distribution")
+
+
+def test_gpus_by_number_and_strategies_by_name_say_what_to_write_in_their_place() -> None:
+    roles = {"reference": {"deviceMapping": "list(range(0,8))", "strategyArgs": {"strategyName": "megatron_infer"}}}
+    fixes = [v.fix for v in validate(raw_spec(**roles), "demo").violations if v.rule == "there is no such field"]
+    assert len(fixes) == 2
+    assert fixes[0].startswith("say how many GPUs in place of which: nodes and processesPerNode")
+    assert fixes[1].startswith("remove it: gangs compute with Megatron, in the layout of their field parallelism")
 
 
 def test_the_words_of_others_lead_to_fields_that_there_are() -> None:

@@ -1,5 +1,5 @@
-"""What other systems and people call the fields of the spec: verl, OpenRLHF, TRL, slime, LLaMA-Factory, Megatron, vLLM, Kubernetes. Case, `_` and `-`
-do not count."""
+"""What other systems and people call the fields of the spec: verl, ROLL, OpenRLHF, TRL, slime, LLaMA-Factory, Megatron, vLLM, Kubernetes. Case,
+`_` and `-` do not count."""
 
 WORDS: dict[str, str] = {
     "model.path": "model_path hf_checkpoint model_name model_name_or_path pretrained_model base_model",
@@ -74,6 +74,7 @@ WORDS: dict[str, str] = {
     "evaluation.sets": "eval_tasksets eval_sets eval_datasets",
     "rollout.sampling.stop": "stop_strings stop_sequences stop_words",
     "evaluation.everySteps": "test_freq eval_interval eval_steps eval_freq eval_every val_check_interval",
+    "trainer": "actor_train actor",
     "trainer.nodes": "nnodes num_nodes n_nodes actor_num_nodes",
     "trainer.processesPerNode": "gpus num_gpus gpus_per_node n_gpus_per_node num_gpus_per_node nproc_per_node",
     "trainer.parallelism.tensor": "tp tp_size tensor_parallel tensor_parallel_size tensor_model_parallel_size",
@@ -90,6 +91,7 @@ WORDS: dict[str, str] = {
     "trainer.offload.optimizer": "optimizer_offload adam_offload",
     "critic.path": "critic_model critic_model_path critic_pretrain",
     "reference.path": "ref_model reference_model ref_model_path ref_load",
+    "rollout": "actor_infer",
     "rollout.placement": "colocate colocated colocate_all hybrid_engine",
     "rollout.replicas": "num_engines vllm_num_engines num_replicas num_servers servers",
     "rollout.tensorParallel": "tp tp_size tensor_parallel_size tensor_model_parallel_size vllm_tensor_parallel_size gpus_per_engine",
@@ -114,6 +116,11 @@ _WHOLE = (
 _EVALUATED = f"{_WHOLE}; spec.evaluation.sampling may have it"
 _PACKED = "remove it, and set spec.train.tokensPerMicroBatch: micro-batches are packed up to so many tokens"
 _VLLM = "set {} in spec.rollout.vllmArgs"
+_COUNTED = (
+    "say how many GPUs in place of which: nodes and processesPerNode of the trainer and of every other gang, replicas and tensorParallel of "
+    "rollouts and pools"
+)
+_STRATEGY = "remove it: gangs compute with Megatron, in the layout of their field parallelism; rollouts and pools are servers of vLLM"
 
 ADVICE: dict[str, str] = {
     **dict.fromkeys(("top_p", "top_k", "min_p"), _EVALUATED),
@@ -134,6 +141,8 @@ ADVICE: dict[str, str] = {
         ("dp", "dp_size", "data_parallel", "data_parallel_size"),
         "remove it: data parallel are the copies that nodes x processesPerNode / (tensor x pipeline x context) leaves",
     ),
+    **dict.fromkeys(("device_mapping", "resource_pool", "resource_pool_spec"), _COUNTED),
+    **dict.fromkeys(("strategy_args", "strategy_config", "strategy_name"), _STRATEGY),
     **{
         key: _VLLM.format(key.replace("_", "-"))
         for key in ("gpu_memory_utilization", "enforce_eager", "max_num_seqs", "max_num_batched_tokens", "kv_cache_dtype")

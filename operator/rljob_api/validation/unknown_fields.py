@@ -12,8 +12,8 @@ NEAR, NEARER = 0.75, 0.85
 """Similarity of a name of the same section, and of any other name, that is likely to be meant."""
 MOST = 3
 """Fields that are offered; of more, none is likely."""
-OF_GANGS = tuple(f"{section}.template." for section in ("critic", "reference", "rewards.model"))
-"""Pod settings that few jobs have."""
+GANGS = ("critic", "reference", "rewards.model")
+"""Sections of models that may have ranks of their own, with fields of the trainer's names."""
 
 
 def _same(name: str) -> str:
@@ -28,8 +28,19 @@ def _index(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     return found
 
 
+def _other_gangs(path: str) -> list[str]:
+    """The same field of other gangs, where it is one of the trainer's."""
+    section, _, name = path.partition(".")
+    return [field for gang in GANGS if section == "trainer" and (field := f"{gang}.{name}") in KNOWN]
+
+
+KNOWN = frozenset(paths())
+OF_OTHER_GANGS = frozenset(field for path in KNOWN for field in _other_gangs(path))
+"""Seldom meant outside their own section."""
 OURS = _index((path.rpartition(".")[2], path) for path in paths())
-THEIRS = _index((word, path) for path, words in WORDS.items() for word in words.split())
+THEIRS = _index(
+    (word, field) for path, words in WORDS.items() for word in words.split() for field in [path, *_other_gangs(path)]
+)
 HINTS = {_same(word): fix for word, fix in ADVICE.items()}
 
 
@@ -72,10 +83,8 @@ def _elsewhere(word: str, fields: list[str]) -> Meant | None:
 def _nearest(among: list[str], section: list[str]) -> list[str]:
     """Those that share most of their path with the section in which the unknown field stands, and of these the least deep; none, if these are too
     many to choose from."""
-    places = {path: (-_shared(path, section), path.count(".")) for path in among}
+    places = {path: (-_shared(path, section), path in OF_OTHER_GANGS, path.count(".")) for path in among}
     best = [path for path in among if places[path] == min(places.values())]
-    if len(best) > MOST:
-        best = [path for path in best if not path.startswith(OF_GANGS)]
     return best if len(best) <= MOST else []
 
 
