@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from benchmarks import jobs
 from benchmarks.vision import UNPROVEN
 
@@ -48,29 +50,31 @@ def learned(seed: int, options: argparse.Namespace) -> dict[str, Any]:
     root, began = (options.work / f"seed-{seed}").resolve(), time.monotonic()
     shutil.rmtree(root, ignore_errors=True)
     prepare = ["--seed", str(seed), *settings({"trainer.device": options.device, "train.steps": options.warm_up})]
-    changes = {
-        "trainer.device": options.device,
-        "trainer.nodes": 1,
-        "trainer.parallelism.tensor": 1,
-        "model.dtype": options.dtype,
-        "data.seed": seed,
-        "train.steps": options.steps,
-        "evaluation.everySteps": max(1, options.steps // 2),
-        "rollout.placement": "colocated",
-    }
-    if options.device == "gpu":
-        changes |= {"rollout.vllmArgs": f"{{gpu-memory-utilization: {SHARE}}}"}
     code = call(root, [str(EXAMPLE / "prepare.py"), str(root), *prepare])
     warmed = time.monotonic() - began
     if code == 0:
-        arguments = ["run", str(EXAMPLE / "rljob.yaml"), f"--mount=/data={root}", "--work", str(root / "logs")]
-        code = call(root, [*UNPROVEN, *arguments, *settings(changes)])
+        manifest = root / "rljob.yaml"
+        manifest.write_text(yaml.safe_dump(job(seed, options)))
+        code = call(root, [*UNPROVEN, "run", str(manifest), f"--mount=/data={root}", "--work", str(root / "logs")])
     if code:
         print("\n".join(jobs.tails(root)), flush=True)
     seconds = {"warm_up_seconds": round(warmed, 1), "seconds": round(time.monotonic() - began, 1)}
     row = {"seed": seed, "exit": code} | seconds | figures(jobs.rows_of(root / "run" / "metrics.jsonl"))
     print(json.dumps(row), flush=True)
     return row
+
+
+def job(seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """The example's own, on one device, with its server on it too."""
+    made = yaml.safe_load((EXAMPLE / "rljob.yaml").read_text())
+    spec = made["spec"]
+    spec["model"]["dtype"], spec["data"]["seed"] = options.dtype, seed
+    spec["train"]["steps"], spec["evaluation"]["everySteps"] = options.steps, max(1, options.steps // 2)
+    spec["trainer"] = {"device": options.device}
+    arguments = {"gpu-memory-utilization": SHARE} if options.device == "gpu" else {}
+    sampling = spec["rollout"]["sampling"]
+    spec["rollout"] = {"placement": "colocated", "sampling": sampling, "vllmArgs": arguments}
+    return made
 
 
 def settings(changes: dict[str, Any]) -> list[str]:
