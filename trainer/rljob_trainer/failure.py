@@ -17,6 +17,10 @@ KEPT_LINES = 20
 LONGEST_TEXT = 4096
 COLLECTIVE_ERRORS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "PeerLost", "RolloutLost"})
 """Class names, so that processes without torch can tell."""
+SEEN_OF_SERVERS = frozenset({"RolloutLost", "ReplicaRefusedError"})
+"""Class names: what a rank sees when its colocated server has ended, or lives on without its engine. The launcher, which started it, says why."""
+SERVER = "server"
+"""As who the launcher says so."""
 COLLECTIVE_TEXTS = ("gloo/transport", "Connection closed by peer", "ncclRemoteError", "ncclSystemError")
 """Gloo raises plain RuntimeErrors (torch 2.11); what its messages have in common."""
 OUTAGES = frozenset(
@@ -122,8 +126,10 @@ def last_lines(text: str) -> list[str]:
 
 
 def read(directory: Path) -> list[Failure]:
-    """What the processes of an attempt said."""
-    return [Failure.model_validate_json(file.read_text()) for file in sorted(directory.glob("error-*.json"))]
+    """What the processes of an attempt said. What ranks saw of a server is left out where the launcher says why that ended."""
+    found = [Failure.model_validate_json(file.read_text()) for file in sorted(directory.glob("error-*.json"))]
+    explained = SEEN_OF_SERVERS if error_file(directory, SERVER).exists() else frozenset()
+    return [failure for failure in found if failure.exception not in explained]
 
 
 def first(failures: Iterable[Failure]) -> Failure | None:

@@ -12,6 +12,7 @@ from rljob_api.protocol import Failure
 from rljob_trainer import failure
 from rljob_trainer.failure import ConfigurationError, PeerLost, RolloutLost
 from rljob_trainer.launcher.attempt import await_cause, unwritable
+from rljob_trainer.weights.session import ReplicaRefusedError
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711"
 
@@ -112,7 +113,14 @@ def test_long_texts_and_tracebacks_fit_into_a_report(tmp_path: Path) -> None:
     assert len(found.message) == 4096 and len(found.lines) == 20
 
 
-@pytest.mark.parametrize(("error", "named"), [(RolloutLost("/rljob/sleep"), True), (ValueError("a rank's own"), False)])
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (RolloutLost("/rljob/sleep"), True),
+        (ReplicaRefusedError("/rljob/sleep: 500: EngineDeadError"), True),
+        (ValueError("a rank's own"), False),
+    ],
+)
 async def test_a_server_that_a_rank_has_lost_is_given_the_time_to_say_why(
     tmp_path: Path, error: Exception, named: bool
 ) -> None:

@@ -13,11 +13,12 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 from aiohttp import web
 from setproctitle import setproctitle
 
 from rljob_api import names
-from rljob_trainer.weights.protocol import ATTEMPT_HEADER, HEALTH
+from rljob_trainer.weights.protocol import ATTEMPT_HEADER, HEALTH, SLEEP
 
 LOADING_SECONDS = 10
 ERROR = "(EngineCore pid={pid}) ERROR 11-22 06:56:15 [core.py:1330] "
@@ -39,6 +40,12 @@ async def state(request: web.Request) -> web.Response:
 
 async def health(_: web.Request) -> web.Response:
     return web.json_response({"silence": 0.0, "updating": False})
+
+
+async def sleep(_: web.Request) -> web.Response:
+    """As vLLM's API server, which lives on when its engine is dead."""
+    dead = all(p.status() == psutil.STATUS_ZOMBIE for p in psutil.Process().children())
+    return web.json_response({"error": "EngineDeadError"} if dead else {}, status=500 if dead else 200)
 
 
 def fork_engine(behaviour: str) -> None:
@@ -67,7 +74,7 @@ def load(behaviour: str) -> None:
 async def main(port: int, behaviour: str) -> None:
     print("started with", sys.argv[1:3], "by attempt", highest, flush=True)
     application = web.Application()
-    application.add_routes([web.get("/rljob/state", state), web.get(HEALTH, health)])
+    application.add_routes([web.get("/rljob/state", state), web.get(HEALTH, health), web.post(SLEEP, sleep)])
     runner = web.AppRunner(application)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()

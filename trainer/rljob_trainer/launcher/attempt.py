@@ -27,8 +27,8 @@ GOODBYE_SECONDS = 10.0
 """For the driver, after the ranks ended well."""
 SETTLE_SECONDS = 0.5
 """For the driver to say why it left the ranks, when all that they say is that they lost somebody."""
-SERVER_SECONDS = 5.0
-"""For the check of a server to find it dead and read its last words (rollout/health.py, rollout/process.py)."""
+SERVER_SECONDS = 15.0
+"""For the check of a server to find it dead and read its last words (rollout/health.py, rollout/process.py), which takes 4 s on an idle machine."""
 STOP_SECONDS = 2.0
 """Between SIGTERM, which makes ranks write where they stand, and SIGKILL."""
 
@@ -158,7 +158,7 @@ class PodAttempt:
         return code
 
     async def _run_servers(self) -> int:
-        failure.record(self._directory, "server", await self._servers.run())
+        failure.record(self._directory, failure.SERVER, await self._servers.run())
         return 1
 
     async def _announce_servers(self) -> None:
@@ -227,9 +227,9 @@ async def _kill(fork_server: ForkServer, task: asyncio.Task[int]) -> None:
 
 
 async def await_cause(directory: Path, driver: asyncio.Task[int] | None, servers: asyncio.Task[int] | None) -> None:
-    """Until the one ended that may be the cause: the driver, or the colocated servers where a rank says that it lost one."""
+    """Until the one ended that may be the cause: the driver, or the colocated servers where a rank saw that one is of no use any more."""
     cause = failure.read_first(directory)
-    if cause and cause.exception == failure.RolloutLost.__name__:
+    if cause and cause.exception in failure.SEEN_OF_SERVERS:
         await _bounded(servers, SERVER_SECONDS)
     elif cause is None or cause.kind == "collective":
         await _bounded(driver, SETTLE_SECONDS)

@@ -1,0 +1,72 @@
+"""A colocated server whose engine is killed: what a rank sees of it is not why the attempt ended. Processes are real, vLLM is a stand-in."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rljob_api import names
+from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer import failure
+from rljob_trainer.launcher.attempt import await_cause
+from rljob_trainer.machine import free_port
+from rljob_trainer.rollout import process
+from rljob_trainer.rollout.client import answers
+from rljob_trainer.rollout.process import ServerProcess
+from rljob_trainer.weights.publisher import Publisher
+from rljob_trainer.weights.session import ReplicaError
+from rljob_trainer.weights.transport import over_gloo
+
+TOKEN, SECONDS = "token", 120.0
+
+
+@pytest.fixture
+async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[ServerProcess, RolloutEndpoint]]:
+    """It answers, and has an engine."""
+    monkeypatch.setattr(process, "SERVER", "trainer.rollout.stand_in")
+    endpoint = RolloutEndpoint(pod="server", pod_uid="uid", url=f"http://127.0.0.1:{(port := free_port())}")
+    environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    arguments = ["--max-num-seqs", "5", "--port", str(port)]
+    started = await ServerProcess.start(
+        arguments, environment | {names.ENV_ROLLOUT_TOKEN: TOKEN}, endpoint.url, "spec.rollout"
+    )
+    async with asyncio.timeout(SECONDS):
+        while not await answers(endpoint, TOKEN, 1):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    yield started, endpoint
+    await started.stop()
+
+
+def engine_of(server: ServerProcess) -> psutil.Process:
+    (engine,) = psutil.Process(server._process.pid).children()
+    return engine
+
+
+async def test_an_engine_that_was_killed_is_the_cause_and_not_what_a_rank_saw_of_it(
+    server: tuple[ServerProcess, RolloutEndpoint], tmp_path: Path
+) -> None:
+    started, endpoint = server
+    publisher = Publisher(1, TOKEN, over_gloo("127.0.0.1"))
+    publisher.sleep([endpoint])
+
+    async def end() -> int:
+        failure.record(tmp_path, failure.SERVER, await started.end())
+        return 1
+
+    ended, engine = asyncio.create_task(end()), engine_of(started)
+    async with asyncio.timeout(SECONDS):
+        while engine not in started._check._engine._engines:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    engine.kill()
+    with pytest.raises((ReplicaError, failure.RolloutLost)) as seen:
+        while True:
+            await asyncio.to_thread(publisher.sleep, [endpoint])
+    failure.write(tmp_path, 0, seen.value)
+    await await_cause(tmp_path, None, ended)
+    cause = failure.read_first(tmp_path)
+    assert cause and cause.exception == "ServerLost"
+    assert cause.message == f"the server was killed: the engine's process {engine.pid} ended"
