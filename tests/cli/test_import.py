@@ -3,7 +3,9 @@
 To write one anew: kubectl rljob import SYSTEM FILE [flags] > FILE.rljob.yaml 2> FILE.report.txt, and read both.
 """
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -82,3 +84,59 @@ def test_every_configuration_has_its_case() -> None:
         if p.suffix in (".sh", ".yaml") and not p.name.endswith(".rljob.yaml")
     }
     assert sources == {*CASES}
+
+
+VERL = "python3 main_split.py actor_rollout_ref.model.path=/data/m trainer.total_training_steps=5 "
+GROUP = "data.train_files=/data/a.parquet algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4 "
+FACTORY = "{stage: sft, model_name_or_path: /m, dataset: pictures, output_dir: o, max_steps: 5, finetuning_type: full}"
+INFINITE = {
+    "runner": {"task_type": "reasoning", "max_steps": 5},
+    "rollout": {"model": {"model_path": "/models/M"}},
+    "algorithm": {"group_size": 4},
+}
+
+
+def spec_of(system: str, text: str, options: Options = Options()) -> dict[str, Any]:  # noqa: B008
+    found = imported(system, text, "file", options)
+    assert found.valid, found.report
+    spec: dict[str, Any] = yaml.safe_load(found.manifest)["spec"]
+    return spec
+
+
+def test_a_column_of_images_is_read() -> None:
+    data = {"train_data_paths": ["/data/a.parquet"]}
+    named = [
+        spec_of("verl", VERL + GROUP + "data.image_key=pictures"),
+        spec_of("rlinf", json.dumps(INFINITE | {"data": data | {"image_keys": ["pictures"]}})),
+        spec_of("llamafactory", FACTORY, Options(data_sets={"pictures": {"columns": {"images": "pictures"}}})),
+    ]
+    assert [spec["data"]["imageKey"] for spec in named] == ["pictures"] * 3
+    assert "imageKey" not in spec_of("verl", VERL + GROUP)["data"]
+
+
+def test_a_frozen_tower_stays_frozen() -> None:
+    frozen = spec_of("verl", VERL + GROUP + "actor_rollout_ref.actor.freeze_vision_tower=True data.image_key=images")
+    assert frozen["model"]["freeze"] == ["vision", "projector"]
+    assert "freeze" not in spec_of("verl", VERL + GROUP + "actor_rollout_ref.actor.freeze_vision_tower=False")["model"]
+    pictures = Options(data_sets={"pictures": {"columns": {"images": "images"}}})
+    assert spec_of("llamafactory", FACTORY, pictures)["model"]["freeze"] == ["vision", "projector"]
+    assert "freeze" not in spec_of("llamafactory", FACTORY)["model"]
+
+
+def test_a_setting_that_vllm_has_no_more_is_left_out() -> None:
+    engine = "+actor_rollout_ref.rollout.engine_kwargs.vllm."
+    spec = spec_of("verl", VERL + GROUP + f"{engine}disable_mm_preprocessor_cache=True {engine}block_size=32")
+    assert "block-size" in spec["rollout"]["vllmArgs"]
+    assert "disable-mm-preprocessor-cache" not in spec["rollout"]["vllmArgs"]
+
+
+def test_a_tokenizer_of_the_same_name_elsewhere_is_the_models() -> None:
+    tree = INFINITE | {"data": {"train_data_paths": ["/data/a.parquet"]}}
+    same = imported(
+        "rlinf", json.dumps(tree | {"actor": {"tokenizer": {"tokenizer_model": "/other/M/"}}}), "f", Options()
+    )
+    assert same.valid and "holds the tokenizer too" in same.report
+    other = imported(
+        "rlinf", json.dumps(tree | {"actor": {"tokenizer": {"tokenizer_model": "/other/N"}}}), "f", Options()
+    )
+    assert [problem.key for problem in other.problems] == ["actor.tokenizer.tokenizer_model"]

@@ -58,6 +58,14 @@ def test_a_broken_rule_is_told_beside_the_rljob(rljob: Rljob, tmp_path: Path) ->
         ("roll", "custom_envs: {}", "of a pipeline that no RLJob has"),
         ("llamafactory", "- a list", "is no YAML of keys and values"),
         ("rlinf", "a: [", "is not YAML"),
+        ("rlinf", "runner: {task_type: embodied}\nenv: {group_name: E}", "is of the task `embodied`"),
+        ("rlinf", "env_type: libero", "has no section `runner`"),
+        ("roll", "custom_env: {}", "a part that others name in their `defaults`"),
+        ("llamafactory", "compute_environment: LOCAL_MACHINE", "configures accelerate"),
+        ("llamafactory", "{model_name_or_path: /m, export_dir: /e}", "trains nothing"),
+        ("llamafactory", "{model_name_or_path: /m, infer_backend: vllm}", "trains nothing"),
+        ("llamafactory", "{model: /m, train_dataset: d}", "v1 form"),
+        ("verl", "python3 -m verl.trainer.main_generation trainer.nnodes=1", "which trains nothing"),
     ],
 )
 def test_a_file_of_another_form_is_refused(system: str, text: str, said: str, rljob: Rljob, tmp_path: Path) -> None:

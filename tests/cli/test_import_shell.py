@@ -31,6 +31,7 @@ WORDS = [
     'X=y run "$X"',
     "(( N > 4 )) && run more",
     "{ run one; run two; }",
+    'B=$(( (N + 1) / NOTHING ))\nrun "$B" end',
     'if [ "$N" != 5 ]; then\n  for i in 1 2; do run $i; done\nfi\nrun end',
 ]
 
@@ -87,3 +88,8 @@ def test_device_lists_are_parsed_and_not_evaluated() -> None:
     assert devices("list(range(0,4)) + [6, 7]") == [0, 1, 2, 3, 6, 7]
     assert devices("list([4,5])") == [4, 5]
     assert devices("__import__('os').getcwd()") is None
+
+
+def test_a_program_in_a_file_is_a_command_and_a_line_of_python_looks_at_the_machine() -> None:
+    shell = Shell(Variables()).run("python3 main.py a.b=1\npython3 -c 'import x' && run device")
+    assert shell.commands == [["python3", "main.py", "a.b=1"]]

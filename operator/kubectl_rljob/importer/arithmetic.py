@@ -22,10 +22,15 @@ OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
 
 
 def evaluate(text: str, value: Callable[[str], str] = lambda name: "0") -> str:
-    """The number that `$((text))` stands for; `value` gives that of a name. Text that is none comes back as it is."""
+    """The number that `$((text))` stands for; `value` gives that of a name.
+
+    Text that is none comes back as it is. A division by zero is empty, as after bash's error.
+    """
     try:
         return str(int(_number(ast.parse(text.strip(), mode="eval").body, value)))
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+    except ZeroDivisionError:
+        return ""
+    except (SyntaxError, ValueError, RecursionError):
         return text
 
 

@@ -15,7 +15,7 @@ from kubectl_rljob.importer.megatron import (
     virtual_pipeline,
 )
 from kubectl_rljob.importer.settings import Settings, System
-from kubectl_rljob.importer.sources import Source, tree_of
+from kubectl_rljob.importer.sources import Source, Unreadable, tree_of
 from kubectl_rljob.importer.table import Field, Problem, Said
 from kubectl_rljob.importer.values import items, place
 from rljob_api.spec.job import LifecycleSpec
@@ -23,6 +23,14 @@ from rljob_api.spec.job import LifecycleSpec
 LOSSES = {"sigmoid": "sigmoid", "ipo": "ipo", "hinge": "hinge", "simpo": "simpo", "orpo": "orpo"}
 PAIRS = ("dpo", "rm")
 TASKS = {"sft": "sft", "dpo": "dpo", "rm": "rewardModel", "pt": "pretrain"}
+OTHER_FILES = {
+    "compute_environment": "configures accelerate: import the file that names model and dataset",
+    "distributed_type": "configures accelerate: import the file that names model and dataset",
+    "export_dir": "merges or quantises a model, and trains nothing: checkpoints of an RLJob are whole models",
+    "infer_backend": "configures a server, and trains nothing",
+    "train_dataset": "is of LLaMA-Factory's v1 form: that with model_name_or_path and dataset is read",
+}
+"""By a key that only such files have."""
 WITHOUT_REFERENCE = ("simpo", "orpo")
 
 
@@ -63,6 +71,7 @@ def data(settings: Settings) -> Iterator[Said]:
                 key, f"put on the volume of --claim, at {', '.join(_file(settings, n) for n in names)}"
             )
     yield from _format(settings, _names(settings["dataset"])[0])
+    yield from images(settings)
     if settings["train_on_prompt"] or settings["mask_history"]:
         key = "train_on_prompt" if settings["train_on_prompt"] else "mask_history"
         yield settings.field("data.lossOn", "all" if settings["train_on_prompt"] else "lastAssistant", key)
@@ -74,6 +83,16 @@ def data(settings: Settings) -> Iterator[Said]:
         yield settings.field(
             "data.weights", [float(p) for p in _names(settings["interleave_probs"])], "interleave_probs"
         )
+
+
+def images(settings: Settings) -> Iterator[Said]:
+    """Which column they are in, and what learns not: the tower and its projector, unless the file says otherwise."""
+    column = settings.options.data_sets.get(_names(settings["dataset"])[0], {}).get("columns", {}).get("images")
+    if column and settings["stage"] == "sft":
+        yield Field("data.imageKey", column, f"--dataset-info: {_names(settings['dataset'])[0]}")
+    parts = {"vision": "freeze_vision_tower", "projector": "freeze_multi_modal_projector"}
+    if column or any(key in settings for key in parts.values()):
+        yield settings.field("model.freeze", [part for part, key in parts.items() if settings[key]], *parts.values())
 
 
 def _names(value: Any) -> list[str]:
@@ -218,6 +237,10 @@ LLAMA_FACTORY = System(
 
 
 def read_file(text: str, environment: Mapping[str, str]) -> Source:
-    """Flat YAML. Raises Unreadable."""
-    values = {k: plain(v) for k, v in tree_of(text).items()}
+    """Flat YAML. Raises Unreadable, also of files that train nothing."""
+    tree = tree_of(text)
+    other = next((purpose for key, purpose in OTHER_FILES.items() if key in tree), "")
+    if other:
+        raise Unreadable(other)
+    values = {k: plain(v) for k, v in tree.items()}
     return Source(LLAMA_FACTORY, values)

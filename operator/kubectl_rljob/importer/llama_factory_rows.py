@@ -6,19 +6,18 @@ from kubectl_rljob.importer.megatron import (
     transformer_row,
 )
 from kubectl_rljob.importer.table import becomes, implied, lacks, must, read
-from kubectl_rljob.importer.values import choice
+from kubectl_rljob.importer.values import IMAGES, choice
 
-IMAGES = (
-    "image_max_pixels",
-    "video_max_pixels",
-    "image_min_pixels",
-    "video_min_pixels",
-    "freeze_vision_tower",
-    "freeze_multi_modal_projector",
-    "freeze_language_model",
-    "video_fps",
-    "video_maxlen",
+VIDEO = ("video_max_pixels", "video_min_pixels", "video_fps", "video_maxlen")
+OPTIMIZERS = (
+    *(
+        f"{name}_{key}"
+        for name in ("galore", "apollo")
+        for key in ("layerwise", "target", "rank", "scale", "scale_type")
+    ),
+    *(f"badam_{key}" for key in ("mode", "switch_mode", "switch_interval", "verbose")),
 )
+LOSSES = ("use_dft_loss", "use_asft_loss", "use_eaft_loss")
 
 MODEL = (
     read("model_name_or_path", "model.path"),
@@ -36,11 +35,27 @@ MODEL = (
         lacks(key, "weights are not quantised")
         for key in ("quantization_bit", "quantization_method", "double_quantization")
     ),
-    *(lacks(key, "models read text only") for key in IMAGES),
+    *(lacks(key, "models read texts and images only") for key in VIDEO),
+    *(lacks(key, IMAGES) for key in ("image_max_pixels", "image_min_pixels")),
+    read("freeze_vision_tower", "model.freeze", True, text="with images"),
+    read("freeze_multi_modal_projector", "model.freeze", True, text="with images"),
+    lacks("freeze_language_model", "all parameters of the language model are trained"),
+    *(lacks(f"freeze_trainable_{key}", "all parameters are trained") for key in ("layers", "modules")),
+    *(lacks(key, "the model is as its config.json says") for key in ("use_llama_pro", "mixture_of_depths")),
+    lacks("adapter_name_or_path", "merge the adapter into the model before it is trained"),
+    *(lacks(key, "adapters are LoRA's") for key in ("oft_block_size", "oft_target", "loraplus_lr_ratio", "use_dora")),
+    *(lacks(f"pissa_{key}", "adapters begin as LoRA's do") for key in ("init", "iter", "convert")),
+    *(lacks(key, "the loss is the cross-entropy") for key in LOSSES),
+    implied("asft_alpha", "read with use_asft_loss only"),
+    *(lacks(key, "trained in bfloat16 or float32") for key in ("fp8", "fp8_enable_fsdp_float8_all_gather")),
+    *(implied(key) for key in ("fp8_backend", "fsdp_transformer_layer_cls_to_wrap", "use_v1_kernels")),
+    implied("use_kt", "Megatron trains, on GPUs"),
+    *(implied(f"kt_{key}") for key in ("cpu_activation", "weight_path", "non_expert_weight_path", "config")),
     *(
         lacks(key, "the optimizer is AdamW")
         for key in ("use_galore", "use_badam", "use_apollo", "use_muon", "use_adam_mini")
     ),
+    *(implied(key, f"read with use_{key.split('_')[0]} only") for key in OPTIMIZERS),
     lacks("optim", "the optimizer is AdamW", "adamw_torch", "adamw_torch_fused", "adamw"),
     implied("deepspeed", "Megatron's distributed optimizer takes its place", also=("fsdp", "fsdp_config")),
     *(

@@ -15,7 +15,7 @@ from kubectl_rljob.importer.megatron import (
 )
 from kubectl_rljob.importer.rlinf_rows import ROWS
 from kubectl_rljob.importer.settings import Settings, System, show
-from kubectl_rljob.importer.sources import Source, tree_of
+from kubectl_rljob.importer.sources import Source, Unreadable, tree_of
 from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Said
 from kubectl_rljob.importer.values import divisor
 from rljob_api.spec.job import MOST_CHECKPOINTS, LifecycleSpec
@@ -31,10 +31,6 @@ ESTIMATORS = {"low_var_kl": "k3", "k3": "k3", "mse": "k2", "k2": "k2", "kl": "k1
 
 
 def sources(settings: Settings) -> Iterator[Said]:
-    if settings["runner.task_type"] not in ("reasoning", "math"):
-        yield Problem(
-            settings.origin("runner.task_type"), f"{settings['runner.task_type']} is no task of an RLJob; reasoning is"
-        )
     keys = (
         "actor.megatron.ckpt_convertor.hf_model_path",
         "actor.model.model_path",
@@ -46,8 +42,12 @@ def sources(settings: Settings) -> Iterator[Said]:
         yield Problem("rollout.model.model_path", "is missing")
         return
     yield from places.found(settings, "model.path", given[0])
+    model = str(settings[given[0]]).rstrip("/")
     for key in given[1:]:
-        if str(settings[key]).rstrip("/") != str(settings[given[0]]).rstrip("/"):
+        other = str(settings[key]).rstrip("/")
+        if other != model and other.rpartition("/")[2] == model.rpartition("/")[2]:
+            yield settings.changed(key, f"{given[0]} holds the tokenizer too")
+        elif other != model:
             yield Problem(
                 settings.origin(key), f"{settings[key]} is another directory than {given[0]}; an RLJob has one model"
             )
@@ -253,7 +253,12 @@ RLINF = System(
 
 
 def read_file(text: str, environment: Mapping[str, str]) -> Source:
-    """YAML. Raises Unreadable."""
+    """YAML. Raises Unreadable, also of a task that no RLJob has."""
     tree, lost = resolve(tree_of(text), environment)
+    runner = tree.get("runner")
+    if not isinstance(runner, dict):
+        raise Unreadable("has no section `runner`: it is a part that others name in their `defaults`")
+    if (task := runner.get("task_type", "reasoning")) not in ("reasoning", "math"):
+        raise Unreadable(f"is of the task `{task}`: of RLinf's tasks `reasoning` is read")
     values: dict[str, Any] = {k: plain(v) for k, v in flatten(tree).items()}
     return Source(RLINF, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])

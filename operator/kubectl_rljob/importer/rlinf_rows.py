@@ -1,12 +1,14 @@
 """RLinf's keys, and what each of them becomes. What several of them make together is in rlinf.py."""
 
+from typing import Any
+
 from kubectl_rljob.importer.megatron import (
     layout_rows,
     recompute_rows,
     transformer_row,
 )
-from kubectl_rljob.importer.table import Row, becomes, implied, lacks, must, read
-from kubectl_rljob.importer.values import at_least, choice
+from kubectl_rljob.importer.table import Row, becomes, implied, lacks, must, read, verbatim
+from kubectl_rljob.importer.values import at_least, choice, items
 
 DECAYS = choice(constant="constant", linear="linear", cosine="cosine")
 SAYS = "config.json or the trainer says it"
@@ -31,12 +33,21 @@ QUIET_OPTIMIZER = (
     "bf16",
     "fp16",
     "loss_scale",
+    "initial_loss_scale",
     "optimizer_enable_pin",
     "overlap_param_gather_with_optimizer_step",
     "loss_scale_window",
     "use_precision_aware_optimizer",
 )
+AGENT = "an agent is a file of your own: spec.rollout.agent"
 DISTRIBUTION = "training samples from the whole distribution"
+
+
+def one_column(value: Any) -> Any:
+    """Of a list of columns the only one."""
+    if len(items(value)) != 1:
+        raise ValueError("is not one column; store a row's images as a list in one")
+    return items(value)[0]
 
 
 def optimizer_rows(prefix: str, target: str, rate: float) -> tuple[Row, ...]:
@@ -88,6 +99,10 @@ RUNNER = (
         for key in ("use_pre_process_policy", "use_wait_before_last_iter_policy", "recreate_nccl_groups")
     ),
     *(implied(key) for key in ("hydra.*", "defaults")),
+    *(lacks(f"{section}.*", AGENT) for section in ("agentloop", "tools", "agentlightning")),
+    lacks("rollout_fixed_worker.*", AGENT),
+    lacks("rollout_judge.*", "a judge is a pool: spec.pools and spec.rewards[].vllm"),
+    lacks("eval", "see evaluation.only"),
 )
 
 DATA = (
@@ -95,13 +110,22 @@ DATA = (
     becomes("data.max_prompt_length", "data.maxPromptTokens", 1024),
     becomes("data.prompt_key", "data.promptKey", "prompt"),
     becomes("data.answer_key", "data.answerKey"),
-    becomes("data.apply_chat_template", "data.chatTemplate.texts", False),
+    becomes("data.apply_chat_template", "data.chatTemplate.texts", False, also=("data.use_chat_template",)),
     becomes("data.shuffle", "data.shuffle", True),
     becomes("data.seed", "data.seed"),
     read("data.train_data_paths", "data.train"),
     read("data.val_data_paths", "data.validation"),
     lacks("data.type", "prompts are text", "math"),
-    *(lacks(f"data.{key}", "models read text only") for key in ("image_keys", "lazy_loading", "use_chat_template")),
+    becomes("data.image_keys", "data.imageKey", convert=one_column),
+    becomes("data.system_prompt", "data.chatTemplate.systemPrompt"),
+    verbatim("data.apply_chat_template_kwargs", "data.chatTemplate.arguments", frozenset(), "as they are"),
+    lacks("data.choice_key", "put the choices into the prompt"),
+    lacks("data.solution_key", "a reward function reads it: `extra_info` or `row`"),
+    implied("data.lazy_loading"),
+    *(
+        lacks(f"data.{key}", AGENT)
+        for key in ("data_size", "is_markdown", "norm_column", "unique_columns", "is_hybrid")
+    ),
     *(
         implied(f"data.{key}")
         for key in (
@@ -161,6 +185,16 @@ ALGORITHM = (
     lacks("algorithm.sampling_params.top_p", DISTRIBUTION, 1, 1.0),
     lacks("algorithm.sampling_params.repetition_penalty", DISTRIBUTION, 1, 1.0),
     lacks("algorithm.sampling_params.min_new_tokens", DISTRIBUTION, 0, 1),
+    becomes("algorithm.sampling_params.stop", "rollout.sampling.stop", convert=items),
+    lacks("algorithm.sampling_params.stop_token_ids", "name texts in rollout.sampling.stop", []),
+    lacks("algorithm.loss_scales", "see algorithm.aggregation", []),
+    lacks("algorithm.advantage_mode", "advantages are of whole responses"),
+    lacks("algorithm.clip_log_ratio_min", "see algorithm.clip"),
+    lacks("algorithm.clip_log_ratio_max", "see algorithm.clip"),
+    lacks(
+        "algorithm.down_sampling.do_down_sampling", "all samples of a prompt are trained; see algorithm.dynamicSampling"
+    ),
+    implied("algorithm.down_sampling.*"),
 )
 
 ROLLOUT = (
@@ -198,6 +232,8 @@ ROLLOUT = (
         )
     ),
     *(implied(f"rollout.model.{key}") for key in ("model_type", "precision")),
+    *(implied(f"rollout.{key}") for key in ("seed", "validate_weight_first_sync", "use_fixed_worker", "is_eval")),
+    lacks("rollout.custom_chat_template", "name a file in data.chatTemplate.path, with the template in it"),
     *(
         implied(f"rollout.{key}")
         for key in ("load_format", "weight_reload", "recompute_logprobs", "unload_weight", "backend")
@@ -229,7 +265,7 @@ ACTOR = (
     becomes("actor.offload_weight", "trainer.offload.parameters", False),
     becomes("actor.offload_grad", "trainer.offload.gradients", False),
     *(implied(f"actor.model.{key}", SAYS) for key in (*SHAPE, *RUN)),
-    *(implied(f"actor.model.{key}") for key in ("model_type", "spec_name", "openpi.*", "is_lora")),
+    *(implied(f"actor.model.{key}") for key in ("model_type", "spec_name", "openpi.*", "is_lora", "sharding_strategy")),
     transformer_row("actor.model"),
     *optimizer_rows("actor.", "train.optimizer", 1e-6),
     read(
@@ -275,6 +311,10 @@ ACTOR = (
     ),
     read("reward.reward_type", "rewards", "math"),
     read("reward.reward_scale", "rewards[].weight", 1.0),
+    *(lacks(f"reward.{key}", "clip the score in a reward function") for key in ("reward_min_val", "reward_max_val")),
+    lacks("reward.reward_weights.*", "parts of a reward are entries of spec.rewards, each with its weight"),
+    implied("reward.use_prompt", "a reward function may take the prompt"),
+    lacks("actor.pack_traj", "the turns of an agent are one trajectory"),
     lacks("reward.use_reward_model", "see spec.rewards[].vllm and spec.rewards[].model"),
     *(implied(f"reward.{key}") for key in ("group_name", "tokenizer.*", "custom_fn.*")),
     lacks("critic.use_critic_model", "follows from algorithm.adv_type", True),

@@ -418,6 +418,8 @@ def read(text: str, variables: Mapping[str, str]) -> Source:
     for key in ("custom_envs", "train_env_manager", "student_train", "student", "teacher", "reward"):
         if key in tree:
             raise Unreadable(f"is of a pipeline that no RLJob has (`{key}`): RLVR, SFT and DPO are read")
+    if "pretrain" not in tree and not any(key.startswith(("actor_", "sft_")) for key in tree):
+        raise Unreadable("says neither `pretrain` nor `actor_train`: it is a part that others name in their `defaults`")
     system = SFT if "sft_train" in tree else DPO if "chosen_key" in tree or "beta" in tree else RL
     values = {k: plain(v) for k, v in flatten(tree).items()}
     return Source(system, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])

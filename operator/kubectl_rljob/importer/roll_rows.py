@@ -2,7 +2,7 @@
 
 from kubectl_rljob.importer.megatron import layout_rows, recompute_rows, same_layout_rows, transformer_row
 from kubectl_rljob.importer.table import Row, becomes, implied, lacks, must, read
-from kubectl_rljob.importer.values import choice, items
+from kubectl_rljob.importer.values import IMAGES, choice, items
 
 DTYPES = choice(bf16="bfloat16", fp32="float32", float32="float32", bfloat16="bfloat16")
 DECAYS = choice(constant="constant", constant_with_warmup="constant", linear="linear", cosine="cosine")
@@ -21,6 +21,17 @@ FSDP = (
     "apply_tiled_mlp",
     "tiled_num_shards",
     "use_batched_model_update",
+)
+GONE = "vLLM has no such setting any more"
+MEDIA = "models read texts and images only"
+VIDEO = (
+    "video_total_pixels",
+    "video_min_pixels",
+    "video_max_pixels",
+    "video_fps",
+    "video_max_frames",
+    "video_folder",
+    "audio_folder",
 )
 REWARD_KEYS = ("worker_cls", "tag_included")
 
@@ -100,15 +111,17 @@ def _model_and_data(prefix: str) -> tuple[Row, ...]:
         *(implied(f"{prefix}model_args.{key}", "read with LoRA only") for key in ("lora_alpha", "lora_target")),
         *(
             implied(f"{prefix}model_args.{key}")
-            for key in ("attn_implementation", "flash_attn", "model_type", "ulysses_size")
+            for key in ("attn_implementation", "flash_attn", "model_type", "ulysses_size", "model_name_or_path")
         ),
         implied(f"{prefix}model_args.disable_gradient_checkpointing", "trainer.recompute says what is computed again"),
         read(f"{prefix}data_args.file_name", "data.train"),
         read(f"{prefix}data_args.dataset_dir", "", text="file_name says it"),
         lacks(f"{prefix}data_args.domain_interleave_probs.*", "data.weights mixes files, and not domains"),
         read(f"{prefix}data_args.interleave_probs", "data.weights", text="one for each file"),
-        lacks(f"{prefix}data_args.image_max_pixels", "models read text only"),
+        *(lacks(f"{prefix}data_args.{key}", IMAGES) for key in ("image_max_pixels", "image_min_pixels")),
         *(implied(f"{prefix}data_args.{key}") for key in ("preprocessing_num_workers", "max_samples_workers")),
+        *(lacks(f"{prefix}data_args.{key}", MEDIA) for key in VIDEO),
+        lacks(f"{prefix}data_args.custom_data_kwargs_func", "rows are read as they are"),
         implied(f"{prefix}data_args.template", "the tokenizer's chat template takes its place"),
     )
 
@@ -274,6 +287,7 @@ INFER = (
         "actor_infer.strategy_args.strategy_config.enable_prefix_caching", "rollout.vllmArgs.enable-prefix-caching"
     ),
     implied("actor_infer.strategy_args.strategy_config.max_model_len", "is maxPromptTokens + maxTokens"),
+    implied("actor_infer.strategy_args.strategy_config.disable_mm_preprocessor_cache", GONE),
     *(
         implied(f"actor_infer.strategy_args.strategy_config.{key}")
         for key in (
@@ -304,6 +318,8 @@ INFER = (
     becomes("actor_infer.generating_args.stop_strings", "rollout.sampling.stop", convert=items),
     lacks("actor_infer.generating_args.num_beams", "responses are sampled", 1),
     implied("actor_infer.generating_args.num_return_sequences", "is num_return_sequences_in_group"),
+    implied("actor_infer.offload_nccl"),
+    implied("reward_system_config.*"),
     lacks("actor_infer.model_args.lora_rank", "set model.lora: {rank, alpha, targets} by hand"),
     *(
         implied(f"actor_infer.{key}")

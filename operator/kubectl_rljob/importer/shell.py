@@ -212,7 +212,7 @@ class Shell:
             return holds([f for f in fields[1:] if f not in ("]", "]]")])
         if fields[0] in ("echo", "printf"):
             self.printed.append(" ".join(fields[1:]))
-        elif fields[0] == "false" or (fields[0] in PROBES and "-m" not in fields):
+        elif fields[0] == "false" or _looks_at_the_machine(fields):
             return False
         else:
             self.commands.append(fields)
@@ -289,6 +289,11 @@ class _Reader:
             first = self.at == 0 or self.tokens[self.at - 1] in BOUNDARIES
             token = self.next()
             depth += (token in openings and first) - (token == end and first)
+
+
+def _looks_at_the_machine(fields: list[str]) -> bool:
+    """`python -c` does; a module or a file that python runs is a program like others."""
+    return fields[0] in PROBES and "-m" not in fields and not any(field.endswith(".py") for field in fields[1:])
 
 
 def _fits(subject: str, pattern: str) -> bool:

@@ -42,7 +42,7 @@ def sources(settings: Settings) -> Iterator[Said]:
     yield from places.found(settings, "model.path", "model.model_path")
     path = settings[f"{TASKS}path"]
     if not path:
-        yield Problem(f"{TASKS}path", "is missing")
+        yield Problem(f"{TASKS}path", "is missing; if a variable says it: --env NAME=VALUE")
         return
     if not str(path).endswith((".jsonl", ".json", ".parquet", ".arrow")):
         yield settings.changed(f"{TASKS}path", "a data set of a hub: put its files in place of train.parquet")
@@ -116,7 +116,7 @@ def amounts(settings: Settings) -> Iterator[Said]:
 def algorithm(settings: Settings) -> Iterator[Said]:
     key = "algorithm.algorithm_type"
     if settings[key] not in TYPES:
-        yield Problem(settings.origin(key), f"{settings[key]} is no algorithm of an RLJob; {', '.join(TYPES)} are")
+        yield Problem(settings.origin(key), f"{settings[key]} is none of {', '.join(TYPES)}, which are read")
         return
     advantage, loss = TYPES[settings[key]]
     yield settings.field("algorithm.advantage", advantage, key)

@@ -44,6 +44,9 @@ MODEL = (
     lacks("model.custom_chat_template", "name a file in data.chatTemplate.path, with the template in it"),
     lacks("model.rope_scaling", "the model is as its config.json says"),
     lacks("model.lora_configs", "set model.lora: {rank, alpha, targets} by hand"),
+    lacks("model.external_model.*", "servers are the job's own"),
+    implied("model.enable_prompt_truncation", "longer prompts are left out and counted"),
+    implied("model.logprobs"),
     lacks("model.tinker.enable", "training is on GPUs of the job"),
     *(
         lacks(f"model.{key}", DISTRIBUTION, *neutral)
@@ -131,7 +134,8 @@ BUFFER = (
         lacks(f"{TASKS}format.{key}", "all rows have one workflow, and rewards by data.dataSourceKey", "")
         for key in ("workflow_key", "reward_fn_key")
     ),
-    *(lacks(f"{TASKS}format.{key}", "models read text only") for key in ("image_key", "video_key")),
+    becomes(f"{TASKS}format.image_key", "data.imageKey"),
+    lacks(f"{TASKS}format.video_key", "models read texts and images only"),
     becomes(f"{TASKS}rollout_args.temperature", "rollout.sampling.temperature", 1.0, also=("model.temperature",)),
     lacks(f"{TASKS}rollout_args.top_p", DISTRIBUTION, 1, 1.0),
     lacks(f"{TASKS}rollout_args.top_k", DISTRIBUTION, -1, 0),
@@ -159,7 +163,10 @@ BUFFER = (
         )
     ),
     implied(f"{TASKS}reward_fn_args.max_response_length", "is model.max_response_tokens"),
-    lacks(f"{TASKS}task_selector.*", "prompts are drawn in a shuffled order"),
+    lacks(f"{TASKS}reward_fn_args.*", "a reward function of your own has them in its file"),
+    lacks(f"{TASKS}task_selector.*", "prompts are sampled in a shuffled order"),
+    lacks(f"{TASKS}data_selector.*", "prompts are sampled in a shuffled order"),
+    implied(f"{TASKS}rollout_args.max_tokens", "is model.max_response_tokens"),
     read("buffer.explorer_input.default_workflow_type", ""),
     read("buffer.explorer_input.default_reward_fn_type", "rewards"),
     read("buffer.explorer_input.eval_tasksets", "evaluation.sets"),
@@ -177,6 +184,7 @@ BUFFER = (
     ),
     lacks("buffer.trainer_input.experience_buffer.replay_buffer.enable", "samples are trained once"),
     implied("buffer.trainer_input.experience_buffer.*"),
+    lacks("buffer.trainer_input.auxiliary_buffers.*", "a job has one task"),
     lacks("buffer.trainer_input.sft_warmup_steps", "a job has one task", 0),
     *(
         implied(f"buffer.{key}")
@@ -205,6 +213,8 @@ EXPLORER = (
             "enable_openai_api",
             "tool_call_parser",
             "reasoning_parser",
+            "enable_auto_tool_choice",
+            "enable_log_requests",
         )
     ),
     lacks("explorer.auxiliary_models", "judges are servers of your own", []),
@@ -219,6 +229,8 @@ EXPLORER = (
             "env_vars.*",
             "name",
             "eval_on_startup",
+            "max_repeat_times_per_runner",
+            "bench_on_latest_checkpoint",
         )
     ),
     lacks("explorer.over_rollout.ratio", "see train.overSampling", 0, 0.0),
@@ -251,6 +263,7 @@ def _verl() -> tuple[Row, ...]:
         read(f"{m}use_dist_checkpointing", "model.megatronCheckpoint", False),
         read(f"{m}dist_checkpointing_path", "model.megatronCheckpoint"),
         *megatron_rows(m),
+        becomes(f"{CONFIG}algorithm.rollout_correction.bypass_mode", "algorithm.rolloutCorrection.bypass"),
         *(implied(f"{ACTOR}{key}") for key in (*budgets, "checkpoint.*", "grad_clip", "fsdp_config.*")),
         *(
             implied(f"{CONFIG}actor_rollout_ref.{key}")

@@ -70,5 +70,6 @@ def environment(given: dict[str, Any], owned: Callable[[str], bool]) -> list[dic
     return [{"name": name, "value": str(value)} for name, value in given.items() if not owned(name)]
 
 
+IMAGES = "preprocessor_config.json of the model directory says how images are scaled"
 SEQUENCE_CLIP = {"low": 3e-4, "high": 4e-4}
 """Of gspo's paper, where a ratio is that of a whole response and a clip of 0.2 never binds."""

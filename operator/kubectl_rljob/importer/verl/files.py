@@ -33,6 +33,8 @@ def unread(settings: Settings) -> dict[str, str]:
     return found
 
 
+NO_TRAINING = ("main_generation", "main_eval")
+"""What verl's modules are named that train nothing."""
 PPO = System("verl", PPO_ROWS, (*roles.RULES, template_arguments, *algorithm.RULES, *rewards.RULES), unread)
 
 
@@ -68,6 +70,8 @@ def _of_script(text: str, environment: Mapping[str, str]) -> Source:
     line = command_line(launch(shell.commands))
     if not line.values:
         raise Unreadable("holds no command with overrides like `trainer.nnodes=1`, and is no YAML either")
+    if any(purpose in line.module for purpose in NO_TRAINING):
+        raise Unreadable(f"runs {line.module}, which trains nothing: for held-out prompts see evaluation.only")
     of_ppo = any(key.startswith(("actor_rollout_ref.", "algorithm.")) for key in line.values)
     sft = "sft" in line.module if line.module else not of_ppo
     values = {k: v for key, value in line.values.items() for k, v in _leaves(key, value).items()}

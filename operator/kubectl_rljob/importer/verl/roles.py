@@ -15,6 +15,7 @@ from kubectl_rljob.importer.verl.rows import ACTOR, AR, MODEL, REF, ROLLOUT
 from rljob_api.spec.job import LifecycleSpec
 
 M = f"{ACTOR}megatron."
+GONE = "vLLM has no such setting any more"
 OVERRIDE = f"{M}override_transformer_config"
 
 
@@ -132,6 +133,8 @@ def rollouts(settings: Settings) -> Iterator[Said]:
     for key, given in settings.below(f"{ROLLOUT}engine_kwargs.vllm").items():
         if key.split(".")[0] == "max_model_len":
             yield Note(Outcome.IMPLIED, f"{given.name} = {show(given.value)}", "is maxPromptTokens + maxTokens")
+        elif key == "disable_mm_preprocessor_cache":
+            yield Note(Outcome.IMPLIED, f"{given.name} = {show(given.value)}", GONE)
         elif given.value is not None:
             first, *rest = key.split(".")
             yield Field(".".join(["rollout.vllmArgs", first.replace("_", "-"), *rest]), given.value, given.name)

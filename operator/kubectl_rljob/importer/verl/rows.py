@@ -5,7 +5,7 @@ from typing import Any
 from kubectl_rljob.importer.adapters import verl_rows
 from kubectl_rljob.importer.megatron import layout_rows, recompute_rows, same_layout_rows, transformer_row
 from kubectl_rljob.importer.table import Row, becomes, implied, lacks, must, read, verbatim
-from kubectl_rljob.importer.values import at_least, choice
+from kubectl_rljob.importer.values import IMAGES, at_least, choice
 
 AR = "actor_rollout_ref."
 ACTOR, REF, ROLLOUT, MODEL = (f"{AR}{part}." for part in ("actor", "ref", "rollout", "model"))
@@ -118,12 +118,13 @@ DATA = (
     lacks("data.tool_config_path", "responses are of a single turn", ""),
     lacks("data.function_tool_path", "responses are of a single turn", ""),
     verbatim("data.apply_chat_template_kwargs", "data.chatTemplate.arguments", frozenset(), "as they are"),
-    lacks("data.mm_processor_kwargs.*", "models read text only"),
+    lacks("data.mm_processor_kwargs.*", IMAGES),
     lacks("data.tokenizer", "the tokenizer is the model directory's"),
     implied("data.trust_remote_code", "model.trustRemoteCode says it"),
     lacks("data.sampler.class_path", "prompts are drawn in a shuffled order"),
     lacks("data.datagen.path", "prompts are read from files only"),
-    *(implied(f"data.{key}", "models read text only") for key in ("image_key", "video_key", "audio_key")),
+    becomes("data.image_key", "data.imageKey"),
+    *(lacks(f"data.{key}", "models read texts and images only") for key in ("video_key", "audio_key")),
     *(implied(f"data.{key}", SPEED) for key in ("use_shm", "dataloader_num_workers", "val_batch_size")),
     *(implied(f"data.return_{key}") for key in ("raw_chat", "raw_input_ids", "full_prompt", "multi_modal_inputs")),
     *(implied(f"data.{key}") for key in ("validation_shuffle", "image_patch_size")),
@@ -132,6 +133,9 @@ DATA = (
 
 POLICY = (
     read(f"{MODEL}path", "model.path", "~/models/deepseek-llm-7b-chat", also=("model.actor.pretrained",)),
+    becomes(
+        f"{MODEL}torch_dtype", "model.dtype", convert=choice(bfloat16="bfloat16", float32="float32", auto="bfloat16")
+    ),
     becomes(f"{MODEL}trust_remote_code", "model.trustRemoteCode", False),
     must(f"{MODEL}use_remove_padding", True, "sequences are always packed", also=(f"{MODEL}remove_padding",)),
     *verl_rows(MODEL),
@@ -246,6 +250,9 @@ ACTOR_ROWS = (
         for key in ("tau_pos", "tau_neg", "dro_beta", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub")
     ),
     implied(f"{ACTOR}use_fused_kernels", SPEED),
+    becomes(
+        f"{ACTOR}freeze_vision_tower", "model.freeze", convert=lambda value: ["vision", "projector"] if value else None
+    ),
     *(
         implied(f"{ACTOR}{key}")
         for key in (
@@ -255,7 +262,6 @@ ACTOR_ROWS = (
             "calculate_entropy",
             "calculate_sum_pi_squared",
             "sum_pi_squared_checkpointing",
-            "freeze_vision_tower",
             "load_weight",
             "router_replay.*",
             "fsdp_config.*",
