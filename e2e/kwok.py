@@ -2,16 +2,45 @@
 
 from typing import Any
 
+import yaml
+
 from e2e.cluster.steps import BIN
 from e2e.control_plane import ControlPlane
 
 ROOM = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
 
 
+HEARTBEAT = 300
+"""Seconds between two statuses of a node in which nothing has changed, as kubelets have it. KWOK 0.7 with leases would write them every 20 s."""
+CONDITIONS = """
+conditions:
+- type: Ready
+  status: "True"
+  reason: KubeletReady
+  message: ""
+  lastHeartbeatTime: {{ Now | Quote }}
+  lastTransitionTime: {{ .metadata.creationTimestamp | Quote }}
+"""
+
+
 def start(plane: ControlPlane) -> None:
     """Without leases the controller manager would take the nodes for lost, again and again."""
-    flags = ("--manage-all-nodes=true", "--node-lease-duration-seconds=40")
+    config = plane.directory / "kwok.yaml"
+    config.write_text(yaml.safe_dump_all([_stage("ready", "NotIn", 0), _stage("heartbeat", "In", HEARTBEAT)]))
+    flags = ("--manage-all-nodes=true", "--node-lease-duration-seconds=40", f"--config={config}")
     plane.spawn("kwok", BIN / "kwok", f"--kubeconfig={plane.kubeconfig}", *flags)
+
+
+def _stage(name: str, ready: str, seconds: int) -> dict[str, Any]:
+    """A node that is ready, or is not, says so that long after it did last."""
+    is_ready = {"key": '.status.conditions.[] | select( .type == "Ready" ) | .status', "operator": ready}
+    spec = {
+        "resourceRef": {"apiGroup": "v1", "kind": "Node"},
+        "selector": {"matchExpressions": [is_ready | {"values": ["True"]}]},
+        "delay": {"durationMilliseconds": 1000 * seconds},
+        "next": {"statusTemplate": CONDITIONS},
+    }
+    return {"apiVersion": "kwok.x-k8s.io/v1alpha1", "kind": "Stage", "metadata": {"name": name}, "spec": spec}
 
 
 def node(name: str, labels: dict[str, str]) -> dict[str, Any]:

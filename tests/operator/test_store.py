@@ -11,6 +11,7 @@ from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.handlers import ROOM_DELAY, EventHandlers
 from rljob_operator.kube.api import Key, Object
 from simulator.feed import HOSTILE
+from simulator.objects import node_object
 from simulator.world import World
 
 JOB = ("research", "demo")
@@ -139,6 +140,20 @@ async def test_a_heartbeat_wakes_its_job_when_its_progress_is_due() -> None:
     cache = ClusterCache(lambda: 0.0)
     cache.put(beat)
     assert await seen(*beats, kind="ConfigMap", cache=cache) == {JOB: 30.0}
+
+
+async def test_a_nodes_heartbeat_is_not_looked_up_among_all_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large cluster has many of both."""
+    cache, looked = ClusterCache(lambda: 0.0), list[object]()
+    groups_of = cache.pods.groups_of
+    monkeypatch.setattr(cache.pods, "groups_of", lambda wanted: looked.append(wanted) or groups_of(wanted))
+    cache.put(pod(2, "node-1", "demo"))
+    for version, ready in ((3, True), (4, True), (5, False)):
+        node = node_object(ready)
+        node["metadata"] |= {"uid": "n", "resourceVersion": str(version)}
+        node["status"]["conditions"][0]["lastHeartbeatTime"] = f"2026-01-01T00:0{version}:00Z"
+        woken = await seen(Event("MODIFIED", node), kind="Node", cache=cache)
+        assert (len(looked), set(woken)) == {3: (1, {JOB}), 4: (1, set()), 5: (2, {JOB})}[version]
 
 
 @pytest.mark.parametrize("seed", range(8))

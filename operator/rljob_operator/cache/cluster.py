@@ -83,6 +83,8 @@ class ClusterCache:
         if kind != "Node":
             return groups - {ROOM}
         nodes = {name for _, name in groups}
+        if not nodes:  # a heartbeat, of which there are many
+            return set()
         return self.pods.groups_of(lambda pod: pod.node in nodes)
 
     def waiting(self) -> set[Key]:
