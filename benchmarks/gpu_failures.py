@@ -173,7 +173,7 @@ class Broken:
             "rollout": {
                 "placement": "colocated",
                 "sampling": {"maxTokens": 32},
-                "vllmArgs": {"gpu-memory-utilization": 0.3, "enforce-eager": True} if gpu else {},
+                "vllmArgs": jobs.shared_gpu(0.15, 8) | {"enforce-eager": True} if gpu else {},
             },
             "lifecycle": {"maxRestarts": 3, "backoffSeconds": 0},
             "checkpoint": {"path": str(self._run), "everySteps": 1, "keepLast": 2, "exportHuggingFace": False},

@@ -24,6 +24,12 @@ NAMED = {"time/step": "seconds"}
 AGREEMENT = ("train_rollout/log_prob_diff_mean", "train_rollout/log_prob_diff_max")
 
 
+def shared_gpu(share: float, cache_gib: int) -> dict[str, Any]:
+    """Arguments of a server on a GPU that other jobs use, too. With a cache of a given size vLLM measures nothing, which would fail where another
+    job gives memory back meanwhile."""
+    return {"gpu-memory-utilization": share, "kv-cache-memory-bytes": cache_gib * 2**30}
+
+
 @dataclass
 class Ended:
     """What became of a job."""

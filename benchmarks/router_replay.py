@@ -70,7 +70,7 @@ def job(replay: str, options: argparse.Namespace) -> dict[str, Any]:
         "rollout": {
             "placement": "colocated",
             "sampling": {"maxTokens": 64},
-            "vllmArgs": {"gpu-memory-utilization": 0.4} if gpu else {},
+            "vllmArgs": jobs.shared_gpu(0.15, 8) if gpu else {},
         },
         "checkpoint": {"path": str(root / f"run-{replay}"), "everySteps": 0, "exportHuggingFace": False},
     }

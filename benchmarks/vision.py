@@ -231,7 +231,7 @@ def job(root: Path, kind: Kind, options: argparse.Namespace) -> dict[str, Any]:
         "rollout": {
             "placement": "colocated",
             "sampling": {"maxTokens": kind.max_tokens},
-            "vllmArgs": {"gpu-memory-utilization": 0.35} if gpu else {},
+            "vllmArgs": jobs.shared_gpu(0.2, 15) if gpu else {},
         },
         "checkpoint": {"path": str(root / "run"), "everySteps": 0, "exportHuggingFace": False},
     }

@@ -24,7 +24,6 @@ from benchmarks.vision import UNPROVEN
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "vision"
 HELD_OUT = "evaluation/reward"
-SHARE = 0.2
 LIMIT_SECONDS = 500
 
 
@@ -71,7 +70,7 @@ def job(seed: int, options: argparse.Namespace) -> dict[str, Any]:
     spec["model"]["dtype"], spec["data"]["seed"] = options.dtype, seed
     spec["train"]["steps"], spec["evaluation"]["everySteps"] = options.steps, max(1, options.steps // 2)
     spec["trainer"] = {"device": options.device}
-    arguments = {"gpu-memory-utilization": SHARE} if options.device == "gpu" else {}
+    arguments = jobs.shared_gpu(0.1, 4) if options.device == "gpu" else {}
     sampling = spec["rollout"]["sampling"]
     spec["rollout"] = {"placement": "colocated", "sampling": sampling, "vllmArgs": arguments}
     return made
