@@ -12,6 +12,13 @@ from rljob_api.overrides import Override, applied
 from rljob_api.type_errors import path_of
 from rljob_api.validation import ValidationResult, Violation, validate
 
+HINTS = {
+    "expected <block end>": "indent the line as its neighbours",
+    "found character '\\t'": "indent with blanks, not with tabs",
+    "mapping values are not allowed": "put a text with `: ` in it in quotes, or indent the line as its neighbours",
+}
+"""What to do, by how the parser's problem begins."""
+
 
 class ManifestError(ValueError):
     """A text without an RLJob that could be checked; one message for the user."""
@@ -41,12 +48,21 @@ def read(text: str, settings: Iterable[str] = ()) -> list[Manifest]:
     try:
         objects = [d for d in documents(text) if isinstance(d.value, dict)]
     except yaml.YAMLError as error:
-        raise ManifestError(f"is not YAML: {error}") from error
+        raise ManifestError(f"is not YAML: {_said(error)}") from error
     found = [_manifest(d) for d in objects if d.value.get("kind") == names.KIND]
     if not found:
         kinds = ", ".join(sorted({str(d.value.get("kind")) for d in objects})) or "nothing"
         raise ManifestError(f"holds no {names.KIND} (found: {kinds})")
     return list(_with_namesakes([replace(m, spec=applied(m.spec, overrides)) for m in found]))
+
+
+def _said(error: yaml.YAMLError) -> str:
+    """Where, and what to write; other errors in the parser's words."""
+    if not isinstance(error, yaml.MarkedYAMLError) or not error.problem_mark:
+        return str(error)
+    hint = next((text for start, text in HINTS.items() if (error.problem or "").startswith(start)), "")
+    place = f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
+    return f"{place}: {error.problem}" + (f"; {hint}" if hint else "")
 
 
 def _manifest(document: Document) -> Manifest:

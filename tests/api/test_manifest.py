@@ -62,6 +62,9 @@ def test_json_is_yaml() -> None:
     ("text", "said"),
     [
         ("a: [", "is not YAML: "), ("{[1]: 2}", "a key must be a text"), ("a: &x [*x]", "leads into itself"),
+        ("spec:\n  a: 1\n   b: 2", r"^is not YAML: line 3, column 5: .*indent the line as its neighbours$"),
+        ("spec:\n  a: {}\n   b: 2", r"^is not YAML: line 3, column 4: .*; indent the line as its neighbours$"),
+        ("spec:\n\ta: 1", r"^is not YAML: line 2, column 1: .*; indent with blanks, not with tabs$"),
         ("kind: Pod", r"holds no RLJob \(found: Pod\)"), ("", "found: nothing"),
     ],
 )  # fmt: skip
