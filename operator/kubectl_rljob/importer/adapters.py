@@ -2,36 +2,55 @@
 
 from collections.abc import Iterator
 
+from kubectl_rljob.importer import places
 from kubectl_rljob.importer.settings import Settings
 from kubectl_rljob.importer.table import Row, Said, implied, lacks, read
 from kubectl_rljob.importer.values import items
+from rljob_api.spec.model import FUSED_TARGETS
+from rljob_api.validation.adapters import MODULES, modules_of, parts_of
 
-MATRICES = {
-    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
-    "linear_proj": ("o_proj",),
-    "linear_fc1": ("gate_proj", "up_proj"),
-    "linear_fc2": ("down_proj",),
-}
-"""By our targets."""
+MATRICES = {target: MODULES[target] for target in FUSED_TARGETS}
+"""Those with one A for all that is in them, by our targets."""
 ALL = ("all", "all-linear")
+SEVERAL = "adapters begin from one directory: merge the others into the model first"
 
 
-def adapters(settings: Settings, rank: str, alpha: str, targets: str, numbers: tuple[int, int]) -> Iterator[Said]:
-    """The section model.lora, from keys of these names; `numbers`: rank and alpha."""
+def adapters(
+    settings: Settings, rank: str, alpha: str, targets: str, numbers: tuple[int, int], path: str
+) -> Iterator[Said]:
+    """The section model.lora, from keys of these names; `numbers`: rank and alpha; `path`: the adapters to begin from."""
     yield settings.field("model.lora.rank", numbers[0], rank)
     yield settings.field("model.lora.alpha", numbers[1], alpha)
-    named = [str(name).strip() for one in items(settings[targets]) for name in str(one).split(",")]
-    if any(name in ALL for name in named):
-        return
-    found = [ours for ours, theirs in MATRICES.items() if ours in named or set(theirs) & set(named)]
-    if found:
+    begun = path in settings and settings[path] not in (None, "", [])
+    if begun:
+        yield from _beginning(settings, path)
+    named = {str(name).strip() for one in items(settings[targets]) for name in str(one).split(",")}
+    modules = _modules(named)
+    partly = modules and any(0 < len(set(parts) & set(modules)) < len(parts) for parts in MATRICES.values())
+    if modules and (begun or partly):
+        yield settings.field("model.lora.targets", parts_of(modules), targets)
+    elif modules and not named & set(ALL):
+        found = [target for target, parts in MATRICES.items() if set(parts) <= set(modules)]
         yield settings.field("model.lora.targets", found, targets)
-    known = {name for ours in found for name in (ours, *MATRICES[ours])}
-    if unknown := sorted(set(named) - known):
+    if unknown := sorted(named - set(ALL) - set(modules) - set(MATRICES)):
         yield settings.lacking(targets, f"no adapters beside {', '.join(unknown)}")
-    if partly := [ours for ours in found if ours not in named and not set(MATRICES[ours]) <= set(named)]:
-        beside = ", ".join(name for ours in partly for name in MATRICES[ours])
-        yield settings.changed(targets, f"one matrix of Megatron's: adapters beside {beside}")
+
+
+def _modules(named: set[str]) -> list[str]:
+    """transformers' names of what is named, by theirs or by ours."""
+    every = modules_of(MATRICES)
+    if named & set(ALL):
+        return every
+    return sorted({m for m in every if m in named} | set(modules_of(named & set(MATRICES))))
+
+
+def _beginning(settings: Settings, path: str) -> Iterator[Said]:
+    given = [str(name).strip() for one in items(settings[path]) for name in str(one).split(",")]
+    if len(given) > 1:
+        yield settings.lacking(path, SEVERAL)
+        return
+    yield from places.found(settings, "model.lora.path", path)
+    yield settings.changed(path, "rank, alpha and targets of model.lora have to be those of its adapter_config.json")
 
 
 def verl_rows(prefix: str) -> tuple[Row, ...]:
@@ -48,10 +67,8 @@ def verl_rows(prefix: str) -> tuple[Row, ...]:
             lacks(f"{prefix}{key}", "every target has an adapter")
             for key in ("exclude_modules", "lora.exclude_modules")
         ),
-        *(
-            lacks(f"{prefix}{key}", "merge them into the model first")
-            for key in ("lora_adapter_path", "lora.adapter_path")
-        ),
+        read(f"{prefix}lora_adapter_path", "model.lora.path"),
+        lacks(f"{prefix}lora.adapter_path", "Megatron's checkpoint: name a directory of the peft library"),
         implied(f"{prefix}lora.*"),
     )
 
@@ -65,5 +82,6 @@ def verl_adapters(settings: Settings, prefix: str) -> Iterator[Said]:
     for names in (("lora_rank", "lora_alpha", "target_modules"), ("lora.rank", "lora.alpha", "lora.target_modules")):
         rank, alpha, targets = (f"{prefix}{name}" for name in names)
         if settings.integer(rank) > 0:
-            yield from adapters(settings, rank, alpha, targets, (settings.integer(rank), settings.integer(alpha)))
+            numbers = settings.integer(rank), settings.integer(alpha)
+            yield from adapters(settings, rank, alpha, targets, numbers, f"{prefix}lora_adapter_path")
             return

@@ -54,7 +54,7 @@ def tuning(settings: Settings) -> Iterator[Said]:
     if settings["finetuning_type"] == "lora":
         rank = settings.integer("lora_rank")
         alpha = settings.integer("lora_alpha") if "lora_alpha" in settings else 2 * rank
-        yield from adapters(settings, "lora_rank", "lora_alpha", "lora_target", (rank, alpha))
+        yield from adapters(settings, "lora_rank", "lora_alpha", "lora_target", (rank, alpha), "adapter_name_or_path")
     elif settings["finetuning_type"] != "full":
         yield settings.changed("finetuning_type", "all parameters are trained")
 

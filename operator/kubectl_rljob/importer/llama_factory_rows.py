@@ -30,6 +30,8 @@ MODEL = (
     read("lora_rank", "model.lora.rank", 8),
     read("lora_alpha", "model.lora.alpha", text="unset: twice lora_rank"),
     read("lora_target", "model.lora.targets", "all"),
+    read("adapter_name_or_path", "model.lora.path", text="one directory"),
+    lacks("create_new_adapter", "merge adapter_name_or_path into the model first"),
     lacks("lora_dropout", "adapters have no dropout", 0, 0.0),
     *(
         lacks(key, "weights are not quantised")

@@ -150,12 +150,17 @@ class Shape:
 
     def adapters(self, lora: LoraSpec) -> int:
         """Parameters of one dense layer's adapters: rank x (inputs + outputs) of each matrix that has one."""
-        queries = self.head * self.heads
+        queries, keys, up = self.head * self.heads, self.head * self.groups, self.feed_forward
         widths = {
-            "linear_qkv": self.hidden + queries + 2 * self.head * self.groups,
+            "linear_qkv": self.hidden + queries + 2 * keys,
+            "linear_q": self.hidden + queries,
+            "linear_k": self.hidden + keys,
+            "linear_v": self.hidden + keys,
             "linear_proj": queries + self.hidden,
-            "linear_fc1": self.hidden + 2 * self.feed_forward,
-            "linear_fc2": self.feed_forward + self.hidden,
+            "linear_fc1": self.hidden + 2 * up,
+            "linear_fc1_gate": self.hidden + up,
+            "linear_fc1_up": self.hidden + up,
+            "linear_fc2": up + self.hidden,
         }
         return lora.rank * sum(widths[target] for target in set(lora.targets))
 

@@ -18,6 +18,19 @@ from rljob_api.spec.common import (
 )
 from rljob_api.spec.gang import Gang
 
+LoraTarget = Literal[
+    "linear_qkv",
+    "linear_proj",
+    "linear_fc1",
+    "linear_fc2",
+    "linear_q",
+    "linear_k",
+    "linear_v",
+    "linear_fc1_gate",
+    "linear_fc1_up",
+]
+FUSED_TARGETS: tuple[LoraTarget, ...] = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+
 
 class LoraSpec(Model):
     """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685): a matrix W of the model computes W x + (alpha / rank) B A x, and only A and B are
@@ -27,14 +40,21 @@ class LoraSpec(Model):
     """Rows of A and columns of B; a multiple of `trainer.parallelism.tensor`."""
     alpha: PositiveInt = 32
     """What an adapter adds is multiplied by alpha / rank."""
-    targets: Annotated[
-        list[Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]], Field(min_length=1, max_length=4)
-    ] = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
-    """Matrices that get an adapter, by megatron-core's names: queries, keys and values together, the output of the attention, gate and up
-    together, and down."""
+    targets: Annotated[list[LoraTarget], Field(min_length=1, max_length=7)] = [*FUSED_TARGETS]
+    """Matrices that get an adapter, by megatron-core's names: `linear_qkv` are queries, keys and values with one A, `linear_proj` the output of the
+    attention, `linear_fc1` gate and up with one A, `linear_fc2` down. With an A for each, as the peft library has it: `linear_q`, `linear_k`,
+    `linear_v`, `linear_fc1_gate` and `linear_fc1_up` in their place."""
+    path: AbsolutePath | None = None
+    """A directory of the peft library (adapter_config.json, adapter_model.safetensors) whose adapters are the beginning, with the same rank, alpha
+    and targets. Unset: A is random and B zero."""
     sync: Literal["merged", "adapters"] = "merged"
     """What rollouts get after a step: `merged` is the whole model, with what the adapters add in its matrices; `adapters` are the adapters alone,
-    which vLLM computes next to the model that it loaded from `path`. For `task: rl`."""
+    which vLLM computes next to the model that it loaded from `spec.model.path`. For `task: rl`."""
+
+    @property
+    def of_parts(self) -> bool:
+        """Whether parts of a fused matrix have adapters of their own."""
+        return not set(self.targets) <= set(FUSED_TARGETS)
 
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)

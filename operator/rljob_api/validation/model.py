@@ -10,6 +10,7 @@ from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.serving import longest_context
 from rljob_api.sizing.shape import experts_of
 from rljob_api.spec import RLJobSpec
+from rljob_api.validation.adapters import adapter_violations
 from rljob_api.validation.gangs import of_gang
 from rljob_api.validation.layout import PARALLELISM, RECOMPUTE, unfit_module
 from rljob_api.validation.passthrough import SPLITS
@@ -47,7 +48,7 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
         yield from check(spec, config)
         for role in _like_the_policy(spec):
             yield from of_gang(spec, role, partial(check, config=config))
-    yield from _adapter_violations(spec, config)
+    yield from adapter_violations(spec, config)
     yield from _router_replay_violations(spec, config)
     yield from vision_violations(spec, config)
     if not spec.train.batches.replay:
@@ -169,18 +170,6 @@ def _router_replay_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterat
     if value == "rollout" and config.get("model_type") == "mixtral" and config.get("sliding_window"):
         rule = "vLLM does not return the experts of a model in which every layer has a sliding window"
         yield Violation(field, value, rule, "set trainer or none")
-
-
-def _adapter_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """Adapters where they are proven: in some families without experts."""
-    if spec.model.lora and experts_of(config):
-        rule = "adapters are not proven in models with experts"
-        yield Violation("spec.model.lora", "set", rule, "remove it, or use a model without experts")
-        return
-    kind, proven = config.get("model_type"), [f.model_type for f in FAMILIES.values() if f.adapters]
-    if spec.model.lora and kind and kind not in proven:
-        rule = f"adapters are not proven in models of the type {kind}"
-        yield Violation("spec.model.lora", "set", rule, f"remove it, or use one of {', '.join(proven)}")
 
 
 def _are_whole(config: dict[str, Any]) -> bool:

@@ -7,6 +7,7 @@ WORDS: dict[str, str] = {
     "model.lora": "peft peft_config adapter",
     "model.lora.rank": "lora_rank r dim lora_r",
     "model.lora.alpha": "lora_alpha",
+    "model.lora.path": "adapter_name_or_path lora_adapter_path adapter_path lora_path",
     "model.lora.targets": "target_modules lora_target lora_target_modules",
     "data.train": "train_files train_file train_data dataset dataset_path prompt_data",
     "data.validation": "val_files val_data val eval_data eval_files test_files validation_files",

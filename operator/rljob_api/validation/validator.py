@@ -11,6 +11,7 @@ from rljob_api.base import LENIENT
 from rljob_api.spec import RLJobSpec
 from rljob_api.unreadable import Undecidable
 from rljob_api.validation import (
+    adapters,
     algorithm,
     chat,
     evaluation,
@@ -37,6 +38,7 @@ CHECKS: tuple[Check, ...] = (
     *(rule.violations for rule in OBJECT_RULES),
     *tasks.RULES,
     *layout.RULES,
+    *adapters.RULES,
     *passthrough.RULES,
     *algorithm.RULES,
     *chat.RULES,

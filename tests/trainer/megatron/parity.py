@@ -129,6 +129,9 @@ BALANCED = Setting(
     config={"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.1},
 )
 LORA = Setting("Qwen2, LoRA", lora={"rank": 4, "alpha": 8})
+PARTS = Setting(
+    "Qwen2, LoRA of parts", lora={"rank": 4, "alpha": 8, "targets": ["linear_q", "linear_v", "linear_fc1_up"]}
+)
 MATRICES = Setting("Qwen2, LoRA of gate and up", lora={"rank": 4, "alpha": 8, "targets": ["linear_fc1"]})
 FULL = {"recompute": {"granularity": "full"}}
 BLOCK = {"recompute": {"granularity": "full", "method": "block", "layers": 1}}
@@ -170,5 +173,7 @@ CASES = [
     Case("LoRA, TP2, full recompute", 2, {"tensor": 2}, FULL, setting=LORA),
     Case("LoRA of gate and up, DP2, selective recompute", 2, {}, SELECTIVE, setting=MATRICES),
     Case("LoRA, TP2 PP2", 4, {"tensor": 2, "pipeline": 2}, setting=LORA),
+    Case("LoRA of parts, TP2", 2, {"tensor": 2}, setting=PARTS),
+    Case("LoRA of parts, CP2, full recompute", 2, {"context": 2}, FULL, setting=PARTS),
     Case("TP2 PP2 CP2", 8, {"tensor": 2, "pipeline": 2, "context": 2}),
 ]

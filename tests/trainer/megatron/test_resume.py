@@ -20,11 +20,13 @@ MEASURES = ("train/loss", "train/kl", "train/entropy", "train/grad_norm", "criti
 COLUMNS = ("job", "saved in", "loaded into", "format", "metrics", "weights", "optimizer")
 NAMES = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
 PPO = {"advantage": "gae", "gaeLambda": 0.95, "kl": {"coefficient": 0.1, "where": "reward"}}
+PARTS = ["linear_q", "linear_k", "linear_v", "linear_fc1_gate", "linear_fc1_up"]
 JOBS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "GRPO": ("qwen2", {}, {}),
     "PPO": ("qwen2", {"algorithm": PPO}, {"critic": {"optimizer": {"learningRate": 1e-3}}}),
     "MoE": ("qwen3_moe", {}, {}),
     "LoRA": ("qwen2", {}, {"model": {"lora": {"rank": 4, "alpha": 8}}}),
+    "LoRA of parts": ("qwen2", {}, {"model": {"lora": {"rank": 4, "alpha": 8, "targets": PARTS}}}),
 }
 """Family of the model, arguments of `job`, further sections of the spec."""
 
@@ -53,6 +55,7 @@ CASES = [
     Case("LoRA", "tp1-pp1-dp2", "tp2-pp1-dp1"),
     Case("LoRA", "tp2-pp1-dp1", "tp1-pp2-dp1"),
     Case("LoRA", "tp2-pp1-dp1", "tp2-pp1-dp1"),
+    Case("LoRA of parts", "tp1-pp1-dp2", "tp2-pp1-dp1"),
 ]
 
 

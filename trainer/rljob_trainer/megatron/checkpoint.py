@@ -30,7 +30,8 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.compat.load_progress import reporting_reads
 from rljob_trainer.megatron.compat.optimizer_gathering import separate
 from rljob_trainer.megatron.compat.write_queue import new_queue
-from rljob_trainer.megatron.lora import Base, is_adapter, require_same
+from rljob_trainer.megatron.lora import is_adapter
+from rljob_trainer.megatron.lora_base import Base, require_same
 from rljob_trainer.megatron.offload import Offloader, states
 
 THREADS = 8

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from rljob_api.spec.model import LoraSpec
 from rljob_trainer.megatron.engine import Engine
+from rljob_trainer.megatron.lora_start import CONFIG, PREFIX, WEIGHTS
 
 
 def write_tensors(tensors: Mapping[str, torch.Tensor], target: Path) -> None:
@@ -112,12 +113,8 @@ def _write_config(config: dict[str, Any], target: Path, dtype: torch.dtype) -> N
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-"""Of a directory that `PeftModel.from_pretrained(base model, directory)` reads."""
 TEMPLATE = "chat_template.jinja"
 """How the adapters' conversations were written, where the model has it in a file of its own."""
-PREFIX = "base_model.model."
-"""Of every tensor's name, before transformers' own."""
 
 
 def write_adapters(engine: Engine, lora: LoraSpec, source: Path, target: Path) -> None:

@@ -20,7 +20,8 @@ from rljob_trainer.checkpoint.manifest import engine_directory
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.export import Exporter
 from rljob_trainer.megatron.layers import keep_apart
-from rljob_trainer.megatron.lora import Adapters, Base
+from rljob_trainer.megatron.lora import Adapters
+from rljob_trainer.megatron.lora_base import Base
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import configure, open_bridge
 

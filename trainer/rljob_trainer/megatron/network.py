@@ -11,7 +11,8 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import Optimizer
 from rljob_api.spec.roles import Offload
 from rljob_trainer.megatron import checkpoint
-from rljob_trainer.megatron.lora import Adapters, Base
+from rljob_trainer.megatron.lora import Adapters
+from rljob_trainer.megatron.lora_base import Base
 from rljob_trainer.megatron.model import finish_updates, freeze, wrap
 from rljob_trainer.megatron.offload import Offloader
 from rljob_trainer.megatron.optimizer import Learner, Update, build_optimizer

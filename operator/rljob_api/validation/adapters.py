@@ -1,0 +1,112 @@
+"""Low-rank adapters: which targets go together, the models that they are proven for, and the directories that they begin from."""
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from rljob_api.families import FAMILIES
+from rljob_api.sizing.shape import experts_of
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.model import LoraSpec
+from rljob_api.validation.layout import PARALLELISM
+from rljob_api.validation.result import Violation
+
+FIELD = "spec.model.lora"
+PARTS = {
+    "linear_q": "q_proj",
+    "linear_k": "k_proj",
+    "linear_v": "v_proj",
+    "linear_fc1_gate": "gate_proj",
+    "linear_fc1_up": "up_proj",
+}
+"""transformers' names of targets that are parts of a matrix of megatron-core's."""
+MODULES: dict[str, tuple[str, ...]] = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+    **{target: (module,) for target, module in PARTS.items()},
+}
+"""transformers' names, by target."""
+PLAIN = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "use_dora": (False,),
+    "use_rslora": (False,),
+    "lora_bias": (False,),
+    "fan_in_fan_out": (False,),
+    "rank_pattern": ({},),
+    "alpha_pattern": ({},),
+    "modules_to_save": ([],),
+    "target_parameters": ([],),
+    "trainable_token_indices": ([],),
+}
+"""Values of an adapter_config.json that mean nothing but W x + (alpha / rank) B A x, of the same rank everywhere. None is one of each."""
+
+
+def _target_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """megatron-bridge makes adapters of whole matrices or of parts in one model, not both."""
+    lora = spec.model.lora
+    fused = [t for t in lora.targets if t in ("linear_qkv", "linear_fc1")] if lora and lora.of_parts else []
+    if lora and fused:
+        rule = "adapters with one A for a whole matrix do not go together with adapters of parts"
+        fix = f"name all its parts in place of {', '.join(fused)}"
+        yield Violation(f"{FIELD}.targets", ", ".join(lora.targets), rule, fix)
+
+
+RULES = (_target_violations,)
+
+
+def adapter_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """Adapters where they are proven: in some families without experts."""
+    if not spec.model.lora:
+        return
+    if experts_of(config):
+        rule = "adapters are not proven in models with experts"
+        yield Violation(FIELD, "set", rule, "remove it, or use a model without experts")
+        return
+    kind, proven = config.get("model_type"), [f.model_type for f in FAMILIES.values() if f.adapters]
+    if kind and kind not in proven:
+        rule = f"adapters are not proven in models of the type {kind}"
+        yield Violation(FIELD, "set", rule, f"remove it, or use one of {', '.join(proven)}")
+    tensor, groups = spec.trainer.parallelism.tensor, config.get("num_key_value_heads") or 0
+    if groups % tensor and {"linear_q", "linear_k", "linear_v"} & set(spec.model.lora.targets):
+        rule = (
+            f"adapters of queries, keys or values alone need whole heads on every rank: the model has {groups} of keys"
+        )
+        yield Violation(
+            f"{PARALLELISM}.tensor", str(tensor), rule, f"choose a divisor of {groups}, or target linear_qkv"
+        )
+
+
+def modules_of(targets: Iterable[str]) -> list[str]:
+    """Those of transformers that get an adapter."""
+    return sorted({module for target in targets for module in MODULES[target]})
+
+
+def given_violations(lora: LoraSpec, config: dict[str, Any], modules: Collection[str]) -> Iterator[Violation]:
+    """The adapter_config.json of the directory to begin from, and the modules that its tensors are of, against the spec."""
+    for key, values in PLAIN.items():
+        value = config.get(key)
+        if value is not None and value not in values:
+            rule = f"its {key} = {value} is not supported"
+            yield Violation(f"{FIELD}.path", str(lora.path), rule, "use plain LoRA, or merge it into the model first")
+    for name, ours, key in (("rank", lora.rank, "r"), ("alpha", lora.alpha, "lora_alpha")):
+        if config.get(key) != ours:
+            rule = f"the adapters in {lora.path} have {key} = {config.get(key)}"
+            yield Violation(f"{FIELD}.{name}", str(ours), rule, "set that, or remove spec.model.lora.path")
+    if set(modules) != set(modules_of(lora.targets)):
+        rule = f"the adapters in {lora.path} are of {', '.join(sorted(modules))}"
+        yield Violation(f"{FIELD}.targets", ", ".join(lora.targets), rule, _fitting(modules))
+
+
+def _fitting(modules: Collection[str]) -> str:
+    """How to name these modules."""
+    targets = parts_of(modules)
+    if modules_of(targets) != sorted(modules):
+        return "merge them into the model first"
+    return f"set [{', '.join(targets)}], or remove spec.model.lora.path"
+
+
+def parts_of(modules: Collection[str]) -> list[str]:
+    """Targets that give each of these modules an A of its own."""
+    return [target for target in (*PARTS, "linear_proj", "linear_fc2") if set(MODULES[target]) <= set(modules)]

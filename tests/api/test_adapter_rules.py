@@ -1,0 +1,74 @@
+"""Targets of adapters, and the directories that they begin from."""
+
+from typing import Any
+
+import pytest
+
+from api.specs import make_spec
+from rljob_api.validation import validate
+from rljob_api.validation.adapters import adapter_violations, given_violations, modules_of, parts_of
+
+QWEN = {"model_type": "qwen2", "num_attention_heads": 14, "num_key_value_heads": 2}
+GIVEN = {"peft_type": "LORA", "r": 32, "lora_alpha": 32, "bias": "none", "target_modules": ["q_proj", "v_proj"]}
+PAIR = {"path": "/data/adapter", "targets": ["linear_q", "linear_v"]}
+
+
+def lora_spec(trainer: dict[str, Any] | None = None, **lora: Any) -> Any:
+    return make_spec(model={"path": "/data/model", "lora": lora}, trainer=trainer or {})
+
+
+def test_a_whole_matrix_and_parts_do_not_go_together() -> None:
+    spec = lora_spec(targets=["linear_q", "linear_fc1"]).model_dump(by_alias=True, exclude_none=True, mode="json")
+    (found,) = [v for v in validate(spec, "job").violations if v.field == "spec.model.lora.targets"]
+    assert found.fix == "name all its parts in place of linear_fc1"
+
+
+@pytest.mark.parametrize("targets", [["linear_qkv", "linear_fc1"], ["linear_q", "linear_proj", "linear_fc2"]])
+def test_whole_matrices_go_together_and_so_do_parts(targets: list[str]) -> None:
+    spec = lora_spec(targets=targets).model_dump(by_alias=True, exclude_none=True, mode="json")
+    assert not [v for v in validate(spec, "job").violations if v.field == "spec.model.lora.targets"]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "targets", "refused"), [(2, "linear_q", 0), (4, "linear_q", 1), (4, "linear_qkv", 0)]
+)
+def test_adapters_of_queries_alone_need_whole_heads_on_every_rank(tensor: int, targets: str, refused: int) -> None:
+    spec = lora_spec({"nodes": 4, "parallelism": {"tensor": tensor}}, targets=[targets])
+    assert len(list(adapter_violations(spec, QWEN))) == refused
+
+
+def test_the_modules_of_parts_are_those_of_the_whole() -> None:
+    whole = modules_of(["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"])
+    assert modules_of(parts_of(whole)) == whole
+
+
+def refusals(
+    lora: dict[str, Any], config: dict[str, Any], modules: tuple[str, ...] = ("q_proj", "v_proj")
+) -> list[str]:
+    spec = lora_spec(**PAIR | lora)
+    return [f"{v.field}: {v.rule}; {v.fix}" for v in given_violations(spec.model.lora, GIVEN | config, modules)]
+
+
+def test_adapters_of_the_same_settings_are_taken() -> None:
+    assert not refusals({}, {"lora_dropout": 0.05, "use_dora": False, "rank_pattern": {}, "modules_to_save": None})
+
+
+REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
+    ({"rank": 8}, {}, "spec.model.lora.rank: the adapters in /data/adapter have r = 32; set that, or remove spec.model.lora.path"),
+    ({}, {"lora_alpha": 16}, "spec.model.lora.alpha: the adapters in /data/adapter have lora_alpha = 16; set that, or remove spec.model.lora.path"),
+    ({}, {"use_rslora": True}, "spec.model.lora.path: its use_rslora = True is not supported; use plain LoRA, or merge it into the model first"),
+    (
+        {"targets": ["linear_qkv"]},
+        {},
+        "spec.model.lora.targets: the adapters in /data/adapter are of q_proj, v_proj; set [linear_q, linear_v], or remove spec.model.lora.path",
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("lora", "config", "said"), REFUSED)
+def test_other_adapters_are_refused(lora: dict[str, Any], config: dict[str, Any], said: str) -> None:
+    assert refusals(lora, config) == [said]
+
+
+def test_adapters_of_other_modules_than_attention_and_feed_forward_are_to_be_merged() -> None:
+    assert refusals({}, {}, ("q_proj", "lm_head"))[0].endswith("; merge them into the model first")

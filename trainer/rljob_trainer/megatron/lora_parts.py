@@ -1,0 +1,79 @@
+"""Adapters of the parts of a matrix that megatron-core has as one: queries, keys and values, or gate and up, each with an A of its own, as the
+peft library makes them. megatron-bridge 0.6.2 builds them (CanonicalLoRA); its layers end when one of the parts has none, and interleave the heads
+of all ranks, so the layer is ours."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from megatron.bridge.peft.adapter_wrapper import AdapterWrapper
+from megatron.bridge.peft.canonical_lora import (
+    CanonicalLoRA,
+    LoRALinearSplitFC1UpGate,
+    LoRALinearSplitQKV,
+    ModuleDict,
+)
+from torch import nn
+
+PARTS = ("adapter_q", "adapter_k", "adapter_v"), ("adapter_gate", "adapter_up")
+"""By megatron-bridge's names, in the order of a matrix's rows."""
+
+
+class LoRAOfParts(CanonicalLoRA):
+    """megatron-bridge's, with the layer below."""
+
+    def transform(self, m: nn.Module, name: str | None = None, prefix: str | None = None) -> nn.Module:
+        made = super().transform(m, name, prefix)
+        split = isinstance(made, LoRALinearSplitQKV | LoRALinearSplitFC1UpGate)
+        return PartsLinear(made.to_wrap, made.adapter) if split else made
+
+
+class PartsLinear(AdapterWrapper):
+    """A fused matrix, and adapters of some of its parts."""
+
+    def __init__(self, to_wrap: Any, adapters: ModuleDict) -> None:
+        present = {name: adapter for name, adapter in adapters.items() if adapter is not None}
+        super().__init__(to_wrap, ModuleDict(present))
+        for name, adapter in present.items():
+            adapter.base_linear_name = name  # checkpoints would cut that of linear_fc1 into gate and up
+        self._names = next(names for names in PARTS if set(present) <= set(names))
+        ranks = next(iter(present.values())).tp_group.size()
+        self._groups, self._widths = _shape(self._names, to_wrap.config, to_wrap.weight.shape[0], ranks)
+
+    @property
+    def adapters(self) -> list[Any]:
+        """Of all parts, in the order of the matrix's rows; None of a part without."""
+        present = dict(self.adapter.items())
+        return [present.get(name) for name in self._names]
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        output, bias, inputs = self.base_linear_forward(x, *args, **kwargs)
+        if not self._adapter_enabled:
+            return output, bias
+        added = [
+            adapter(inputs) if adapter is not None else output.new_zeros(*output.shape[:-1], self._groups * width)
+            for adapter, width in zip(self.adapters, self._widths, strict=True)
+        ]
+        return output + interleaved(added, self._groups, -1), bias
+
+    def changed(self, weight: torch.Tensor, change: Callable[[torch.Tensor, Any], torch.Tensor]) -> torch.Tensor:
+        """The matrix, with `change` of the rows that have an adapter, and this adapter, in their place."""
+        parts = [part.flatten(0, 1) for part in weight.unflatten(0, (self._groups, -1)).split(self._widths, 1)]
+        pairs = zip(parts, self.adapters, strict=True)
+        found = [change(part, adapter) if adapter is not None else part for part, adapter in pairs]
+        return interleaved(found, self._groups, 0)
+
+
+def interleaved(parts: Sequence[torch.Tensor], groups: int, dim: int) -> torch.Tensor:
+    """The parts as one along `dim`: the first group of each, then the second of each. Groups of queries, keys and values are those that share keys;
+    gate and up are one group on each rank."""
+    at = dim % parts[0].ndim
+    return torch.cat([part.unflatten(at, (groups, -1)) for part in parts], at + 1).flatten(at, at + 1)
+
+
+def _shape(names: tuple[str, ...], config: Any, rows: int, ranks: int) -> tuple[int, list[int]]:
+    """Groups of a rank's part of the matrix, and the rows of each part in one group."""
+    if names == PARTS[1]:
+        return 1, [rows // 2, rows // 2]
+    queries = config.num_attention_heads // config.num_query_groups * config.kv_channels
+    return config.num_query_groups // ranks, [queries, config.kv_channels, config.kv_channels]

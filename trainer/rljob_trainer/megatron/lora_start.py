@@ -1,0 +1,105 @@
+"""Adapters that a job begins from: a directory of the peft library, into megatron-bridge's layers, in any layout."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.bridge.peft.lora_layers import LoRALinear
+from safetensors import safe_open
+
+from rljob_api.spec.model import LoraSpec
+from rljob_api.validation.adapters import FIELD, given_violations, modules_of, parts_of
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.megatron.lora_parts import PartsLinear, interleaved
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Of a directory that `PeftModel.from_pretrained(base model, directory)` reads."""
+LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
+PREFIX = "base_model.model."
+"""Of every tensor's name, before transformers' own."""
+
+
+class GivenAdapters:
+    """Those of `spec.model.lora.path`. Each rank reads what it needs, one tensor at a time."""
+
+    def __init__(self, lora: LoraSpec, tasks: Sequence[Any]) -> None:
+        """`tasks`: the bridge's, of all matrices of the model. Raises ConfigurationError when the directory does not have what the spec says."""
+        self._lora, self._directory = lora, Path(str(lora.path))
+        for file in (CONFIG, WEIGHTS):
+            if not (self._directory / file).is_file():
+                raise self._refused(f"holds no {file}", "name a directory of the peft library, with safetensors")
+        self._file = safe_open(self._directory / WEIGHTS, framework="pt")
+        held = set(self._file.keys())
+        config = json.loads((self._directory / CONFIG).read_text())
+        for v in given_violations(lora, config, {name.split(".")[-3] for name in held}):
+            raise ConfigurationError(v.field, v.value, v.rule, v.fix)
+        self._require(held, {f"{PREFIX}{name}{side}" for name in self._matrices(tasks) for side in (LORA_A, LORA_B)})
+
+    def load(self, wrapped: LoRALinear | PartsLinear, task: Any) -> None:
+        """This rank's part of the adapters of one matrix. `task`: the bridge's, of the matrix."""
+        names = _names(task)
+        if isinstance(wrapped, PartsLinear):
+            for adapter, name in zip(wrapped.adapters, names, strict=True):
+                if adapter is not None:
+                    self._put(adapter, self._tensor(name, LORA_A), self._tensor(name, LORA_B))
+        else:
+            self._put(wrapped.adapter, self._shared(names), self._together(wrapped, names))
+
+    def _shared(self, names: list[str]) -> torch.Tensor:
+        """The A of all parts of a matrix."""
+        first, *others = (self._tensor(name, LORA_A) for name in names)
+        if not all(torch.equal(first, other) for other in others):
+            modules = [name.split(".")[-1] for name in names]
+            rule = f"the adapters of {', '.join(modules)} in {self._directory} have not the same A"
+            parts = ", ".join(parts_of(modules_of(self._lora.targets)))
+            raise ConfigurationError(f"{FIELD}.targets", ", ".join(self._lora.targets), rule, f"set [{parts}]")
+        return first
+
+    def _together(self, wrapped: LoRALinear, names: list[str]) -> torch.Tensor:
+        """B of all parts, one below the other as megatron-core has their rows: by heads, and gate and up by ranks."""
+        parts = [self._tensor(name, LORA_B) for name in names]
+        if len(parts) == 1:
+            return parts[0]
+        return interleaved(parts, _groups(wrapped, len(parts)), 0)
+
+    def _put(self, adapter: Any, a: torch.Tensor, b: torch.Tensor) -> None:
+        for linear, whole in ((adapter.linear_in, a), (adapter.linear_out, b)):
+            dim, group = linear.weight.partition_dim, adapter.tp_group
+            part = whole.chunk(group.size(), dim=dim)[group.rank()]
+            if part.shape != linear.weight.shape:
+                shapes = f"{list(part.shape)} on a rank, and the model needs {list(linear.weight.shape)}"
+                raise self._refused(f"an adapter has the shape {shapes}", "name adapters of spec.model.path")
+            linear.weight.data.copy_(part)
+
+    def _tensor(self, name: str, side: str) -> torch.Tensor:
+        return self._file.get_tensor(f"{PREFIX}{name}{side}")
+
+    def _matrices(self, tasks: Sequence[Any]) -> Iterator[str]:
+        """transformers' names of all that the spec gives adapters to, on every rank and stage."""
+        modules = set(modules_of(self._lora.targets))
+        for task in tasks:
+            if task.global_param_name.endswith(".weight"):
+                yield from (name for name in _names(task) if name.split(".")[-1] in modules)
+
+    def _require(self, held: set[str], wanted: set[str]) -> None:
+        for names, words in ((wanted - held, "lacks"), (held - wanted, "has, and the model has no place for,")):
+            if names:
+                rule = f"{words} {len(names)} tensors, for example {min(names)}"
+                raise self._refused(rule, "name adapters of spec.model.path, of all its layers")
+
+    def _refused(self, rule: str, fix: str) -> ConfigurationError:
+        return ConfigurationError(f"{FIELD}.path", str(self._directory), rule, fix)
+
+
+def _names(task: Any) -> list[str]:
+    """transformers' modules of one matrix of megatron-core's, in the order of its rows."""
+    names = task.mapping.hf_param
+    whole = [names] if isinstance(names, str) else [names[key] for key in ("q", "k", "v", "gate", "up") if key in names]
+    return [name.removesuffix(".weight") for name in whole]
+
+
+def _groups(wrapped: LoRALinear, parts: int) -> int:
+    """Of all ranks."""
+    return int(wrapped.to_wrap.config.num_query_groups if parts == 3 else wrapped.adapter.tp_group.size())
