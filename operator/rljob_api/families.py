@@ -56,6 +56,7 @@ FAMILIES = {
         Family("qwen3_moe", "Qwen3-MoE", EXPERTS, rotations=("default", "yarn")),
         Family("gemma3_text", "Gemma 3 of text: 270M, 1B", windows=True),
         Family("mixtral", "Mixtral", EXPERTS, windows=True),
+        Family("glm4", "GLM-4-0414 9B, 32B; GLM-Z1", biases=True, servers=("cpu",), values={"hidden_act": ("silu",)}),
         Family(
             "glm4_moe",
             "GLM-4.5, GLM-4.5-Air, GLM-4.6",

@@ -75,6 +75,12 @@ def test_a_broken_rule_is_found_at_its_field(
     assert text.startswith(rule)
 
 
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5", "qwen3_5_moe", "gpt2"])
+def test_a_family_that_is_not_proven_is_refused_with_the_list_of_those_that_are(kind: str) -> None:
+    (found,) = model_violations(make_spec(), DENSE | {"model_type": kind})
+    assert (found.rule, found.fix) == (f"its model_type is {kind}", f"use one of {', '.join(FAMILIES)}")
+
+
 def test_rope_scaling_of_llama_3_is_known_with_its_own_frequencies_only() -> None:
     assert check(DENSE | {"rope_scaling": LLAMA3}) == []
     ((_, rule),) = check(DENSE | {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 4096}})

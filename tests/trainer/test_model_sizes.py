@@ -26,6 +26,7 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Config", {"num_key_value_heads": 8}),
     "qwen3_moe": ("Qwen3MoeConfig", EXPERTS),
     "mixtral": ("MixtralConfig", EXPERTS),
+    "glm4": ("Glm4Config", {}),
     "glm4_moe": ("Glm4MoeConfig", EXPERTS),
     "gpt_oss": ("GptOssConfig", EXPERTS),
     "deepseek_v2": ("DeepseekV2Config", EXPERTS | {"q_lora_rank": None, "first_k_dense_replace": 1}),

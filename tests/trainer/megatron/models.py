@@ -118,6 +118,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text": ("Gemma3TextConfig", GEMMA),
     "mixtral": ("MixtralConfig", MIXTRAL),
     "mixtral, window": ("MixtralConfig", MIXTRAL | {"sliding_window": 5}),
+    "glm4": ("Glm4Config", {"head_dim": 32, "pad_token_id": 0, "eos_token_id": 0}),
     "glm4_moe": ("Glm4MoeConfig", GLM),
     "glm4_moe, norms": ("Glm4MoeConfig", GLM | {"use_qk_norm": True}),
     "gpt_oss": ("GptOssConfig", MIXTRAL | {"head_dim": 32, "sliding_window": 5}),

@@ -19,6 +19,7 @@ from rljob_api.validation.layout import COMPILED, RECOMPUTE
 from rljob_api.validation.model import model_violations
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron import layers
+from rljob_trainer.megatron.compat.glm4 import sandwiched
 
 HAVE_TE: bool = gpt_layer_specs.HAVE_TE
 MODEL = "spec.model.path"
@@ -114,8 +115,9 @@ def configure(provider: Any, spec: RLJobSpec, layout: Layout) -> None:
 
 
 def _torch_layers(provider: Any) -> dict[str, Any]:
-    """Gemma 3 has a spec of its own (compat/gemma3.py)."""
-    return {} if isinstance(provider, Gemma3ModelProvider) else {"transformer_layer_spec": layers.block_spec}
+    """Gemma 3 and GLM-4 have specs of their own (compat/gemma3.py, compat/glm4.py)."""
+    own = isinstance(provider, Gemma3ModelProvider) or provider.transformer_layer_spec is sandwiched
+    return {} if own else {"transformer_layer_spec": layers.block_spec}
 
 
 def _require_pieces(provider: Any, spec: RLJobSpec) -> None:
@@ -155,10 +157,11 @@ def _layout(layout: Layout, spec: RLJobSpec) -> dict[str, Any]:
 
 
 def _rotation(provider: Any) -> dict[str, Any]:
-    """YaRN's numbers that config.json leaves out, as transformers has them (modeling_rope_utils.py). Its factor of sine and cosine, the interleaved
-    rotation of multi-latent attention, and the three positions of a token are not in the fused kernel."""
+    """YaRN's numbers that config.json leaves out, as transformers has them (modeling_rope_utils.py). Its factor of sine and cosine, interleaved
+    rotations, and the three positions of a token are not in the fused kernel, or not proven in it."""
     yarn = provider.position_embedding_type == "yarn"
-    if not (yarn or provider.multi_latent_attention or provider.position_embedding_type == "mrope"):
+    interleaved = provider.multi_latent_attention or provider.rotary_interleaved
+    if not (yarn or interleaved or provider.position_embedding_type == "mrope"):
         return {}
     usual = _YARN if yarn else {}
     return {key: value for key, value in usual.items() if getattr(provider, key) is None} | {"apply_rope_fusion": False}

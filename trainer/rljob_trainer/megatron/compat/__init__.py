@@ -28,6 +28,7 @@ MODULES = (
     "mixtral",
     "phi3",
     "gemma3",
+    "glm4",
     "qwen_vl",
     "qwen3_vl",
     "load_progress",
