@@ -44,7 +44,6 @@ MODEL = (
     lacks("freeze_language_model", "all parameters of the language model are trained"),
     *(lacks(f"freeze_trainable_{key}", "all parameters are trained") for key in ("layers", "modules")),
     *(lacks(key, "the model is as its config.json says") for key in ("use_llama_pro", "mixture_of_depths")),
-    lacks("adapter_name_or_path", "merge the adapter into the model before it is trained"),
     *(lacks(key, "adapters are LoRA's") for key in ("oft_block_size", "oft_target", "loraplus_lr_ratio", "use_dora")),
     *(lacks(f"pissa_{key}", "adapters begin as LoRA's do") for key in ("init", "iter", "convert")),
     *(lacks(key, "the loss is the cross-entropy") for key in LOSSES),
