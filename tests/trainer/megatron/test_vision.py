@@ -1,5 +1,6 @@
 """Models with a vision tower against transformers: images lie where the trajectory says, at the positions of the model's own paper."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,12 @@ def test_positions_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
 def test_log_probs_of_images_are_those_of_transformers_and_the_export_is_the_model(
     megatron: None, tmp_path: Path, kind: str
 ) -> None:
-    """One pack of samples without, with one and with several images against each sample alone; on one rank and on two."""
+    """One pack of samples without, with one and with several images against each sample alone; on one rank and on two. The tower is computed in the
+    job's type, not in that of config.json."""
     source = make_model(tmp_path / "model", kind, tied=False)
+    config = json.loads((source / "config.json").read_text())
+    config["vision_config"]["dtype"] = "bfloat16"
+    (source / "config.json").write_text(json.dumps(config))
     batch = make_vision_batch(source)
     for sizes in ({}, {"tensor": 2}, {"tensor": 2, "sequence": False}):
         world = sizes.get("tensor", 1)

@@ -105,6 +105,8 @@ def configure(provider: Any, spec: RLJobSpec, layout: Layout) -> None:
     given = spec.trainer.transformer_config
     for key, value in (_EXPERTS | plain | _rotation(provider) | device | given | ours | _frozen(spec)).items():
         setattr(provider, key, value)
+    if tower := getattr(provider, "vision_config", None):
+        tower.dtype = DTYPES[spec.model.dtype]  # transformers makes it in that of config.json otherwise
     try:
         provider.finalize()
     except (AssertionError, ValueError) as error:
