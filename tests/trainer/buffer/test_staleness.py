@@ -1,7 +1,6 @@
 """One step ahead: the driver draws the next batch while rank 0 trains, as rank 0 and the rollout servers see it."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -262,9 +261,8 @@ async def test_with_continue_a_policy_is_published_at_once_and_responses_continu
         found = []
         for step in (1, 2, 3, 4):
             found.append(await batch(rank))
-            began = time.monotonic()
             await trained(rank, step)
-            assert time.monotonic() - began < 2, "nobody waits for what is being generated"
+            assert (slowest in a.finished) == (step > 2), "nobody waits for what is being generated"
             await publish(rank, step, [a])
         assert await until(rank, "over") == "succeeded"
     late = [(f.step, s) for f in found for s in f.samples if s.prompt_index == permutation(12, 0, 0)[0]]
@@ -294,13 +292,14 @@ async def test_with_continue_rollouts_come_and_go_without_a_wait_and_no_sample_i
                 assert b.requests
                 bench.control(rollouts=(a.endpoint, c.endpoint))
                 await probed(c)
-            began = time.monotonic()
-            told = await trained(rank, step)
-            assert time.monotonic() - began < 2
-            assert set(told) == ({"demo-rollout-0", "demo-rollout-1"} if step == 1 else {"demo-rollout-0", "new"})
+            assert set(await trained(rank, step)) == (
+                {"demo-rollout-0", "demo-rollout-1"} if step == 1 else {"demo-rollout-0", "new"}
+            )
             await publish(rank, step, [a, b, c])
         assert await until(rank, "over") == "succeeded"
     assert c.requests, "a newcomer has work"
+    policies = [{part.policy_step for part in s.sampled_segments} for f in found for s in f.samples]
+    assert any(len(steps) > 1 for steps in policies), "nobody waited for what was being generated"
     assert sorted(s.prompt_index for f in found for s in f.samples) == sorted(2 * permutation(12, 0, 0))
     for f in found:
         for sample in f.samples:

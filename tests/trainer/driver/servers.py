@@ -81,6 +81,8 @@ class Thinker(Server):
         self.thoughts, self._writing = thoughts, asyncio.Event()
         self.answered = 0
         """Requests whose answer was written to its end."""
+        self.finished = set[tuple[int, int]]()
+        """Their prompts' numbers, each less 1."""
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -95,7 +97,9 @@ class Thinker(Server):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), PACE)
         ended = "stop" if written + text == whole else "abort" if stop.is_set() else "length"
-        self.answered += ended == "stop"
+        if ended == "stop":
+            self.answered += 1
+            self.finished.add((left - 1, right - 1))
         drawn = Completion([*map(ord, text)], [-1.0 - policy] * len(text), ended)
         return web.json_response(encode([drawn] * body["n"]), headers={STEP_HEADER: str(policy)})
 
