@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,25 +13,34 @@ from trainer.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
-PATIENCE, PIECE = 2.0, 3 * 2**10
-"""Seconds without progress; and bytes that the slow disk of rank 1 writes or reads at a time, each in some 50 ms."""
-
-
-class Seen(NamedTuple):
-    """Of one operation on rank 0."""
-
-    seconds: float
-    beats: int
-    longest: float
-    """Between two beats."""
+PATIENCE, GIVEN_UP, PIECE = 300.0, 2.0, 3 * 2**10
+"""Seconds without progress; those where nothing moves; and bytes that the slow disk of rank 1 writes or reads at a time, each in some 50 ms."""
 
 
 def test_all_that_saving_and_restoring_moves_is_a_beat_of_rank_0(model: Path, tmp_path: Path) -> None:
-    seen, _ = run_ranks(2, lambda: on_a_rank(model, tmp_path))
-    for name in ("save", "check"):
-        print(name, seen[name])
-        assert seen[name].seconds > 2 * PATIENCE > 2 * seen[name].longest
-    assert min(seen["load"].beats, seen["export"].beats) > 20, "each tensor"
+    beats, _ = run_ranks(2, lambda: on_a_rank(model, tmp_path))
+    assert min(beats["save"], beats["check"]) >= 3, "the slow disk is the other rank's, and takes seconds"
+    assert min(beats["load"], beats["export"]) > 20, "each tensor"
+
+
+def test_what_moves_may_take_longer_than_a_rank_waits_for_its_peers() -> None:
+    """By a clock that says that most of the patience passes between two looks."""
+
+    def wait() -> int:
+        from rljob_trainer import collective
+
+        looks: list[float] = []
+        collective.time = SimpleNamespace(monotonic=lambda: 0.9 * PATIENCE * len(looks))  # type: ignore[assignment]
+
+        def ten(seconds: float) -> bool:
+            looks.append(seconds)
+            return len(looks) == 10
+
+        beats: list[int] = []
+        collective.Ranks(PATIENCE).until(ten, lambda: len(looks), lambda: beats.append(1))
+        return len(beats)
+
+    assert run_ranks(2, wait) == [10, 10]
 
 
 def test_what_moves_nothing_is_given_up_without_a_beat() -> None:
@@ -39,7 +48,7 @@ def test_what_moves_nothing_is_given_up_without_a_beat() -> None:
         from rljob_trainer.collective import Ranks
 
         beats: list[int] = []
-        ranks = Ranks(PATIENCE)
+        ranks = Ranks(GIVEN_UP)
         with pytest.raises(RuntimeError) as caught:  # the other rank may only see that its peer has given up
             ranks.until(lambda seconds: stuck(seconds, ranks.rank == 1), lambda: 7, lambda: beats.append(1))
         return beats, type(caught.value).__name__
@@ -55,7 +64,8 @@ def stuck(seconds: float, yes: bool) -> bool:
     return not yes
 
 
-def on_a_rank(model: Path, root: Path) -> dict[str, Seen]:
+def on_a_rank(model: Path, root: Path) -> dict[str, int]:
+    """The beats of each operation."""
     from rljob_trainer.checkpoint.checks import corruption
     from rljob_trainer.checkpoint.manifest import read_manifest
     from rljob_trainer.checkpoint.saving import Saver
@@ -64,8 +74,8 @@ def on_a_rank(model: Path, root: Path) -> dict[str, Seen]:
     from rljob_trainer.megatron.huggingface import write_hugging_face
     from trainer.checkpoint.saving import open_store
 
-    beats: list[float] = []
-    engine, ranks = Engine(job(model, tensor=2), lambda: beats.append(time.monotonic())), Ranks(PATIENCE)
+    beats: list[int] = []
+    engine, ranks = Engine(job(model, tensor=2), lambda: beats.append(1)), Ranks(PATIENCE)
     if ranks.rank:
         slow_down()
     saver = Saver(engine, ranks, open_store(root, 1) if ranks.is_first else None)
@@ -93,10 +103,7 @@ def slow_down() -> None:
     files.BLOCK_BYTES = torch_dist.PIECE_BYTES = PIECE
 
 
-def watch(beats: list[float], operation: Callable[[], Any]) -> Seen:
-    began = time.monotonic()
-    beats[:] = []
+def watch(beats: list[int], operation: Callable[[], Any]) -> int:
+    beats.clear()
     operation()
-    moments = [began, *beats, time.monotonic()]
-    longest = max(after - before for before, after in pairwise(moments))
-    return Seen(moments[-1] - began, len(beats), longest)
+    return len(beats)
