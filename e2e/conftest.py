@@ -14,6 +14,13 @@ from rljob_api import names
 
 NAMESPACE = "rljob-e2e"
 BASELINE = "baseline"
+UNTRAINED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, "/prepare")
+import prepare
+prepare.write_start(Path(sys.argv[1]), "qwen2", 0)
+"""
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,14 @@ class Lab:
         merged = {"checkpoint": {"path": f"/data/runs/{name}"}} | changes
         self.kube.apply(example(name, self.provider.trainer_image, of, **merged))
         return Job(self.kube, name)
+
+    def start_untrained(self, name: str, **changes: object) -> Job:
+        """The example with a model of random numbers: where nothing is to be learnt, nothing has to be prepared for long."""
+        start = f"/data/starts/{name}"
+        self.kube.execute(WORKBENCH, "python", "-c", UNTRAINED, start, timeout=120)
+        data = {"train": [f"{start}/data/train.parquet"], "validation": []}
+        own: Object = {"model": {"path": f"{start}/untrained"}, "data": data, "evaluation": None}
+        return self.start(name, **(own | changes))
 
     def start_replay(self, name: str, **changes: object) -> Job:
         """Train on the batches that the baseline recorded: no rollouts, and losses that can be compared bit by bit."""

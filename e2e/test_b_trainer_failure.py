@@ -1,8 +1,13 @@
 """A trainer that is lost comes back where the last complete checkpoint was, bit by bit."""
 
+import signal
+
+import pytest
+
 from e2e.conftest import Lab
 from e2e.job import Job
 from e2e.kube import wait_for
+from e2e.test_c_rollout_failure import SIGNAL_THE_ENGINE
 from rljob_api import names
 
 KILL_A_RANK = """
@@ -68,3 +73,29 @@ except FencedOut as error:
     print("refused:", error)
 """
     assert lab.python(program).startswith("refused:")
+
+
+@pytest.mark.extra
+def test_a_colocated_server_whose_engine_is_killed_is_named_as_the_cause_and_the_next_attempt_resumes(
+    empty_lab: Lab,
+) -> None:
+    """vLLM's API server lives on for a while and refuses what ranks ask; that is not the cause."""
+    job = empty_lab.start_untrained(
+        "engine",
+        train={"steps": 100_000},
+        trainer={"nodes": 1, "parallelism": {"tensor": 1}, "template": {"resources": {"limits": {"memory": "7Gi"}}}},
+        rollout={"placement": "colocated", "replicas": 1, "template": None},
+        checkpoint={"path": "/data/runs/engine", "everySteps": 2},
+    )
+    job.wait_for_step(5, timeout=900)
+    pod = names.pod(job.name, names.ROLE_TRAINER, 0)
+    empty_lab.kube.execute(pod, "python", "-c", SIGNAL_THE_ENGINE, str(int(signal.SIGKILL)))
+    status = job.wait("a second attempt", lambda s: s.attempt is not None and s.attempt.number == 2, 300)
+    failure = status.last_failure
+    assert failure is not None and failure.failure is not None
+    assert (failure.attempt, failure.pod, failure.failure.exception) == (1, pod, "ServerLost")
+    assert failure.failure.message.startswith("the server was killed: the engine")
+
+    status = job.wait("more steps", lambda s: s.progress.attempt == 2 and s.progress.step > 6, 600)
+    assert status.progress.started_from and status.progress.started_from >= 4
+    job.delete()

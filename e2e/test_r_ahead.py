@@ -15,14 +15,6 @@ from rljob_api.status import JobStatus
 
 pytestmark = pytest.mark.extra
 NAME, STALENESS = "ahead", 2
-MODEL = """
-import sys
-from pathlib import Path
-sys.path.insert(0, "/prepare")
-import prepare
-prepare.write_start(Path("/data/ahead"), "qwen2", 0)
-"""
-"""Untrained: nothing is to be learnt here, and so nothing has to be prepared for long."""
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +27,11 @@ def nodes(empty_lab: Lab) -> Iterator[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def job(empty_lab: Lab, nodes: tuple[str, str]) -> Iterator[Job]:
     home, away = nodes
-    empty_lab.python(MODEL)
-    job = empty_lab.start(
+    job = empty_lab.start_untrained(
         NAME,
-        model={"path": "/data/ahead/untrained"},
-        data={"train": ["/data/ahead/data/train.parquet"], "validation": []},
         algorithm={"rolloutCorrection": {"importanceSampling": "token"}},
         train={"steps": 100_000, "staleness": STALENESS, "batches": {"record": True}},
         rollout={"replicas": 1, "interrupt": "continue"},
-        evaluation=None,
         checkpoint={"path": f"/data/runs/{NAME}", "everySteps": 10},
         lifecycle={"nodeLossSeconds": 5},
     )
