@@ -172,6 +172,17 @@ PATTERNS = {
 }
 """Of texts, by pattern."""
 
+ELSEWHERE = re.compile(r"[a-z0-9]+://\S+|[\w.-]+/[\w.-]+(@\S+)?")
+"""What people write for a directory: an address, or the name of a model or of a set in a hub."""
+
+
+def _pattern(value: Any, ctx: Mapping[str, Any]) -> Sentence:
+    rule, fix = PATTERNS[ctx["pattern"]]
+    if ctx["pattern"].startswith("^/") and ELSEWHERE.fullmatch(value):
+        fix = "name a directory in the pods; model.source and data.sources copy a model and data there, for example hf://ORG/MODEL@REVISION"
+    return rule, fix
+
+
 SENTENCES: dict[str, Say] = {
     "missing": _fixed("is required"),
     "extra_forbidden": _fixed("there is no such field"),
@@ -194,7 +205,7 @@ SENTENCES: dict[str, Say] = {
     "string_too_long": _size("max_length", "characters", "at most {} are allowed", "shorten it"),
     "too_short": _size("min_length", "entries", "at least {} are needed", "add them"),
     "too_long": _size("max_length", "entries", "at most {} are allowed", "remove the others"),
-    "string_pattern_mismatch": lambda value, ctx: PATTERNS[ctx["pattern"]],
+    "string_pattern_mismatch": _pattern,
     "invalid_key": _fixed("is a key and must be a text", "put it in quotes"),
     **dict.fromkeys(("json_invalid", "json_type"), _fixed("is not JSON")),
 }

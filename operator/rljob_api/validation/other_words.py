@@ -29,7 +29,7 @@ WORDS: dict[str, str] = {
     "algorithm.clip.low": "clip_ratio clip_range eps_clip clip_ratio_low",
     "algorithm.clip.high": "clip_ratio_high eps_clip_high epsilon_high",
     "algorithm.clip.dual": "clip_ratio_c dual_clip eps_clip_c",
-    "algorithm.kl.coefficient": "kl_coef kl_coeff kl_loss_coef init_kl_coef kl_coefficient kl_beta kl_penalty_coef",
+    "algorithm.kl.coefficient": "coef coeff kl_coef kl_coeff kl_loss_coef init_kl_coef kl_coefficient kl_beta kl_penalty_coef",
     "algorithm.kl.estimator": "kl_loss_type kl_penalty kl_type kl_estimator",
     "algorithm.kl.where": "use_kl_loss use_kl_in_reward",
     "algorithm.kl.adaptive": "kl_ctrl adaptive_kl",
