@@ -102,8 +102,8 @@ def attempt(job: Job, number: int) -> JobStatus:
     """Once it has trained a step, all gangs in it."""
 
     def trains(status: JobStatus) -> bool:
-        began = status.attempt is not None and status.attempt.number == number
-        return began and status.progress.step > (status.progress.started_from or 0)
+        done = status.progress
+        return done.attempt == number and done.step > (done.started_from or 0)
 
     return job.wait(f"a step of attempt {number}", trains, 600)
 
