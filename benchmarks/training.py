@@ -161,7 +161,8 @@ def start_engine(spec: Any) -> Any:
     return Engine(spec, lambda: None, objective_of(spec))
 
 
-def spec(model: Path, layout: str) -> Any:
+def spec(model: Path, layout: str, tokens: int = 16384) -> Any:
+    """`tokens`: of a micro-batch."""
     from rljob_api.spec import RLJobSpec
 
     parallelism = (ONE_GPU | TWO_GPUS | EXPERTS)[layout]
@@ -171,7 +172,7 @@ def spec(model: Path, layout: str) -> Any:
             "model": {"path": str(model), "dtype": "bfloat16"},
             "data": {"train": ["/none"], "maxPromptTokens": 256},
             "rewards": [{"rule": "exactMatch"}],
-            "train": {"steps": 100, "promptsPerStep": 2, "samplesPerPrompt": 2, "tokensPerMicroBatch": 16384},
+            "train": {"steps": 100, "promptsPerStep": 2, "samplesPerPrompt": 2, "tokensPerMicroBatch": tokens},
             "trainer": {"processesPerNode": int(os.environ["WORLD_SIZE"]), "parallelism": parallelism},
             "rollout": {"sampling": {"maxTokens": 4096}},
             "checkpoint": {"path": "/tmp/none"},

@@ -4,7 +4,7 @@
 
 The vision tower is frozen (`--train-vision`: trained). Prints for each the split of the steps and the difference between the log-probabilities of
 trainer and vLLM, mean and largest. `seen` is how much those of random tokens differ, by transformers, when a prompt has another picture: what a
-server that got the wrong picture would differ by. The rules refuse these families on GPUs until this is measured, so the job runs without that rule.
+server that got the wrong picture would differ by.
 """
 
 import argparse
@@ -23,7 +23,6 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from benchmarks import jobs, step
 from trainer.data.vision import PROCESSORS, TEMPLATE
 
-UNPROVEN = ("-m", "benchmarks.unproven")
 LIMIT_SECONDS = 280
 SPECIAL = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
 WORDS = ["<pad>", "<|im_end|>", "<|im_start|>", *SPECIAL, "user", "assistant", "what", "is", "this", "?"]
@@ -121,7 +120,7 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     seen = write_model(root / "model", kind)
     write_data(root, kind)
     (root / "reward.py").write_text(step.REWARD)
-    ended = jobs.run(root, "bench-vision", job(root, kind, options), options.steps, LIMIT_SECONDS, product=UNPROVEN)
+    ended = jobs.run(root, "bench-vision", job(root, kind, options), options.steps, LIMIT_SECONDS)
     common = {"kind": name, "exit": ended.code, "seen": seen}
     steps = jobs.summary(ended, options.steps, ("response_length/mean",))
     return [common | row for row in steps] or [common | {"said": ended.said}]

@@ -3,8 +3,7 @@
     [CUDA_VISIBLE_DEVICES=N] python -m benchmarks.vision_learning [--seeds 0 1 2] [--dtype bfloat16] [--device gpu] [--out FILE]
 
 One seed after the other on the first GPU that is visible: a command for each GPU with seeds, `--out` and `--work` of its own uses several. The seed
-is that of data, weights, warm-up and samples. Prints held-out accuracy before, at half-time and at the end. The rules refuse the family on GPUs until
-this is measured, so the job runs without that rule.
+is that of data, weights, warm-up and samples. Prints held-out accuracy before, at half-time and at the end.
 """
 
 import argparse
@@ -20,7 +19,6 @@ from typing import Any
 import yaml
 
 from benchmarks import jobs
-from benchmarks.vision import UNPROVEN
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "vision"
 HELD_OUT = "evaluation/reward"
@@ -54,7 +52,7 @@ def learned(seed: int, options: argparse.Namespace) -> dict[str, Any]:
     if code == 0:
         manifest = root / "rljob.yaml"
         manifest.write_text(yaml.safe_dump(job(seed, options)))
-        code = call(root, [*UNPROVEN, "run", str(manifest), f"--mount=/data={root}", "--work", str(root / "logs")])
+        code = call(root, [*jobs.PRODUCT, "run", str(manifest), f"--mount=/data={root}", "--work", str(root / "logs")])
     if code:
         print("\n".join(jobs.tails(root)), flush=True)
     seconds = {"warm_up_seconds": round(warmed, 1), "seconds": round(time.monotonic() - began, 1)}

@@ -141,11 +141,12 @@ def test_a_language_model_in_a_section_of_its_own_keeps_the_rules() -> None:
     assert check(flat | {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}) == []
 
 
-def test_nothing_is_generated_with_images_where_that_is_not_proven() -> None:
-    gpu = {"trainer": {"device": "gpu"}}
-    (found,) = (v for v in model_violations(make_spec(**gpu), VISION) if v.field == M)
-    assert found.rule == "nothing shows that vLLM generates with qwen2_5_vl on a gpu as it is trained"
-    assert not [v for v in model_violations(make_spec(task="sft", **gpu), VISION) if v.field == M]
+def test_nothing_is_generated_on_a_device_where_that_is_not_proven() -> None:
+    latent = {"model_type": "deepseek_v2", "vocab_size": 101}
+    (found,) = (v for v in model_violations(make_spec(), latent) if v.field == M and v.rule.startswith("nothing shows"))
+    assert found.rule == "nothing shows that vLLM generates with deepseek_v2 on a cpu as it is trained"
+    assert found.fix == "set spec.trainer.device: gpu, or set spec.task to sft, dpo or pretrain"
+    assert not [v for v in model_violations(make_spec(trainer={"device": "gpu"}), latent) if v.rule == found.rule]
 
 
 def test_modules_of_experts_are_recomputed_in_models_that_have_some() -> None:

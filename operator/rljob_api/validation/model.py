@@ -185,7 +185,7 @@ def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
     family = FAMILIES.get(config.get("model_type") or "")
     if family and spec.trainer.device not in family.servers:
         rule = f"nothing shows that vLLM generates with {family.model_type} on a {spec.trainer.device} as it is trained"
-        other = "set spec.trainer.device: gpu, or " if family.servers else ""
+        other = f"set spec.trainer.device: {family.servers[0]}, or " if family.servers else ""
         yield Violation("spec.model.path", spec.model.path, rule, f"{other}set spec.task to sft, dpo or pretrain")
     heads, groups = _heads(config)
     if heads and heads % rollout.tensor_parallel:
