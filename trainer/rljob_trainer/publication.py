@@ -8,11 +8,11 @@ import torch
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
+from rljob_api.validation.adapters import LORA_B
 from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.parity import Probe, arithmetic_of, probe_sample
-from rljob_trainer.weights.protocol import LORA_B
 from rljob_trainer.weights.publisher import Senders
 
 

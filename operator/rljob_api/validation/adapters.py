@@ -27,6 +27,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     **{target: (module,) for target, module in PARTS.items()},
 }
 """transformers' names, by target."""
+LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
+"""How the names of an adapter's two tensors end, as the peft library has them."""
 PLAIN = {
     "peft_type": ("LORA",),
     "bias": ("none",),

@@ -12,9 +12,10 @@ from torch import Tensor
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 
+from rljob_api.validation.adapters import LORA_A, LORA_B
 from rljob_trainer.weights.bucket import Entry
 from rljob_trainer.weights.expected import ExpectedTensors, RefusedUpdateError
-from rljob_trainer.weights.protocol import ADAPTERS, LORA_A, LORA_B
+from rljob_trainer.weights.protocol import ADAPTERS
 
 
 @dataclass(frozen=True, slots=True)

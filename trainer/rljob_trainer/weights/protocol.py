@@ -27,8 +27,6 @@ SERVED_MODEL = "policy"
 
 ADAPTERS = 1
 """vLLM's number of the policy's adapters, on servers that get them without the model (`model.lora.sync: adapters`)."""
-LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
-"""How the names of an adapter's two tensors end."""
 
 TRANSFER_SECONDS = 60.0
 """Longest wait for one bucket, on both ends. A replica that takes longer is out."""
