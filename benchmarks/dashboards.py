@@ -91,7 +91,7 @@ def _state(age: float, trained: float) -> str:
 def samples() -> Iterator[tuple[str, str]]:
     """Name, and a line of OpenMetrics, of everything that the operator would have exported."""
     cache = ClusterCache(lambda: 0.0)
-    metrics = Metrics(cache, {}, lambda: 0.0)
+    metrics = Metrics(cache, {}, lambda: 0.0, {})
     for now in range(BEGIN, int(END), SCRAPE):
         for run in (run for run in RUNS if now >= BEGIN + run.later):
             born = stamp(BEGIN + run.later)

@@ -1,4 +1,4 @@
-"""KWOK beside a control plane: nodes of 8 GPUs and pods that only say that they run."""
+"""KWOK with a control plane: nodes of 8 GPUs, and pods that run in their status only."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def start(plane: ControlPlane) -> None:
 
 
 def _stage(name: str, ready: str, seconds: int) -> dict[str, Any]:
-    """A node that is ready, or is not, says so that long after it did last."""
+    """The status of a node, ready or not, is written again so long after the last time."""
     is_ready = {"key": '.status.conditions.[] | select( .type == "Ready" ) | .status', "operator": ready}
     spec = {
         "resourceRef": {"apiGroup": "v1", "kind": "Node"},

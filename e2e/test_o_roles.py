@@ -19,8 +19,8 @@ from rljob_api.status import JobStatus
 pytestmark = pytest.mark.extra
 
 STEPS = 40
-EXACT, BY_MODEL, BY_JUDGE = range(3)
-"""Places in spec.rewards."""
+BY_MODEL = 1
+"""Place in spec.rewards."""
 REWARD = names.reward_role(BY_MODEL)
 GANGS = (names.ROLE_TRAINER, names.ROLE_CRITIC, names.ROLE_REFERENCE, REWARD)
 CLASSIFIER = """

@@ -55,7 +55,7 @@ class Metrics:
         cache: ClusterCache,
         calls: Mapping[tuple[str, str], int],
         lag: Callable[[], float],
-        events: Mapping[str, int] = {},
+        events: Mapping[str, int],
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Observed(cache, calls, lag, events))

@@ -35,7 +35,7 @@ async def exported() -> dict[str, set[str]]:
     async def nothing(_: Key) -> float | None:
         return None
 
-    metrics = Metrics(world.feed.cache, {("GET", "Pod"): 1}, lambda: 0.0)
+    metrics = Metrics(world.feed.cache, {("GET", "Pod"): 1}, lambda: 0.0, {})
     await metrics.timed(nothing)(("research", "demo"))
     found: dict[str, set[str]] = {"rljob_job_metric": {"namespace", "rljob", "metric"}}
     for family in text_string_to_metric_families(metrics.text().decode()):

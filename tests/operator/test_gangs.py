@@ -205,7 +205,7 @@ async def test_jobs_with_gangs_never_share_a_place(seed: int) -> None:
 async def test_metrics_count_the_pods_of_each_gang() -> None:
     world = await running()
     world.feed.deliver()
-    families = text_string_to_metric_families(Metrics(world.feed.cache, {}, lambda: 0.0).text().decode())
+    families = text_string_to_metric_families(Metrics(world.feed.cache, {}, lambda: 0.0, {}).text().decode())
     found = {s.labels["role"]: s.value for f in families for s in f.samples if s.name == "rljob_job_ready_gang_pods"}
     assert found == {"critic": 1, "reference": 2, "reward1": 1}
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told."""
+"""What Prometheus reads."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -14,25 +14,25 @@ def read(metrics: Metrics) -> dict[tuple[str, str], float]:
     return {(x.name, next(reversed(x.labels.values()), "")): x.value for family in families for x in family.samples}
 
 
-async def test_jobs_are_told_by_their_status() -> None:
+async def test_the_metrics_of_a_job_come_from_its_status() -> None:
     world = World(steps=12, save_every=6)
     world.apply()
     await world.until(state="Running", step=7)
     world.kill_pod("demo-trainer-1")
     await world.until(state="Succeeded")
     world.feed.deliver()
-    told = read(Metrics(world.feed.cache, {("GET", "Pod"): 3}, lambda: 0.5, {"Pod": 7}))
-    assert told["rljob_jobs", "Succeeded"] == 1
-    assert told["rljob_job_step", "demo"] == 12
-    assert told["rljob_job_restarts", "demo"] == 1
-    lost = told["rljob_job_lost_steps", "demo"]
+    found = read(Metrics(world.feed.cache, {("GET", "Pod"): 3}, lambda: 0.5, {"Pod": 7}))
+    assert found["rljob_jobs", "Succeeded"] == 1
+    assert found["rljob_job_step", "demo"] == 12
+    assert found["rljob_job_restarts", "demo"] == 1
+    lost = found["rljob_job_lost_steps", "demo"]
     assert lost >= 1, "step 6 was the last that was saved"
-    assert told["rljob_job_goodput_ratio", "demo"] == 12 / (12 + lost)
-    assert ("rljob_job_first_step_seconds", "demo") in told
-    assert told["rljob_job_state", "Succeeded"] == 1
-    assert told["rljob_api_requests_total", "GET"] == 3
-    assert told["rljob_watch_events_total", "Pod"] == 7
-    assert told["rljob_queue_lag_seconds", ""] == 0.5
+    assert found["rljob_job_goodput_ratio", "demo"] == 12 / (12 + lost)
+    assert ("rljob_job_first_step_seconds", "demo") in found
+    assert found["rljob_job_state", "Succeeded"] == 1
+    assert found["rljob_api_requests_total", "GET"] == 3
+    assert found["rljob_watch_events_total", "Pod"] == 7
+    assert found["rljob_queue_lag_seconds", ""] == 0.5
 
 
 async def test_alerts_get_the_state_and_how_old_the_newest_checkpoint_is() -> None:
@@ -40,7 +40,7 @@ async def test_alerts_get_the_state_and_how_old_the_newest_checkpoint_is() -> No
     world.apply()
     await world.until(state="Running", step=2)
     world.feed.deliver()
-    metrics = Metrics(world.feed.cache, {}, lambda: 0.0)
+    metrics = Metrics(world.feed.cache, {}, lambda: 0.0, {})
     before = read(metrics)
     assert before["rljob_job_state", "Running"] == 1
     assert before["rljob_job_attempt_timestamp_seconds", "demo"] == seconds(world.status.attempt.started_at) > 0
@@ -51,11 +51,11 @@ async def test_alerts_get_the_state_and_how_old_the_newest_checkpoint_is() -> No
     assert saved == world.status.checkpoint.latest.time > 0
 
 
-async def test_passes_are_timed() -> None:
+async def test_reconciles_are_timed() -> None:
     async def work(key: Key) -> float | None:
         return 3.0
 
-    metrics = Metrics(World().feed.cache, {}, lambda: 0.0)
+    metrics = Metrics(World().feed.cache, {}, lambda: 0.0, {})
     assert await metrics.timed(work)((NAMESPACE, "demo")) == 3.0
     assert read(metrics)["rljob_reconcile_seconds_count", ""] == 1
 

@@ -58,7 +58,7 @@ async def test_metrics_count_the_servers_of_each_pool() -> None:
     world.apply(**POOLED)
     await world.until(state="Running", step=2)
     world.feed.deliver()
-    families = text_string_to_metric_families(Metrics(world.feed.cache, {}, lambda: 0.0).text().decode())
+    families = text_string_to_metric_families(Metrics(world.feed.cache, {}, lambda: 0.0, {}).text().decode())
     found = [
         sample for family in families for sample in family.samples if sample.name == "rljob_job_ready_pool_servers"
     ]

@@ -34,7 +34,7 @@ async def test_conditions_roles_and_metrics_say_nothing_of_rollouts() -> None:
     assert (ready.status, ready.reason, ready.message) == ("True", reasons.NOT_NEEDED, "task dpo has no rollouts")
     assert (world.status.rollout.text, world.status.rollout.selector) == ("", "")
     world.feed.deliver()
-    text = Metrics(world.feed.cache, {}, lambda: 0.0).text().decode()
+    text = Metrics(world.feed.cache, {}, lambda: 0.0, {}).text().decode()
     shown = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
     assert "rljob_job_ready_trainers" in shown and "rljob_job_ready_rollouts" not in shown
 
