@@ -54,11 +54,9 @@ def prepared(options: argparse.Namespace) -> tuple[Path, Path]:
     """Directories of a model whose responses end, and of its data."""
     shape = MODELS[options.size]
     model, data = write_model(options.work / f"model-{options.size}", shape), options.work / "data"
-    step.tokenizer(model, shape["vocab_size"])
+    step.write_inputs(model, shape["vocab_size"], data, "mixed")
     ends = max(1, shape["vocab_size"] // END)
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(20, 20 + ends))}))
-    step.prompts(data / "train.parquet", "mixed")
-    (data / "reward.py").write_text(step.REWARD)
     return model, data
 
 
@@ -113,9 +111,7 @@ def with_share(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def table(lines: list[dict[str, Any]]) -> str:
     said = [f"alone: rollout {line['rollout']}, trainer {line['trainer']}" for line in lines if "rollout" in line]
-    head = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
-    rows = ["| " + " | ".join(str(line.get(c, "")) for c in COLUMNS) + " |" for line in lines if "rollout" not in line]
-    return "\n".join([*said, *head, *rows])
+    return "\n".join([*said, jobs.table([line for line in lines if "rollout" not in line], COLUMNS)])
 
 
 def job(options: argparse.Namespace, run: str, model: Path, data: Path) -> dict[str, Any]:

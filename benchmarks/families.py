@@ -21,8 +21,8 @@ import torch
 import transformers
 import yaml
 
-from benchmarks import step, training
-from benchmarks.jobs import AGREEMENT, rows_of
+from benchmarks import step
+from benchmarks.jobs import lines, rows_of, table, worst
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -69,8 +69,8 @@ def main() -> int:
     models = {kind: write(ROOT / kind.replace(", ", "-") / "model", kind) for kind in chosen(options)}
     with ThreadPoolExecutor(options.gpus * options.jobs) as pool:
         rows = list(pool.map(lambda kind: measure(kind, models[kind], options, devices), models))
-    options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    print(training.table(rows, ("kind", "lora", "exit", *AGREEMENT, "said")))
+    options.out.write_text(lines(rows))
+    print(table(rows))
     return int(any(row["exit"] for row in rows))
 
 
@@ -89,9 +89,7 @@ def measure(kind: str, model: Path, options: argparse.Namespace, devices: "Simpl
 
 def train(kind: str, model: Path, lora: int, jobs: int, device: int) -> dict[str, Any]:
     root = model.parent
-    step.tokenizer(model, VOCABULARY)
-    step.prompts(root / "train.parquet", "fixed")
-    (root / "reward.py").write_text(step.REWARD)
+    step.write_inputs(model, VOCABULARY, root)
     (root / "rljob.yaml").write_text(yaml.safe_dump(job(root, lora, jobs)))
     command = [sys.executable, "-m", "rljob_trainer", "run", str(root / "rljob.yaml"), "--work", str(root / "logs")]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(device)}
@@ -100,11 +98,10 @@ def train(kind: str, model: Path, lora: int, jobs: int, device: int) -> dict[str
     )
     log = root / "run" / "metrics.jsonl"
     steps = rows_of(log).values()
-    worst = {name: max((s[name] for s in steps if name in s), default=None) for name in AGREEMENT}
     said = done.stdout.strip().splitlines()[-1:] if done.returncode == 0 else done.stdout.strip().splitlines()[-12:]
     row = (
         {"kind": kind, "lora": lora, "exit": done.returncode, "steps": len(steps)}
-        | worst
+        | worst(steps)
         | {"said": " ".join(said)[:1500]}
     )
     print(json.dumps(row), flush=True)

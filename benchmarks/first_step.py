@@ -51,9 +51,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-first-step")
     options = parser.parse_args()
     model = model_of(options.size)
-    step.tokenizer(model, MODELS[options.size]["vocab_size"])
-    step.prompts(options.work / "data" / "train.parquet", "fixed")
-    (options.work / "data" / "reward.py").write_text(step.REWARD)
+    step.write_inputs(model, MODELS[options.size]["vocab_size"], options.work / "data")
     rows = measure(options, model)
     options.out.write_text(json.dumps(rows, indent=1))
     print(jobs.table(rows))
@@ -97,9 +95,7 @@ def counted(logs: tuple[Path, Path]) -> dict[str, int]:
     """How often each moment was written so far."""
     work, run = logs
     text = "".join(file.read_text(errors="replace") for file in sorted(work.glob("*.log")))
-    metrics = run / "metrics.jsonl"
-    steps = metrics.read_text().count('"time/step"') if metrics.exists() else 0
-    return {what: text.count(line) for what, line in MOMENTS.items()} | {STEP: steps}
+    return {what: text.count(line) for what, line in MOMENTS.items()} | {STEP: jobs.steps_of(run / "metrics.jsonl")}
 
 
 if __name__ == "__main__":

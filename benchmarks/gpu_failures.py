@@ -79,16 +79,9 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-failures")
     options = parser.parse_args()
     model = model_of(options.size)
-    step.tokenizer(model, MODELS[options.size]["vocab_size"])
-    step.prompts(options.work / "train.parquet", "fixed")
-    (options.work / "reward.py").write_text(step.REWARD)
+    step.write_inputs(model, MODELS[options.size]["vocab_size"], options.work)
     (options.work / "loss.py").write_text(LOSS)
-    rows: list[dict[str, Any]] = []
-    for failure in options.failures:
-        rows.append(Broken(failure, options, model).measure())
-        options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        print(json.dumps(rows[-1]), flush=True)
-    print(jobs.table(rows))
+    rows = jobs.record(options.out, ([Broken(failure, options, model).measure()] for failure in options.failures))
     return int(any(not row["survived"] for row in rows))
 
 
@@ -124,6 +117,7 @@ class Broken:
             print("\n".join(jobs.tails(self._options.work / f"logs-{self._name}", self._run)), flush=True)
         finally:
             jobs.stop(self._process)
+        print(json.dumps(row), flush=True)
         return row
 
     def _until(self, found: Callable[[], Any], what: str) -> Any:
@@ -135,9 +129,7 @@ class Broken:
         return value
 
     def _steps(self) -> int:
-        """Steps of all attempts."""
-        log = self._run / "metrics.jsonl"
-        return log.read_text().count('"time/step"') if log.exists() else 0
+        return jobs.steps_of(self._run / "metrics.jsonl")
 
     def _break(self) -> None:
         if self._failure != "kill":

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def run(
     """Until `steps` steps are complete, or `limit` seconds are over. `spec` has one step more, so that the last checkpoint is not waited for."""
     log = Path(spec["checkpoint"]["path"]) / "metrics.jsonl"
     began, process = time.monotonic(), start(directory, name, spec, gpus, product)
-    with Watch(process.pid, log) as watch:
+    with Watch(process.pid, lambda: steps_of(log)) as watch:
         while process.poll() is None and time.monotonic() - began < limit and not complete(rows_of(log), steps):
             time.sleep(POLL_SECONDS)
     rows = rows_of(log)
@@ -115,6 +115,11 @@ def rows_of(log: Path) -> dict[int, dict[str, float]]:
     return found
 
 
+def steps_of(log: Path) -> int:
+    """Steps of all attempts."""
+    return log.read_text().count('"time/step"') if log.exists() else 0
+
+
 def complete(rows: dict[int, dict[str, float]], step: int) -> bool:
     """Trained, and sent to whoever generates."""
     row = rows.get(step, {})
@@ -137,7 +142,34 @@ def summary(ended: Ended, steps: int, more: Sequence[str] = ()) -> list[dict[str
     ]
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+def rows_of_steps(common: dict[str, Any], ended: Ended, steps: int, more: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """`common` and the measures of each step; what the job said when there is none."""
+    common = common | {"exit": ended.code}
+    return [common | row for row in summary(ended, steps, more)] or [common | {"said": ended.said}]
+
+
+def worst(rows: Iterable[dict[str, float]]) -> dict[str, float | None]:
+    """The largest differences between trainer and vLLM of all steps."""
+    rows = list(rows)
+    return {name.partition("/")[2]: max((row[name] for row in rows if name in row), default=None) for name in AGREEMENT}
+
+
+def record(file: Path, measured: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """All rows, which `file` has as JSON lines as soon as they are there; their table is printed at the end."""
+    rows: list[dict[str, Any]] = []
+    for more in measured:
+        rows += more
+        file.write_text(lines(rows))
+    print(table(rows))
+    return rows
+
+
+def lines(rows: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def table(rows: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> str:
+    """`columns`: in place of all."""
+    columns = columns or list(dict.fromkeys(key for row in rows for key in row))
     head = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
     return "\n".join([*head, *("| " + " | ".join(str(row.get(c, "")) for c in columns) + " |" for row in rows)])

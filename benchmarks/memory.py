@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,11 +24,11 @@ class Sample(NamedTuple):
 
 
 class Watch:
-    """Use as a context. `log`: the job's metrics.jsonl."""
+    """Use as a context. `steps`: how many are complete."""
 
-    def __init__(self, pid: int, log: Path) -> None:
+    def __init__(self, pid: int, steps: Callable[[], int]) -> None:
         self.samples: list[Sample] = []
-        self._pid, self._log = pid, log
+        self._pid, self._steps = pid, steps
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -41,10 +42,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._over.wait(SECONDS):
-            self.samples.append(Sample(self._step(), device(), host(self._pid)))
-
-    def _step(self) -> int:
-        return self._log.read_text().count('"time/step"') if self._log.exists() else 0
+            self.samples.append(Sample(self._steps(), device(), host(self._pid)))
 
 
 def device() -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks import training
+from benchmarks import jobs, training
 from benchmarks.shapes import QWEN2_1_5B, QWEN3_30B_A3B, Shape, write_model
 
 SMALL = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2}
@@ -56,8 +56,8 @@ def main() -> int:
     for name, shape in MODELS.items():
         write_model(root / name, shape)
     rows = [row for dtype in options.types.split(",") for row in compare(root, dtype, options)]
-    options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    print(training.table(rows, ("type", "layout", *COMPARED)))
+    options.out.write_text(jobs.lines(rows))
+    print(jobs.table(rows, ("type", "layout", *COMPARED)))
     return 0
 
 

@@ -8,7 +8,6 @@ alone, so what it changes is `ratio_max` and `approx_kl` of the second update, n
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -33,22 +32,15 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-router")
     options = parser.parse_args()
     families.write(options.work / "model", "qwen3_moe", **EXPERTS)
-    step.tokenizer(options.work / "model", families.VOCABULARY)
-    step.prompts(options.work / "train.parquet", "fixed")
-    (options.work / "reward.py").write_text(step.REWARD)
-    rows: list[dict[str, Any]] = []
-    for replay in options.replays:
-        rows += measure(replay, options)
-        options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    print(jobs.table(rows))
+    step.write_inputs(options.work / "model", families.VOCABULARY, options.work)
+    rows = jobs.record(options.out, (measure(replay, options) for replay in options.replays))
     return int(any(row["exit"] for row in rows))
 
 
 def measure(replay: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each step."""
     ended = jobs.run(options.work, f"bench-{replay}", job(replay, options), options.steps, LIMIT_SECONDS)
-    common = {"routerReplay": replay, "exit": ended.code}
-    return [common | row for row in jobs.summary(ended, options.steps, MEASURES)] or [common | {"said": ended.said}]
+    return jobs.rows_of_steps({"routerReplay": replay}, ended, options.steps, MEASURES)
 
 
 def job(replay: str, options: argparse.Namespace) -> dict[str, Any]:

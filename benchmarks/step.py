@@ -57,9 +57,7 @@ def main() -> int:
     options = parser.parse_args()
     data = options.work / "data"
     model = model_of(options.size)
-    tokenizer(model, MODELS[options.size]["vocab_size"])
-    prompts(data / "train.parquet", options.lengths)
-    (data / "reward.py").write_text(REWARD)
+    write_inputs(model, MODELS[options.size]["vocab_size"], data, options.lengths)
     ended = jobs.run(options.work, "bench-step", job(options, model, data), options.steps, options.limit)
     options.out.write_text(json.dumps(result(options, model, ended), indent=1))
     print(jobs.table(jobs.summary(ended, options.steps, MORE)))
@@ -85,6 +83,13 @@ def update_bytes(options: argparse.Namespace, model: Path) -> int:
     if options.lora and options.lora_sync == "adapters":
         return adapter_bytes(MODELS[options.size], options.lora)
     return sum(file.stat().st_size for file in model.glob("*.safetensors"))
+
+
+def write_inputs(model: Path, vocabulary: int, directory: Path, lengths: str = "fixed") -> None:
+    """What a job needs with the weights of `model`: a tokenizer there; prompts and a reward function in `directory`."""
+    tokenizer(model, vocabulary)
+    prompts(directory / "train.parquet", lengths)
+    (directory / "reward.py").write_text(REWARD)
 
 
 def tokenizer(model: Path, size: int) -> None:

@@ -16,8 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks import jobs
 from benchmarks.shapes import MODEL, PEAK_FLOPS, Shape, shapes, write_model
-from benchmarks.training import STEPS, measure, run, start_engine, table, torchrun
+from benchmarks.training import STEPS, measure, run, start_engine, torchrun
 
 PARTS = ("probe", "sft", "dpo", "transformers")
 PROMPT = 100
@@ -51,8 +52,8 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for part in options.only.split(","):
         rows += run(command(part, options.model), {})
-        options.out.write_text("".join(json.dumps(row) + "\n" for row in compared(rows)))
-    print(table(compared(rows), COLUMNS))
+        options.out.write_text(jobs.lines(compared(rows)))
+    print(jobs.table(compared(rows), COLUMNS))
     return 0
 
 

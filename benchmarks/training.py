@@ -16,11 +16,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from benchmarks import jobs
 from benchmarks.shapes import MODELS, PEAK_FLOPS, QWEN2_1_5B, Shape, model_of, shapes
 from rljob_trainer.machine import free_port
 
@@ -48,8 +49,8 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for command, environment in runs(options):
         rows += run(command, environment)
-        options.out.write_text("".join(json.dumps(row) + "\n" for row in compared(rows)))
-    print(table(compared(rows)))
+        options.out.write_text(jobs.lines(compared(rows)))
+    print(jobs.table(compared(rows), COLUMNS))
     return 0
 
 
@@ -118,11 +119,6 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         else row
         for row in rows
     ]
-
-
-def table(rows: list[dict[str, Any]], columns: Sequence[str] = COLUMNS) -> str:
-    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-    return "\n".join(lines + ["| " + " | ".join(str(r.get(c, "")) for c in columns) + " |" for r in rows])
 
 
 def product(size: str, configuration: str, layout: str) -> None:

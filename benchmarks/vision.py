@@ -9,7 +9,6 @@ server that got the wrong picture would differ by.
 
 import argparse
 import io
-import json
 import random
 import sys
 import tempfile
@@ -106,11 +105,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("vision.jsonl"))
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-vision")
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for kind in options.kinds:
-        rows += measure(kind, options)
-        options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    print(jobs.table(rows))
+    rows = jobs.record(options.out, (measure(kind, options) for kind in options.kinds))
     return int(any(row["exit"] for row in rows))
 
 
@@ -121,9 +116,7 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     write_data(root, kind)
     (root / "reward.py").write_text(step.REWARD)
     ended = jobs.run(root, "bench-vision", job(root, kind, options), options.steps, LIMIT_SECONDS)
-    common = {"kind": name, "exit": ended.code, "seen": seen}
-    steps = jobs.summary(ended, options.steps, ("response_length/mean",))
-    return [common | row for row in steps] or [common | {"said": ended.said}]
+    return jobs.rows_of_steps({"kind": name, "seen": seen}, ended, options.steps, ("response_length/mean",))
 
 
 def write_model(directory: Path, kind: Kind) -> float:

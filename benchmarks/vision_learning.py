@@ -35,11 +35,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("vision_learning.jsonl"))
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-vision-learning")
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for seed in options.seeds:
-        rows.append(learned(seed, options))
-        options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    print(jobs.table(rows))
+    rows = jobs.record(options.out, ([learned(seed, options)] for seed in options.seeds))
     return int(any(row["exit"] for row in rows))
 
 
@@ -86,11 +82,7 @@ def call(root: Path, arguments: list[str]) -> int:
 def figures(rows: dict[int, dict[str, float]]) -> dict[str, Any]:
     """Held-out accuracy by step, and the largest differences between trainer and vLLM of all steps."""
     accuracy = {f"step {n}": round(row[HELD_OUT], 3) for n, row in sorted(rows.items()) if HELD_OUT in row}
-    worst = {
-        name.partition("/")[2]: max((r[name] for r in rows.values() if name in r), default=None)
-        for name in jobs.AGREEMENT
-    }
-    return accuracy | worst
+    return accuracy | jobs.worst(rows.values())
 
 
 if __name__ == "__main__":
