@@ -1,15 +1,25 @@
 """`python -m rljob_trainer` without the rule that a family generates only where it is proven: for the benchmarks that are to prove it on a GPU.
 
-python -m benchmarks.unproven run MANIFEST
+    python -m benchmarks.unproven run MANIFEST
+
+Ranks and servers are processes of their own, and each of them checks the rule: Python lifts it wherever it starts (lifted/sitecustomize.py).
 """
 
+import os
 import sys
-from dataclasses import replace
+from pathlib import Path
 
-from rljob_api.families import FAMILIES
-from rljob_trainer.__main__ import main
+PRODUCT = ("-m", "benchmarks.unproven")
+"""In place of `-m rljob_trainer`."""
+LIFTED = Path(__file__).with_name("lifted")
 
-FAMILIES.update({name: replace(family, servers=("cpu", "gpu")) for name, family in FAMILIES.items()})
+
+def environment() -> dict[str, str]:
+    """This process's, with the rule lifted in all that get it."""
+    paths = [str(LIFTED), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command = [sys.executable, "-m", "rljob_trainer", *sys.argv[1:]]
+    os.execve(sys.executable, command, environment())
