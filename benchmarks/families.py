@@ -1,14 +1,14 @@
 """Every family of models on a GPU, with real vLLM: three GRPO steps of `python -m rljob_trainer run`, colocated, on a small random model.
 
-    python -m benchmarks.families [--kinds 'NAME;NAME'] [--gpus N] [--jobs N] [--lora RANK] [--out FILE]
+    python -m benchmarks.families [--kinds 'NAME;NAME'] [--gpus N] [--jobs N] [--lora RANK] [--device gpu] [--limit SECONDS] [--out FILE]
 
 Small, with heads and widths that kernels of GPUs are made for. Prints for each the difference between the log-probabilities of trainer and
-vLLM, mean and largest, in bfloat16, and what the job said at its end. `--jobs` of them share a GPU at a time.
+vLLM, mean and largest, in bfloat16, and what the job said at its end. `--jobs` of them share a GPU at a time. Families of `--kinds` may be those
+whose generation on GPUs is not proven yet.
 """
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,10 +19,8 @@ from typing import Any
 
 import torch
 import transformers
-import yaml
 
-from benchmarks import step
-from benchmarks.jobs import lines, rows_of, table, worst
+from benchmarks import jobs, step, unproven
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -49,6 +47,8 @@ SIZES = {
 }
 """In place of those of a kind, where it has them."""
 LIMIT_SECONDS = 240
+SHARE, CACHE_GIB = 0.4, 4
+"""Of a GPU, for the servers of all jobs on it; of a server that shares it."""
 
 
 def main() -> int:
@@ -61,6 +61,8 @@ def main() -> int:
     parser.add_argument(
         "--lora", type=int, default=0, help="rank of adapters, for families that take them; 0: all weights are trained"
     )
+    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
+    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds of a job")
     parser.add_argument("--out", type=Path, default=Path("families.jsonl"))
     options = parser.parse_args()
     devices: SimpleQueue[int] = SimpleQueue()
@@ -69,8 +71,8 @@ def main() -> int:
     models = {kind: write(ROOT / kind.replace(", ", "-") / "model", kind) for kind in chosen(options)}
     with ThreadPoolExecutor(options.gpus * options.jobs) as pool:
         rows = list(pool.map(lambda kind: measure(kind, models[kind], options, devices), models))
-    options.out.write_text(lines(rows))
-    print(table(rows))
+    options.out.write_text(jobs.lines(rows))
+    print(jobs.table(rows))
     return int(any(row["exit"] for row in rows))
 
 
@@ -82,30 +84,25 @@ def chosen(options: argparse.Namespace) -> list[str]:
 def measure(kind: str, model: Path, options: argparse.Namespace, devices: "SimpleQueue[int]") -> dict[str, Any]:
     device = devices.get()
     try:
-        return train(kind, model, options.lora, options.jobs, device)
+        row = {"kind": kind, "lora": options.lora} | train(model, options, device)
     finally:
         devices.put(device)
-
-
-def train(kind: str, model: Path, lora: int, jobs: int, device: int) -> dict[str, Any]:
-    root = model.parent
-    step.write_inputs(model, VOCABULARY, root)
-    (root / "rljob.yaml").write_text(yaml.safe_dump(job(root, lora, jobs)))
-    command = [sys.executable, "-m", "rljob_trainer", "run", str(root / "rljob.yaml"), "--work", str(root / "logs")]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(device)}
-    done = subprocess.run(
-        command, env=environment, timeout=LIMIT_SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    log = root / "run" / "metrics.jsonl"
-    steps = rows_of(log).values()
-    said = done.stdout.strip().splitlines()[-1:] if done.returncode == 0 else done.stdout.strip().splitlines()[-12:]
-    row = (
-        {"kind": kind, "lora": lora, "exit": done.returncode, "steps": len(steps)}
-        | worst(steps)
-        | {"said": " ".join(said)[:1500]}
-    )
     print(json.dumps(row), flush=True)
     return row
+
+
+def train(model: Path, options: argparse.Namespace, device: int) -> dict[str, Any]:
+    """A job from beginning to end. One that is late is stopped."""
+    root, name = model.parent, "bench-family"
+    step.write_inputs(model, VOCABULARY, root)
+    process = jobs.start(root, name, job(root, options), str(device), unproven.PRODUCT)
+    try:
+        code, late = process.wait(options.limit), []
+    except subprocess.TimeoutExpired:
+        code, late = jobs.stop(process) or 1, ["not at its end:"]
+    said = (root / f"{name}.out").read_text().strip().splitlines()[-12 if code else -1 :]
+    steps = jobs.rows_of(root / "run" / "metrics.jsonl").values()
+    return {"exit": code, "steps": len(steps)} | jobs.worst(steps) | {"said": " ".join(late + said)[:1500]}
 
 
 def write(directory: Path, kind: str, **changes: int) -> Path:
@@ -121,23 +118,29 @@ def write(directory: Path, kind: str, **changes: int) -> Path:
     return directory
 
 
-def job(root: Path, lora: int, jobs: int) -> dict[str, Any]:
-    spec = {
-        "image": "none",
-        "model": {"path": str(root / "model")} | ({"lora": {"rank": lora, "alpha": lora}} if lora else {}),
+def job(root: Path, options: argparse.Namespace) -> dict[str, Any]:
+    lora = {"lora": {"rank": options.lora, "alpha": options.lora}} if options.lora else {}
+    return {
+        "model": {"path": str(root / "model")} | lora,
         "data": {"train": [str(root / "train.parquet")], "maxPromptTokens": 256},
         "rewards": [{"python": {"path": str(root / "reward.py")}}],
         "algorithm": {"advantage": "grpo"},
         "train": {"steps": 3, "promptsPerStep": 16, "samplesPerPrompt": 4, "optimizer": {"learningRate": 1e-4}},
-        "trainer": {"device": "gpu", "processesPerNode": 1},
-        "rollout": {
-            "placement": "colocated",
-            "sampling": {"maxTokens": 64},
-            "vllmArgs": {"gpu-memory-utilization": round(0.4 / jobs, 2)},
-        },
+        "trainer": {"device": options.device, "processesPerNode": 1},
+        "rollout": {"placement": "colocated", "sampling": {"maxTokens": 64}, "vllmArgs": memory(options)},
         "checkpoint": {"path": str(root / "run"), "everySteps": 0, "exportHuggingFace": False},
     }
-    return {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "bench-family"}, "spec": spec}
+
+
+def memory(options: argparse.Namespace) -> dict[str, Any]:
+    """A server's."""
+    if options.device == "cpu":
+        return {}
+    return (
+        jobs.shared_gpu(round(SHARE / options.jobs, 2), CACHE_GIB)
+        if options.jobs > 1
+        else {"gpu-memory-utilization": SHARE}
+    )
 
 
 if __name__ == "__main__":

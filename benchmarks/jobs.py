@@ -1,5 +1,6 @@
 """A job on this machine by the product's own command, as far as its first so many steps: for benchmarks of whole steps."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from benchmarks.memory import Sample, Watch
@@ -92,7 +94,7 @@ def run(
 
 
 def stop(process: subprocess.Popen[str]) -> int:
-    """Without a last checkpoint: the first signal drains, the second one stops."""
+    """Without a last checkpoint: the first signal drains, the second one stops. After a minute it is killed with all that it started."""
     deadline = time.monotonic() + GOODBYE_SECONDS
     for _ in range(2):
         if process.poll() is None:
@@ -101,7 +103,9 @@ def stop(process: subprocess.Popen[str]) -> int:
     try:
         return process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        process.kill()
+        for every in (*psutil.Process(process.pid).children(recursive=True), process):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                every.kill()
         return process.wait()
 
 
