@@ -70,6 +70,15 @@ def test_a_job_that_fetches_says_what_and_how_much_of_it_is_there() -> None:
     assert (status.state, status.message) == ("Starting", "fetching hf://org/m, 3.2 of 15.2 GB")
 
 
+def test_a_job_names_the_roles_whose_models_are_still_loading() -> None:
+    job = make_job().with_attempt().running(phase="loading", loading=["critic", "reference"])
+    status = job.next()
+    assert (status.state, status.progress.phase) == ("Starting", "loading")
+    assert status.message == "waiting for critic and reference to load"
+    assert job.running(phase="loading", loading=["reference"]).next().message == "waiting for reference to load"
+    assert job.running(phase="generating").next().state == "Running"
+
+
 def test_waiting_for_rollouts_names_their_trouble() -> None:
     job = (
         make_job()

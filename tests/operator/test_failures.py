@@ -106,6 +106,12 @@ def test_a_heartbeat_that_stands_still_is_a_failure() -> None:
     assert status.message == "stopping attempt 1: no progress for 60 s while training at step 4"
 
 
+def test_a_stall_while_a_role_loads_names_the_role() -> None:
+    job = make_job(lifecycle={"stallTimeoutSeconds": 60}).with_attempt()
+    status = job.running(step=4, phase="loading", loading=["critic"]).having(heartbeat_age=60.0).next()
+    assert status.message == "stopping attempt 1: no progress for 60 s while loading critic at step 4"
+
+
 def test_a_stall_while_generating_is_blamed_on_the_rollouts() -> None:
     job = make_job(lifecycle={"stallTimeoutSeconds": 60}).with_attempt().with_rollout(ready=False)
     status = job.running(step=4, phase="waiting").having(heartbeat_age=60.0).next()

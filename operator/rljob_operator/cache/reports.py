@@ -93,7 +93,7 @@ def _milestones(p: Progress | None) -> tuple[object, ...]:
     if p is None:
         return ()
     stepped = p.step > (p.started_from or 0)
-    return p.started_from, stepped, stage(p.phase), p.export, p.evaluation, p.backend, p.checkpoints
+    return p.started_from, stepped, stage(p.phase), p.loading, p.export, p.evaluation, p.backend, p.checkpoints
 
 
 def stage(phase: str) -> str:

@@ -86,7 +86,8 @@ def stalled(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:
     progress = current(s, attempt)
     phase = progress.phase if progress else "loading"
     role = "rollouts" if phase in ROLLOUT_PHASES else "trainer"
-    message = f"no progress for {limit} s while {phase} at step {progress.step if progress else status.progress.step}"
+    doing = " ".join([phase, ", ".join(progress.loading) if progress else ""]).strip()
+    message = f"no progress for {limit} s while {doing} at step {progress.step if progress else status.progress.step}"
     if role == "rollouts":
         message += f"; the trainer is waiting for its rollouts, of which {sum(p.ready for p in s.rollouts)} answer"
         message += "".join(f", and pool {name}, of which {counted.text} do" for name, counted in status.pools.items())

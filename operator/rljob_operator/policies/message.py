@@ -1,5 +1,7 @@
 """status.message: one sentence for people about what is happening, or what to do."""
 
+from collections.abc import Iterable
+
 from rljob_api import names, reasons
 from rljob_api.sizing.layout import gang_sizes
 from rljob_api.status import Attempt, JobStatus, LastFailure
@@ -70,6 +72,8 @@ def _of_open(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
     progress = current(s, attempt)
     if progress and progress.phase == "fetching":
         return f"fetching {progress.fetching}"
+    if progress and progress.loading:
+        return f"waiting for {_listed(progress.loading)} to load"
     if progress and progress.phase == "waiting":
         unplaced = [status.placement.problem] if status.placement and status.placement.problem else []
         troubles = "; ".join([*unplaced, *_troubles(s, s.servers)])
@@ -98,7 +102,11 @@ def _of_waiting(s: Snapshot, status: JobStatus) -> str:
 
 def _launchers(s: Snapshot) -> str:
     """`trainer`, or `trainer, critic and reference`."""
-    *others, last = gang_sizes(s.spec) if s.spec else (names.ROLE_TRAINER,)
+    return _listed(gang_sizes(s.spec) if s.spec else (names.ROLE_TRAINER,))
+
+
+def _listed(roles: Iterable[str]) -> str:
+    *others, last = roles
     return f"{', '.join(others)} and {last}" if others else last
 
 

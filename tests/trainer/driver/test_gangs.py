@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from rljob_trainer.data.order import Cursor
 from rljob_trainer.driver.client import DriverLost, RoleClient
 from rljob_trainer.driver.critic import Critic
 from rljob_trainer.driver.gangs import Gangs, RoleLost
+from rljob_trainer.driver.launcher_files import ProgressFile
+from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.failure import classify
 from rljob_trainer.machine import free_port
 from rljob_trainer.trajectory import Trajectory
@@ -97,6 +100,29 @@ async def test_a_role_is_asked_for_one_thing_at_a_time_and_one_that_nobody_waits
         assert (await asked(client))["ask"] == "second"
         await ask(client.done, None, value=2)
         assert (await asyncio.wait_for(following, SECONDS))["value"] == 2
+
+
+async def test_the_phase_is_loading_and_names_the_roles_until_each_has_loaded(tmp_path: Path):
+    account = ProgressFile(tmp_path / "progress.json")
+
+    def shown() -> tuple[str, list[str]]:
+        return account.progress.phase, account.progress.loading
+
+    async with listening("critic", "reference") as (gangs, _, port):
+        reporter = Reporter(account, lambda: True, gangs.loading)
+        gangs.open(10, reporter.show_phase)
+        reporter.work("generating")
+        assert shown() == ("loading", []), "the trainer loads itself"
+        reporter.enter("")
+        assert shown() == ("loading", ["critic", "reference"])
+        reference, critic = await connect(port, "reference"), await connect(port, "critic")
+        for client, left in ((reference, ("loading", ["critic"])), (critic, ("generating", []))):
+            before = shown()
+            assert (await asked(client))["ask"] == "open"
+            await ask(client.done)
+            assert shown() == before, "it has only begun to load"
+            await ask(client.next)
+            assert shown() == left
 
 
 @dataclass

@@ -52,12 +52,12 @@ class Driver:
         `measuring`: who looks at every batch of rollouts."""
         self._spec, self._source, self._data, self._measuring = control.spec, source, data, measuring
         self._rollouts, self._pools, self._gangs = rollouts, pools, gangs
-        self._reporter = Reporter(progress, lambda: rollouts.is_enough and pools.ready)
+        self._reporter = Reporter(progress, lambda: rollouts.is_enough and pools.ready, self._loading)
         self._trackers = trackers.connect(control, os.environ)
         self._command = control.command
         self._changed = asyncio.Event()
         pools.wake = self.wake
-        gangs.open(control.spec.train.total_steps)
+        gangs.open(control.spec.train.total_steps, self._reporter.show_phase)
         self._uploads = Uploads(control.spec.checkpoint, self._copied)
         self._uploaded = 0
         """Bytes, when rank 0 asked last."""
@@ -283,6 +283,10 @@ class Driver:
     def _announce(self, batch: Batch) -> Arrays:
         self._announced = batch
         return announced(batch, probe=probe_sequences(batch))
+
+    def _loading(self) -> list[str]:
+        """Roles that training waits for."""
+        return [] if self._spec.evaluation.only else self._gangs.loading()
 
     def _held_out_answer(self) -> Any:
         assert self._held_out is not None

@@ -62,9 +62,14 @@ class Gang:
     connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
     wake: Callable[[], None] = lambda: None
     """Called when `written` may answer otherwise."""
+    on_loaded: Callable[[], None] = lambda: None
+    """Called once, when the role has loaded its model."""
+    is_loaded: bool = False
     _queue: deque[_Work] = field(default_factory=deque)
     _current: _Work | None = None
     _over: str = ""
+    _answered: bool = False
+    """Whether anything that was asked is done."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _written: dict[str, Any] | None = None
@@ -120,6 +125,10 @@ class Gang:
             log.warning("the role %s has not said goodbye", self.role)
 
     async def next(self) -> Any:
+        """It builds its model between its answer to the first request, `open`, and its question for the second."""
+        if self._answered and not self.is_loaded:
+            self.is_loaded = True
+            self.on_loaded()
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 while not (self._queue or self._over):
@@ -140,7 +149,7 @@ class Gang:
         assert self._current, "nothing was asked"
         if not self._current.result.done():  # else nobody waits any more
             self._current.result.set_result(found)
-        self._current = None
+        self._current, self._answered = None, True
         return {}
 
     async def saved(self, **written: Any) -> dict[str, Any]:
@@ -179,10 +188,15 @@ class Gangs:
         """The one that learns."""
         return self._gangs.get(names.ROLE_CRITIC)
 
-    def open(self, steps: int) -> None:
-        """All may load their models, for a job of so many steps."""
+    def open(self, steps: int, on_loaded: Callable[[], None] = lambda: None) -> None:
+        """All may load their models, for a job of so many steps. `on_loaded` is called for each that has."""
         for gang in self._gangs.values():
+            gang.on_loaded = on_loaded
             gang.tell("open", steps=steps)
+
+    def loading(self) -> list[str]:
+        """Roles that have not loaded their models yet."""
+        return [role for role, gang in self._gangs.items() if not gang.is_loaded]
 
     @property
     def measuring(self) -> list[Measure]:

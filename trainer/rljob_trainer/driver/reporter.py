@@ -13,9 +13,9 @@ EVALUATED = {"evaluation/reward", "evaluation/loss"}
 class Reporter:
     """`begin` comes before the first metric."""
 
-    def __init__(self, progress: ProgressFile, is_served: Callable[[], bool]):
-        """`is_served`: whether enough rollouts have the policy, and the pools are ready."""
-        self._progress, self._is_served = progress, is_served
+    def __init__(self, progress: ProgressFile, is_served: Callable[[], bool], loading: Callable[[], list[str]]):
+        """`is_served`: whether enough rollouts have the policy, and the pools are ready. `loading`: roles on ranks of their own that still load."""
+        self._progress, self._is_served, self._loading = progress, is_served, loading
         self._sinks: Sinks
         self._rank_phase, self._work_phase = "loading", "training"
 
@@ -79,9 +79,11 @@ class Reporter:
         self.show_phase()
 
     def show_phase(self) -> None:
-        """Again, since `is_served` may have changed."""
+        """Again, since `is_served` or `loading` may have changed. Servers that are missing are named first: a user may have to act."""
         starving = self._work_phase in ("evaluating", "generating") and not self._is_served()
-        self._progress.update(phase=self._rank_phase or ("waiting" if starving else self._work_phase))
+        loading = [] if self._rank_phase or starving else self._loading()
+        idle = "waiting" if starving else "loading" if loading else self._work_phase
+        self._progress.update(phase=self._rank_phase or idle, loading=loading)
 
     def flush(self) -> None:
         """Write the progress now."""

@@ -61,5 +61,5 @@ def _progress(progress: Progress | None) -> str:
         parts += [] if last.reward is None else [f"reward {last.reward:.3f}"]
         parts += [f"loss {last.loss:.4f}", f"{last.seconds:.1f} s"]
     if progress.phase not in STEADY:
-        parts.append(progress.phase)
+        parts.append(" ".join([progress.phase, *progress.loading]))
     return ", ".join(parts)
