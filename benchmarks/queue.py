@@ -4,16 +4,16 @@
 
 PLAN (benchmarks/unmeasured.yaml) is a list of stages, one after another. A stage is a list of tracks, which run at the same time; a track names its
 GPUs (CUDA_VISIBLE_DEVICES) and its runs, one after another: `NAME: {seconds: LIMIT, run: COMMAND}`. A command is one of a shell, at the root of the
-repository, with LOGS, a directory for what it writes, and a TMPDIR of its own. What figures come from is in a stage alone; what only has to be right
-shares the GPUs.
+repository, with LOGS, a directory for what it writes, and a TMPDIR of its own. All that it started is dead when the next one begins. What figures
+come from is in a stage alone; what only has to be right shares the GPUs.
 
 DIR/queue.log says what began and ended when, DIR/NAME.log what a run said. A line in DIR/skip names a run that is not to begin any more.
 """
 
 import argparse
 import os
-import signal
 import subprocess
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +23,10 @@ from typing import Any
 
 import yaml
 
+from benchmarks.reaper import LATE
+
 REPOSITORY = Path(__file__).parents[1]
 PLAN = Path(__file__).with_name("unmeasured.yaml")
-GOODBYE_SECONDS = 10.0
 
 
 def main() -> None:
@@ -75,30 +76,10 @@ class Queue:
         own = self.scratch / name
         own.mkdir(parents=True, exist_ok=True)
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpus, "TMPDIR": str(own), "LOGS": str(self.logs)}
+        limited = [sys.executable, "-m", "benchmarks.reaper", str(seconds), command]
         with (self.logs / f"{name}.log").open("w") as out:
-            process = subprocess.Popen(
-                ["bash", "-c", command],
-                cwd=REPOSITORY,
-                env=environment,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                return f"exit {process.wait(seconds)}"
-            except subprocess.TimeoutExpired:
-                end(process)
-                return "not at its end"
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """With all of its session: a chance to end what it started, then SIGKILL."""
-    os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(GOODBYE_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            code = subprocess.run(limited, cwd=REPOSITORY, env=environment, stdout=out, stderr=out).returncode
+        return "not at its end" if code == LATE else f"exit {code}"
 
 
 if __name__ == "__main__":
