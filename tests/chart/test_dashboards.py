@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import dashboards
 from chart.chart import CHART, HELM, NO_HELM, render
 from rljob_api.metrics import METRICS
 from rljob_operator.kube.api import Key
 from rljob_operator.metrics import Metrics
+from simulator.scraping import samples
 from simulator.world import World
 
 FILES = {path.stem: path for path in (CHART / "files" / "dashboards").glob("*.json")}
@@ -38,9 +38,8 @@ async def exported() -> dict[str, set[str]]:
     metrics = Metrics(world.feed.cache, {("GET", "Pod"): 1}, lambda: 0.0, {})
     await metrics.timed(nothing)(("research", "demo"))
     found: dict[str, set[str]] = {"rljob_job_metric": {"namespace", "rljob", "metric"}}
-    for family in text_string_to_metric_families(metrics.text().decode()):
-        for sample in family.samples:
-            found.setdefault(sample.name, set()).update(sample.labels)
+    for sample in samples(metrics):
+        found.setdefault(sample.name, set()).update(sample.labels)
     return found
 
 

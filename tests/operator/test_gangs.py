@@ -4,11 +4,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from rljob_api import names, reasons
 from rljob_operator.kube.api import ApiError
-from rljob_operator.metrics import Metrics
 from rljob_operator.model.children import refusal
 from rljob_operator.render import scheduler_objects
 from rljob_operator.render.template import pod_template
@@ -16,6 +14,7 @@ from simulator.crowd import Crowd
 from simulator.feed import HOSTILE
 from simulator.life import end, kill_after_writes, live
 from simulator.makers import META, make_job
+from simulator.scraping import samples_of
 from simulator.world import NAMESPACE, World
 
 FOUR: dict[str, Any] = {
@@ -204,9 +203,7 @@ async def test_jobs_with_gangs_never_share_a_place(seed: int) -> None:
 
 async def test_metrics_count_the_pods_of_each_gang() -> None:
     world = await running()
-    world.feed.deliver()
-    families = text_string_to_metric_families(Metrics(world.feed.cache, {}, lambda: 0.0, {}).text().decode())
-    found = {s.labels["role"]: s.value for f in families for s in f.samples if s.name == "rljob_job_ready_gang_pods"}
+    found = {s.labels["role"]: s.value for s in samples_of(world) if s.name == "rljob_job_ready_gang_pods"}
     assert found == {"critic": 1, "reference": 2, "reward1": 1}
 
 

@@ -1,17 +1,15 @@
 """What Prometheus reads."""
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from rljob_operator.metrics import Metrics
 from rljob_operator.reconcile.queue import Key
 from rljob_operator.times import seconds
+from simulator.scraping import samples
 from simulator.world import NAMESPACE, World
 
 
 def read(metrics: Metrics) -> dict[tuple[str, str], float]:
     """By name and the last label's value."""
-    families = text_string_to_metric_families(metrics.text().decode())
-    return {(x.name, next(reversed(x.labels.values()), "")): x.value for family in families for x in family.samples}
+    return {(x.name, next(reversed(x.labels.values()), "")): x.value for x in samples(metrics)}
 
 
 async def test_the_metrics_of_a_job_come_from_its_status() -> None:

@@ -4,16 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from rljob_api import reasons
 from rljob_api.protocol import Failure, Report
-from rljob_operator.metrics import Metrics
 from rljob_operator.schedulers import SCHEDULERS
 from simulator.crowd import Crowd
 from simulator.feed import HOSTILE
 from simulator.life import end, kill_after_writes, live
 from simulator.makers import META, make_job
+from simulator.scraping import samples_of
 from simulator.world import NAMESPACE, World
 
 JUDGE = {"name": "judge", "model": "/data/judge", "replicas": 2}
@@ -57,12 +56,8 @@ async def test_metrics_count_the_servers_of_each_pool() -> None:
     world = World(steps=400)
     world.apply(**POOLED)
     await world.until(state="Running", step=2)
-    world.feed.deliver()
-    families = text_string_to_metric_families(Metrics(world.feed.cache, {}, lambda: 0.0, {}).text().decode())
-    found = [
-        sample for family in families for sample in family.samples if sample.name == "rljob_job_ready_pool_servers"
-    ]
-    assert [(sample.labels["pool"], sample.value) for sample in found] == [("judge", 2.0)]
+    found = [(s.labels["pool"], s.value) for s in samples_of(world) if s.name == "rljob_job_ready_pool_servers"]
+    assert found == [("judge", 2.0)]
 
 
 async def test_a_suspended_job_has_no_servers_and_a_resumed_one_has_them_again() -> None:

@@ -1,13 +1,12 @@
 """Jobs that learn from given data alone: a gang, and nothing that generates."""
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from rljob_api import names, reasons
-from rljob_operator.metrics import Metrics
 from rljob_operator.schedulers import SCHEDULERS
 from simulator.life import end, live
 from simulator.makers import META, make_job
+from simulator.scraping import samples_of
 from simulator.world import World, of_rollouts
 
 
@@ -33,9 +32,7 @@ async def test_conditions_roles_and_metrics_say_nothing_of_rollouts() -> None:
     (ready,) = [c for c in world.status.conditions if c.type == "RolloutsReady"]
     assert (ready.status, ready.reason, ready.message) == ("True", reasons.NOT_NEEDED, "task dpo has no rollouts")
     assert (world.status.rollout.text, world.status.rollout.selector) == ("", "")
-    world.feed.deliver()
-    text = Metrics(world.feed.cache, {}, lambda: 0.0, {}).text().decode()
-    shown = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
+    shown = {sample.name for sample in samples_of(world)}
     assert "rljob_job_ready_trainers" in shown and "rljob_job_ready_rollouts" not in shown
 
 

@@ -9,7 +9,7 @@ from rljob_trainer.driver import main
 from rljob_trainer.driver.client import DriverLost
 from rljob_trainer.failure import ConfigurationError
 from trainer.ages import token_ages
-from trainer.driver.bench import SECONDS, Bench, Characters, batch, call, publish, trained, until
+from trainer.driver.bench import SECONDS, Bench, Characters, batch, begun, call, publish, trained, until
 from trainer.driver.servers import Server
 
 
@@ -118,12 +118,7 @@ async def test_a_newcomer_is_published_to_while_the_others_generate(bench):
 
 async def test_generation_waits_for_min_replicas(bench):
     bench.spec["rollout"]["minReplicas"] = 2
-    async with Server("demo-rollout-0") as a, Server("demo-rollout-1") as b:
-        bench.control(rollouts=(a.endpoint,))
-        rank = await bench.connect()
-        await call(rank.start, 0, None, [], "")
-        await until(rank, "newcomers")
-        await publish(rank, 0, [a])
+    async with Server("demo-rollout-0") as a, Server("demo-rollout-1") as b, begun(bench, [a]) as rank:
         assert await call(rank.next) == {}
         waiting = await bench.in_phase("waiting")
         assert not a.requests
@@ -133,7 +128,6 @@ async def test_generation_waits_for_min_replicas(bench):
         await until(rank, "newcomers")
         await publish(rank, 0, [b])
         await batch(rank)
-        bench.driver.cancel()
 
 
 async def test_a_replica_that_did_not_take_the_weights_generates_nothing(bench):
@@ -159,38 +153,24 @@ async def test_drain_comes_at_once_also_when_nobody_generates(bench):
     await asyncio.wait_for(bench.driver, SECONDS)
 
 
-async def test_a_resumed_attempt_draws_what_an_uninterrupted_one_would_have_drawn(bench):
+async def test_a_resumed_attempt_samples_what_an_uninterrupted_one_would_have_sampled(bench):
     bench.spec["train"]["batches"] = {"record": True}
     async with Server("demo-rollout-0") as a:
-        bench.control(rollouts=(a.endpoint,))
-        rank = await bench.connect()
-        await call(rank.start, 0, None, [], "")
-        await until(rank, "newcomers")
-        await publish(rank, 0, [a])
-        await batch(rank)
-        await trained(rank, 1)
-        state = await call(rank.saving)
-        await publish(rank, 1, [a])
-        expected = (await batch(rank)).samples
-        await call(rank.end, "")
-        await asyncio.wait_for(bench.driver, SECONDS)
-
-        rank = await bench.connect()
-        await call(rank.start, 1, state, [], "")
-        await until(rank, "newcomers")
-        await publish(rank, 1, [a])
-        assert (await batch(rank)).samples == expected
-        bench.driver.cancel()
+        async with begun(bench, [a]) as rank:
+            await batch(rank)
+            await trained(rank, 1)
+            state = await call(rank.saving)
+            await publish(rank, 1, [a])
+            expected = (await batch(rank)).samples
+            await call(rank.end, "")
+            await asyncio.wait_for(bench.driver, SECONDS)
+        async with begun(bench, [a], 1, state) as rank:
+            assert (await batch(rank)).samples == expected
 
 
 async def test_recorded_batches_are_replayed_without_any_rollout(bench):
     bench.spec["train"]["batches"] = {"record": True}
-    async with Server("demo-rollout-0") as a:
-        bench.control(rollouts=(a.endpoint,))
-        rank = await bench.connect()
-        await call(rank.start, 0, None, [], "")
-        await until(rank, "newcomers")
-        await publish(rank, 0, [a])
+    async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
         recorded = await batch(rank)
         await call(rank.end, "")
         await asyncio.wait_for(bench.driver, SECONDS)
@@ -213,12 +193,7 @@ async def test_a_step_whose_rewards_all_raise_ends_the_attempt_with_the_users_li
     reward = tmp_path / "reward.py"
     reward.write_text("def reward(prompt, response, answer):\n    return 1 / 0\n")
     bench.spec["rewards"] = [{"python": {"path": str(reward)}}]
-    async with Server("demo-rollout-0") as a:
-        bench.control(rollouts=(a.endpoint,))
-        rank = await bench.connect()
-        await call(rank.start, 0, None, [], "")
-        await until(rank, "newcomers")
-        await publish(rank, 0, [a])
+    async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
         with pytest.raises(DriverLost):
             await batch(rank)
         with pytest.raises(

@@ -2,8 +2,27 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Self
 
 from aiohttp import web
+
+
+class Answering:
+    """A server that a test writes the answers of. Use as a context."""
+
+    paths: Sequence[str]
+    url: str
+
+    async def __aenter__(self) -> Self:
+        self._served = served(self.paths, self.respond)
+        self.url = await self._served.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._served.__aexit__(*error)
+
+    async def respond(self, request: web.Request) -> web.StreamResponse:
+        raise NotImplementedError
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from rljob_api.spec.model import RewardSpec
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.pool import AT_ONCE, REFUSALS, RETRIES, Pools
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, ServiceDown
-from trainer.rewards.serving import served
+from trainer.rewards.serving import Answering
 
 CASE = RewardRequest("1+1=", "2", "2", "sum", tokens=(5, 6, 7, 1))
 JUDGE = {"prompt": "Q: {prompt} A: {response} Right: {answer} {x}", "score": r"Score: (\S+)"}
@@ -22,8 +22,10 @@ def said(text: object) -> dict:
     return {"choices": [{"message": {"content": text}}]}
 
 
-class Server:
+class Server(Answering):
     """Of a pool. Answers with `answer`: JSON, a status, or None for a hang-up."""
+
+    paths = ["/pooling", "/v1/chat/completions"]
 
     def __init__(self, answer: object, delay: float = 0.0):
         self.answer, self.delay = answer, delay
@@ -31,15 +33,7 @@ class Server:
         self.tokens: set[str] = set()
         self.now, self.most = 0, 0
 
-    async def __aenter__(self) -> "Server":
-        self._served = served(["/pooling", "/v1/chat/completions"], self._answer)
-        self.url = await self._served.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._served.__aexit__(*error)
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def respond(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.json())
         self.tokens.add(request.headers.get("Authorization", ""))
         self.now += 1

@@ -13,28 +13,22 @@ from rljob_api.spec.model import HttpReward, RewardSpec, VllmReward
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, ServiceDown
-from trainer.rewards.serving import served
+from trainer.rewards.serving import Answering
 
 CASE = RewardRequest("1+1=", "2", "2", "sum", tokens=(5, 6, 7, 1))
 
 
-class Service:
+class Service(Answering):
     """Answers each request with the next of `answers` (the last again and again): a JSON value, a status, or None for a hang-up."""
+
+    paths = ["/reward", "/pooling"]
 
     def __init__(self, *answers: object, delay: float = 0.0):
         self.answers, self.delay = list(answers), delay
         self.bodies: list[dict] = []
         self.headers: list[dict] = []
 
-    async def __aenter__(self) -> "Service":
-        self._served = served(["/reward", "/pooling"], self._answer)
-        self.url = await self._served.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._served.__aexit__(*error)
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def respond(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.json())
         self.headers.append(dict(request.headers))
         await asyncio.sleep(self.delay)
