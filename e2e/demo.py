@@ -10,11 +10,19 @@ import time
 from e2e import stack
 from e2e.job import Job, example, series
 from e2e.prepare import prepare, read_file, workbench
-from e2e.providers import Unavailable
+from e2e.providers import Unavailable, shell_lines
 from kubectl_rljob.printers.curves import plot
 from rljob_api.status import JobStatus
 
 REQUIRED_RISE = 0.1
+NEXT = """
+Look at it yourself:
+
+{environment}
+kubectl rljob status arithmetic
+kubectl rljob samples arithmetic
+kubectl rljob resume arithmetic --from-step 40
+"""
 
 
 def main() -> int:
@@ -35,7 +43,9 @@ def main() -> int:
         return 1
     workbench(kube, provider)
     rewards = list(series(read_file(kube, "/data/run/metrics.jsonl"), "reward/mean").values())
-    return report(rewards, status)
+    learned = report(rewards, status)
+    print(NEXT.format(environment=shell_lines(provider)))
+    return 0 if learned else 1
 
 
 def follow(job: Job) -> JobStatus:
@@ -53,8 +63,8 @@ def follow(job: Job) -> JobStatus:
         time.sleep(1)
 
 
-def report(rewards: list[float], status: JobStatus) -> int:
-    """The curve, held-out accuracy, and where the results are; 1 when it did not learn."""
+def report(rewards: list[float], status: JobStatus) -> bool:
+    """The curve, held-out accuracy, and where the results are; whether it learned."""
     first, last = sum(rewards[:10]) / 10, sum(rewards[-10:]) / 10
     before, after = status.progress.evaluation["first"], status.progress.evaluation["last"]
     latest = status.checkpoint.latest
@@ -66,7 +76,7 @@ def report(rewards: list[float], status: JobStatus) -> int:
     print("                    (on the volume of the claim `arithmetic`)")
     learned = last >= first + REQUIRED_RISE and after > before
     print("\nIt learned." if learned else "\nIt did not learn as it should.")
-    return 0 if learned else 1
+    return learned
 
 
 def say(line: str) -> None:

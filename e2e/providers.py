@@ -117,6 +117,12 @@ class Existing:
     start_node = stop_node
 
 
+def shell_lines(provider: Provider) -> str:
+    """For a user's shell: kubectl and helm, and `kubectl rljob` of this environment."""
+    directories = ":".join(filter(None, (provider.tools, str(Path(sys.executable).parent))))
+    return f"export KUBECONFIG={provider.kubeconfig}\nexport PATH={directories}:$PATH"
+
+
 def require(*programs: str) -> None:
     missing = [program for program in programs if not shutil.which(program)]
     if missing:
@@ -136,9 +142,7 @@ def main() -> int:
     except (Unavailable, steps.StepFailed) as failure:
         print(failure, file=sys.stderr)
         return 1
-    print(
-        f"export KUBECONFIG={provider.kubeconfig}" + (f"\nexport PATH={provider.tools}:$PATH" if provider.tools else "")
-    )
+    print(shell_lines(provider))
     return 0
 
 

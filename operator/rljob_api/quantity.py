@@ -34,6 +34,15 @@ def show(thousandths: int) -> str:
     return str(whole)
 
 
+def rounded(thousandths: int) -> str:
+    """For people, down to whole units: `7`, `23Gi`."""
+    for suffix in ("Gi", "Mi"):
+        unit = int(SUFFIXES[suffix]) * 1000
+        if thousandths >= unit:
+            return f"{thousandths // unit}{suffix}"
+    return show(thousandths)
+
+
 def exact(thousandths: int) -> str:
     """As a quantity."""
     return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)

@@ -17,6 +17,8 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Object, ...] = ()
     free: Mapping[str, int] = field(default_factory=dict)
+    size: Mapping[str, int] = field(default_factory=dict)
+    """Allocatable: what would be free on it without any pods."""
     closed: str = ""
     """Why it takes no new pod, whoever asks."""
 
@@ -59,6 +61,7 @@ def parse_node(obj: Object, taken: Resources) -> Node:
         labels=obj["metadata"].get("labels", {}),
         taints=tuple(t for t in spec.get("taints", []) if t.get("effect") in ("NoSchedule", "NoExecute")),
         free={k: v - taken.get(k, 0) for k, v in allocatable.items()},
+        size=allocatable,
         closed="cordoned" if spec.get("unschedulable") else "" if ready == "True" else "not ready",
     )
 

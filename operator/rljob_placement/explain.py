@@ -1,8 +1,9 @@
 """Why a gang cannot be placed, as a scheduler says it: what is needed, how much room there is per level, and what bars the other nodes."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from rljob_api.quantity import rounded
 from rljob_placement.cluster import Cluster, Node
 from rljob_placement.gang import Demand, Gang
 from rljob_placement.space import capacity, refusal
@@ -46,7 +47,7 @@ def _lack(cluster: Cluster, gang: Gang, word: str, demand: Demand, wanted: int, 
     total = sum(room.values())
     text = f"needs room for {_pods(wanted, word, demand)} and the cluster has it for {total}"
     levels = [f"{key}: {_level(cluster, gang, i, room)}" for i, key in enumerate(gang.levels) if total]
-    return "; ".join([text, *levels, _barred(cluster, gang, demand, room)])
+    return "; ".join([text, *levels, _barred(cluster, gang, demand, room), *_too_large(cluster, demand)])
 
 
 def _level(cluster: Cluster, gang: Gang, level: int, room: Mapping[str, int]) -> str:
@@ -69,6 +70,14 @@ def _barred(cluster: Cluster, gang: Gang, demand: Demand, room: Mapping[str, int
     reasons = Counter(refusal(n, gang, demand) or _short(n, demand) for n in cluster.nodes if not room[n.name])
     text = f"{open_}/{len(cluster.nodes)} nodes have room for such a pod"
     return text + (": " if reasons else "") + ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+
+
+def _too_large(cluster: Cluster, demand: Demand) -> Iterator[str]:
+    """`no node has more than 23Gi memory`: waiting does not help."""
+    for name, each in demand.requests.items():
+        most = max((node.size.get(name, 0) for node in cluster.nodes), default=0)
+        if cluster.nodes and most < each:
+            yield f"no node has more than {rounded(most)} {name}" if most else f"no node has {name}"
 
 
 def _short(node: Node, demand: Demand) -> str:

@@ -132,9 +132,15 @@ def placed(stages: int, rollouts: int) -> dict[str, Any]:
     return {"report": domains | {"levels": levels}}
 
 
+def test_metrics_of_no_interest_leave_no_line(api: FakeApi, rljob: Rljob) -> None:
+    progress = running()["progress"] | {"metrics": {"time/generate": 3.0}, "history": []}
+    api.add(make_job(**running() | {"progress": progress}))
+    assert "reported" not in rljob("status", "demo").out
+
+
 def test_a_placed_job_says_where_in_one_line(api: FakeApi, rljob: Rljob) -> None:
     api.add(make_job(**running(), placement=placed(2, 4)))
-    line = "PLACEMENT   stages b0/r0, b0/r1; rollouts b1/r0 ×2, b1/r1 ×2; pairs across block 0, rack 3 (3.1 GB/step)\n"
+    line = "PLACEMENT   stages b0/r0, b0/r1; rollouts b1/r0 ×2, b1/r1 ×2; pairs across block 0, rack 3 (3.1 GB/step) of an 8 B model\n"
     assert f"policy of step 120\n{line}\nREWARD" in rljob("status", "demo").out
 
 

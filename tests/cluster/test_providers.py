@@ -48,3 +48,12 @@ def test_an_image_is_named_after_its_source_and_nothing_else(monkeypatch: pytest
     changed = built_images.image_name("operator")
     assert changed.startswith("rljob.dev/operator:")
     assert changed.rpartition(":")[2] != first.rpartition(":")[2]
+
+
+def test_the_printed_lines_let_a_shell_find_kubectl_and_our_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    kubeconfig, path = providers.shell_lines(providers.choose()).splitlines()
+    assert kubeconfig == f"export KUBECONFIG={providers.Local.kubeconfig}"
+    found = path.removeprefix("export PATH=").split(":")
+    assert found[0] == providers.Local.tools
+    assert (Path(found[1]) / "kubectl-rljob").exists()

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from rljob_api import reasons
 from rljob_api.protocol import Point, Progress
 from rljob_api.spec.job import CheckpointSpec
-from rljob_api.status import ProgressStatus
+from rljob_api.status import CheckpointStatus, ProgressStatus
 from rljob_api.validation import Violation
 from rljob_operator.times import stamp
 from simulator.makers import NOW, Job, checkpoint, make_job
@@ -62,6 +62,14 @@ def test_a_report_holds_as_many_checkpoints_as_a_job_may_keep() -> None:
     Progress(phase="training", checkpoints=[checkpoint(step) for step in range(1, most + 1)])
     with pytest.raises(ValidationError):
         Progress(phase="training", checkpoints=[checkpoint(step) for step in range(1, most + 2)])
+
+
+def test_a_job_that_goes_back_says_from_which_step_it_starts() -> None:
+    kept = CheckpointStatus(latest=checkpoint(60), kept=[checkpoint(40), checkpoint(60)])
+    first, back = make_job().with_attempt(), make_job().with_attempt(2, resume_step=40)
+    assert first.running(phase="loading").next().message == "attempt 1 is starting"
+    back = back.with_status(checkpoint=kept, resume_step=40).running(phase="loading", started_from=None)
+    assert back.next().message == "attempt 2 is starting from step 40"
 
 
 def test_a_job_that_fetches_says_what_and_how_much_of_it_is_there() -> None:

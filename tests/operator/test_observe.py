@@ -105,7 +105,8 @@ def test_a_node_that_does_not_answer_and_one_that_is_out_of_service() -> None:
     assert parse_node(silent).lost_since == seconds("2026-01-02T00:00:00Z")
     taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
     assert parse_node(silent | {"spec": {"taints": [taint]}}).out_of_service
-    assert parse_node(node_object(True)) == Node(name="node-1", place=Place("node-1", free={"pods": 110_000}))
+    pods = {"pods": 110_000}
+    assert parse_node(node_object(True)) == Node(name="node-1", place=Place("node-1", free=pods, size=pods))
 
 
 def report_meta(job: dict[str, Any], pod: str) -> dict[str, Any]:

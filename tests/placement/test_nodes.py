@@ -114,6 +114,15 @@ def test_why_there_is_no_room_is_said_per_level_and_reason() -> None:
     )
 
 
+def test_a_pod_that_no_node_could_ever_hold_is_said_to_be_too_large() -> None:
+    large = {"template": {"resources": {"requests": {"memory": "600Gi"}, "limits": {"memory": "600Gi"}}}}
+    busy = make_cluster([make_node("a", block="b", rack="r")], [make_pod("a", 8)])
+    without = make_cluster([make_node("cpu", 0, block="b", rack="r")])
+    assert plan(busy, make_gang(1)).problem.endswith(": 1 insufficient nvidia.com/gpu"), "room may come"
+    assert plan(without, make_gang(1)).problem.endswith("; no node has nvidia.com/gpu")
+    assert plan(busy, make_gang(1, **large)).problem.endswith("; no node has more than 512Gi memory")
+
+
 def test_those_who_stay_are_not_asked_for_again() -> None:
     cluster = make_cluster(make_racks([2]), [make_pod("n0-0", 8)])
     found = plan(cluster, make_gang(2), Stay(trainers=["n0-0"]))

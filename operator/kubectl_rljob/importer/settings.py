@@ -14,7 +14,7 @@ from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Row, Sai
 class Options:
     """What no configuration of another system says."""
 
-    image: str = "rljob/trainer:0.1.0"
+    image: str = "rljob/trainer-gpu:0.1.0"
     claim: str = "data"
     root: str = "/data"
     """Directory of the claim: relative paths, `~` and names of a hub are looked for below it."""

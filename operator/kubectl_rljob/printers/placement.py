@@ -10,6 +10,8 @@ from rljob_api.status import Crossing, PlacementReport
 STAGES = 6
 """Stages, or domains of rollouts, that are named."""
 WHOLE = "the whole cluster"
+NOMINAL = " of an 8 B model"
+"""The operator cannot read the job's own, and takes one of 8 billion parameters."""
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -23,6 +25,8 @@ def line(report: PlacementReport, width: int) -> list[str]:
     parts += [f"{role} {_named(domains)}" for role, domains in report.gangs.items()]
     parts += [f"{pool} {_counted(domains)}" for pool, domains in report.pools.items()]
     crossings = ", ".join(f"{c.level} {c.pairs}{_volume(c)}" for c in report.levels)
+    if any(c.pairs for c in report.levels):
+        crossings += NOMINAL
     return [cut(f"PLACEMENT   {'; '.join(parts)}; pairs across {crossings}", width)]
 
 

@@ -157,7 +157,8 @@ def metrics(job: Job, now: datetime, width: int) -> list[str]:
     if not p.metrics and not p.history:
         return []
     reported = f"   (reported {age(p.updated_at, now)} ago)" if p.updated_at else ""
-    lines = [cut(line(p.metrics, p.history) + reported, width)] if p.metrics else []
+    last = line(p.metrics, p.history)
+    lines = [cut(last + reported, width)] if last else []
     if len(p.history) > 1:
         lines.append(curve(p.history, width))
     if lines and {"first", "last"} <= p.evaluation.keys():

@@ -60,7 +60,7 @@ def _expert_violations(spec: RLJobSpec, layout: Layout) -> Iterator[Violation]:
 
 
 def _scattered(name: str, size: int, who: str, ranks: int, fix: str) -> Violation:
-    rule = f"{who} exchange every layer's activations and must share a node, which has {ranks} ranks"
+    rule = f"{who} exchange every layer's activations and must share a node, which has {ranks} rank{'' if ranks == 1 else 's'}"
     return Violation(f"{PARALLELISM}.{name}", str(size), rule, fix)
 
 

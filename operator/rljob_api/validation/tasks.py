@@ -77,6 +77,17 @@ def unread_violations(path: str, spec: RLJobSpec) -> Iterator[Violation]:
         )
 
 
+def read_by_task(spec: RLJobSpec) -> dict[str, Any]:
+    """The spec without the fields of other tasks."""
+    found: dict[str, Any] = spec.dump()
+    for path, tasks in READERS.items():
+        section, _, name = path.rpartition(".")
+        if spec.task not in tasks:
+            below: dict[str, Any] = found.get(section, {}) if section else found
+            below.pop(name, None)
+    return found
+
+
 def _default(spec: RLJobSpec, path: str) -> Any:
     """Of a field of the spec, or of one of its sections."""
     section, _, name = path.rpartition(".")

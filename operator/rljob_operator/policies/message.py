@@ -78,7 +78,12 @@ def _of_open(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
         unplaced = [status.placement.problem] if status.placement and status.placement.problem else []
         troubles = "; ".join([*unplaced, *_troubles(s, s.servers)])
         return f"waiting for {_servers(status)}" + (f": {troubles}" if troubles else "")
-    return "; ".join(s.unreadable.values()) or f"attempt {attempt.number} is starting"
+    return "; ".join(s.unreadable.values()) or f"attempt {attempt.number} is starting{_start(status)}"
+
+
+def _start(status: JobStatus) -> str:
+    """` from step 40`, where an earlier attempt left one."""
+    return f" {saved(status)}" if status.checkpoint.latest or status.resume_step is not None else ""
 
 
 def _servers(status: JobStatus) -> str:

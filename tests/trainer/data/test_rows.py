@@ -81,6 +81,12 @@ def test_columns_of_default_names_may_be_absent_and_others_may_not(tmp_path):
             rows(DataSpec(train=[file], **{key: "gold"}))
 
 
+def test_a_missing_column_is_told_from_all_columns_of_the_file(tmp_path):
+    file = write(tmp_path / "a.parquet", prompt=["q"], answer=["4"], level=[1])
+    with pytest.raises(ConfigurationError, match="no column 'solution'; its columns are prompt, answer, level;"):
+        rows(DataSpec(train=[file], answer_key="solution"))
+
+
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [

@@ -15,6 +15,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.reporting import mlflow_server, tracker
 from rljob_trainer.reporting.mlflow_server import ADDRESS, DEFAULTS, connect
 from rljob_trainer.reporting.sinks import Sinks
+from rljob_trainer.reporting.tracker import End
 from web_server import answering
 
 pytestmark = pytest.mark.slow  # imports the client, which takes five seconds
@@ -53,7 +54,7 @@ def test_all_attempts_of_a_job_are_one_run_with_its_metrics_and_its_spec(tmp_pat
         again = connect(control(tmp_path, uid, attempt=2), asked)
         assert again
         again.append(5, {"reward/mean": 0.75})
-        again.close()
+        again.close("succeeded")
     client, found = runs(address)
     run = next(r for r in found if r.data.tags[mlflow_server.JOB_TAG] == "uid")
     assert len(found) == 2
@@ -63,6 +64,19 @@ def test_all_attempts_of_a_job_are_one_run_with_its_metrics_and_its_spec(tmp_pat
     assert client.get_metric_history(run.info.run_id, "time/save")[0].step == 3
     assert (run.info.run_name, run.info.status) == ("demo", "FINISHED")
     assert run.data.params["spec.checkpoint.path"] == str(tmp_path)
+    others = ("spec.sft.", "spec.dpo.", "spec.data.maxTokens")
+    assert not [name for name in run.data.params if name.startswith(others)], "of other tasks"
+
+
+@pytest.mark.parametrize(("end", "status"), [("drained", "KILLED"), ("failed", "FAILED")])
+def test_a_run_that_did_not_reach_its_end_is_not_shown_as_finished(end: End, status: str, tmp_path: Path) -> None:
+    asked = {ADDRESS: f"file://{tmp_path}/mlruns", "MLFLOW_EXPERIMENT_NAME": "sums"}
+    attempt = connect(control(tmp_path), asked)
+    assert attempt
+    Sinks(tmp_path, 0, 10, [attempt]).close(end)
+    assert runs(asked[ADDRESS])[1][0].info.status == status
+    assert connect(control(tmp_path, attempt=2), asked)
+    assert runs(asked[ADDRESS])[1][0].info.status == "RUNNING", "the next attempt continues it"
 
 
 def test_nobody_is_called_who_was_not_asked_for(tmp_path: Path) -> None:
@@ -95,7 +109,7 @@ def test_what_a_server_did_not_take_is_said_and_the_rest_is_sent(
     found.append(1, {"in//the way": 0.5})
     found.append(2, {"reward/mean": 0.5})
     with caplog.at_level(logging.WARNING):
-        found.close()
+        found.close("succeeded")
     assert "MLflow lacks metrics of step 1" in caplog.text
     assert runs(address)[1][0].data.metrics == {"reward/mean": 0.5}
 
@@ -106,11 +120,11 @@ def test_a_job_does_not_wait_for_a_server_that_went_away_before_its_end(
     away = threading.Event()
 
     class Client:
-        def set_terminated(self, run: str) -> None:
+        def set_terminated(self, run: str, status: str) -> None:
             away.wait()
 
     monkeypatch.setattr(tracker, "GOODBYE_SECONDS", 0.1)
-    mlflow_server.MLflow(Client(), "run").close()
+    mlflow_server.MLflow(Client(), "run").close("succeeded")
     assert "may lack the last points" in caplog.text
     away.set()
 

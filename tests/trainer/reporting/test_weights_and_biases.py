@@ -112,8 +112,8 @@ def test_a_job_does_not_wait_for_a_service_that_went_away_before_its_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     away = threading.Event()
-    run = SimpleNamespace(define_metric=lambda name, step_metric: None, finish=away.wait)
+    run = SimpleNamespace(define_metric=lambda name, step_metric: None, finish=lambda exit_code: away.wait())
     monkeypatch.setattr(tracker, "GOODBYE_SECONDS", 0.1)
-    WeightsAndBiases(run).close()
+    WeightsAndBiases(run).close("succeeded")
     assert "may lack the last points" in caplog.text
     away.set()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.spec.model import DataSpec
-from rljob_trainer.data.files import ABSENT, Place, Record, find, read_records, short
+from rljob_trainer.data.files import ABSENT, Place, Record, columns, find, read_records, short
 from rljob_trainer.data.pictures import lifted
 
 Message = Mapping[str, Any]
@@ -105,5 +105,5 @@ def _messages(key: str, value: list, place: Place) -> tuple[Message, ...]:
 
 def _missing(field: str, key: str, record: Record, place: Place) -> Exception:
     spec_field = {"prompt_key": "promptKey", "answer_key": "answerKey", "data_source_key": "dataSourceKey"}[field]
-    rule = f"has no column {key!r}; its columns are {', '.join(record) or 'none'}"
+    rule = f"has no column {key!r}; its columns are {columns(place, record)}"
     return place.error(rule, f"set spec.data.{spec_field} to one of them, or to a path (a.b) into one")

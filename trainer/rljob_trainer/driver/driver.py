@@ -27,6 +27,7 @@ from rljob_trainer.driver.uploads import Uploads
 from rljob_trainer.parity import probe_sequences
 from rljob_trainer.reporting import trackers
 from rljob_trainer.reporting.sinks import Sinks
+from rljob_trainer.reporting.tracker import End
 from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.rollout.pool import RolloutPool
 
@@ -68,6 +69,8 @@ class Driver:
         """The batch whose parts rank 0 asks for."""
         self._held_out: asyncio.Task[Batch] | None = None
         self._ending = contextlib.AsyncExitStack()
+        self._end: End = "failed"
+        """Until rank 0 says that it is done."""
         self._step_began = 0.0
         self._targets: list[RolloutEndpoint] = []
         self._published_step: int | None = None
@@ -118,7 +121,7 @@ class Driver:
         if buffer and isinstance(self._buffer, RolloutBuffer):
             self._buffer.restore(await asyncio.to_thread(saved.read, Path(buffer), self._spec, step))
         await self._uploads.begin(Path(c["path"]) for c in checkpoints)
-        self._ending.callback(sinks.close)
+        self._ending.callback(lambda: sinks.close(self._end))
         self._ending.push_async_callback(self._uploads.stop)
         self._ending.push_async_callback(self._buffer.stop)
 
@@ -236,7 +239,8 @@ class Driver:
     async def end(self, export: str) -> None:
         self._reporter.enter("finishing")
         self._reporter.update(export=export)
-        await self._gangs.finish("drained" if self._command == "drain" else "succeeded")
+        self._end = "drained" if self._command == "drain" else "succeeded"
+        await self._gangs.finish(self._end)
         await self.close()
 
     async def close(self) -> None:

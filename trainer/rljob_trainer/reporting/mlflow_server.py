@@ -15,8 +15,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from rljob_api.protocol import Control
+from rljob_api.validation.tasks import read_by_task
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.reporting.tracker import wait_for_last_points
+from rljob_trainer.reporting.tracker import End, wait_for_last_points
 
 ADDRESS, EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"
 JOB_TAG = "rljob.dev/uid"
@@ -32,6 +33,9 @@ FORBIDDEN = re.compile(r"[^\w.\- /:]")
 MOST_PARAMETERS = 100
 """In one request."""
 
+STATUS: dict[End, str] = {"succeeded": "FINISHED", "drained": "KILLED", "failed": "FAILED"}
+"""Of a run while no attempt writes to it."""
+
 log = logging.getLogger(__name__)
 
 
@@ -40,27 +44,27 @@ class MLflow:
 
     def __init__(self, client: Any, run: str):
         self._client, self._run = client, run
-        self._waiting: SimpleQueue[tuple[int, Mapping[str, float]] | None] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[int, Mapping[str, float]] | str] = SimpleQueue()
         self._sender = threading.Thread(target=self._send_all, daemon=True)
         self._sender.start()
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
         self._waiting.put((step, dict(metrics)))
 
-    def close(self) -> None:
-        self._waiting.put(None)
+    def close(self, end: End) -> None:
+        self._waiting.put(STATUS[end])
         wait_for_last_points(self._sender, "MLflow")
 
     def _send_all(self) -> None:
         from mlflow.exceptions import MlflowException
 
-        while found := self._waiting.get():
+        while not isinstance(found := self._waiting.get(), str):
             try:
                 self._send(*found)
             except MlflowException as error:
                 log.warning("MLflow lacks metrics of step %d: %s", found[0], error)
         try:
-            self._client.set_terminated(self._run)
+            self._client.set_terminated(self._run, found)
         except MlflowException as error:
             log.warning("MLflow shows the run as still running: %s", error)
 
@@ -107,7 +111,7 @@ def _run(client: Any, experiment: str, control: Control) -> str:
         return runs[0].info.run_id
     tags = {JOB_TAG: control.job_uid, "namespace": control.namespace}
     run = client.create_run(where, tags=tags, run_name=control.name).info.run_id
-    for some in batched(_leaves("spec", control.spec.dump()), MOST_PARAMETERS):
+    for some in batched(_leaves("spec", read_by_task(control.spec)), MOST_PARAMETERS):
         client.log_batch(run, params=[Param(path, text) for path, text in some])
     return run
 

@@ -13,7 +13,7 @@ from rljob_api import names
 from rljob_api.metrics import EVALUATION_DATA_SOURCES, require_known
 from rljob_api.protocol import Point
 from rljob_trainer.reporting.metrics_log import MetricsLog
-from rljob_trainer.reporting.tracker import Tracker
+from rljob_trainer.reporting.tracker import End, Tracker
 
 HISTORY = 64
 """Points that status carries (protocol.Progress.history)."""
@@ -62,11 +62,11 @@ class Sinks:
         values = next(filter(None, found), [])
         return {"first": values[0], "last": values[-1]} if values else {}
 
-    def close(self) -> None:
+    def close(self, end: End = "succeeded") -> None:
         self._metrics.close()
         self._tensorboard.close()
         for tracker in self._trackers:
-            tracker.close()
+            tracker.close(end)
 
 
 def _point(step: int, metrics: Mapping[str, float]) -> Point:

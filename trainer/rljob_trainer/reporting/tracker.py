@@ -3,10 +3,13 @@
 import logging
 import threading
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Literal, Protocol
 
 GOODBYE_SECONDS = 60.0
 """The clients have no limit of their own while their service is away. Nobody trains meanwhile, and a driver that failed has not said why."""
+
+End = Literal["succeeded", "drained", "failed"]
+"""drained: another attempt continues, perhaps after a suspension."""
 
 log = logging.getLogger(__name__)
 
@@ -17,8 +20,9 @@ class Tracker(Protocol):
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
         """Returns at once."""
 
-    def close(self) -> None:
-        """Send what is left, as long as that takes no longer than GOODBYE_SECONDS: all of it is in metrics.jsonl as well."""
+    def close(self, end: End) -> None:
+        """Show how the attempt ended, and send what is left, as long as that takes no longer than GOODBYE_SECONDS: all of it is in
+        metrics.jsonl as well."""
 
 
 def wait_for_last_points(sender: threading.Thread, service: str) -> None:

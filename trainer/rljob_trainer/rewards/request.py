@@ -11,7 +11,7 @@ Kind = Literal["raised", "timeout", "value", "service"]
 KINDS: tuple[Kind, ...] = ("raised", "timeout", "value", "service")
 
 FIXES: dict[Kind, str] = {
-    "raised": "mend the function (try it on a row of the data)",
+    "raised": "correct the function (try it on a row of the data)",
     "timeout": "raise timeoutSeconds, or answer sooner",
     "value": "return a finite number, or a dict with one as its score",
     "service": "see that the service is up and answers the trainer pod at this address",

@@ -121,7 +121,9 @@ def rollouts(settings: Settings) -> Iterator[Said]:
     servers_gpus = divisor(per_node, min(settings.integer(key), per_node))
     yield settings.field("rollout.tensorParallel", servers_gpus, key)
     if servers_gpus != settings[key]:
-        yield settings.changed(key, f"{servers_gpus}: a server is in one pod, and divides its {per_node} GPUs")
+        yield settings.changed(
+            key, f"{servers_gpus}: a server is in one pod, and divides its {per_node} GPU{'' if per_node == 1 else 's'}"
+        )
     if settings[f"{ROLLOUT}name"] != "vllm":
         yield settings.changed(f"{ROLLOUT}name", "vLLM generates")
     expert = f"{ROLLOUT}expert_parallel_size"
