@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rljob_api import names
-from rljob_trainer.checkpoint.files import write_json
+from rljob_trainer.checkpoint.files import make_directory, write_json
 
 
 class FencedOut(RuntimeError):
@@ -46,7 +46,7 @@ def newest(root: Path) -> Fence | None:
 def claim(root: Path, job_uid: str, attempt: int, lineage: Sequence[tuple[int, int]]) -> Fence:
     """Make the newest fence. Its number is taken with an exclusive create, its content appears whole."""
     directory = names.fence_dir(root)
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     fence = Fence(_take_number(directory), attempt, job_uid, tuple(lineage), time.time())
     write_json(directory / f"{fence.seq}.json", asdict(fence))
     _prune(root, fence.seq)

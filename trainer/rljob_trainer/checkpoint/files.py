@@ -42,6 +42,20 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
+def sync_names(directory: Path) -> None:
+    """Make all names below it durable."""
+    for path, _, _ in directory.walk(top_down=False):
+        sync_directory(path)
+
+
+def make_directory(directory: Path) -> None:
+    """Unless it is there, with the parents that it lacks; their names are durable when this returns."""
+    if not directory.is_dir():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
+
+
 def fingerprint(file: Path, tally: Tally) -> tuple[int, str]:
     """Size in bytes and sha256 of a file, which is on the disk when this returns."""
     digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK_BYTES))

@@ -10,7 +10,7 @@ from rljob_api import names
 from rljob_api.protocol import Checkpoint
 from rljob_api.spec.job import MOST_CHECKPOINTS
 from rljob_trainer.checkpoint.fence import FencedOut, claim, newest
-from rljob_trainer.checkpoint.files import sync_directory
+from rljob_trainer.checkpoint.files import make_directory, sync_directory, sync_names
 from rljob_trainer.checkpoint.lineage import Run, Start, choose, inherited, refuse_foreign_job
 from rljob_trainer.checkpoint.manifest import (
     SCRATCH,
@@ -71,8 +71,10 @@ class Store:
         return scratch
 
     def commit(self, contents: Contents) -> None:
-        """Make what `begin` gave out a checkpoint, then delete what keepLast does not cover. Call when every rank has written. Raises FencedOut."""
+        """Make what `begin` gave out a checkpoint, then delete what keepLast does not cover. Call when every rank has written, and `fingerprint` has
+        put each file on the disk. Raises FencedOut."""
         self.check()
+        sync_names(self._scratch(contents.step))
         last = self._lineage[-1] if self._lineage else None
         again = last if last and last.step == contents.step else None
         manifest = Manifest(
@@ -161,7 +163,7 @@ def _scratch_seq(directory: Path) -> int:
 
 def _make(root: Path) -> None:
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        make_directory(root)
         probe = root / ".writable"
         probe.touch()
         probe.unlink(missing_ok=True)

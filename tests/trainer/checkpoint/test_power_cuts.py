@@ -1,0 +1,135 @@
+"""A power cut before each fsync and after each rename of a save, with the files that ranks, another gang and the buffer write. Most of its time is
+megatron's imports."""
+
+from collections.abc import Callable
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import torch
+
+from rljob_trainer.checkpoint.files import Tally, write_json
+from rljob_trainer.checkpoint.manifest import STEP_DIRECTORY, buffer_directory, read_manifest
+from trainer.checkpoint.disk import Disk
+from trainer.checkpoint.saving import open_store
+from trainer.ranks import run_ranks
+
+
+def test_a_power_cut_at_any_point_leaves_whole_checkpoints_only_and_the_last_committed_one(tmp_path: Path) -> None:
+    cuts, committed = run_ranks(1, lambda: several_saves(tmp_path))[0]
+    assert cuts > 20, "hardly anything was left behind: no test"
+    assert committed == 3
+
+
+def several_saves(work: Path) -> tuple[int, int]:
+    """First ones, one in both formats, one for which an old one goes, and one in the place of another branch's."""
+    cuts = Cuts(work)
+    root = cuts.top / "new" / "run"
+    with cuts.disk.watched(cuts.cut):
+        saver = saver_of(root, 1)
+        for step, reshardable in ((1, True), (2, False), (2, True), (3, True)):
+            save(saver, step, reshardable)
+            cuts.committed = step
+        cuts.committed = 2
+        other = saver_of(root, 2, step=2)
+        save(other, 3, True)
+        cuts.committed = 3
+        cuts.cut()
+    return cuts.number, cuts.committed
+
+
+class Cuts:
+    """Power cuts, each followed by what an attempt finds."""
+
+    def __init__(self, work: Path):
+        self.top, self._found = work / "disk", work / "found"
+        self.top.mkdir()
+        self.disk = Disk(self.top)
+        self.number = self.committed = 0
+        self._last: dict[bool, Any] = {}
+
+    def cut(self) -> None:
+        """Look at what is left, unless nothing but scratch has changed."""
+        for every_name in (True, False):
+            left = {p: content for p, content in self.disk.found(every_name).items() if ".tmp" not in p}
+            if (left, self.committed) != self._last.get(every_name):
+                self._last[every_name] = left, self.committed
+                _write(left, self._found)
+                self._look(self._found / "new" / "run", f"cut {self.number}, every name: {every_name}")
+                rmtree(self._found)
+                self.number += 1
+
+    def _look(self, root: Path, when: str) -> None:
+        for directory in filter(lambda d: STEP_DIRECTORY.fullmatch(d.name), root.iterdir() if root.exists() else ()):
+            manifest = read_manifest(directory)
+            assert manifest, f"{directory.name} has no manifest: {when}"
+            assert not (bad := manifest.corruption(directory, 0, 1, Tally())), f"{directory.name}: {bad}: {when}"
+        start = open_store(root, 9).start
+        assert (start.manifest.step if start else 0) >= self.committed, when
+
+
+def _write(files: dict[str, bytes | None], target: Path) -> None:
+    target.mkdir()
+    for path, content in files.items():
+        if content is None:
+            (target / path).mkdir()
+        else:
+            (target / path).write_bytes(content)
+
+
+def saver_of(root: Path, attempt: int, step: int | None = None) -> Any:
+    from rljob_trainer.checkpoint.saving import Part, Saver
+    from rljob_trainer.collective import Ranks
+    from rljob_trainer.megatron import compat
+
+    compat.install()
+    ranks = Ranks(60)
+    return Saver(Engine(), ranks, open_store(root, attempt, step), Gang(Part(Engine(), ranks)), has_gangs=True)
+
+
+def save(saver: Any, step: int, reshardable: bool) -> None:
+    saver.begin(step, f"digest{step}", {"consumed": step, "prompts": 10}, reshardable, buffer_of(reshardable))
+    assert saver.complete(wait=True).step == step
+
+
+def buffer_of(reshardable: bool) -> Callable[[Path], None]:
+    def write(directory: Path) -> None:
+        buffer = directory / buffer_directory(reshardable)
+        buffer.mkdir()
+        (buffer / "groups").write_bytes(b"groups")
+        write_json(buffer / "buffer.json", {})
+
+    return write
+
+
+class Engine:
+    """Writes a tensor as megatron's engine writes its tensors."""
+
+    layout = "tp1-pp1-dp1"
+
+    def heartbeat(self) -> None:
+        pass
+
+    def save(self, directory: Path, reshardable: bool) -> Any:
+        from megatron.core.dist_checkpointing import ShardedTensor
+
+        from rljob_trainer.checkpoint.torch_dist import Writing
+        from rljob_trainer.megatron.compat.write_queue import new_queue
+
+        directory.mkdir(parents=True)
+        weights = {name: ShardedTensor.from_rank_offsets(name, torch.ones(5)) for name in "ab"}
+        return Writing(directory, {"layout": self.layout, **weights}, set(), 2, new_queue())
+
+
+class Gang:
+    """A critic's, which saves as those ranks do."""
+
+    def __init__(self, part: Any):
+        self._part = part
+
+    def save_gangs(self, step: int, directory: Path, reshardable: bool) -> None:
+        self._part.begin(step, directory / "critic", reshardable)
+
+    def gangs_saved(self, step: int, wait: bool) -> dict[str, Any]:
+        written = self._part.complete(wait)
+        return {"critic": {"layout": "tp1-pp1-dp1", "files": written.files}} if written else {}
