@@ -128,6 +128,7 @@ def job(root: Path, options: argparse.Namespace) -> dict[str, Any]:
         "train": {"steps": 3, "promptsPerStep": 16, "samplesPerPrompt": 4, "optimizer": {"learningRate": 1e-4}},
         "trainer": {"device": options.device, "processesPerNode": 1},
         "rollout": {"placement": "colocated", "sampling": {"maxTokens": 64}, "vllmArgs": memory(options)},
+        "lifecycle": {"maxRestarts": 0},
         "checkpoint": {"path": str(root / "run"), "everySteps": 0, "exportHuggingFace": False},
     }
 
