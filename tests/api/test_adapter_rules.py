@@ -6,7 +6,7 @@ import pytest
 
 from api.specs import make_spec
 from rljob_api.validation import validate
-from rljob_api.validation.adapters import adapter_violations, given_violations, modules_of, parts_of
+from rljob_api.validation.adapters import adapter_violations, given_violations, modules_of, named_modules, parts_of
 
 QWEN = {"model_type": "qwen2", "num_attention_heads": 14, "num_key_value_heads": 2}
 GIVEN = {"peft_type": "LORA", "r": 32, "lora_alpha": 32, "bias": "none", "target_modules": ["q_proj", "v_proj"]}
@@ -72,3 +72,8 @@ def test_other_adapters_are_refused(lora: dict[str, Any], config: dict[str, Any]
 
 def test_adapters_of_other_modules_than_attention_and_feed_forward_are_to_be_merged() -> None:
     assert refusals({}, {}, ("q_proj", "lm_head"))[0].endswith("; merge them into the model first")
+
+
+def test_the_modules_of_an_adapter_configuration_are_its_names_last_parts_and_unknown_of_an_expression() -> None:
+    assert named_modules({"target_modules": ["q_proj", "model.layers.0.self_attn.v_proj"]}) == {"q_proj", "v_proj"}
+    assert named_modules({"target_modules": ".*_proj"}) is None

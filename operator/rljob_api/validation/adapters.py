@@ -85,8 +85,8 @@ def modules_of(targets: Iterable[str]) -> list[str]:
     return sorted({module for target in targets for module in MODULES[target]})
 
 
-def given_violations(lora: LoraSpec, config: dict[str, Any], modules: Collection[str]) -> Iterator[Violation]:
-    """The adapter_config.json of the directory to begin from, and the modules that its tensors are of, against the spec."""
+def given_violations(lora: LoraSpec, config: dict[str, Any], modules: Collection[str] | None) -> Iterator[Violation]:
+    """The adapter_config.json of the directory to begin from, and the modules that its tensors are of (None: not known), against the spec."""
     for key, values in PLAIN.items():
         value = config.get(key)
         if value is not None and value not in values:
@@ -96,9 +96,15 @@ def given_violations(lora: LoraSpec, config: dict[str, Any], modules: Collection
         if config.get(key) != ours:
             rule = f"the adapters in {lora.path} have {key} = {config.get(key)}"
             yield Violation(f"{FIELD}.{name}", str(ours), rule, "set that, or remove spec.model.lora.path")
-    if set(modules) != set(modules_of(lora.targets)):
+    if modules is not None and set(modules) != set(modules_of(lora.targets)):
         rule = f"the adapters in {lora.path} are of {', '.join(sorted(modules))}"
         yield Violation(f"{FIELD}.targets", ", ".join(lora.targets), rule, _fitting(modules))
+
+
+def named_modules(config: dict[str, Any]) -> set[str] | None:
+    """The modules that an adapter_config.json names; None when it has an expression, which the model's own names decide."""
+    names = config.get("target_modules")
+    return {str(name).split(".")[-1] for name in names} if isinstance(names, list) else None
 
 
 def _fitting(modules: Collection[str]) -> str:

@@ -1,5 +1,6 @@
 """What becomes of a job on one machine."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -222,3 +223,21 @@ def test_a_summary_says_what_is_left() -> None:
         "checkpoint: /run/global_step_10",
         "Hugging Face model: /run/hf",
     ]
+
+
+def test_adapters_of_other_settings_are_refused_all_at_once_before_anything_starts(tmp_path: Path) -> None:
+    lora = {"path": "/data/adapter", "rank": 8, "targets": ["linear_q"]}
+    found = {"peft_type": "LORA", "r": 4, "lora_alpha": 32, "use_dora": True, "modules_to_save": ["lm_head"]}
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(found | {"target_modules": ["v_proj"]}))
+    spec = raw_spec() | {"model": {"path": "/data/model", "lora": lora}}
+    (tmp_path / "m.yaml").write_text(yaml.safe_dump(HEAD | {"spec": spec}))
+    with pytest.raises(ManifestError) as error:
+        load(tmp_path / "m.yaml", [f"/data={tmp_path}"])
+    said = str(error.value).splitlines()
+    assert [line.split(" = ")[0] for line in said] == [
+        *["spec.model.lora.path"] * 2,
+        "spec.model.lora.rank",
+        "spec.model.lora.targets",
+    ]
+    assert "use_dora = True is not supported" in said[0] and "set [linear_v]" in said[3]

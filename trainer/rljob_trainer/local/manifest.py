@@ -1,7 +1,7 @@
 """Reads an RLJob for this machine and checks all rules: paths of its volumes become directories here, GPUs are assigned."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,8 @@ from typing import Any
 from rljob_api.manifest import ManifestError, read
 from rljob_api.overrides import OverrideError
 from rljob_api.spec import RLJobSpec
+from rljob_api.validation.adapters import given_violations, named_modules
+from rljob_api.validation.result import Violation, lines
 from rljob_trainer.machine import VISIBLE
 
 MOUNTED = (
@@ -41,8 +43,8 @@ def load(file: Path, mounts: list[str], settings: Sequence[str] = ()) -> Job:
     (job,) = jobs
     here = mounted(job.spec, parse_mounts(mounts))
     result = job.validate(_model_config(here))
-    if not result.valid:
-        raise ManifestError(str(result))
+    if violations := [*result.violations, *_adapter_violations(result.spec, here)]:
+        raise ManifestError(lines(violations))
     return Job(job.name, job.namespace or "default", RLJobSpec.model_validate(here))
 
 
@@ -94,8 +96,19 @@ def _mounted(value: Any, mounts: list[tuple[str, str]]) -> Any:
 def _model_config(spec: dict[str, Any]) -> dict[str, Any] | None:
     """The model's own numbers, when it is there already. Raises ManifestError for a file that holds none."""
     model = spec.get("model")
-    file = Path(str(model.get("path", ""))) / "config.json" if isinstance(model, dict) else None
+    return _read(Path(str(model.get("path", ""))) / "config.json", "a model") if isinstance(model, dict) else None
+
+
+def _adapter_violations(spec: RLJobSpec | None, here: dict[str, Any]) -> Iterable[Violation]:
+    """What the adapters to begin from have otherwise than the spec, when they are there already. `here`: the spec with paths of this machine."""
+    if not (spec and spec.model.lora and spec.model.lora.path):
+        return ()
+    config = _read(Path(here["model"]["lora"]["path"]) / "adapter_config.json", "adapters")
+    return given_violations(spec.model.lora, config, named_modules(config)) if config else ()
+
+
+def _read(file: Path, what: str) -> dict[str, Any] | None:
     try:
-        return json.loads(file.read_text()) if file and file.is_file() else None
+        return json.loads(file.read_text()) if file.is_file() else None
     except ValueError as error:
-        raise ManifestError(f"{file}: not the JSON of a model: {error}") from error
+        raise ManifestError(f"{file}: not the JSON of {what}: {error}") from error
