@@ -1,4 +1,4 @@
-"""A power cut before each fsync and after each rename of a save, with the files that ranks, another gang and the buffer write. Most of its time is
+"""A power cut before each fsync and after each rename of a save, with the files that ranks, another gang and the buffer write. Slow because of
 megatron's imports."""
 
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+import pytest
 import torch
 
 from rljob_trainer.checkpoint.files import Tally, write_json
@@ -15,6 +16,7 @@ from trainer.checkpoint.saving import open_store
 from trainer.ranks import run_ranks
 
 
+@pytest.mark.slow
 def test_a_power_cut_at_any_point_leaves_whole_checkpoints_only_and_the_last_committed_one(tmp_path: Path) -> None:
     cuts, committed = run_ranks(1, lambda: several_saves(tmp_path))[0]
     assert cuts > 20, "hardly anything was left behind: no test"
