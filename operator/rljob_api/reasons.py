@@ -20,6 +20,7 @@ UNPLACEABLE = (
     "Unplaceable"  # there is no room for the whole gang; the message says what is missing where; also the event
 )
 NOT_BOUND = "NotBound"  # event: a pod was not bound to its node and is placed elsewhere
+UNSCHEDULABLE = "Unschedulable"  # no node takes a pod, for example because its claim does not exist; also the event
 
 # Rollouts
 ENOUGH_ROLLOUTS = "EnoughRollouts"  # at least minReplicas rollouts answer

@@ -124,6 +124,28 @@ def test_a_released_pod_has_a_minute_to_get_onto_its_node(age: float) -> None:
     assert placement and [e.node for e in placement.excluded] == (["a"] if late else [])
 
 
+def test_pods_that_no_node_takes_wait_and_say_once_why() -> None:
+    """A claim that does not exist is no node's fault: they were placed again each minute, with an event for each pod."""
+    seats = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
+    no_claim = '0/3 nodes are available: persistentvolumeclaim "data" not found. not found'
+    waiting = {"node": "", "running": False, "phase": "Pending", "released": NOW, "unschedulable": no_claim}
+    job = placed().with_status(placement=PlacementStatus(assignments=seats)).with_pods(**waiting)
+    events = []
+    for now in (NOW + UNBOUND_SECONDS * minute for minute in range(10)):
+        decision = job.decide(now)
+        assert decision.delete == () and decision.requeue_after
+        assert decision.status.placement and decision.status.placement.excluded == []
+        events += decision.events
+        job = replace(job, status=decision.status)
+    why = 'no node takes demo-trainer-0 and 1 more: persistentvolumeclaim "data" not found'
+    assert [(e.reason, e.message) for e in events] == [(reasons.UNSCHEDULABLE, why)]
+    assert [(c.reason, c.message) for c in job.status.conditions if c.type == "Placed"] == [
+        (reasons.UNSCHEDULABLE, why)
+    ]
+    taken = job.changing_pod(1, unschedulable="0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had taints.")
+    assert [p.name for p in taken.decide(now).delete] == ["demo-trainer-1"], "now another node may help"
+
+
 def test_gated_pods_are_released_when_the_whole_gang_has_seats() -> None:
     seats = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
     waiting = {"node": "", "running": False, "phase": "Pending", "gates": (names.GATE,)}

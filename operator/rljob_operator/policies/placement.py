@@ -1,5 +1,6 @@
 """Seats: which pod goes to which node, with which rank. They are written before any pod is released (see placement/)."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from rljob_api import names, reasons
@@ -23,6 +24,8 @@ UNBOUND_SECONDS = 60.0
 """How long a released pod may stay without its node: somebody else was faster, or the scheduler knows better."""
 RETRY = 60.0
 """Seconds between two looks for room. A watch that sees a pod go, or a node come, wakes waiting jobs before that."""
+ON_NO_NODE = re.compile(r"0/\d+ nodes are available: (\D.*?)\.( |$)")
+"""What the cluster's scheduler says of a pod that fits nowhere, such as one whose claim does not exist. Where nodes differ it counts them instead."""
 
 
 def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
@@ -30,16 +33,21 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
     if not is_scheduled_here(spec, status):
         return Change(set_(status, placement=None) if status.placement else status)
     before = status.placement or PlacementStatus()
-    unbound = [p for p in s.pods if p.released is not None and not p.node and not p.deleting]
-    refused = [p for p in unbound if s.now >= (p.released or 0.0) + UNBOUND_SECONDS]
-    if refused:
+    if refused := [p for p in _late(s) if not ON_NO_NODE.match(p.unschedulable)]:
         return _back_out(s, status, before, refused)
     placement, events = _seated(s, before)
-    due = [p.released + UNBOUND_SECONDS for p in unbound if p.released is not None]
+    due = [at for p in s.pods if (at := _bound_by(p)) is not None and at > s.now]
     due += [s.now + RETRY] if _incomplete(s, placement) else []
     ungate = tuple(_ungated(s, placement))
     due += [s.now + UNBOUND_SECONDS] if ungate else []
-    return Change(set_(status, placement=placement), events, tuple(due), ungate=ungate)
+    return Change(set_(status, placement=placement), events + _unschedulable(s), tuple(due), ungate=ungate)
+
+
+def unschedulable(s: Snapshot) -> str:
+    """Why released pods fit no node at all. To place them elsewhere would not help: they wait where they are until that has changed."""
+    found = [(p.name, m[1]) for p in _late(s) if (m := ON_NO_NODE.match(p.unschedulable))]
+    pods = f"{found[0][0]} and {len(found) - 1} more" if len(found) > 1 else found[0][0] if found else ""
+    return f"no node takes {pods}: {found[0][1]}" if found else ""
 
 
 def seat(status: JobStatus, pod: str) -> PodAssignment | None:
@@ -50,6 +58,25 @@ def rank(status: JobStatus, pod: Pod, index: int) -> int:
     """Node rank of a trainer in the next attempt: by its seat, else its place in the order of ordinals."""
     found = seat(status, pod.name)
     return index if found is None or found.rank is None else found.rank
+
+
+def _late(s: Snapshot) -> list[Pod]:
+    """Released pods that should have been on their nodes by now."""
+    return [p for p in s.pods if (at := _bound_by(p)) is not None and at <= s.now]
+
+
+def _bound_by(pod: Pod) -> float | None:
+    """When a released pod that has no node yet should have one."""
+    if pod.released is None or pod.node or pod.deleting:
+        return None
+    return pod.released + UNBOUND_SECONDS
+
+
+def _unschedulable(s: Snapshot) -> tuple[Event, ...]:
+    """Once, when that becomes so."""
+    known = any(c.type == "Placed" and c.reason == reasons.UNSCHEDULABLE for c in s.status.conditions)
+    why = unschedulable(s)
+    return (Event("Warning", reasons.UNSCHEDULABLE, why),) if why and not known else ()
 
 
 def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tuple[Event, ...]]:
