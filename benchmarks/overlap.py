@@ -61,7 +61,7 @@ def start(options: argparse.Namespace) -> dict[str, Any]:
 
 def spec(options: argparse.Namespace, overlap: dict[str, bool]) -> Any:
     made = training.spec(options.model, "dp2")
-    raw = made.model_dump(by_alias=True, exclude_unset=True)
+    raw = made.model_dump(by_alias=True, exclude_defaults=True)
     raw["train"] |= {"promptsPerStep": 32, "tokensPerMicroBatch": options.tokens, "miniBatches": options.mini_batches}
     raw["trainer"] |= {"overlap": overlap, "device": "gpu" if torch.cuda.is_available() else "cpu"}
     return type(made).model_validate(raw)

@@ -117,7 +117,7 @@ def spec(directory: str, dtype: str, parallelism: dict[str, int]) -> Any:
 
     from rljob_api.spec import RLJobSpec
 
-    raw = training.spec(Path(directory), "tp1").model_dump(by_alias=True, exclude_unset=True)
+    raw = training.spec(Path(directory), "tp1").model_dump(by_alias=True, exclude_defaults=True)
     raw["model"]["dtype"] = dtype
     raw["algorithm"] = {"kl": {"coefficient": 0.1}, "entropyCoefficient": 0.01}
     raw["train"] |= {

@@ -6,11 +6,14 @@ from typing import NamedTuple
 import pytest
 
 from rljob_api import names
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import JobStatus
 from rljob_operator.cache.cache import Cache
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.handlers import ROOM_DELAY, EventHandlers
 from rljob_operator.kube.api import Key, Object
 from simulator.feed import HOSTILE
+from simulator.makers import make_job
 from simulator.objects import node_object
 from simulator.world import World
 
@@ -167,3 +170,12 @@ async def test_late_doubled_reordered_and_lost_events_only_delay(seed: int) -> N
     await world.until(state="Succeeded", turns=600)
     s = world.status
     assert s.attempt and (s.attempt.number, s.restarts.total) == (3, 2)
+
+
+def test_what_is_read_is_kept_without_the_names_of_its_fields() -> None:
+    """A set of them for each section was a third of what the operator keeps of a job."""
+    job = make_job().with_attempt()
+    spec, status = RLJobSpec.model_validate_json(job.spec.dump_json()), JobStatus.model_validate(job.status.dump())
+    assert (spec, status) == (job.spec, job.status)
+    sections = (spec, spec.train, spec.trainer, status, status.restarts, status.attempt)
+    assert len({id(section.model_fields_set) for section in sections if section}) == 1

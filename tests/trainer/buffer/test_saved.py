@@ -86,7 +86,7 @@ def test_an_empty_buffer_leaves_nothing_behind_and_comes_back_empty(tmp_path: Pa
 )
 def test_what_was_made_with_other_settings_is_generated_again(tmp_path: Path, changes: dict[str, Any]) -> None:
     saved.write(tmp_path / "buffer", BufferContents([ready(7, 4)], [group(12, 5)]), spec_of())
-    other = RLJobSpec.model_validate(spec_of().model_dump(by_alias=True, exclude_unset=True) | changes)
+    other = RLJobSpec.model_validate(spec_of().model_dump(by_alias=True, exclude_defaults=True) | changes)
     assert saved.read(tmp_path / "buffer", other, 6) == BufferContents()
 
 

@@ -74,7 +74,7 @@ class Server:
 @contextlib.contextmanager
 def pool_server(pool: dict[str, Any], log: Path) -> Iterator[Server]:
     """One server of such a pool, until the end of the block."""
-    given, port = spec(Path("/model")).model_dump(by_alias=True, exclude_unset=True), free_port()
+    given, port = spec(Path("/model")).model_dump(by_alias=True, exclude_defaults=True), free_port()
     job = RLJobSpec.model_validate(given | {"pools": [pool]})
     environment = server_environment(job, 1, os.environ) | {names.ENV_ROLLOUT_TOKEN: TOKEN}
     command = [sys.executable, "-m", "rljob_trainer.rollout.server", *pool_arguments(job, job.pools[0], port)]

@@ -87,7 +87,7 @@ def test_replayed_experts_bring_trainer_and_rollouts_closer(start: Callable[...,
     torch.set_num_threads(1)
     compat.install()
     model = make(tmp_path, "qwen3_moe", 1, num_experts=EXPERTS, num_experts_per_tok=CHOSEN)
-    given = spec(model).model_dump(by_alias=True, exclude_unset=True)
+    given = spec(model).model_dump(by_alias=True, exclude_defaults=True)
     changes = {"model": {"path": str(model), "dtype": "bfloat16"}, "algorithm": correction("rollout")}
     server = start(model, job=RLJobSpec.model_validate(given | changes))
     groups = generated(server, model)
