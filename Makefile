@@ -12,6 +12,8 @@ BOTH := $(MAKE) --no-print-directory -j2 --output-sync=target
 FAST_HALF := tests/trainer tests/examples
 SLOW_HALF := tests/trainer/megatron tests/apiserver
 export OMP_NUM_THREADS ?= 1
+# Containers often set it. Without bytecode every process of a test compiles torch, transformers and vLLM again
+unexport PYTHONDONTWRITEBYTECODE
 # For tests of processes and networks: what fails runs once more with fresh servers, so that no busy machine decides.
 # Failing twice is a failure. Failing once is a race: the log names it, and somebody looks for it
 PYTEST_TWICE = run() { $(PY) -m pytest -q -o cache_dir=.pytest_cache/$@ "$$@"; }; \
