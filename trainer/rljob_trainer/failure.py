@@ -4,11 +4,12 @@ import errno
 import signal
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 from rljob_api.protocol import Failure
+from rljob_api.validation.result import Violation, lines
 from rljob_trainer.textfile import replace
 
 Kind = Literal["application", "configuration", "collective", "killed"]
@@ -99,6 +100,17 @@ def classify(error: BaseException, rank: int | None = None) -> Failure:
         lines=last_lines("".join(traceback.format_exception(shown))),
         time=time.time(),
         field=named.field if named else "",
+    )
+
+
+def misconfigured(violations: Sequence[Violation]) -> Failure:
+    """Rules that a job breaks, at least one."""
+    return Failure(
+        kind="configuration",
+        exception=ConfigurationError.__name__,
+        message=lines(violations)[:LONGEST_TEXT],
+        time=time.time(),
+        field=violations[0].field,
     )
 
 

@@ -8,7 +8,7 @@ import click
 
 from kubectl_rljob import errors, manifest
 from kubectl_rljob.errors import UserError
-from kubectl_rljob.model import model_config
+from kubectl_rljob.model import adapter_config, model_config
 from kubectl_rljob.options import output, verb
 from kubectl_rljob.planning import Plan, Read, preview
 from kubectl_rljob.printers import data
@@ -33,6 +33,12 @@ from rljob_api.sizing.shape import Shape
     "--model",
     metavar="DIR|FILE|ORG/NAME",
     help="model, by its directory, its config.json, or its name on the hub: checks heads and layers too, and estimates memory per GPU",
+)
+@click.option(
+    "--adapters",
+    metavar="DIR|FILE|ORG/NAME",
+    help="adapters that the job begins from (spec.model.lora.path), by their directory, its adapter_config.json, or their name on the hub: "
+    "checks that they fit spec.model.lora",
 )
 @click.option(
     "--model-of",
@@ -67,6 +73,7 @@ def plan(
     session: Session,
     filename: str,
     model: str | None,
+    adapters: str | None,
     models_of: tuple[str, ...],
     gpu: str | None,
     settings: tuple[str, ...],
@@ -81,10 +88,12 @@ def plan(
     """
     config, device = model_config(model) if model else None, _device(gpu) if gpu else None
     others = _others(models_of, model)
+    given = adapter_config(adapters) if adapters else None
     manifests = manifest.read(filename, settings)
     policy, unread = (DEFAULT_POLICY, "") if offline else _policy(session, operator_namespace)
-    plans = [Plan.of(m, config, policy, unread, device, others) for m in manifests]
+    plans = [Plan.of(m, config, policy, unread, device, others, given) for m in manifests]
     _require_roles(others, plans)
+    _require_adapters(adapters, plans)
     read = cache(lambda: _read(session))
     if not gpu and not offline:
         plans = [_on_cluster(p, read) for p in plans]
@@ -144,6 +153,13 @@ def _require_roles(others: Iterable[str], plans: Sequence[Plan]) -> None:
     if specs and (unknown := next((role for role in others if role not in roles), None)):
         known = f"only {', '.join(sorted(roles))}" if roles else "and none at all"
         raise UserError(f"--model-of {unknown}: there is no pool and no gang of that name, {known}")
+
+
+def _require_adapters(adapters: str | None, plans: Sequence[Plan]) -> None:
+    """Some job begins from those that were named."""
+    specs = [p.spec for p in plans if p.spec]
+    if adapters and specs and not any(spec.model.lora and spec.model.lora.path for spec in specs):
+        raise UserError(f"--adapters {adapters}: no job begins from adapters: none has spec.model.lora.path")
 
 
 def _read(session: Session) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

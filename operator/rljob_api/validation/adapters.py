@@ -27,6 +27,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     **{target: (module,) for target, module in PARTS.items()},
 }
 """transformers' names, by target."""
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Of a directory that `PeftModel.from_pretrained(base model, directory)` reads."""
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
 """How the names of an adapter's two tensors end, as the peft library has them."""
 PLAIN = {
@@ -99,6 +101,12 @@ def given_violations(lora: LoraSpec, config: dict[str, Any], modules: Collection
     if modules is not None and set(modules) != set(modules_of(lora.targets)):
         rule = f"the adapters in {lora.path} are of {', '.join(sorted(modules))}"
         yield Violation(f"{FIELD}.targets", ", ".join(lora.targets), rule, _fitting(modules))
+
+
+def beginning_violations(spec: RLJobSpec | None, config: dict[str, Any] | None) -> Iterable[Violation]:
+    """Likewise of a job, if it begins from adapters and `config` is known."""
+    lora = spec.model.lora if spec else None
+    return given_violations(lora, config, named_modules(config)) if lora and lora.path and config else ()
 
 
 def named_modules(config: dict[str, Any]) -> set[str] | None:

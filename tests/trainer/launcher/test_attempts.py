@@ -1,10 +1,13 @@
 """Real launchers, real torchrun agents, real gloo; ranks and driver without a model."""
 
+import json
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Source
 from trainer.launcher.conftest import Make
 from trainer.launcher.gang import TIMEOUT, Gang, alive, kill, wait_for
@@ -59,6 +62,23 @@ def test_a_mistake_of_the_users_reaches_the_report_with_its_field(solo: Gang) ->
     assert failure
     assert (failure.kind, failure.field) == ("configuration", "spec.data.train")
     assert failure.message == "spec.data.train = /nowhere.parquet: does not exist; mount it"
+
+
+def test_all_mistakes_about_the_adapters_to_begin_from_reach_the_report_before_a_rank_begins(
+    solo: Gang, tmp_path: Path
+) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 4}))
+    lora = {"path": str(tmp_path), "rank": 8, "alpha": 16}
+    solo.spec = RLJobSpec.model_validate(solo.spec.dump() | {"model": {"path": "/data/model", "lora": lora}})
+    failure = solo.stopped(solo.pods[0], attempt := solo.start()).failure
+    assert failure
+    assert (failure.kind, failure.rank, failure.field) == ("configuration", None, "spec.model.lora.path")
+    assert [line.split(" = ")[0].removeprefix("spec.model.lora.") for line in failure.message.splitlines()] == [
+        "path",
+        "rank",
+        "alpha",
+    ]
+    assert not list((solo.root / "logs" / f"attempt-{attempt}").glob("rank-*"))
 
 
 def test_a_rank_that_leaves_without_a_word_is_quoted(solo: Gang) -> None:

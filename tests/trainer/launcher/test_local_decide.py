@@ -229,6 +229,7 @@ def test_adapters_of_other_settings_are_refused_all_at_once_before_anything_star
     lora = {"path": "/data/adapter", "rank": 8, "targets": ["linear_q"]}
     found = {"peft_type": "LORA", "r": 4, "lora_alpha": 32, "use_dora": True, "modules_to_save": ["lm_head"]}
     (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_model.safetensors").touch()
     (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(found | {"target_modules": ["v_proj"]}))
     spec = raw_spec() | {"model": {"path": "/data/model", "lora": lora}}
     (tmp_path / "m.yaml").write_text(yaml.safe_dump(HEAD | {"spec": spec}))

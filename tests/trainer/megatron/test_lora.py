@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from rljob_api.families import FAMILIES
 from rljob_api.spec import RLJobSpec
+from rljob_api.validation.adapters import CONFIG, WEIGHTS
 from rljob_trainer.batch import Batch
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.objectives.cross_entropy import CrossEntropyObjective
@@ -51,7 +52,6 @@ def test_parts_of_a_matrix_are_merged_to_the_bits_of_the_whole(megatron: None) -
 def test_who_reads_the_configuration_of_an_adapter_reads_its_weights(megatron: None, tmp_path: Path) -> None:
     from rljob_api.spec.model import LoraSpec
     from rljob_trainer.megatron.huggingface import save_adapters
-    from rljob_trainer.megatron.lora_start import CONFIG, WEIGHTS
 
     tensors = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.ones(4, 8)}
     save_adapters(tensors, LoraSpec(rank=4, alpha=8), Path("/data/model"), tmp_path / "adapter")
@@ -231,7 +231,7 @@ def test_another_reference_takes_the_place_of_the_base(
 @pytest.mark.slow
 def test_the_peft_directory_is_the_merged_policy(model: Path, tmp_path: Path, batches: list[Batch]) -> None:
     from rljob_trainer.megatron.huggingface import write_adapters
-    from rljob_trainer.megatron.lora_start import CONFIG, PREFIX, WEIGHTS
+    from rljob_trainer.megatron.lora_start import PREFIX
     from rljob_trainer.publication import scaled
 
     spec = changed(with_adapters(model), trainer={"nodes": 4, "parallelism": {"tensor": 2, "pipeline": 2}})

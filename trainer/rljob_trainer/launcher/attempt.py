@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rljob_api import names
 from rljob_api.protocol import Control, Failure, Member, Progress, Result
-from rljob_trainer import failure
+from rljob_trainer import failure, preflight
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.launcher.fetching import PROCESS, obtain
 from rljob_trainer.launcher.fork_client import ForkServer, ForkServerLost, ForkServers
@@ -70,7 +70,7 @@ class PodAttempt:
         except OSError as error:
             return Ended("failed", failure.classify(unwritable(self._control.spec.checkpoint.path, error)))
         with Follower([*self._rank_logs(), *([self._driver_log()] if self._leads else []), self._fetch_log()]):
-            return await self._fetch() or await self._run_processes()
+            return await self._fetch() or await self._check() or await self._run_processes()
 
     def apply_control(self, control: Control) -> None:
         """Pass the operator's control message on: to drain, or which rollouts there are."""
@@ -102,6 +102,14 @@ class PodAttempt:
         killed = time.time()
         await asyncio.to_thread(sweep, self._fork_servers.pids)
         return Ended(*conclude(None, self._stop.is_set(), self._failures(killed), killed))
+
+    async def _check(self) -> Ended | None:
+        """How it ended if model and adapters do not fit the job: all that is wrong with them, before anything loads them."""
+        try:
+            found = await asyncio.to_thread(preflight.violations, self._control.spec) if self._trains else []
+        except Exception as error:  # a volume that is away, numbers that are none
+            return Ended("failed", failure.classify(error))
+        return Ended("failed", failure.misconfigured(found)) if found else None
 
     async def _run_processes(self) -> Ended:
         ranks = asyncio.create_task(self._run_ranks())

@@ -9,9 +9,9 @@ from typing import Any
 from rljob_api.manifest import ManifestError, read
 from rljob_api.overrides import OverrideError
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.adapters import given_violations, named_modules
 from rljob_api.validation.result import Violation, lines
 from rljob_trainer.machine import VISIBLE
+from rljob_trainer.preflight import adapter_violations
 
 MOUNTED = (
     *("model", "critic", "reference", "data", "rewards", "algorithm", "pools", "train", "evaluation", "rollout"),
@@ -96,19 +96,16 @@ def _mounted(value: Any, mounts: list[tuple[str, str]]) -> Any:
 def _model_config(spec: dict[str, Any]) -> dict[str, Any] | None:
     """The model's own numbers, when it is there already. Raises ManifestError for a file that holds none."""
     model = spec.get("model")
-    return _read(Path(str(model.get("path", ""))) / "config.json", "a model") if isinstance(model, dict) else None
+    file = Path(str(model.get("path", ""))) / "config.json" if isinstance(model, dict) else None
+    try:
+        return json.loads(file.read_text()) if file and file.is_file() else None
+    except ValueError as error:
+        raise ManifestError(f"{file}: not the JSON of a model: {error}") from error
 
 
 def _adapter_violations(spec: RLJobSpec | None, here: dict[str, Any]) -> Iterable[Violation]:
     """What the adapters to begin from have otherwise than the spec, when they are there already. `here`: the spec with paths of this machine."""
     if not (spec and spec.model.lora and spec.model.lora.path):
         return ()
-    config = _read(Path(here["model"]["lora"]["path"]) / "adapter_config.json", "adapters")
-    return given_violations(spec.model.lora, config, named_modules(config)) if config else ()
-
-
-def _read(file: Path, what: str) -> dict[str, Any] | None:
-    try:
-        return json.loads(file.read_text()) if file.is_file() else None
-    except ValueError as error:
-        raise ManifestError(f"{file}: not the JSON of {what}: {error}") from error
+    directory = here["model"]["lora"]["path"]
+    return adapter_violations(spec.model.lora, directory) if Path(directory).is_dir() else ()

@@ -11,8 +11,9 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from rljob_api.spec.model import LoraSpec
+from rljob_api.validation.adapters import CONFIG, WEIGHTS
 from rljob_trainer.megatron.engine import Engine
-from rljob_trainer.megatron.lora_start import CONFIG, PREFIX, WEIGHTS
+from rljob_trainer.megatron.lora_start import PREFIX
 
 
 def write_tensors(tensors: Mapping[str, torch.Tensor], target: Path) -> None:

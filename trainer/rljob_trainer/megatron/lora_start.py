@@ -10,12 +10,10 @@ from megatron.bridge.peft.lora_layers import LoRALinear
 from safetensors import safe_open
 
 from rljob_api.spec.model import LoraSpec
-from rljob_api.validation.adapters import FIELD, LORA_A, LORA_B, given_violations, modules_of, parts_of
+from rljob_api.validation.adapters import CONFIG, FIELD, LORA_A, LORA_B, WEIGHTS, given_violations, modules_of, parts_of
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.lora_parts import PartsLinear, interleaved
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-"""Of a directory that `PeftModel.from_pretrained(base model, directory)` reads."""
 PREFIX = "base_model.model."
 """Of every tensor's name, before transformers' own."""
 

@@ -1,0 +1,47 @@
+"""Files that a job names against its spec, before its ranks start: config.json of the model, adapter_config.json of the adapters to begin from.
+Without torch. Ranks check them too, each file when they read it, and end with the first mistake."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.model import LoraSpec
+from rljob_api.validation.adapters import CONFIG, FIELD, WEIGHTS, given_violations, named_modules
+from rljob_api.validation.model import model_violations
+from rljob_api.validation.result import Violation
+
+
+def violations(spec: RLJobSpec) -> list[Violation]:
+    """All mistakes at once. Of a model that is not there nothing. Raises OSError."""
+    path, model = "spec.model.path", Path(spec.model.path) / "config.json"
+    config, broken = read(model, path) if model.is_file() else ({}, [])
+    lora = spec.model.lora
+    return [
+        *broken,
+        *model_violations(spec, config),
+        *(adapter_violations(lora, str(lora.path)) if lora and lora.path else ()),
+    ]
+
+
+def adapter_violations(lora: LoraSpec, directory: str) -> Iterator[Violation]:
+    """`directory`: where those to begin from lie here."""
+    for name in (CONFIG, WEIGHTS):
+        if not (Path(directory) / name).is_file():
+            fix = "name a directory of the peft library, with safetensors"
+            yield Violation(f"{FIELD}.path", str(lora.path), f"holds no {name}", fix)
+    if (file := Path(directory) / CONFIG).is_file():
+        config, broken = read(file, f"{FIELD}.path")
+        yield from broken or given_violations(lora, config, named_modules(config))
+
+
+def read(file: Path, field: str) -> tuple[dict[str, Any], list[Violation]]:
+    """What it holds, and what is wrong with it. Raises OSError: a volume may be away."""
+    try:
+        found = json.loads(file.read_text())
+    except ValueError as error:
+        return {}, [Violation(field, str(file.parent), f"its {file.name} cannot be read: {error}", "copy it again")]
+    if not isinstance(found, dict):
+        return {}, [Violation(field, str(file.parent), f"its {file.name} is no JSON object", "copy it again")]
+    return found, []
