@@ -10,6 +10,7 @@ from typing import Any
 from rljob_api import names
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.checkpoint.files import make_directory, put
 from rljob_trainer.checkpoint.manifest import read_manifest
 from rljob_trainer.failure import ConfigurationError
 
@@ -27,7 +28,7 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, dtype: str) -> i
         _require(checkpoint, model, out)
         scratch = out.with_name(f".{out.name}.tmp-{os.getpid()}")
         _write(_spec(checkpoint, model, dtype), model, scratch)
-        scratch.rename(out)
+        put(scratch, out)
     except (ConfigurationError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -43,7 +44,7 @@ def _require(checkpoint: Path, model: Path, out: Path) -> None:
         raise ConfigurationError("--model", model, "holds no config.json", "name the job's spec.model.path")
     if out.exists():
         raise ConfigurationError("OUT", out, "exists already", "name a new directory, or delete it")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(out.parent)
 
 
 def _spec(checkpoint: Path, model: Path, dtype: str) -> RLJobSpec:

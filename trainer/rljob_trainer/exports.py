@@ -8,6 +8,7 @@ from pathlib import Path
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.exports import superseded
+from rljob_trainer.checkpoint.files import make_directory, put, remove
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.megatron.engine import Engine
@@ -28,13 +29,14 @@ class Exports:
 
     def periodic(self, step: int) -> None:
         """To `exports/step_N`; then older ones go."""
-        names.exports_dir(self._root).mkdir(exist_ok=True)
+        if self._store:
+            make_directory(names.exports_dir(self._root))
         self._write(names.export_dir(self._root, step), self._model)
         if self._store:
             for old in superseded(
                 self._root, self._spec.checkpoint.export_every_steps, self._spec.checkpoint.keep_exports
             ):
-                shutil.rmtree(old, ignore_errors=True)
+                remove(old)
 
     def final(self, step: int) -> str:
         """Next to the checkpoint of `step`, with its adapters, where it has some. The path of the model, empty when the spec wants none."""
@@ -51,7 +53,7 @@ class Exports:
         write_hugging_face(self._engine, Path(self._spec.model.path), target)
 
     def _write(self, target: Path, write: Callable[[Path], None]) -> None:
-        """A directory that is complete when it has its name."""
+        """A directory that is complete and on the disk when it has its name."""
         scratch = target.with_name(target.name + ".tmp")
         if self._store:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -60,6 +62,5 @@ class Exports:
             self._store.check()
             if template := self._spec.data.chat_template.path:
                 shutil.copy(template, scratch / "chat_template.jinja")  # before the tokenizer's own, for who loads it
-            shutil.rmtree(target, ignore_errors=True)
-            scratch.rename(target)
+            put(scratch, target, self._engine.heartbeat)
             self._driver.exported(target)

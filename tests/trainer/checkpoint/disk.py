@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -72,6 +73,40 @@ class Disk:
                     changed()
 
         return renamed
+
+
+class Cuts:
+    """Power cuts of a disk, each followed by a look at what is left."""
+
+    def __init__(self, work: Path, look: Callable[[Path, Any, str], None]):
+        """`look`: gets a directory with what is left, `committed`, and when that was."""
+        self.top, self._found, self._look = work / "disk", work / "found", look
+        self.top.mkdir()
+        self.disk = Disk(self.top)
+        self.number = 0
+        self.committed: Any = None
+        """What has to be left."""
+        self._last: dict[bool, Any] = {}
+
+    def cut(self) -> None:
+        """Look at what is left, unless nothing but scratch has changed."""
+        for every_name in (True, False):
+            left = {p: content for p, content in self.disk.found(every_name).items() if ".tmp" not in p}
+            if (left, self.committed) != self._last.get(every_name):
+                self._last[every_name] = left, self.committed
+                _write(left, self._found)
+                self._look(self._found, self.committed, f"cut {self.number}, every name: {every_name}")
+                rmtree(self._found)
+                self.number += 1
+
+
+def _write(files: dict[str, bytes | None], target: Path) -> None:
+    target.mkdir()
+    for path, content in files.items():
+        if content is None:
+            (target / path).mkdir()
+        else:
+            (target / path).write_bytes(content)
 
 
 def _names(directory: Path) -> Names:

@@ -3,7 +3,6 @@ megatron's imports."""
 
 from collections.abc import Callable
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 
 from rljob_trainer.checkpoint.files import Tally, write_json
 from rljob_trainer.checkpoint.manifest import STEP_DIRECTORY, buffer_directory, read_manifest
-from trainer.checkpoint.disk import Disk
+from trainer.checkpoint.disk import Cuts
 from trainer.checkpoint.saving import open_store
 from trainer.ranks import run_ranks
 
@@ -25,7 +24,8 @@ def test_a_power_cut_at_any_point_leaves_whole_checkpoints_only_and_the_last_com
 
 def several_saves(work: Path) -> tuple[int, int]:
     """First ones, one in both formats, one for which an old one goes, and one in the place of another branch's."""
-    cuts = Cuts(work)
+    cuts = Cuts(work, look)
+    cuts.committed = 0
     root = cuts.top / "new" / "run"
     with cuts.disk.watched(cuts.cut):
         saver = saver_of(root, 1)
@@ -40,43 +40,15 @@ def several_saves(work: Path) -> tuple[int, int]:
     return cuts.number, cuts.committed
 
 
-class Cuts:
-    """Power cuts, each followed by what an attempt finds."""
-
-    def __init__(self, work: Path):
-        self.top, self._found = work / "disk", work / "found"
-        self.top.mkdir()
-        self.disk = Disk(self.top)
-        self.number = self.committed = 0
-        self._last: dict[bool, Any] = {}
-
-    def cut(self) -> None:
-        """Look at what is left, unless nothing but scratch has changed."""
-        for every_name in (True, False):
-            left = {p: content for p, content in self.disk.found(every_name).items() if ".tmp" not in p}
-            if (left, self.committed) != self._last.get(every_name):
-                self._last[every_name] = left, self.committed
-                _write(left, self._found)
-                self._look(self._found / "new" / "run", f"cut {self.number}, every name: {every_name}")
-                rmtree(self._found)
-                self.number += 1
-
-    def _look(self, root: Path, when: str) -> None:
-        for directory in filter(lambda d: STEP_DIRECTORY.fullmatch(d.name), root.iterdir() if root.exists() else ()):
-            manifest = read_manifest(directory)
-            assert manifest, f"{directory.name} has no manifest: {when}"
-            assert not (bad := manifest.corruption(directory, 0, 1, Tally())), f"{directory.name}: {bad}: {when}"
-        start = open_store(root, 9).start
-        assert (start.manifest.step if start else 0) >= self.committed, when
-
-
-def _write(files: dict[str, bytes | None], target: Path) -> None:
-    target.mkdir()
-    for path, content in files.items():
-        if content is None:
-            (target / path).mkdir()
-        else:
-            (target / path).write_bytes(content)
+def look(left: Path, committed: int, when: str) -> None:
+    """All that an attempt takes for a checkpoint is whole, and it starts from the committed one."""
+    root = left / "new" / "run"
+    for directory in filter(lambda d: STEP_DIRECTORY.fullmatch(d.name), root.iterdir() if root.exists() else ()):
+        manifest = read_manifest(directory)
+        assert manifest, f"{directory.name} has no manifest: {when}"
+        assert not (bad := manifest.corruption(directory, 0, 1, Tally())), f"{directory.name}: {bad}: {when}"
+    start = open_store(root, 9).start
+    assert (start.manifest.step if start else 0) >= committed, when
 
 
 def saver_of(root: Path, attempt: int, step: int | None = None) -> Any:

@@ -3,12 +3,17 @@
 import hashlib
 import json
 import os
+import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 BLOCK_BYTES = 2**20
 """That are read at a time."""
+
+OLD = ".old"
+"""What the name of a directory ends with that is being deleted."""
 
 
 class Tally:
@@ -54,6 +59,29 @@ def make_directory(directory: Path) -> None:
         make_directory(directory.parent)
         directory.mkdir(exist_ok=True)
         sync_directory(directory.parent)
+
+
+def put(scratch: Path, target: Path, heartbeat: Callable[[], None] = lambda: None) -> None:
+    """Give a directory that is written its name, in place of what has it: after a power cut `target` is whole or not there. `heartbeat`: called
+    after each file."""
+    for file in tree(scratch):
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+        heartbeat()
+    sync_names(scratch)
+    remove(target)
+    scratch.rename(target)
+    sync_directory(target.parent)
+
+
+def remove(directory: Path) -> None:
+    """If it is there. It loses its name first, so that no power cut leaves a part of it under that name."""
+    aside = directory.with_name(directory.name + OLD)
+    shutil.rmtree(aside, ignore_errors=True)
+    if directory.exists():
+        directory.rename(aside)
+        sync_directory(directory.parent)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def fingerprint(file: Path, tally: Tally) -> tuple[int, str]:
