@@ -218,7 +218,7 @@ def measure(
     }
 
 
-def sampled(shape: Shape, step: int) -> Any:
+def sampled(shape: Shape, step: int, vocabulary: int = 150000) -> Any:
     """Groups of two, with rewards that differ; drawn by an older policy, so that nothing is compared."""
     import random
 
@@ -228,8 +228,8 @@ def sampled(shape: Shape, step: int) -> Any:
     tokens, prompt = random.Random(step), 100
     samples = [
         Trajectory.of_response(
-            tokens.choices(range(1000, 150000), k=prompt),
-            tokens.choices(range(1000, 150000), k=length + 1 - prompt),
+            tokens.choices(range(1000, vocabulary), k=prompt),
+            tokens.choices(range(1000, vocabulary), k=length + 1 - prompt),
             [-12.0] * (length + 1 - prompt),
             policy_step=step - 1,
             prompt_index=0,

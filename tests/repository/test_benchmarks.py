@@ -7,7 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import jobs, unproven
+from benchmarks import gpu_time, jobs, unproven
+from benchmarks.gpu_time import Kernel
 from benchmarks.queue import Queue
 
 IGNORES_SIGNALS = "trap '' TERM; setsid sleep 600 & echo $!; while true; do sleep 0.1; done"
@@ -47,3 +48,31 @@ def test_nothing_that_a_run_started_is_there_when_the_next_one_begins(tmp_path: 
     log = (tmp_path / "queue.log").read_text()
     assert f"first: {ended}" in log
     assert "second: exit 1" in log, "what the first one started lives on"
+
+
+def test_kernels_at_the_same_time_count_once_and_the_rows_add_up_to_the_whole() -> None:
+    gemm, norm, adam = (0, 100e3, "nvjet_tst_192x192"), (20e3, 50e3, "rmsnorm_bwd"), (160e3, 400e3, "AdamFunctor")
+    rows = gpu_time.summed([Kernel(*gemm), Kernel(*norm), Kernel(*adam)], {"optimizer": 60e-3})
+    milliseconds = {row["kind"]: row["ms"] * gpu_time.STEPS for row in rows}
+    assert milliseconds == {"optimizer": 240, "matrix products": 70, gpu_time.IDLE: 60, "norm": 30}
+    assert rows[0]["of_bound"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128", "attention"),
+        ("void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<...", "attention"),
+        ("_gradient", "log-probabilities"),
+        ("nvjet_tst_256x128_64x4_2x1_v_bz_coopA_TNN", "matrix products"),
+        ("void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<...", "norm"),
+        ("void transformer_engine::multi_tensor_adam::AdamFunctorMaster<...", "optimizer"),
+        ("multi_tensor_apply_kernel<L2NormFunctor<float>>", "optimizer"),
+        ("Memset (Device)", "copies and zeros"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", "copies and zeros"),
+        ("triton_poi_fused_mul_silu_0", gpu_time.OTHER),
+        ("void transformer_engine::fused_rope_forward_kernel<...", gpu_time.OTHER),
+    ],
+)
+def test_a_kernel_has_the_kind_that_its_name_says(kernel: str, kind: str) -> None:
+    assert gpu_time.kind(kernel) == kind

@@ -1,0 +1,155 @@
+"""Where the time of a training step goes on one GPU: torch.profiler's kernels of two steps, summed by kind, with a lower bound for each.
+
+    torchrun --nproc-per-node 1 -m benchmarks.gpu_time [--size NAME] [--shape packed] [--out FILE]
+
+The product's own training phase, of a model without experts. Of kernels that run at the same time, the one that began last counts; `idle` is the time
+without any, between the first and the last one. So the rows add up to the whole. On CPU, operations take the place of kernels.
+
+A bound is the least FLOPs of a kind over the data sheet's rate, or its least bytes over that of the memory (`bounds`). Prints a Markdown table and
+the kernels that take most; FILE gets both as JSON lines. `unprofiled`: seconds of the fastest step before, without the profiler.
+"""
+
+import argparse
+import heapq
+import json
+import re
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks import jobs, training
+from benchmarks.shapes import MODELS, PEAK_FLOPS, Shape, activated_parameters, attention_width, model_of, shapes
+
+WARM_UP, STEPS, LARGEST = 4, 2, 25
+PEAK_BYTES = 4.8e12
+"""A second, of an H200's memory, by its data sheet."""
+KINDS = {
+    "attention": r"sdpa|flash|fmha|attn|scaled_dot_product|varlen",
+    "log-probabilities": r"^_(sums|gradient)$",
+    "optimizer": r"adam|multi_tensor|l2norm",
+    "matrix products": r"gemm|nvjet|cutlass|splitk|cublas|aten::(add)?(mm|bmm)",
+    "norm": r"norm",
+    "gradient reduction": r"nccl|reduce_scatter|all_?reduce|all_?gather",
+    "copies and zeros": r"memcpy|memset|copy|fill|zero",
+}
+"""The first whose expression is found in a kernel's name, in any case, is its kind."""
+OTHER, IDLE = "elementwise and other", "idle"
+
+
+@dataclass(frozen=True, order=True)
+class Kernel:
+    """Times in microseconds."""
+
+    began: float
+    ended: float
+    name: str
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.gpu_time")
+    parser.add_argument(
+        "--size", choices=[name for name in MODELS if "num_experts" not in MODELS[name]], default="1.5b"
+    )
+    parser.add_argument("--shape", choices=list(shapes()), default="packed")
+    parser.add_argument("--out", type=Path, default=Path("gpu_time.jsonl"))
+    options = parser.parse_args()
+    model, shape = MODELS[options.size], shapes()[options.shape]
+    engine = training.start_engine(training.spec(model_of(options.size), "tp1"))
+    batches = [training.sampled(shape, n, model["vocab_size"]) for n in range(1, WARM_UP + STEPS + 1)]
+    unprofiled = min([training.timed_step(engine, batch)[0] for batch in batches[:WARM_UP]][1:])
+    kernels = profiled(lambda: [training.timed_step(engine, batch) for batch in batches[WARM_UP:]])
+    rows = [row | {"unprofiled": round(unprofiled, 4)} for row in summed(kernels, bounds(model, shape))]
+    options.out.write_text(jobs.lines([*rows, *largest(kernels)]))
+    print(engine.backend, jobs.table(rows), jobs.table(largest(kernels)), sep="\n")
+
+
+def profiled(steps: Callable[[], Any]) -> list[Kernel]:
+    """What ran on the GPU, in order."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    gpu = torch.cuda.is_available()
+    with profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as recorded:
+        steps()
+    with tempfile.TemporaryDirectory() as directory:
+        trace = Path(directory) / "trace.json"
+        recorded.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    wanted = {"kernel", "gpu_memcpy", "gpu_memset"} if gpu else {"cpu_op"}
+    return sorted(Kernel(e["ts"], e["ts"] + e["dur"], e["name"]) for e in events if e.get("cat") in wanted)
+
+
+def kind(name: str) -> str:
+    return next((kind for kind, words in KINDS.items() if re.search(words, name, re.IGNORECASE)), OTHER)
+
+
+def summed(kernels: Sequence[Kernel], least: dict[str, float]) -> list[dict[str, Any]]:
+    """Of a step, by kind; the longest first."""
+    times: dict[str, float] = defaultdict(float)
+    for name, microseconds in shares(kernels):
+        times[kind(name) if name else IDLE] += microseconds / 1e6 / STEPS
+    counts = Counter(kind(kernel.name) for kernel in kernels)
+    rows = []
+    for what, seconds in sorted(times.items(), key=lambda item: -item[1]):
+        row = {"kind": what, "ms": round(seconds * 1e3, 2), "share": round(seconds / sum(times.values()), 4)}
+        bound = least.get(what, 0.0)
+        rows.append(
+            row
+            | {
+                "kernels": counts[what] // STEPS,
+                "bound_ms": round(bound * 1e3, 2),
+                "of_bound": round(bound / seconds, 3),
+            }
+        )
+    return rows
+
+
+def shares(kernels: Iterable[Kernel]) -> Iterable[tuple[str, float]]:
+    """Microseconds from the first to the last moment, each with the kernel that they belong to: of those that run, the one that began last. Without
+    a name: none runs."""
+    waiting = sorted(kernels, reverse=True)
+    running: list[tuple[float, float, str]] = []
+    for now, then in pairwise(sorted({time for kernel in waiting for time in (kernel.began, kernel.ended)})):
+        while waiting and waiting[-1].began <= now:
+            kernel = waiting.pop()
+            heapq.heappush(running, (-kernel.began, kernel.ended, kernel.name))
+        while running and running[0][1] <= now:
+            heapq.heappop(running)
+        yield running[0][2] if running else "", then - now
+
+
+def bounds(model: dict[str, Any], shape: Shape) -> dict[str, float]:
+    """Least seconds of a step. Activations have two bytes a number. Forward and backward together move of a token:"""
+    layers, width, queries = model["num_hidden_layers"], model["hidden_size"], attention_width(model)
+    keys = queries // model["num_attention_heads"] * model["num_key_value_heads"]
+    products = 6 * activated_parameters(model) * shape.tokens
+    moved = {
+        "log-probabilities": 2 * shape.tokens * 3 * model["vocab_size"],  # logits: read twice, their gradient written
+        "norm": 2 * shape.tokens * (2 * layers + 1) * 5 * width,  # x and y; x and two gradients
+        # SwiGLU: three and five of its width; rotated queries and keys: four; two sums each way of three
+        OTHER: 2 * shape.tokens * layers * (8 * model["intermediate_size"] + 4 * (queries + keys) + 12 * width),
+        "optimizer": activated_parameters(model) * (28 + 2 + 4),  # Adam; the parameter in bfloat16; the gradient's norm
+        "copies and zeros": activated_parameters(model) * 4,  # gradients begin with zero
+    }
+    flops = {"matrix products": products, "attention": shape.flops(model) - products}
+    return {what: n / PEAK_BYTES for what, n in moved.items()} | {what: n / PEAK_FLOPS for what, n in flops.items()}
+
+
+def largest(kernels: Sequence[Kernel]) -> list[dict[str, Any]]:
+    """The kernels that take most of a step."""
+    times: dict[str, float] = defaultdict(float)
+    for kernel in kernels:
+        times[kernel.name] += kernel.ended - kernel.began
+    counts = Counter(kernel.name for kernel in kernels)
+    return [
+        {"kernel": name[:100], "of": kind(name), "ms": round(time / 1e3 / STEPS, 2), "times": counts[name] // STEPS}
+        for name, time in sorted(times.items(), key=lambda item: -item[1])[:LARGEST]
+    ]
+
+
+if __name__ == "__main__":
+    main()
