@@ -55,6 +55,7 @@ def test_a_server_has_room_for_adapters_where_they_come_without_the_model() -> N
         arguments = server_arguments(RLJobSpec.model_validate(given | {"model": given["model"] | {"lora": lora}}), 1)
         assert ("--enable-lora" in arguments) == (sync == "adapters")
         assert room is None or option(arguments, "max-lora-rank") == room
+        assert room is None or arguments.index("down_proj") == arguments.index("--lora-target-modules") + 1
 
 
 def test_evaluation_may_have_the_longest_response() -> None:

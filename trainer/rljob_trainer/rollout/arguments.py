@@ -8,6 +8,7 @@ from rljob_api.sizing.serving import longest_context, server_defaults
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LORA_RANKS
 from rljob_api.spec.roles import PoolSpec
+from rljob_api.validation.adapters import modules_of
 from rljob_trainer.machine import any_address, loopback
 from rljob_trainer.weights.protocol import SERVED_MODEL, backend
 
@@ -58,6 +59,7 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
         own |= {"enable-return-routed-experts": True}
     if (lora := spec.model.lora) and lora.sync == "adapters":
         own |= {"enable-lora": True, "max-loras": 1, "max-lora-rank": next(n for n in LORA_RANKS if n >= lora.rank)}
+        own |= {"lora-target-modules": modules_of(lora.targets)}
     default = {"disable-uvicorn-access-log": True} | server_defaults(spec) | (_IMAGES if spec.data.image_key else {})
     if spec.trainer.device == "cpu":
         default |= {"enforce-eager": True} | WHOLE_PROMPTS
