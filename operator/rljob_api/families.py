@@ -9,6 +9,8 @@ Way = Literal["tensor", "pipeline", "context", "expert"]
 DENSE: tuple[Way, ...] = ("tensor", "pipeline", "context")
 EXPERTS: tuple[Way, ...] = (*DENSE, "expert")
 TENSOR: tuple[Way, ...] = ("tensor",)
+ADAPTED = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+"""Matrices of a layer that LoRA is trained next to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,10 @@ class Family:
     """`attention_bias` may be true: queries, keys and values have biases."""
     latent: bool = False
     """Multi-latent attention."""
-    adapters: bool = False
-    """LoRA."""
+    adapters: tuple[str, ...] = ()
+    """Matrices next to which LoRA is trained."""
+    together: str = ""
+    """What one tensor of the files has, next to which adapters are not written."""
     vision: bool = False
     """Reads images: a vision tower and the projector behind it come before the language model."""
     servers: tuple[Device, ...] = ("cpu", "gpu")
@@ -42,21 +46,37 @@ class Family:
     rope: dict[str, Any] = field(default_factory=dict)
     """Likewise numbers of the rope type."""
 
+    @property
+    def unadapted(self) -> str:
+        """Why LoRA is refused next to other matrices than `adapters`; empty where there are none."""
+        if "expert" in self.layouts:
+            return "not proven with experts"
+        if self.vision:
+            return "not proven with a vision tower"
+        return f"one tensor of its files has {self.together}" if self.together else ""
+
 
 FAMILIES = {
     family.model_type: family
     for family in (
-        Family("llama", "Llama 2, 3, 3.1 to 3.3", rotations=("default", "linear", "llama3", "yarn"), adapters=True),
-        Family("mistral", "Mistral 7B, Nemo, Small", windows=True),
-        Family("phi3", "Phi-3, Phi-4", windows=True),
-        Family("qwen2", "Qwen2, Qwen2.5", rotations=("default", "yarn"), biases=True, adapters=True),
+        Family("llama", "Llama 2, 3, 3.1 to 3.3", rotations=("default", "linear", "llama3", "yarn"), adapters=ADAPTED),
+        Family("mistral", "Mistral 7B, Nemo, Small", windows=True, adapters=ADAPTED),
+        Family("phi3", "Phi-3, Phi-4", windows=True, together="queries, keys and values, or gate and up"),
+        Family("qwen2", "Qwen2, Qwen2.5", rotations=("default", "yarn"), biases=True, adapters=ADAPTED),
         Family("qwen2_5_vl", "Qwen2.5-VL", TENSOR, vision=True),
         Family("qwen3_vl", "Qwen3-VL 2B, 4B, 8B, 32B", TENSOR, vision=True),
-        Family("qwen3", "Qwen3", rotations=("default", "yarn"), adapters=True),
+        Family("qwen3", "Qwen3", rotations=("default", "yarn"), adapters=ADAPTED),
         Family("qwen3_moe", "Qwen3-MoE", EXPERTS, rotations=("default", "yarn")),
-        Family("gemma3_text", "Gemma 3 of text: 270M, 1B", windows=True),
+        Family("gemma3_text", "Gemma 3 of text: 270M, 1B", windows=True, adapters=ADAPTED),
         Family("mixtral", "Mixtral", EXPERTS, windows=True),
-        Family("glm4", "GLM-4-0414 9B, 32B; GLM-Z1", biases=True, values={"hidden_act": ("silu",)}),
+        Family(
+            "glm4",
+            "GLM-4-0414 9B, 32B; GLM-Z1",
+            biases=True,
+            adapters=("linear_qkv", "linear_proj", "linear_fc2"),
+            together="gate and up",
+            values={"hidden_act": ("silu",)},
+        ),
         Family(
             "glm4_moe",
             "GLM-4.5, GLM-4.5-Air, GLM-4.6",

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec
+from rljob_api.families import ADAPTED, FAMILIES, Family
 from rljob_api.validation import validate
 from rljob_api.validation.adapters import adapter_violations, given_violations, modules_of, named_modules, parts_of
 
@@ -77,3 +78,18 @@ def test_adapters_of_other_modules_than_attention_and_feed_forward_are_to_be_mer
 def test_the_modules_of_an_adapter_configuration_are_its_names_last_parts_and_unknown_of_an_expression() -> None:
     assert named_modules({"target_modules": ["q_proj", "model.layers.0.self_attn.v_proj"]}) == {"q_proj", "v_proj"}
     assert named_modules({"target_modules": ".*_proj"}) is None
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
+def test_a_family_has_adapters_of_all_matrices_or_says_why_not(family: Family) -> None:
+    assert (set(family.adapters) == set(ADAPTED)) == (not family.unadapted)
+
+
+def test_targets_that_a_family_has_no_adapters_of_are_refused_with_those_that_it_has() -> None:
+    config = {"model_type": "glm4", "num_attention_heads": 32, "num_key_value_heads": 2}
+    (found,) = adapter_violations(lora_spec(targets=["linear_q", "linear_fc1_up", "linear_fc2"]), config)
+    assert str(found) == (
+        "spec.model.lora.targets = linear_q, linear_fc1_up, linear_fc2: linear_fc1_up: refused in models of the type glm4: one tensor of its "
+        "files has gate and up; name matrices among linear_qkv, linear_proj, linear_fc2 only, or their parts"
+    )
+    assert not list(adapter_violations(lora_spec(targets=["linear_q", "linear_proj"]), config))

@@ -98,7 +98,8 @@ def test_recomputed_layers_fit_into_a_piece_of_a_stage() -> None:
 def test_adapters_are_refused_in_models_with_experts() -> None:
     spec = make_spec(model={"path": "/data/model", "lora": {}})
     rules = [(v.field, v.rule) for v in model_violations(spec, EXPERTS)]
-    assert ("spec.model.lora", "adapters are not proven in models with experts") in rules
+    rule = f"adapters are refused in models of the type {EXPERTS['model_type']}: not proven with experts"
+    assert ("spec.model.lora", rule) in rules
     assert not [v for v in model_violations(spec, DENSE) if v.field == "spec.model.lora"]
 
 
@@ -108,7 +109,7 @@ SEEN = [
     ({"trainer": {"nodes": 2, "parallelism": {"context": 2}}}, f"{P}.context", "context parallelism of models with a vision"),
     ({"trainer": {"nodes": 2, "overlap": {"gradReduce": True}}}, "spec.trainer.overlap.gradReduce", "a micro-batch without an image"),
     ({"algorithm": {"advantage": "gae"}, "critic": {}}, "spec.critic", "a critic of the type qwen2_5_vl is not proven"),
-    ({"model": {"path": "/data/model", "lora": {}}}, "spec.model.lora", "adapters are not proven in models of the type qwen2_5_vl"),
+    ({"model": {"path": "/data/model", "lora": {}}}, "spec.model.lora", "adapters are refused in models of the type qwen2_5_vl: not proven with"),
     ({"task": "rewardModel"}, "spec.task", "reward models of the type qwen2_5_vl are not proven"),
     (REWARD, "spec.rewards[0].model", "reward models on the trainer's ranks read no images"),
 ]  # fmt: skip

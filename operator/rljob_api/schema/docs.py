@@ -131,12 +131,19 @@ def _family(f: Family) -> str:
         f"`{f.model_type}`",
         ", ".join(("data", *f.layouts)),
         f"vLLM on {' and '.join(map(str.upper, f.servers))}" if f.servers else "not: tasks without rollouts only",
-        "yes" if f.adapters else "no",
+        _adapters(f),
         "yes" if f.vision else "no",
         ", ".join(f.rotations),
         ", ".join(name for name, there in variants.items() if there),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _adapters(f: Family) -> str:
+    if not f.unadapted:
+        return "yes"
+    proven = f"{', '.join(f'`{matrix}`' for matrix in f.adapters)} only" if f.adapters else "no"
+    return f"{proven}: {f.unadapted}"
 
 
 def main(directory: Path) -> None:

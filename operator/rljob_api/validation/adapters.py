@@ -3,8 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from rljob_api.families import FAMILIES
-from rljob_api.sizing.shape import experts_of
+from rljob_api.families import ADAPTED, FAMILIES, Family
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LoraSpec
 from rljob_api.validation.layout import PARALLELISM
@@ -61,17 +60,11 @@ RULES = (_target_violations,)
 
 
 def adapter_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """Adapters where they are proven: in some families without experts."""
-    if not spec.model.lora:
+    """Adapters where they are proven: of the matrices that the table of families names."""
+    if not (lora := spec.model.lora):
         return
-    if experts_of(config):
-        rule = "adapters are not proven in models with experts"
-        yield Violation(FIELD, "set", rule, "remove it, or use a model without experts")
-        return
-    kind, proven = config.get("model_type"), [f.model_type for f in FAMILIES.values() if f.adapters]
-    if kind and kind not in proven:
-        rule = f"adapters are not proven in models of the type {kind}"
-        yield Violation(FIELD, "set", rule, f"remove it, or use one of {', '.join(proven)}")
+    if family := FAMILIES.get(config.get("model_type") or ""):
+        yield from _family_violations(lora, family)
     tensor, groups = spec.trainer.parallelism.tensor, config.get("num_key_value_heads") or 0
     if groups % tensor and {"linear_q", "linear_k", "linear_v"} & set(spec.model.lora.targets):
         rule = (
@@ -80,6 +73,23 @@ def adapter_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
         yield Violation(
             f"{PARALLELISM}.tensor", str(tensor), rule, f"choose a divisor of {groups}, or target linear_qkv"
         )
+
+
+def _family_violations(lora: LoraSpec, family: Family) -> Iterator[Violation]:
+    refused = [target for target in lora.targets if _matrix(target) not in family.adapters]
+    why = f"in models of the type {family.model_type}: {family.unadapted}"
+    if refused and not family.adapters:
+        rule = f"adapters are refused {why}"
+        proven = ", ".join(f.model_type for f in FAMILIES.values() if f.adapters)
+        yield Violation(FIELD, "set", rule, f"remove it, or use one of {proven}")
+    elif refused:
+        fix = f"name matrices among {', '.join(family.adapters)} only, or their parts"
+        yield Violation(f"{FIELD}.targets", ", ".join(lora.targets), f"{', '.join(refused)}: refused {why}", fix)
+
+
+def _matrix(target: str) -> str:
+    """The one that a target is a part of, or is."""
+    return next(m for m in ADAPTED if target == m or (target in PARTS and set(MODULES[target]) <= set(MODULES[m])))
 
 
 def modules_of(targets: Iterable[str]) -> list[str]:

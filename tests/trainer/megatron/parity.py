@@ -133,6 +133,10 @@ PARTS = Setting(
     "Qwen2, LoRA of parts", lora={"rank": 4, "alpha": 8, "targets": ["linear_q", "linear_v", "linear_fc1_up"]}
 )
 MATRICES = Setting("Qwen2, LoRA of gate and up", lora={"rank": 4, "alpha": 8, "targets": ["linear_fc1"]})
+GLM = Setting(
+    "GLM-4, LoRA", model="glm4", lora={"rank": 4, "alpha": 8, "targets": ["linear_qkv", "linear_proj", "linear_fc2"]}
+)
+GEMMA = Setting("Gemma 3, LoRA", model="gemma3_text", lora={"rank": 4, "alpha": 8})
 FULL = {"recompute": {"granularity": "full"}}
 BLOCK = {"recompute": {"granularity": "full", "method": "block", "layers": 1}}
 SELECTIVE = {"recompute": {"granularity": "selective", "modules": ["core_attn", "mlp"]}}
@@ -175,5 +179,7 @@ CASES = [
     Case("LoRA, TP2 PP2", 4, {"tensor": 2, "pipeline": 2}, setting=LORA),
     Case("LoRA of parts, TP2", 2, {"tensor": 2}, setting=PARTS),
     Case("LoRA of parts, CP2, full recompute", 2, {"context": 2}, FULL, setting=PARTS),
+    Case("LoRA before a norm, TP2", 2, {"tensor": 2}, setting=GLM),
+    Case("LoRA before a norm, TP2 without sequence parallelism", 2, {"tensor": 2, "sequence": False}, setting=GEMMA),
     Case("TP2 PP2 CP2", 8, {"tensor": 2, "pipeline": 2, "context": 2}),
 ]

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from rljob_api.families import FAMILIES
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.adapters import CONFIG, WEIGHTS
+from rljob_api.validation.adapters import CONFIG, WEIGHTS, modules_of
 from rljob_trainer.batch import Batch
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.objectives.cross_entropy import CrossEntropyObjective
@@ -75,6 +75,11 @@ def with_adapters(model: Path, **changes: Any) -> RLJobSpec:
     return changed(job(model, batches={"replay": "/r"}, **changes), model={"lora": LORA})
 
 
+def with_adapters_of(model: Path, kind: str) -> RLJobSpec:
+    """Next to all matrices that the family has them for."""
+    return changed(with_adapters(model), model={"lora": LORA | {"targets": list(FAMILIES[kind].adapters)}})
+
+
 @pytest.fixture(scope="module")
 def batches(model: Path) -> list[Batch]:
     return [make_batch(model, step) for step in (1, 2)]
@@ -85,7 +90,8 @@ def batches(model: Path) -> list[Batch]:
 def test_the_base_is_frozen_and_the_merged_policy_is_what_was_trained(
     megatron: None, tmp_path: Path, kind: str
 ) -> None:
-    model = make_model(tmp_path / "model", kind, tied=False)
+    model = make_model(tmp_path / "model", kind, tied=kind == "gemma3_text")
+    spec = with_adapters_of(model, kind)
     steps = [make_batch(model, step) for step in (1, 2)]
 
     def follow(engine: Any) -> None:
@@ -100,10 +106,10 @@ def test_the_base_is_frozen_and_the_merged_policy_is_what_was_trained(
         assert all(p.grad is None for m in engine._policy.modules for p in m.parameters())
         assert same(after, parameters(engine)), "merging changes nothing"
         moved = {name.split(".")[-2] for name in start if not torch.equal(start[name], trained[name])}
-        assert moved == {f"{x}_proj" for x in ("q", "k", "v", "o", "gate", "up", "down")}
+        assert moved == set(modules_of(FAMILIES[kind].adapters))
         assert far_apart(engine, model, trained, steps[0]) < 5e-6
 
-    run_engines(1, {kind: (with_adapters(model), follow)})
+    run_engines(1, {kind: (spec, follow)})
 
 
 def parameters(engine: Any) -> dict[str, torch.Tensor]:
@@ -119,7 +125,7 @@ def far_apart(engine: Any, model: Path, policy: dict[str, torch.Tensor], batch: 
     from transformers import AutoModelForCausalLM
 
     theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    theirs.load_state_dict(policy)
+    theirs.load_state_dict(policy, strict=not theirs.config.tie_word_embeddings)
     ours = engine.log_probs(batch.samples)
     expected = [response_log_probs(theirs, *texts(t), temperature=1.0) for t in batch.samples]
     return max(float((torch.tensor(e) - o).abs().max()) for e, o in zip(expected, ours, strict=True))
@@ -256,15 +262,17 @@ def test_the_peft_directory_is_the_merged_policy(model: Path, tmp_path: Path, ba
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", DENSE)
 def test_the_peft_library_makes_the_policy_of_the_base_and_the_directory(
-    model: Path, tmp_path: Path, batches: list[Batch]
+    megatron: None, tmp_path: Path, kind: str
 ) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     from rljob_trainer.megatron.huggingface import write_adapters
 
-    spec = with_adapters(model)
+    model = make_model(tmp_path / "model", kind)
+    spec, batches = with_adapters_of(model, kind), [make_batch(model, step) for step in (1, 2)]
 
     def follow(engine: Any) -> list[torch.Tensor]:
         train_step(engine, batches[0])

@@ -17,7 +17,7 @@ World = tuple[dict[str, Path], dict[str, list[Batch]], dict[str, parity.Result]]
 @pytest.fixture(scope="module")
 def world(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> World:
     """Models, three steps of batches, and how one rank trains on them in every setting."""
-    models = {kind: make_model(tmp_path_factory.mktemp(kind), kind) for kind in ("qwen2", "qwen3_moe")}
+    models = {kind: make_model(tmp_path_factory.mktemp(kind), kind) for kind in {c.setting.model for c in parity.CASES}}
     batches = {kind: [make_batch(path, step) for step in (1, 2, 3)] for kind, path in models.items()}
     settings = {case.setting.name: case.setting for case in parity.CASES}
     alone = [parity.Case(name, 1, setting=setting) for name, setting in settings.items()]

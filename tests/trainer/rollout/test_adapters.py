@@ -2,21 +2,25 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rljob_api.families import FAMILIES
 from rljob_api.spec import RLJobSpec
+from rljob_api.validation.adapters import modules_of
 from rljob_trainer.parity import MismatchError, Probe
 from rljob_trainer.weights.publisher import Published, Publisher
 from rljob_trainer.weights.transport import over_gloo
-from trainer.rollout import models
+from trainer.rollout import models, test_families
 from trainer.rollout.servers import TOKEN, Server, spec
 from trainer.rollout.test_publish import PROMPTS, difference, generate
 
 RANK, SCALE = 4, 2.0
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+FAMILIES_WITH_ADAPTERS = [name for name, family in FAMILIES.items() if family.adapters]
 PARTLY = (
     ("q_proj", "k_proj"),
     ("v_proj",),
@@ -61,9 +65,9 @@ def publish(server: Server, adapters: Adapters, step: int, probe: Probe | None =
     return publisher.publish(step, iter(parts), [server.endpoint], lambda: None, probe)
 
 
-def with_adapters(model: Path, tensor_parallel: int) -> RLJobSpec:
+def with_adapters(model: Path, tensor_parallel: int, **settings: Any) -> RLJobSpec:
     given = spec(model, tensorParallel=tensor_parallel)
-    lora = {"rank": RANK, "alpha": int(RANK * SCALE), "sync": "adapters"}
+    lora = {"rank": RANK, "alpha": int(RANK * SCALE), "sync": "adapters"} | settings
     return RLJobSpec.model_validate(given.dump() | {"model": {"path": str(model), "dtype": "float32", "lora": lora}})
 
 
@@ -111,3 +115,18 @@ def test_a_server_computes_adapters_of_some_parts_of_its_matrices(
         answers = generate(server)
         assert difference(whole, answers) < 1e-4
         assert difference(base, answers) > 0.1, "adapters must matter for this test to say anything"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FAMILIES_WITH_ADAPTERS)
+def test_a_server_computes_the_adapters_of_each_family(start: Callable[..., Server], tmp_path: Path, kind: str) -> None:
+    base = test_families.make(tmp_path / "base", kind, 1)
+    server = start(base, job=with_adapters(base, 1, targets=list(FAMILIES[kind].adapters)))
+    adapters = make_adapters(base, 1, tuple(modules_of(FAMILIES[kind].adapters)))
+    whole = merged(base, adapters, tmp_path / "whole")
+    published = publish(server, adapters, 1, probe_of(whole))
+    assert published.ok and published.difference and published.difference[1] < 1e-4
+    answers = generate(server)
+    server.kill()
+    assert difference(whole, answers) < 1e-4
+    assert difference(base, answers) > 0.1, "adapters must matter for this test to say anything"

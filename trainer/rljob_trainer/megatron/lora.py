@@ -37,6 +37,9 @@ class Adapters:
         kind = LoRAOfParts if lora.of_parts else LoRA
         kind(target_modules=list(lora.targets), dim=lora.rank, alpha=lora.alpha)(list(modules), training=True)
         self._wrapped = [m for module in modules for m in module.modules() if isinstance(m, LoRALinear | PartsLinear)]
+        for wrapped in self._wrapped:
+            if hasattr(wrapped.to_wrap, "post_layernorm"):
+                _put_norm_last(wrapped)
         self._by_matrix = {id(w.to_wrap.weight): w for w in self._wrapped}
         for layer in (w.to_wrap for w in self._wrapped):
             if isinstance(layer, TELayerNormColumnParallelLinear):  # megatron-bridge asks Transformer Engine's for it
@@ -74,6 +77,13 @@ class Adapters:
         a, b, group = adapter.linear_in.weight, adapter.linear_out.weight, adapter.tp_group
         a, b = (a, _whole(b, group)) if adapter.input_is_parallel else (_whole(a, group), b)
         return merge(weight, a, b, self.settings.alpha / self.settings.rank)
+
+
+def _put_norm_last(wrapped: Any) -> None:
+    """A matrix that ends with a norm of what it gives (Gemma 3, GLM-4; megatron-bridge's TERowParallelLinearLayerNorm): of W x and B A x together."""
+    layer = wrapped.to_wrap
+    layer.forward = super(type(layer), layer).forward
+    wrapped.register_forward_hook(lambda _, __, output: (layer.post_layernorm(output[0]), output[1]))
 
 
 def is_adapter(name: str) -> bool:
