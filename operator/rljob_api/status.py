@@ -226,6 +226,8 @@ class PlacementStatus(Wire):
     """Nodes that are avoided for ten minutes, since a pod could not be bound to them."""
     problem: str = ""
     """Why pods have no assignment."""
+    unschedulable: str = ""
+    """Why no node takes pods that were released to one, such as a claim that does not exist."""
     report: PlacementReport = PlacementReport()
 
 

@@ -9,6 +9,7 @@ from rljob_api import names, reasons
 from rljob_api.status import PlacementStatus, PodAssignment
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.scheduling import SchedulingRequest
+from rljob_operator.policies.describe import is_display
 from rljob_operator.policies.placement import UNBOUND_SECONDS, assign
 from rljob_operator.schedulers.builtin.cycle import schedule_pending
 from rljob_operator.schedulers.builtin.gate import operations, pinned
@@ -136,6 +137,10 @@ def test_pods_that_no_node_takes_wait_and_say_once_why() -> None:
         assert decision.delete == () and decision.requeue_after
         assert decision.status.placement and decision.status.placement.excluded == []
         events += decision.events
+        written = is_display(job.status, decision.status)
+        assert not (decision.events and written), (
+            "what is only displayed may be put off, and its events would be posted again"
+        )
         job = replace(job, status=decision.status)
     why = 'no node takes demo-trainer-0 and 1 more: persistentvolumeclaim "data" not found'
     assert [(e.reason, e.message) for e in events] == [(reasons.UNSCHEDULABLE, why)]

@@ -76,6 +76,29 @@ async def test_a_slow_role_delays_its_binding() -> None:
     assert ("RoleBinding", NAMESPACE, "demo-pods") in cluster.objects
 
 
+class MuteCluster(FakeCluster):
+    """Takes no events."""
+
+    async def create(self, obj: Object) -> Object:
+        if obj["kind"] == "Event":
+            raise ApiError(403, "events are forbidden")
+        return await super().create(obj)
+
+
+@pytest.mark.parametrize("cluster", [FakeCluster(), MuteCluster()], ids=["taken", "refused"])
+async def test_an_event_is_about_its_job_and_one_that_is_refused_costs_nothing(cluster: FakeCluster) -> None:
+    scheduling = {"backend": "builtin", "topologyLevels": ["no-such-label"]}
+    job = cluster.put(job_object("demo", raw_spec(scheduling=scheduling)))
+    await operating(cluster)((NAMESPACE, "demo"))
+    events = [obj for key, obj in cluster.objects.items() if key[0] == "Event"]
+    about = [
+        (e["involvedObject"]["uid"], e["type"], e["reason"], "label no-such-label" in e["message"]) for e in events
+    ]
+    taken = [(job["metadata"]["uid"], "Warning", "Unplaceable", True)]
+    assert about == ([] if isinstance(cluster, MuteCluster) else taken)
+    assert ("StatefulSet", NAMESPACE, "demo-trainer") in cluster.objects
+
+
 @pytest.mark.parametrize("backend", ["builtin", "none"])
 async def test_pods_come_after_what_they_need_unless_they_wait_at_a_gate(backend: str) -> None:
     cluster = FakeCluster()

@@ -8,7 +8,6 @@ from rljob_api.status import Condition, ConditionType, JobStatus, State
 from rljob_api.text import plain
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.policies.placement import unschedulable
 from rljob_operator.times import stamp
 
 ConditionValue = tuple[bool | None, str, str]
@@ -68,8 +67,8 @@ def _placed(s: Snapshot, status: JobStatus) -> ConditionValue:
         return False, reasons.PODS_PENDING, ""
     if status.placement and status.placement.problem:
         return False, reasons.UNPLACEABLE, status.placement.problem
-    if why := unschedulable(s):
-        return False, reasons.UNSCHEDULABLE, why
+    if status.placement and status.placement.unschedulable:
+        return False, reasons.UNSCHEDULABLE, status.placement.unschedulable
     on_nodes = Counter(p.role for p in s.pods if p.node and not p.deleting)
     placed = all(on_nodes[role] >= count for role, count in required_pods(spec).items())
     return placed, reasons.PLACED if placed else reasons.PLACING, ""

@@ -36,18 +36,14 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
     if refused := [p for p in _late(s) if not ON_NO_NODE.match(p.unschedulable)]:
         return _back_out(s, status, before, refused)
     placement, events = _seated(s, before)
+    placement = placement.model_copy(update={"unschedulable": _unschedulable(s)})
+    if placement.unschedulable and not before.unschedulable:
+        events += (Event("Warning", reasons.UNSCHEDULABLE, placement.unschedulable),)
     due = [at for p in s.pods if (at := _bound_by(p)) is not None and at > s.now]
     due += [s.now + RETRY] if _incomplete(s, placement) else []
     ungate = tuple(_ungated(s, placement))
     due += [s.now + UNBOUND_SECONDS] if ungate else []
-    return Change(set_(status, placement=placement), events + _unschedulable(s), tuple(due), ungate=ungate)
-
-
-def unschedulable(s: Snapshot) -> str:
-    """Why released pods fit no node at all. To place them elsewhere would not help: they wait where they are until that has changed."""
-    found = [(p.name, m[1]) for p in _late(s) if (m := ON_NO_NODE.match(p.unschedulable))]
-    pods = f"{found[0][0]} and {len(found) - 1} more" if len(found) > 1 else found[0][0] if found else ""
-    return f"no node takes {pods}: {found[0][1]}" if found else ""
+    return Change(set_(status, placement=placement), events, tuple(due), ungate=ungate)
 
 
 def seat(status: JobStatus, pod: str) -> PodAssignment | None:
@@ -72,11 +68,14 @@ def _bound_by(pod: Pod) -> float | None:
     return pod.released + UNBOUND_SECONDS
 
 
-def _unschedulable(s: Snapshot) -> tuple[Event, ...]:
-    """Once, when that becomes so."""
-    known = any(c.type == "Placed" and c.reason == reasons.UNSCHEDULABLE for c in s.status.conditions)
-    why = unschedulable(s)
-    return (Event("Warning", reasons.UNSCHEDULABLE, why),) if why and not known else ()
+def _unschedulable(s: Snapshot) -> str:
+    """Why released pods fit no node at all. To place them elsewhere would not help: they wait where they are until that has changed."""
+    found = [(p.name, m[1]) for p in _late(s) if (m := ON_NO_NODE.match(p.unschedulable))]
+    if not found:
+        return ""
+    pod, why = found[0]
+    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"no node takes {pod}{others}: {why}"
 
 
 def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tuple[Event, ...]]:
