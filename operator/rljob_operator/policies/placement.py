@@ -57,8 +57,9 @@ def rank(status: JobStatus, pod: Pod, index: int) -> int:
 
 
 def _late(s: Snapshot) -> list[Pod]:
-    """Released pods that should have been on their nodes by now."""
-    return [p for p in s.pods if (at := _bound_by(p)) is not None and at <= s.now]
+    """Released pods that should have been on their nodes by now, by name."""
+    late = [p for p in s.pods if (at := _bound_by(p)) is not None and at <= s.now]
+    return sorted(late, key=lambda p: p.name)
 
 
 def _bound_by(pod: Pod) -> float | None:
