@@ -85,7 +85,8 @@ class ModelOutput:
     def predictions(self, temperature: float, candidates: torch.Tensor | None = None) -> Predictions:
         assert self.vocabulary is not None, "a value model has no log-probabilities"
         group = self.parallel.tensor_group
-        return predictions(self.raw[0], self.micro.targets, temperature, self.vocabulary, group, candidates)
+        logits = self.raw.squeeze(0)  # a view both ways: the gradient of raw[0] is a copy of the logits into zeros
+        return predictions(logits, self.micro.targets, temperature, self.vocabulary, group, candidates)
 
     def values(self) -> torch.Tensor:
         assert self.vocabulary is None, "a language model has no values"
