@@ -197,6 +197,57 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_were(model: Pa
     assert message.startswith("the norm of the gradient is ")
 
 
+def test_a_step_clips_as_megatron_does_and_measures_the_norm_once(model: Path) -> None:
+    """The same batch by our step and by ChainedOptimizer.step: the norm before clipping, and all weights and moments after it."""
+    spec = job(model, optimizer={"learningRate": 1e-2, "clipGrad": 0.01})
+
+    def step(engine: Any) -> Any:
+        from megatron.core.optimizer import optimizer
+
+        calls: list[None] = []
+        measure = optimizer.get_grad_norm_fp32
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            calls.append(None)
+            return measure(*args, **kwargs)
+
+        optimizer.get_grad_norm_fp32 = counted
+        try:
+            norm = train_step(engine, make_batch(model))["train/grad_norm"]
+        finally:
+            optimizer.get_grad_norm_fp32 = measure
+        return norm, len(calls), weights(engine), moments(engine)
+
+    def step_of_megatron(engine: Any) -> Any:
+        policy = engine._policy
+        policy._learner = replace(policy._learner, optimizer=Whole(policy.optimizer))
+        train_step(engine, make_batch(model))
+        return policy._learner.optimizer.norm, weights(engine), moments(engine)
+
+    ours = run_engines(1, {"": (spec, step)})[""]
+    theirs = run_engines(1, {"": (spec, step_of_megatron)})[""]
+    assert (ours[0], ours[1]) == (theirs[0], 1) and ours[0] > 0.01
+    assert equal(ours[2:], theirs[1:])
+
+
+class Whole:
+    """An optimizer of megatron that does all of its own step where ours asks for the second half."""
+
+    chained_optimizers = ()
+
+    def __init__(self, optimizer: Any) -> None:
+        self.zero_grad, self.param_groups, self._step = optimizer.zero_grad, optimizer.param_groups, optimizer.step
+
+    def prepare_grads(self) -> None:
+        """Part of the step."""
+
+    def get_grad_norm(self) -> float:
+        return 1.0
+
+    def step_with_ready_grads(self) -> None:
+        _, self.norm, _ = self._step()
+
+
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_the_learning_rate_falls_over_the_optimizer_steps_of_the_job(model: Path, decay: str) -> None:
     """Two steps of two mini-batches: the rates of the optimizer steps 0 to 3 of 4, from 1e-3 to 1e-4."""

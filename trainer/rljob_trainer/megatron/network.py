@@ -119,8 +119,8 @@ class TrainedNetwork(Network):
         with self.offloader.using("parameters", "gradients"):
             for _ in range(self._epochs):
                 for batch in step.batches:
-                    gradients = partial(self._gradients, batch, objective, len(updates))
-                    updates.append(self._learner.step(gradients))
+                    check = partial(objective.check, update=len(updates))
+                    updates.append(self._learner.step(partial(self._gradients, batch, objective), check))
             finish_updates(self.chunks)
         return updates
 
@@ -128,10 +128,11 @@ class TrainedNetwork(Network):
         """Measures what `learn` measures; nothing is learnt."""
         measure = lambda micro, raw: self._loss(micro, raw, objective)[1]  # noqa: E731
         with self.offloader.using("parameters"):
-            sums = [
-                self._over_world(self.passes.forward(batch.micro_batches, measure), objective, 0)
-                for batch in step.batches
-            ]
+            parts = [self.passes.forward(batch.micro_batches, measure) for batch in step.batches]
+            sums = [self._over_world(p, objective).on_host() for p in parts]
+        for found in sums:
+            if found.is_finite:
+                objective.check(found, update=0)
         return [Update(s, norm=0.0, rate=0.0, skipped=False) for s in sums]
 
     def checkpointed(self) -> checkpoint.CheckpointedNetwork:
@@ -140,9 +141,8 @@ class TrainedNetwork(Network):
             self.modules, self._model.base, self.optimizer, self.scheduler, self.offloader
         )
 
-    def _gradients(self, batch: MiniBatch, objective: Objective, update: int) -> MetricAccumulator:
-        parts = self.passes.backward(batch, partial(self._loss, objective=objective))
-        return self._over_world(parts, objective, update)
+    def _gradients(self, batch: MiniBatch, objective: Objective) -> MetricAccumulator:
+        return self._over_world(self.passes.backward(batch, partial(self._loss, objective=objective)), objective)
 
     def _loss(
         self, micro: MicroBatch, raw: torch.Tensor, objective: Objective
@@ -151,9 +151,6 @@ class TrainedNetwork(Network):
         loss = (micro.columns[f"{objective.prefix}/weights"] * found.loss).sum()
         return loss, MetricAccumulator.of(loss, found.mask, found.measured)
 
-    def _over_world(self, parts: Sequence[MetricAccumulator], objective: Objective, update: int) -> MetricAccumulator:
+    def _over_world(self, parts: Sequence[MetricAccumulator], objective: Objective) -> MetricAccumulator:
         zero = MetricAccumulator.zero(objective.measured, self.parallel.device)
-        sums = sum(parts, zero).over_world(counts=self.parallel.reports_metrics)
-        if sums.is_finite:
-            objective.check(sums, update)
-        return sums
+        return sum(parts, zero).over_world(counts=self.parallel.reports_metrics)

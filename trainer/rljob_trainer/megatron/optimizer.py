@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from rljob_api.spec.algorithm import Optimizer
@@ -42,32 +44,39 @@ class Learner:
     skips: bool
     """Leave out an optimizer step whose loss or gradient is not finite, instead of failing."""
 
-    def step(self, gradients: Callable[[], MetricAccumulator]) -> Update:
-        """One optimizer step. `gradients` fills the buffers and returns the sums over the world. Collective; the same result on all ranks.
-        Parameters and gradients must be on the device.
+    def step(self, gradients: Callable[[], MetricAccumulator], check: Callable[[MetricAccumulator], None]) -> Update:
+        """One optimizer step. `gradients` fills the buffers and returns the sums over the world; `check` raises to stop the step. Collective; the
+        same result on all ranks. Parameters and gradients must be on the device.
 
-        Raises NonFiniteError, with parameters and moments as they were.
+        Raises what `check` raises, and NonFiniteError, with parameters and moments as they were.
         """
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        sums, rate = gradients(), self.optimizer.param_groups[0]["lr"]
-        loss, norm = sums[LOSS], math.nan
+        measured, rate = gradients(), self.optimizer.param_groups[0]["lr"]
         with self.offloader.using("optimizer"):
-            if math.isfinite(loss):
-                norm = self._norm()
+            clipped = self._clip()  # before anything waits for the device, which would stand still meanwhile
+            sums = measured.on_host()
+            if sums.is_finite:
+                check(sums)
+            norm = float(clipped) if sums.is_finite else math.nan
             if math.isfinite(norm):
-                self.optimizer.step()
+                self.optimizer.step_with_ready_grads()
                 self.scheduler.step(1)
         if not math.isfinite(norm) and not self.skips:
-            what = f"the norm of the gradient is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
+            what = f"the norm of the gradient is {norm}" if sums.is_finite else f"the loss is {sums[LOSS]}"
             raise NonFiniteError(what)
         return Update(sums, norm, rate, skipped=not math.isfinite(norm))
 
-    def _norm(self) -> float:
-        """Known before parameters change; the optimizer measures it again to clip."""
+    def _clip(self) -> torch.Tensor | float:
+        """The norm of the gradient before clipping. As the first half of ChainedOptimizer.step, whose second half is `step_with_ready_grads`."""
         self.optimizer.prepare_grads()
-        return float(self.optimizer.get_grad_norm())
+        norm = self.optimizer.get_grad_norm()
+        for part in self.optimizer.chained_optimizers:
+            parameters, most = part.get_parameters(), part.config.clip_grad
+            if parameters and most > 0:
+                clip_grad_by_total_norm_fp32(parameters, most, norm)
+        return norm
 
 
 def update_metrics(objective: Objective, updates: Sequence[Update]) -> dict[str, float]:

@@ -43,6 +43,10 @@ class MetricAccumulator:
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return MetricAccumulator(self.names, totals, largest)
 
+    def on_host(self) -> "MetricAccumulator":
+        """With the numbers in host memory: waits for the device once, and never again."""
+        return MetricAccumulator(self.names, self.totals.cpu(), self.largest.cpu())
+
     @property
     def is_finite(self) -> bool:
         """Whether the loss is a number."""
