@@ -1,9 +1,9 @@
 """Weights from the trainer to a vLLM server: our whole update beside a plain broadcast of the same bytes.
 
-    python -m benchmarks.weights [--size NAME] [--device gpu|cpu] [--repeats N]
+    python -m benchmarks.weights [--size NAME] [--device gpu|cpu] [--placement separate|colocated] [--repeats N]
 
-On GPUs: two of one host. The update is what `python -m rljob_trainer run` does after each step: export from megatron-core in one process, to a
-server in another, verified on both ends and applied. Prints one JSON line per measurement.
+On GPUs: two of one host, or one, where they are colocated (without the broadcast). The update is what `python -m rljob_trainer run` does after each
+step: export from megatron-core in one process, to a server in another, verified on both ends and applied. Prints one JSON line per measurement.
 """
 
 import argparse
@@ -39,22 +39,32 @@ def main() -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.weights")
     parser.add_argument("--size", choices=list(MODELS), default="1.5b")
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
+    parser.add_argument("--placement", choices=["separate", "colocated"], default="separate")
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--plain", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.plain:
         broadcast(options.plain, options.device)
         return 0
-    job = spec(model_of(options.size), options.device)
-    with server(job, gpus()[1] if options.device == "gpu" else ""):
+    job = spec(model_of(options.size), options.device, options.placement)
+    with server(job, gpu_of_server(job)):
         size = update(job, options.repeats)
+    if options.placement == "colocated":
+        return 0
     command = [sys.executable, *torchrun(2)]
     plain = ["-m", "benchmarks.weights", "--plain", str(size), "--device", options.device]
     subprocess.run([*command, *plain], check=True, timeout=200)
     return 0
 
 
-def spec(model: Path, device: str) -> RLJobSpec:
+def gpu_of_server(job: RLJobSpec) -> str:
+    """Of a trainer on the first."""
+    if job.trainer.device == "cpu":
+        return ""
+    return gpus()[0 if job.rollout.placement == "colocated" else 1]
+
+
+def spec(model: Path, device: str, placement: str) -> RLJobSpec:
     return RLJobSpec.model_validate(
         {
             "image": "none",
@@ -63,7 +73,11 @@ def spec(model: Path, device: str) -> RLJobSpec:
             "rewards": [{"rule": "exactMatch"}],
             "train": {"steps": 1, "promptsPerStep": 2, "samplesPerPrompt": 2},
             "trainer": {"device": device},
-            "rollout": {"sampling": {"maxTokens": 1024}, "vllmArgs": GPU_ARGUMENTS if device == "gpu" else {}},
+            "rollout": {
+                "placement": placement,
+                "sampling": {"maxTokens": 1024},
+                "vllmArgs": GPU_ARGUMENTS if device == "gpu" else {},
+            },
             "checkpoint": {"path": "/tmp/none"},
         }
     )
