@@ -130,17 +130,19 @@ def train(size: str, rounds: int) -> bool:
 
 
 def engine(size: str) -> Any:
+    from rljob_api.spec.algorithm import Optimizer
+    from rljob_api.spec.common import Sampling
     from rljob_trainer.megatron import parallel_state
     from rljob_trainer.megatron.engine import Engine
 
     made = training.spec(model_of(size), "tp1")
-    raw = made.model_dump(by_alias=True, exclude_unset=True)
-    raw["train"]["optimizer"] = {"learningRate": 1e-4}  # three steps must show in bfloat16
-    raw["trainer"]["device"] = "gpu" if torch.cuda.is_available() else "cpu"
-    raw["rollout"]["sampling"]["maxTokens"] = 2048
+    rollout = made.rollout.model_copy(update={"sampling": Sampling(max_tokens=2048)})
+    visible = Optimizer(learning_rate=1e-4)  # three steps must show in bfloat16
+    train = made.train.model_copy(update={"optimizer": visible})
+    device = made.trainer.model_copy(update={"device": "gpu" if torch.cuda.is_available() else "cpu"})
     # megatron makes its groups once in a process
     parallel_state.initialize = functools.cache(parallel_state.initialize)
-    return Engine(type(made).model_validate(raw), lambda: None)
+    return Engine(made.model_copy(update={"train": train, "trainer": device, "rollout": rollout}), lambda: None)
 
 
 def say(what: str, which: str, times: list[float], apart: dict[str, float], **more: Any) -> None:

@@ -100,6 +100,8 @@ def train(model: Path, options: argparse.Namespace, device: int) -> dict[str, An
         code, late = process.wait(options.limit), []
     except subprocess.TimeoutExpired:
         code, late = jobs.stop(process) or 1, ["not at its end:"]
+    if code:
+        print("\n".join(jobs.tails(root / f"logs-{name}", root / "run")), flush=True)
     said = (root / f"{name}.out").read_text().strip().splitlines()[-12 if code else -1 :]
     steps = jobs.rows_of(root / "run" / "metrics.jsonl").values()
     return {"exit": code, "steps": len(steps)} | jobs.worst(steps) | {"said": " ".join(late + said)[:1500]}
@@ -138,7 +140,7 @@ def memory(options: argparse.Namespace) -> dict[str, Any]:
     if options.device == "cpu":
         return {}
     return (
-        jobs.shared_gpu(round(SHARE / options.jobs, 2), CACHE_GIB)
+        jobs.shared_gpu(round(SHARE / options.jobs, 2), CACHE_GIB) | {"enforce-eager": True}
         if options.jobs > 1
         else {"gpu-memory-utilization": SHARE}
     )

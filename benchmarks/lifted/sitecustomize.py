@@ -1,4 +1,4 @@
-"""Python runs this in every process with the directory on PYTHONPATH: all families generate on every device there."""
+"""Python runs this in every process with the directory on PYTHONPATH: all families train and generate on every device there."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -6,4 +6,5 @@ from dataclasses import replace
 with suppress(ImportError):  # another Python, without the product
     from rljob_api.families import FAMILIES
 
-    FAMILIES.update({name: replace(family, servers=("cpu", "gpu")) for name, family in FAMILIES.items()})
+    for name, family in FAMILIES.items():
+        FAMILIES[name] = replace(family, trains=("cpu", "gpu"), servers=("cpu", "gpu"))

@@ -36,6 +36,8 @@ class Family:
     """What one tensor of the files has, next to which adapters are not written."""
     vision: bool = False
     """Reads images: a vision tower and the projector behind it come before the language model."""
+    trains: tuple[Device, ...] = ("cpu", "gpu")
+    """On which its gradients are right."""
     servers: tuple[Device, ...] = ("cpu", "gpu")
     """On which vLLM's weights can be updated, and its log-probabilities are those of the trainer: by the tests on CPU, by benchmarks/families.py
     on GPUs."""
@@ -67,7 +69,14 @@ FAMILIES = {
         Family("qwen3_vl", "Qwen3-VL 2B, 4B, 8B, 32B", TENSOR, vision=True),
         Family("qwen3", "Qwen3", rotations=("default", "yarn"), adapters=ADAPTED),
         Family("qwen3_moe", "Qwen3-MoE", EXPERTS, rotations=("default", "yarn")),
-        Family("gemma3_text", "Gemma 3 of text: 270M, 1B", windows=True, adapters=ADAPTED),
+        Family(
+            "gemma3_text",
+            "Gemma 3 of text: 270M, 1B",
+            windows=True,
+            adapters=ADAPTED,
+            trains=("cpu",),
+            servers=("cpu",),
+        ),
         Family("mixtral", "Mixtral", EXPERTS, windows=True),
         Family(
             "glm4",
@@ -82,6 +91,7 @@ FAMILIES = {
             "GLM-4.5, GLM-4.5-Air, GLM-4.6",
             EXPERTS,
             biases=True,
+            servers=("cpu",),
             values={"n_shared_experts": (1,), "norm_topk_prob": (True,)},
         ),
         Family(

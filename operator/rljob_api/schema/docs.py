@@ -129,7 +129,7 @@ def _family(f: Family) -> str:
     cells = (
         f.models,
         f"`{f.model_type}`",
-        ", ".join(("data", *f.layouts)),
+        ", ".join(("data", *f.layouts)) + ("" if "gpu" in f.trains else "; on CPU only"),
         f"vLLM on {' and '.join(map(str.upper, f.servers))}" if f.servers else "not: tasks without rollouts only",
         _adapters(f),
         "yes" if f.vision else "no",

@@ -77,6 +77,9 @@ def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
         **{key: config.get(key) for key in ("mlp_only_layers", "mlp_bias", "quantization_config")},
         **{key: config.get(key, values[0]) not in values for key, values in (family.values if family else {}).items()},
     }
+    if family and spec.trainer.device not in family.trains:
+        rule = f"gradients of {family.model_type} are not right on a {spec.trainer.device} yet"
+        yield Violation("spec.model.path", spec.model.path, rule, "use another model")
     for key in (key for key, broken in unusual.items() if broken):
         value = config.get(key, rope_type)
         yield Violation(
@@ -183,7 +186,7 @@ def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
     if spec.supervised:
         return
     family = FAMILIES.get(config.get("model_type") or "")
-    if family and spec.trainer.device not in family.servers:
+    if family and spec.trainer.device in family.trains and spec.trainer.device not in family.servers:
         rule = f"nothing shows that vLLM generates with {family.model_type} on a {spec.trainer.device} as it is trained"
         other = f"set spec.trainer.device: {family.servers[0]}, or " if family.servers else ""
         yield Violation("spec.model.path", spec.model.path, rule, f"{other}set spec.task to sft, dpo or pretrain")
