@@ -12,7 +12,7 @@ from rljob_api.protocol import Failure
 from rljob_trainer import failure
 from rljob_trainer.failure import ConfigurationError, PeerLost, RolloutLost
 from rljob_trainer.launcher.attempt import await_cause, unwritable
-from rljob_trainer.weights.session import ReplicaRefusedError
+from rljob_trainer.weights.call import ReplicaRefusedError
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711"
 

@@ -17,8 +17,8 @@ from rljob_trainer.machine import free_port
 from rljob_trainer.rollout import process
 from rljob_trainer.rollout.client import answers
 from rljob_trainer.rollout.process import ServerProcess
+from rljob_trainer.weights.call import ReplicaError
 from rljob_trainer.weights.publisher import Publisher
-from rljob_trainer.weights.session import ReplicaError
 from rljob_trainer.weights.transport import over_gloo
 
 TOKEN, SECONDS = "token", 120.0

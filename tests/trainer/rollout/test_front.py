@@ -92,7 +92,7 @@ class Caller:
         where = {"session": "s", "address": "127.0.0.1", "port": 1, "known": False}
         steps = [
             (protocol.OPEN, where),
-            (protocol.BUCKET, {"session": "s", "entries": [], "transport": {}}),
+            (protocol.RECEIVE, {"session": "s", "messages": "m"}),
             (protocol.COMMIT, {"session": "s", "step": step, "digest": "d"}),
         ]
         return [(await self("POST", path, of(attempt), **body))[0] for path, body in steps]

@@ -19,10 +19,11 @@ from rljob_api.spec.common import Sampling
 from rljob_trainer.parity import MismatchError, Probe
 from rljob_trainer.rollout.client import Generation, GenerationRequest, ReplicaLost, RolloutClient
 from rljob_trainer.weights.bucket import pack
+from rljob_trainer.weights.call import ReplicaError
 from rljob_trainer.weights.gloo import TrainerEnd
 from rljob_trainer.weights.protocol import AttemptSuperseded, PolicyVersion
 from rljob_trainer.weights.publisher import Published, Publisher
-from rljob_trainer.weights.session import ReplicaError, UpdateSession
+from rljob_trainer.weights.session import UpdateSession
 from rljob_trainer.weights.transport import Transport, over_gloo
 from trainer.rollout import models
 from trainer.rollout.servers import TOKEN, Server
@@ -102,8 +103,9 @@ def test_a_corrupted_bucket_is_refused_and_the_old_weights_are_served(
     bucket.payload[5] ^= 1
     session = UpdateSession(server.endpoint, TOKEN, 1, partial(TrainerEnd, "127.0.0.1"))
     session.open()
+    session.send(bucket)
     with pytest.raises(ReplicaError, match="checksum differs from the sender's"):
-        session.send(bucket)
+        session.complete()
     session.abort()
     assert served(server) == 2
     assert difference(checkpoints["old"], generate(server)) < 1e-4
@@ -144,6 +146,7 @@ def test_a_wrong_digest_is_refused(server: Server, checkpoints: dict[str, Path])
     session.open()
     for bucket in pack(iter(models.tensors(checkpoints["new"])), 100_000, CPU):
         session.send(bucket)
+    session.complete()
     with pytest.raises(ReplicaError, match="the update's digest is"):
         session.commit(PolicyVersion(1, 6, "0" * 64))
     session.abort()

@@ -18,16 +18,17 @@ def test_a_payload_reaches_every_worker_of_a_replica(here: str) -> None:
     sent = torch.arange(100, dtype=torch.uint8)
 
     def work(worker: int) -> torch.Tensor:
-        end = WorkerEnd(here, trainer.port, worker, 2)
+        end = WorkerEnd(here, trainer.rendezvous.port, worker, 2)
         payload = torch.empty(100, dtype=torch.uint8)
         end.receive(payload, {})
+        end.wait()
         return payload
 
     with ThreadPoolExecutor(2) as pool:
         received = [pool.submit(work, i) for i in range(2)]
         trainer.accept(lambda: False)
         trainer.send(sent)
-        trainer.wait()
+        trainer.wait(lambda: False)
         assert all(torch.equal(r.result(20), sent) for r in received)
     trainer.close()
 
@@ -42,7 +43,7 @@ def test_a_worker_that_leaves_is_an_error_and_not_a_hang() -> None:
     trainer, connected = TrainerEnd(HERE), threading.Event()
 
     def join_and_leave() -> None:
-        end = WorkerEnd(HERE, trainer.port, 0, 1)
+        end = WorkerEnd(HERE, trainer.rendezvous.port, 0, 1)
         connected.wait(20)
         end.close()
 
@@ -54,7 +55,7 @@ def test_a_worker_that_leaves_is_an_error_and_not_a_hang() -> None:
     with pytest.raises(RuntimeError):
         for _ in range(20):
             trainer.send(torch.zeros(2**22, dtype=torch.uint8))
-            trainer.wait()
+            trainer.wait(lambda: False)
     trainer.close()
 
 
@@ -63,7 +64,7 @@ def test_a_worker_that_does_not_take_what_is_sent_is_given_up(monkeypatch: pytes
     trainer, stop = TrainerEnd(HERE), threading.Event()
 
     def idle() -> None:
-        end = WorkerEnd(HERE, trainer.port, 0, 1)
+        end = WorkerEnd(HERE, trainer.rendezvous.port, 0, 1)
         stop.wait(20)
         del end
 
@@ -72,7 +73,7 @@ def test_a_worker_that_does_not_take_what_is_sent_is_given_up(monkeypatch: pytes
     trainer.accept(lambda: False)
     trainer.send(torch.zeros(2**26, dtype=torch.uint8))
     with pytest.raises(RuntimeError):
-        trainer.wait()
+        trainer.wait(lambda: False)
     stop.set()
     worker.join(20)
     trainer.close()
@@ -80,7 +81,7 @@ def test_a_worker_that_does_not_take_what_is_sent_is_given_up(monkeypatch: pytes
 
 def test_a_trainer_that_has_gone_is_noticed_at_once() -> None:
     trainer = TrainerEnd(HERE)
-    port = trainer.port
+    port = trainer.rendezvous.port
     trainer.close()
     del trainer
     with pytest.raises(OSError):

@@ -9,15 +9,17 @@ import torch
 from rljob_trainer.weights.ipc import TrainerEnd, WorkerEnd
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: run on such a machine")
+HERE = "127.0.0.1"
 SIZE = 64 * 2**20
 
 
-def work(worker: int, workers: int, connection: Connection) -> None:
+def work(port: int, worker: int, workers: int, connection: Connection) -> None:
     """A server's worker: copies what a message names, and says what it got."""
-    end = WorkerEnd("", 0, worker, workers)
+    end = WorkerEnd(HERE, port, worker, workers)
     payload = torch.empty(SIZE, dtype=torch.uint8, device="cuda:0")
     while message := connection.recv():
         end.receive(payload, message)
+        end.wait()
         connection.send(int(payload.sum()))
 
 
@@ -25,16 +27,18 @@ def work(worker: int, workers: int, connection: Connection) -> None:
 def test_every_worker_gets_the_payload_and_the_trainer_gets_its_memory_back(workers: int) -> None:
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(workers)]
-    processes = [context.Process(target=work, args=(i, workers, far)) for i, (_, far) in enumerate(pipes)]
+    trainer, before = TrainerEnd(HERE), torch.cuda.memory_allocated()
+    port = trainer.rendezvous.port
+    processes = [context.Process(target=work, args=(port, i, workers, far)) for i, (_, far) in enumerate(pipes)]
     for process in processes:
         process.start()
-    trainer, before = TrainerEnd("", workers), torch.cuda.memory_allocated()
+    trainer.accept(lambda: False)
     for step in range(1, 4):
         message = trainer.send(torch.full((SIZE,), step, dtype=torch.uint8, device="cuda:0"))
         for near, _ in pipes:
             near.send(message)
+        trainer.wait(lambda: False)
         assert [near.recv() for near, _ in pipes] == [step * SIZE] * workers
-        trainer.wait()
         assert torch.cuda.memory_allocated() == before
     for near, _ in pipes:
         near.send(None)

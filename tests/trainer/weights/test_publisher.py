@@ -5,6 +5,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -16,6 +18,7 @@ from rljob_trainer.failure import RolloutLost
 from rljob_trainer.machine import free_port
 from rljob_trainer.weights import gloo, protocol
 from rljob_trainer.weights.bucket import Entry, payload_size
+from rljob_trainer.weights.messages import AbandonedError, Inbox
 from rljob_trainer.weights.protocol import AttemptSuperseded
 from rljob_trainer.weights.publisher import Publisher
 from rljob_trainer.weights.transport import over_gloo
@@ -76,14 +79,32 @@ class Worker(BaseHTTPRequestHandler):
             self.server.answering.wait(20)
             if not body["known"]:
                 self.server.end = gloo.WorkerEnd(body["address"], body["port"], 0, 1)
-        if self.path == protocol.BUCKET:
-            size = payload_size(Entry.from_json(e).size for e in body["entries"])
-            self.server.end.receive(torch.empty(size, dtype=torch.uint8), {})
-            time.sleep(self.server.seconds)
-        self.server.answered.append(self.path)
-        self.send_response(409 if self.server.fenced and self.path == protocol.BUCKET else 200)
+        with nullcontext() if self.path == protocol.OPEN else self.server.lock:
+            receives = self.path == protocol.RECEIVE
+            status = self.receive(Inbox(self.server.end.store, body["messages"], 0)) if receives else 200
+            self.server.answered.append(self.path)
+        self.send_response(status)
         self.end_headers()
         self.wfile.write(b'{"attempt": 4}')
+
+    def receive(self, inbox: Inbox) -> int:
+        try:
+            for message in inbox:
+                size = payload_size(Entry.from_json(e).size for e in message["entries"])
+                self.server.end.receive(torch.empty(size, dtype=torch.uint8), {})
+                self.server.end.wait()
+                self.server.buckets += 1
+                if self.server.fenced:
+                    return 409
+                if self.server.objects:
+                    inbox.verified(self.server.objects)
+                    self.server.end.close()
+                    return 500
+                time.sleep(self.server.seconds)
+                inbox.verified()
+        except AbandonedError:
+            return 500
+        return 200
 
     def log_message(self, *_: object) -> None:
         """Quiet."""
@@ -92,11 +113,13 @@ class Worker(BaseHTTPRequestHandler):
 class Replica(ThreadingHTTPServer):
     end: gloo.WorkerEnd
 
-    def __init__(self, pod: str, seconds: float = 0.0, fenced: bool = False) -> None:
-        """`seconds`: that a bucket takes; `fenced`: it learns of attempt 4 with the first one."""
+    def __init__(self, pod: str, seconds: float = 0.0, fenced: bool = False, objects: str = "") -> None:
+        """`seconds`: that a bucket takes; `fenced`: it learns of attempt 4 with the first one; `objects`: its verdict on that."""
         super().__init__(("127.0.0.1", 0), Worker)
-        self.seconds, self.fenced = seconds, fenced
+        self.seconds, self.fenced, self.objects = seconds, fenced, objects
         self.asked: list[int] = []
+        self.lock = threading.Lock()
+        self.buckets = 0
         self.answered: list[str] = []
         self.answering = threading.Event()
         self.answering.set()
@@ -151,6 +174,50 @@ def test_an_update_that_ends_early_is_abandoned_by_each_replica_after_what_it_is
     with Replica("fenced", fenced=True) as fenced, Replica("slow", seconds=0.5) as slow:
         with pytest.raises(AttemptSuperseded, match="attempt 4 holds"):
             publisher.publish(0, iter(TENSORS), [fenced.endpoint, slow.endpoint], lambda: None)
-        assert slow.answered == [protocol.OPEN, protocol.BUCKET, protocol.ABORT]
+        assert slow.answered == [protocol.OPEN, protocol.RECEIVE, protocol.ABORT]
         fenced.shutdown()
         slow.shutdown()
+
+
+@pytest.mark.parametrize("buckets", [1, 5])
+def test_an_update_takes_three_requests_whatever_its_buckets(buckets: int) -> None:
+    transport = replace(over_gloo("127.0.0.1"), bucket_bytes=1 if buckets > 1 else 2**30)
+    publisher = Publisher(3, "t", transport)
+    with Replica("rollout-0") as replica:
+        for step in range(2):
+            replica.answered.clear()
+            assert publisher.publish(step, iter(TENSORS), [replica.endpoint], lambda: None).ok
+            assert replica.answered == [protocol.OPEN, protocol.RECEIVE, protocol.COMMIT]
+            assert replica.buckets == buckets * (step + 1)
+        replica.shutdown()
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 2**30])
+def test_what_a_worker_says_against_a_bucket_is_the_cause_and_harms_no_other_replica(bucket_bytes: int) -> None:
+    """Its connection breaks as well, and the answer to the request comes later."""
+    publisher = Publisher(3, "t", replace(over_gloo("127.0.0.1"), bucket_bytes=bucket_bytes))
+    with Replica("objects", objects="t0: checksum differs from the sender's") as objects, Replica("fine") as fine:
+        found = publisher.publish(0, iter(TENSORS), [objects.endpoint, fine.endpoint], lambda: None)
+        assert found.ok == ["fine"]
+        assert found.failed == {"objects": f"{protocol.RECEIVE}: t0: checksum differs from the sender's"}
+        objects.shutdown()
+        fine.shutdown()
+
+
+def test_an_engine_that_receives_for_long_gets_to_answer_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "RECEIVE_SECONDS", 0.0)
+    publisher = Publisher(3, "t", replace(over_gloo("127.0.0.1"), bucket_bytes=1))
+    with Replica("rollout-0") as replica:
+        assert publisher.publish(0, iter(TENSORS), [replica.endpoint], lambda: None).ok
+        assert replica.buckets == 5 and replica.answered.count(protocol.RECEIVE) > 1
+        replica.shutdown()
+
+
+def test_a_server_that_never_answers_a_first_update_fails_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "OPEN_SECONDS", 0.5)
+    with Replica("rollout-0") as replica:
+        replica.answering.clear()
+        found = Publisher(3, "t", over_gloo("127.0.0.1")).publish(0, iter(TENSORS), [replica.endpoint], lambda: None)
+        replica.answering.set()
+        assert "TimeoutError" in found.failed["rollout-0"]
+        replica.shutdown()

@@ -27,7 +27,7 @@ class Front(Guard):
         self._weights = updates = WeightUpdates(self._gate)
         self._updates: dict[tuple[str, str], Callable[[Any, int, dict[str, Any]], Awaitable[None]]] = {
             ("POST", protocol.OPEN): updates.open,
-            ("POST", protocol.BUCKET): updates.bucket,
+            ("POST", protocol.RECEIVE): updates.receive,
             ("POST", protocol.COMMIT): updates.commit,
             ("POST", protocol.ABORT): updates.abort,
             ("POST", protocol.SLEEP): updates.sleep,

@@ -19,8 +19,11 @@ from rljob_trainer.weights import gloo, ipc, nccl
 from rljob_trainer.weights.adapters import ExpectedAdapters, apply_adapters
 from rljob_trainer.weights.bucket import Entry, digest, payload_size, unpack
 from rljob_trainer.weights.expected import ExpectedTensors, RefusedUpdateError
+from rljob_trainer.weights.messages import Inbox
 from rljob_trainer.weights.protocol import GLOO, IPC, NCCL, AttemptFence
 from rljob_trainer.weights.reload import computes_with_what_it_loads, load
+
+WorkerEnd = gloo.WorkerEnd | nccl.WorkerEnd | ipc.WorkerEnd
 
 ROOM_BYTES = 2**30
 """What staging leaves free on a GPU; an update that does not fit into the rest is staged in host memory."""
@@ -39,24 +42,31 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """One bucket: its entries as JSON, and what the transport has to say of it."""
+    """Buckets of an update, of which messages.py says more."""
 
     attempt: int
-    entries: list[dict[str, Any]]
-    transport: dict[str, Any]
+    messages: str
+
+
+@dataclass(slots=True)
+class Arrived:
+    """A bucket that is not verified yet."""
+
+    entries: list[Entry]
+    payload: Tensor
 
 
 class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     """All but the transport."""
 
-    end_cls: type[gloo.WorkerEnd] | type[nccl.WorkerEnd] | type[ipc.WorkerEnd]
+    end_cls: type[WorkerEnd]
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._fence = AttemptFence()
-        self._end: gloo.WorkerEnd | nccl.WorkerEnd | ipc.WorkerEnd | None = None
+        self._end: WorkerEnd | None = None
         self._where = ("", 0)
         self._entries: list[Entry] = []
         self._staged: dict[str, Tensor] = {}
@@ -88,16 +98,40 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Receive, verify and stage one bucket. Raises AttemptSuperseded, RefusedUpdateError, CorruptBucketError, RuntimeError (transport)."""
+        """Receive, verify and stage buckets. Raises AttemptSuperseded, RefusedUpdateError, CorruptBucketError, RuntimeError (transport)."""
         self._fence.admit(update_info.attempt)
-        entries = [Entry.from_json(e) for e in update_info.entries]
-        self.expected.check(entries)
         assert self._end is not None
+        inbox = Inbox(self._end.store, update_info.messages, self.parallel_config.rank)
+        with inbox.objections():
+            self._receive(self._end, inbox)
+
+    def _receive(self, end: WorkerEnd, inbox: Inbox) -> None:
+        """A bucket is verified while the next is on its way, where there is room for both."""
+        arrived = None
+        for message in inbox:
+            if arrived and not self._has_room():
+                self._stage(arrived, torch.device("cpu"))
+                inbox.verified()
+                arrived = None  # its memory is the next one's
+            before, arrived = arrived, self._begin(end, message)
+            if before:
+                self._stage(before, self.device)
+                inbox.verified()
+            end.wait()
+        if arrived:
+            self._stage(arrived, self.device if self._has_room() else torch.device("cpu"))
+            inbox.verified()
+
+    def _begin(self, end: WorkerEnd, message: dict[str, Any]) -> Arrived:
+        entries = [Entry.from_json(e) for e in message["entries"]]
+        self.expected.check(entries)
         payload = torch.empty(payload_size(e.size for e in entries), dtype=torch.uint8, device=self.device)
-        self._end.receive(payload, update_info.transport)
-        received = dict(unpack(entries, payload))
-        self._staged |= received if self._has_room() else {name: tensor.cpu() for name, tensor in received.items()}
-        self._entries += entries
+        end.receive(payload, message["transport"])
+        return Arrived(entries, payload)
+
+    def _stage(self, arrived: Arrived, where: torch.device) -> None:
+        self._staged |= {name: tensor.to(where) for name, tensor in unpack(arrived.entries, arrived.payload)}
+        self._entries += arrived.entries
 
     def _has_room(self) -> bool:
         """For what was received to stay where it is until the update is applied. Asked once per bucket: the driver's answer takes its time."""

@@ -5,12 +5,14 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
+from rljob_trainer.weights.messages import POLL_SECONDS
 from rljob_trainer.weights.rendezvous import TrainerStore, join, timeout
 
 _BEGINNING = threading.Lock()
@@ -23,18 +25,14 @@ class TrainerEnd:
     def __init__(self, address: str) -> None:
         """`address`: an IP of this machine that the workers can reach."""
         self.address = address
-        self._rendezvous = TrainerStore(address)
+        self.rendezvous = TrainerStore(address)
         self._group: Any = None
         self._pending: dist.Work | None = None
 
-    @property
-    def port(self) -> int:
-        return self._rendezvous.port
-
     def accept(self, given_up: Callable[[], bool]) -> None:
         """Wait for the workers, or return without a group when nobody will come any more."""
-        if size := self._rendezvous.size(given_up):
-            self._group = _group(self._rendezvous.store, 0, size, self.address)
+        if size := self.rendezvous.size(given_up):
+            self._group = _group(self.rendezvous.store, 0, size, self.address)
 
     def send(self, payload: Tensor) -> dict[str, Any]:
         """Begin to send; `wait` returns when all is sent. The message to the workers needs nothing of it."""
@@ -42,8 +40,40 @@ class TrainerEnd:
             self._pending = self._group.broadcast([payload], _from_trainer())
         return {}
 
+    def wait(self, given_up: Callable[[], bool]) -> None:
+        """Wait for what is being sent, or until `given_up`. Raises RuntimeError when the other end is gone or TRANSFER_SECONDS have passed."""
+        while self._pending is not None and not self._pending.is_completed():
+            if given_up():
+                return
+            time.sleep(POLL_SECONDS)
+        self._finish()
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._finish()
+        self._pending = self._group = None
+
+    def _finish(self) -> None:
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+
+
+class WorkerEnd:
+    """Rank 1 and up of the group."""
+
+    def __init__(self, address: str, port: int, worker: int, workers: int) -> None:
+        """`worker` of `workers`: this process's place in its replica. Raises OSError or RuntimeError when the trainer does not answer."""
+        self.store, own_address = join(address, port, worker, workers)
+        self._group: Any = _group(self.store, worker + 1, workers + 1, own_address)
+        self._pending: dist.Work | None = None
+
+    def receive(self, payload: Tensor, _: dict[str, Any]) -> None:
+        """Begin to fill `payload`; `wait` returns when it is full."""
+        self._pending = self._group.broadcast([payload], _from_trainer())
+
     def wait(self) -> None:
-        """Wait for what is being sent. Raises RuntimeError when the other end is gone or TRANSFER_SECONDS have passed."""
+        """Wait for what is being received. Raises RuntimeError when the trainer is gone or TRANSFER_SECONDS have passed."""
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
@@ -52,22 +82,6 @@ class TrainerEnd:
         with contextlib.suppress(RuntimeError):
             self.wait()
         self._pending = self._group = None
-
-
-class WorkerEnd:
-    """Rank 1 and up of the group."""
-
-    def __init__(self, address: str, port: int, worker: int, workers: int) -> None:
-        """`worker` of `workers`: this process's place in its replica. Raises OSError or RuntimeError when the trainer does not answer."""
-        self._store, own_address = join(address, port, worker, workers)
-        self._group: Any = _group(self._store, worker + 1, workers + 1, own_address)
-
-    def receive(self, payload: Tensor, _: dict[str, Any]) -> None:
-        """Fill `payload`. Raises RuntimeError when the trainer is gone or TRANSFER_SECONDS have passed."""
-        self._group.broadcast([payload], _from_trainer()).wait()
-
-    def close(self) -> None:
-        self._group = None
 
 
 def _from_trainer() -> dist.BroadcastOptions:

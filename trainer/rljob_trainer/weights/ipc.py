@@ -4,45 +4,72 @@ torch counts the readers of what is shared down to 0, from 1 for each time that 
 memory whose count is anything else: a payload that two workers read has to be shared twice.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rljob_trainer.weights.messages import POLL_SECONDS
+from rljob_trainer.weights.protocol import TRANSFER_SECONDS
+from rljob_trainer.weights.rendezvous import TrainerStore, join
+
+COPIES_KEY = "copies"
+
 
 class TrainerEnd:
-    """Nothing is connected: every message carries what the workers need."""
+    """Only the store connects the two: every message carries what the workers need."""
 
-    port = 0
-
-    def __init__(self, address: str, workers: int) -> None:
-        """`workers`: of a server."""
-        self.address, self._workers = address, workers
+    def __init__(self, address: str) -> None:
+        """`address`: an IP of this machine."""
+        self.address = address
+        self.rendezvous = TrainerStore(address)
         self._sent: Tensor | None = None
+        self._copies = 0
 
-    def accept(self, given_up: Callable[[], bool]) -> None: ...
+    def accept(self, given_up: Callable[[], bool]) -> None:
+        """Wait for the workers, or until nobody will come any more."""
+        self.rendezvous.size(given_up)
 
     def send(self, payload: Tensor) -> dict[str, Any]:
-        """What a worker needs to find the payload, which has to live until `wait`."""
-        self._sent = payload
-        return {"gpu": _uuid(payload.get_device()), "handles": [_shared(payload) for _ in range(self._workers)]}
+        """What a worker needs to find the payload, which lives until `wait`."""
+        workers = self.rendezvous.workers
+        self._sent, self._copies = payload, self._copies + workers
+        return {"gpu": _uuid(payload.get_device()), "handles": [_shared(payload) for _ in range(workers)]}
 
-    def wait(self) -> None:
+    def wait(self, given_up: Callable[[], bool]) -> None:
+        """Until every worker has copied the payload, or `given_up`. Raises RuntimeError when TRANSFER_SECONDS have passed."""
+        deadline = time.monotonic() + TRANSFER_SECONDS
+        while self.rendezvous.store.add(COPIES_KEY, 0) < self._copies:
+            if given_up():
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError("a worker did not copy a bucket in time")
+            time.sleep(POLL_SECONDS)
         self._sent = None
 
-    close = wait
+    def close(self) -> None:
+        self._sent = None
 
 
 class WorkerEnd:
     """A process on the same host, to which the trainer's GPU is visible."""
 
     def __init__(self, address: str, port: int, worker: int, workers: int) -> None:
-        """Of any address: see the trainer's end."""
+        """`worker` of `workers`: this process's place in its replica. Raises OSError or RuntimeError when the trainer does not answer."""
+        self.store, _ = join(address, port, worker, workers)
         self._worker = worker
 
     def receive(self, payload: Tensor, message: dict[str, Any]) -> None:
         """Fill `payload`. Raises RuntimeError when the trainer's memory cannot be opened."""
+        self._copy(payload, message)
+        self.store.add(COPIES_KEY, 1)  # the trainer's memory is closed here
+
+    def wait(self) -> None:
+        """`receive` has waited."""
+
+    def _copy(self, payload: Tensor, message: dict[str, Any]) -> None:
         where = [i for i in range(torch.cuda.device_count()) if _uuid(i) == message["gpu"]]
         if not where:
             raise RuntimeError(f"the trainer's GPU {message['gpu']} is not visible to this server")

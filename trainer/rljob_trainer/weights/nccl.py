@@ -31,11 +31,12 @@ class _Transfer:
             self._deadline = _deadline()
             self._communicator.broadcast(payload.data_ptr(), payload.numel(), TRAINER, self._stream.cuda_stream)
 
-    def finish(self) -> None:
-        """Raises NcclError, a RuntimeError."""
-        self._communicator.wait_for_calls(self._deadline)
+    def finish(self, given_up: Callable[[], bool] = lambda: False) -> bool:
+        """Whether it is done, which it is unless `given_up`. Raises NcclError, a RuntimeError."""
+        self._communicator.wait_for_calls(self._deadline, given_up)
         self._done.record(self._stream)
-        self._communicator.wait(self._done.query, self._deadline)
+        self._communicator.wait(lambda: self._done.query() or given_up(), self._deadline)
+        return self._done.query()
 
     def abort(self) -> None:
         self._communicator.abort()
@@ -47,19 +48,15 @@ class TrainerEnd:
     def __init__(self, address: str) -> None:
         """`address`: an IP of this machine that the workers can reach."""
         self.address = address
-        self._rendezvous = TrainerStore(address)
+        self.rendezvous = TrainerStore(address)
         self._transfer: _Transfer | None = None
         self._sent: Tensor | None = None
 
-    @property
-    def port(self) -> int:
-        return self._rendezvous.port
-
     def accept(self, given_up: Callable[[], bool]) -> None:
         """Wait for the workers, or return without a group when nobody will come any more. Raises NcclError."""
-        if size := self._rendezvous.size(given_up):
+        if size := self.rendezvous.size(given_up):
             unique = unique_id()
-            self._rendezvous.store.set(ID_KEY, unique.hex())
+            self.rendezvous.store.set(ID_KEY, unique.hex())
             self._transfer = _Transfer(unique, TRAINER, size)
 
     def send(self, payload: Tensor) -> dict[str, Any]:
@@ -69,11 +66,10 @@ class TrainerEnd:
         self._transfer.begin(payload)
         return {}
 
-    def wait(self) -> None:
-        """Wait for what is being sent. Raises NcclError when the other end is gone or TRANSFER_SECONDS have passed."""
-        if self._transfer and self._sent is not None:
-            self._transfer.finish()
-        self._sent = None
+    def wait(self, given_up: Callable[[], bool]) -> None:
+        """Wait for what is being sent, or until `given_up`. Raises NcclError when the other end is gone or TRANSFER_SECONDS have passed."""
+        if self._transfer and self._sent is not None and self._transfer.finish(given_up):
+            self._sent = None
 
     def close(self) -> None:
         if self._transfer:
@@ -86,17 +82,25 @@ class WorkerEnd:
 
     def __init__(self, address: str, port: int, worker: int, workers: int) -> None:
         """`worker` of `workers`: this process's place in its replica. Raises OSError or RuntimeError when the trainer does not answer."""
-        self._store, _ = join(address, port, worker, workers)
-        self._transfer = _Transfer(bytes.fromhex(self._store.get(ID_KEY).decode()), worker + 1, workers + 1)
+        self.store, _ = join(address, port, worker, workers)
+        self._transfer = _Transfer(bytes.fromhex(self.store.get(ID_KEY).decode()), worker + 1, workers + 1)
+        self._received: Tensor | None = None
+        """Kept as long as NCCL may write to it."""
 
     def receive(self, payload: Tensor, _: dict[str, Any]) -> None:
-        """Fill `payload`, which is on the GPU. Raises NcclError when the trainer is gone or TRANSFER_SECONDS have passed."""
+        """Begin to fill `payload`, which is on the GPU; `wait` returns when it is full, for every stream."""
         torch.cuda.current_stream().synchronize()  # what had this memory before may still be at work in it
+        self._received = payload
         self._transfer.begin(payload)
+
+    def wait(self) -> None:
+        """Wait for what is being received. Raises NcclError when the trainer is gone or TRANSFER_SECONDS have passed."""
         self._transfer.finish()
+        self._received = None
 
     def close(self) -> None:
         self._transfer.abort()
+        self._received = None
 
 
 def _deadline() -> float:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 
 UNIQUE_ID_BYTES = 128
-POLL_SECONDS = 0.0005
+POLL_SECONDS = 0.0002
 _SUCCESS, _IN_PROGRESS, _UINT8 = 0, 7, 1
 _CONFIG_VERSION = 21400
 """The first that knows `blocking`; NCCL takes its defaults for what later ones added."""
@@ -73,9 +73,9 @@ class Communicator:
             ctypes.c_void_p(stream),
         )
 
-    def wait_for_calls(self, deadline: float) -> None:
+    def wait_for_calls(self, deadline: float, given_up: Callable[[], bool] = lambda: False) -> None:
         """Until what was begun is done: the first broadcast connects, which takes the others. Raises NcclError, and is over then."""
-        while self._code == _IN_PROGRESS and time.monotonic() < deadline:
+        while self._code == _IN_PROGRESS and time.monotonic() < deadline and not given_up():
             time.sleep(POLL_SECONDS)
             self._code = self._state()
         if self._code != _SUCCESS:

@@ -15,7 +15,7 @@ HEALTH = "/rljob/health"
 """Answers whether the engine does: {"silence": seconds, "updating": whether it takes part in an update of its weights}; 500 when it failed."""
 GENERATE = "/rljob/generate"
 OPEN = "/rljob/weights/open"
-BUCKET = "/rljob/weights/bucket"
+RECEIVE = "/rljob/weights/receive"
 COMMIT = "/rljob/weights/commit"
 ABORT = "/rljob/weights/abort"
 SLEEP = "/rljob/sleep"
@@ -29,9 +29,13 @@ ADAPTERS = 1
 """vLLM's number of the policy's adapters, on servers that get them without the model (`model.lora.sync: adapters`)."""
 
 TRANSFER_SECONDS = 60.0
-"""Longest wait for one bucket, on both ends. A replica that takes longer is out."""
-OPEN_SECONDS = 90.0
-"""Longest wait for an update to begin: it may have to wait until a dead trainer's last bucket timed out."""
+"""Longest wait for one bucket to be sent, and for its verification. A replica that takes longer is out."""
+RECEIVE_SECONDS = 20.0
+"""How long a server is asked to receive at once. With the waits for another replica and for a bucket, an engine may be silent so long (health.py)."""
+NEXT_SECONDS = 120.0
+"""Longest wait of a server for the trainer's next bucket, which is being exported, or waits until another replica is out."""
+OPEN_SECONDS = 150.0
+"""Longest wait for an update to begin: it may have to wait until a server has given up a trainer whose machine is lost."""
 PROBE_SECONDS = 60.0
 """Longest wait for the log-probabilities of a few tokens."""
 ABORT_SECONDS = 10.0

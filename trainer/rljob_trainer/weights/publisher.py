@@ -18,8 +18,9 @@ from rljob_trainer.collective import Ranks
 from rljob_trainer.failure import RolloutLost
 from rljob_trainer.parity import Probe
 from rljob_trainer.weights.bucket import Entry, digest, pack
+from rljob_trainer.weights.call import ReplicaError, ReplicaGoneError
 from rljob_trainer.weights.protocol import PolicyVersion
-from rljob_trainer.weights.session import ReplicaError, ReplicaGoneError, UpdateSession
+from rljob_trainer.weights.session import UpdateSession
 from rljob_trainer.weights.transport import End, Transport
 
 
@@ -73,7 +74,9 @@ class Publisher:
                 round_.start(partial(UpdateSession.send, bucket=bucket))
                 heartbeat()
             round_.wait()
+            round_.start(UpdateSession.complete)
             version = PolicyVersion(self._attempt, step, digest(entries))
+            round_.wait()
             round_.start(partial(UpdateSession.commit, version=version))
             round_.wait()
             heartbeat()

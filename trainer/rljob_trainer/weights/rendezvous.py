@@ -19,6 +19,8 @@ class TrainerStore:
     def __init__(self, address: str) -> None:
         """`address`: an IP of this machine that the workers can reach."""
         self.store = dist.TCPStore(address, 0, None, True, timeout(), wait_for_workers=False)
+        self.workers = 0
+        """Those that have come."""
 
     @property
     def port(self) -> int:
@@ -30,7 +32,8 @@ class TrainerStore:
             if given_up():
                 return 0
             time.sleep(POLL_SECONDS)
-        return int(self.store.get(SIZE_KEY))
+        self.workers = int(self.store.get(SIZE_KEY)) - 1
+        return self.workers + 1
 
 
 def join(address: str, port: int, worker: int, workers: int) -> tuple[dist.TCPStore, str]:

@@ -1,77 +1,81 @@
 """The trainer's side of one update of one replica. Blocking: each session has a thread of its own."""
 
-import http.client
-import json
 import secrets
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.weights import protocol
 from rljob_trainer.weights.bucket import Bucket
-from rljob_trainer.weights.protocol import AttemptSuperseded, PolicyVersion
+from rljob_trainer.weights.call import Call, ReplicaError, ReplicaRefusedError
+from rljob_trainer.weights.messages import ABANDONED, COMPLETE, Outbox
+from rljob_trainer.weights.protocol import PolicyVersion
 from rljob_trainer.weights.transport import End
 
 
-class ReplicaError(RuntimeError):
-    """A replica refused, broke or did not answer in time. It does not have the new weights."""
-
-
-class ReplicaGoneError(ReplicaError):
-    """It did not answer, or not to the end."""
-
-
-class ReplicaRefusedError(ReplicaError):
-    """It answered, and not with yes."""
-
-
 class UpdateSession:
-    """open, send per bucket, commit; or abort. Every call ends within its time limit (protocol.py) and raises ReplicaError or AttemptSuperseded."""
+    """open, send per bucket, complete, commit; or abort. Every call ends within its time limit (protocol.py) and raises ReplicaError or
+    AttemptSuperseded.
+
+    Three requests are one update. The second asks the server to receive; its answer comes when all buckets are staged, or one was not. While an
+    engine receives it answers nothing else, so an update that takes long asks for that several times.
+    """
 
     def __init__(
         self, endpoint: RolloutEndpoint, token: str, attempt: int, connect: Callable[[], End], end: End | None = None
     ) -> None:
         """`end`: of the replica's last update, whose connection may still stand; `connect` makes a new one."""
-        self._url, self._token, self._attempt = urlsplit(endpoint.url), token, attempt
+        self._url, self._token, self._attempt = endpoint.url, token, attempt
         self._id = secrets.token_hex(8)
         self._connect = connect
         self.end = end
+        self._outbox: Outbox | None = None
+        self._receiving: Call | None = None
+        self._since = 0.0
 
     def open(self) -> None:
-        """Pause the replica and connect its workers, unless they still are."""
-        if self.end is not None:
-            try:
-                self._open(self.end, known=True)
-                return
-            except ReplicaRefusedError:  # another server has taken the replica's place
-                self.end.close()
-        self.end = end = self._connect()
-        with ThreadPoolExecutor(1) as background:  # the request is answered after they have joined
-            opened = background.submit(self._open, end, known=False)
-            self._carry(lambda: end.accept(opened.done))
-            opened.result()
+        """Pause the replica, connect its workers, unless they still are, and have them receive."""
+        self.end = end = self._joined()
+        self._receive(end)
 
     def send(self, bucket: Bucket) -> None:
-        """Returns when the replica has received and verified the bucket."""
-        assert self.end
-        end = self.end
-        transport = self._carry(lambda: end.send(bucket.payload))
-        entries = [e.as_json() for e in bucket.entries]
-        self._post(protocol.BUCKET, protocol.TRANSFER_SECONDS, entries=entries, transport=transport)
-        self._carry(end.wait)
+        """Returns when the replica has received the bucket and verified the one before."""
+        assert self.end and self._outbox and self._receiving
+        if time.monotonic() > self._since + protocol.RECEIVE_SECONDS:
+            self.complete()
+            self._receive(self.end)
+        given_up = self._receiving.answered
+        with self._with_its_cause(self._outbox, self._receiving):
+            transport = self.end.send(bucket.payload)
+            self._outbox.post({"entries": [e.as_json() for e in bucket.entries], "transport": transport})
+            self.end.wait(given_up)
+            self._outbox.confirm(1, given_up)
+        if given_up():
+            self._receiving.result()
+            raise ReplicaRefusedError(f"{protocol.RECEIVE}: ended before the last bucket")
+
+    def complete(self) -> None:
+        """Returns when the replica has verified all buckets."""
+        assert self._outbox and self._receiving
+        with self._with_its_cause(self._outbox, self._receiving):
+            self._outbox.end(COMPLETE)
+            self._outbox.confirm(0, self._receiving.answered)
+        self._receiving.result()
+        self._outbox.clear()
 
     def commit(self, version: PolicyVersion) -> None:
         """Returns when the replica serves the new policy."""
-        self._post(protocol.COMMIT, protocol.COMMIT_SECONDS, step=version.step, digest=version.digest)
+        self._call(protocol.COMMIT, protocol.COMMIT_SECONDS, step=version.step, digest=version.digest).result()
 
     def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Of all tokens but the first of each, at temperature 1, under the policy that the replica serves."""
         body = {"model": protocol.SERVED_MODEL, "prompt": sequences, "prompt_logprobs": 0, "max_tokens": 1}
-        choices = sorted(
-            self._ask(protocol.COMPLETIONS, protocol.PROBE_SECONDS, body)["choices"], key=lambda c: c["index"]
-        )
+        answer = Call(
+            self._url, self._token, self._attempt, protocol.COMPLETIONS, protocol.PROBE_SECONDS, body
+        ).result()
+        choices = sorted(answer["choices"], key=lambda c: c["index"])
         return [
             [found[str(token)]["logprob"] for token, found in zip(tokens[1:], c["prompt_logprobs"][1:], strict=True)]
             for tokens, c in zip(sequences, choices, strict=True)
@@ -79,47 +83,60 @@ class UpdateSession:
 
     def abort(self) -> None:
         """The replica continues with its old weights, if it is still there."""
-        try:
-            self._post(protocol.ABORT, protocol.ABORT_SECONDS)
-        except (ReplicaError, AttemptSuperseded):
-            pass  # it is dead or another's: either way it keeps nothing of ours
-        finally:
-            if self.end:
-                self.end.close()
-
-    def _open(self, end: End, known: bool) -> None:
-        self._post(protocol.OPEN, protocol.OPEN_SECONDS, address=end.address, port=end.port, known=known)
+        with suppress(RuntimeError):  # it is dead or another's: either way it keeps nothing of ours
+            if self._outbox:
+                self._outbox.end(ABANDONED)
+            self._call(protocol.ABORT, protocol.ABORT_SECONDS).result()
+        if self._receiving:
+            self._receiving.close()
+        if self.end:
+            self.end.close()
 
     def sleep(self) -> None:
         """The replica gives up its memory, and serves nothing until the next update. Raises as the others."""
-        self._post(protocol.SLEEP, protocol.COMMIT_SECONDS)
+        self._call(protocol.SLEEP, protocol.COMMIT_SECONDS).result()
 
-    def _carry[T](self, transfer: Callable[[], T]) -> T:
+    def _receive(self, end: End) -> None:
+        messages = secrets.token_hex(8)
+        self._outbox = Outbox(end.rendezvous.store, messages, end.rendezvous.workers)
+        longest = protocol.RECEIVE_SECONDS + protocol.NEXT_SECONDS + protocol.TRANSFER_SECONDS
+        self._receiving = self._call(protocol.RECEIVE, longest, messages=messages)
+        self._since = time.monotonic()
+
+    def _joined(self) -> End:
+        """The trainer's end of a connection that all workers are in."""
+        if self.end is not None:
+            try:
+                self._open(self.end, known=True).result()
+                return self.end
+            except ReplicaRefusedError:  # another server has taken the replica's place
+                self.end.close()
+        self.end = end = self._connect()
+        opened = self._open(end, known=False)  # answered after they have joined
         try:
-            return transfer()
+            end.accept(opened.answered)
         except RuntimeError as error:
+            opened.close()
+            raise ReplicaError(f"transfer failed: {error}") from error
+        opened.result()
+        return end
+
+    def _open(self, end: End, known: bool) -> Call:
+        return self._call(
+            protocol.OPEN, protocol.OPEN_SECONDS, address=end.address, port=end.rendezvous.port, known=known
+        )
+
+    @contextmanager
+    def _with_its_cause(self, outbox: Outbox, receiving: Call) -> Iterator[None]:
+        """What a worker says of a failure goes before what this end saw of it."""
+        try:
+            yield
+        except RuntimeError as error:
+            if objection := outbox.objection():
+                raise ReplicaRefusedError(f"{protocol.RECEIVE}: {objection}") from error
+            if receiving.answered(protocol.ABORT_SECONDS):
+                receiving.result()
             raise ReplicaError(f"transfer failed: {error}") from error
 
-    def _post(self, path: str, seconds: float, **body: Any) -> None:
-        self._ask(path, seconds, {"session": self._id} | body)
-
-    def _ask(self, path: str, seconds: float, body: dict[str, Any]) -> Any:
-        headers = {
-            "Authorization": f"Bearer {self._token}",
-            protocol.ATTEMPT_HEADER: str(self._attempt),
-            "Content-Type": "application/json",
-        }
-        connection = http.client.HTTPConnection(self._url.hostname or "", self._url.port, timeout=seconds)
-        try:
-            connection.request("POST", path, json.dumps(body), headers)
-            response = connection.getresponse()
-            status, text = response.status, response.read().decode(errors="replace")
-        except (OSError, http.client.HTTPException) as error:
-            raise ReplicaGoneError(f"{path}: {type(error).__name__}: {error}") from error
-        finally:
-            connection.close()
-        if status == http.HTTPStatus.CONFLICT:
-            raise AttemptSuperseded(self._attempt, int(json.loads(text)["attempt"]))
-        if status != http.HTTPStatus.OK:
-            raise ReplicaRefusedError(f"{path}: {status}: {text[:500]}")
-        return json.loads(text)
+    def _call(self, path: str, seconds: float, **body: Any) -> Call:
+        return Call(self._url, self._token, self._attempt, path, seconds, {"session": self._id} | body)

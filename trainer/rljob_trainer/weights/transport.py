@@ -33,10 +33,9 @@ def over_nccl(address: str) -> Transport:
     return Transport(partial(nccl.TrainerEnd, address), 2**30, on_gpu=True)
 
 
-def over_ipc(address: str, workers: int) -> Transport:
-    """To servers on this machine, whose address is only for people. `workers`: processes of a server, each of which gets a handle of its own to
-    the trainer's memory; in a group, as the others have one, the servers say how many they are."""
-    return Transport(partial(ipc.TrainerEnd, address, workers), 512 * 2**20, on_gpu=True)
+def over_ipc(address: str) -> Transport:
+    """To servers on this machine. `address`: its IP."""
+    return Transport(partial(ipc.TrainerEnd, address), 512 * 2**20, on_gpu=True)
 
 
 def transport_of(spec: RLJobSpec, address: str) -> Transport:
@@ -47,4 +46,4 @@ def transport_of(spec: RLJobSpec, address: str) -> Transport:
         case protocol.NCCL:
             return over_nccl(address)
         case _:
-            return over_ipc(address, spec.rollout.tensor_parallel)
+            return over_ipc(address)

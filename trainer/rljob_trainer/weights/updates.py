@@ -1,6 +1,6 @@
 """The server's side of a weight update: one at a time, applied whole or not at all, caches emptied.
 
-open -> bucket ... -> commit. What fails before the weights are touched leaves the old ones being served; what fails after ends the server,
+open -> receive -> commit. What fails before the weights are touched leaves the old ones being served; what fails after ends the server,
 because vLLM would keep answering with a broken model, and the supervisor starts a fresh one.
 """
 
@@ -49,9 +49,9 @@ class WeightUpdates:
                 await engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": where})
                 await engine.collective_rpc("start_weight_update")
 
-    async def bucket(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
-        """Receive, verify and stage one bucket."""
-        info = {"attempt": attempt, "entries": body["entries"], "transport": body["transport"]}
+    async def receive(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
+        """Receive, verify and stage buckets: one call into the engine, which learns of each from the trainer (messages.py)."""
+        info = {"attempt": attempt, "messages": body["messages"]}
         async with self._lock:
             self._check(body)
             async with self._abandon_on_error(engine, attempt):
