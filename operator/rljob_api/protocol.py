@@ -114,7 +114,7 @@ class Failure(Wire):
     message: Text = ""
     """Message of the exception."""
     lines: Annotated[list[Text], Field(max_length=20)] = []
-    """Last lines of the traceback."""
+    """Last lines of the traceback, or of a server's log; none of a mistake of the user's, which `message` explains."""
     time: Time = 0.0
     """By the pod's clock."""
     field: Line = ""

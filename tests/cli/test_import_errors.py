@@ -141,3 +141,12 @@ def test_defaults_of_the_spec_are_known() -> None:
 
 def test_outcomes_are_named_as_the_page_names_them() -> None:
     assert [outcome.value for outcome in Outcome] == ["implied", "changed", "not expressible"]
+
+
+def test_a_key_without_a_line_of_its_own_is_said_to_decide_about_what_would_differ_without_it() -> None:
+    """Whether it decides about anything depends on the other keys, so no table can say it."""
+    text = LAUNCH + "actor_rollout_ref.model.path=/data/m actor_rollout_ref.rollout.n=4 trainer.project_name=mine "
+    placed = "trainer.default_local_dir=/data/run trainer.logger=[console]"
+    found = [imported("verl", text + more, "run.sh", Options()).report for more in ("", placed)]
+    assert "trainer.project_name = mine: decides about checkpoint.path" in found[0]
+    assert "trainer.project_name = mine: the job is the same without it" in found[1]

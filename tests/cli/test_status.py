@@ -105,7 +105,7 @@ trainer   -       -      -        -
 rollout   -       -      -        -
 
 LAST FAILURE   attempt 1: ConfigurationError, rank 0 of demo-trainer-0
-  ConfigurationError: spec.trainer.transformerConfig.moe: 4: unknown key: take it out
+  spec.trainer.transformerConfig.moe: 4: unknown key: take it out
 """
 
 

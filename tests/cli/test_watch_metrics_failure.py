@@ -40,7 +40,7 @@ Cost:      the job: no restart can help
 Where:     rank 0 of demo-trainer-0
 
 Cause:
-  ConfigurationError: spec.data.train[0]: /x: there is no such file: correct the path
+  spec.data.train[0] = /x: there is no such file; correct the path
 
 Next:
   kubectl explain rljob.spec.data.train
@@ -78,7 +78,7 @@ def test_a_failure_is_explained_with_its_cost_its_whole_cause_and_the_next_comma
 
 def test_a_configuration_error_points_to_the_field(api: FakeApi, rljob: Rljob) -> None:
     cause = {"kind": "configuration", "rank": 0, "exception": "ConfigurationError", "field": "spec.data.train[0]"}
-    cause["message"] = "spec.data.train[0]: /x: there is no such file: correct the path"
+    cause["message"] = "spec.data.train[0] = /x: there is no such file; correct the path"
     failure = {"attempt": 1, "reason": reasons.CONFIGURATION_ERROR, "pod": "demo-trainer-0", "failure": cause}
     api.add(make_job(state="Failed", outcome="Failed", lastFailure=failure))
     assert rljob("describe-failure", "demo").out == CONFIGURATION

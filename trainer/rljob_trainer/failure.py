@@ -42,7 +42,7 @@ WATCHDOG = "Process group watchdog thread terminated with exception: "
 
 
 class ConfigurationError(ValueError):
-    """The user's to mend; a restart cannot help."""
+    """The user has to fix it; a restart cannot help."""
 
     def __init__(self, field: str, value: object, rule: str, fix: str) -> None:
         super().__init__(f"{field} = {value}: {rule}; {fix}")
@@ -87,7 +87,10 @@ def error_file(directory: Path, who: int | str) -> Path:
 
 
 def classify(error: BaseException, rank: int | None = None) -> Failure:
-    """What an exception says. A broken collective at its origin makes it a symptom; one that is raised while another error is handled does not."""
+    """What an exception says. A broken collective at its origin makes it a symptom; one that is raised while another error is handled does not.
+
+    A user's mistake is reported as its message, which has field, value, rule and fix: the traceback, which is in the log, is about our code.
+    """
     chain = list(_chain(error))
     named = next((e for e in chain if isinstance(e, ConfigurationError)), None)
     kind: Kind = "configuration" if named else "collective" if _is_collective(chain[-1]) else "application"
@@ -97,7 +100,7 @@ def classify(error: BaseException, rank: int | None = None) -> Failure:
         rank=rank,
         exception=type(shown).__name__,
         message=str(shown)[:LONGEST_TEXT],
-        lines=last_lines("".join(traceback.format_exception(shown))),
+        lines=[] if named else last_lines("".join(traceback.format_exception(shown))),
         time=time.time(),
         field=named.field if named else "",
     )

@@ -6,13 +6,15 @@ from typing import Any, get_args
 
 from pydantic_core import PydanticUndefined
 
-from kubectl_rljob.importer.settings import NotANumber, Options, Settings, System, said_of_rows
+from kubectl_rljob.importer.settings import NotANumber, Options, Settings, System, said_of_rows, show
 from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Said
 from rljob_api.base import Model
 from rljob_api.spec import RLJobSpec
 
 NAME = "metadata.name"
 DEFAULT = "default of "
+MOST_NAMED = 3
+"""Fields of one key."""
 
 
 @dataclass
@@ -31,13 +33,49 @@ class Imported:
 def convert(system: System, values: Mapping[str, Any], options: Options) -> Imported:
     """`values`: leaves by dotted path. Everything that is wrong comes back at once."""
     settings = Settings.of(system, values, options)
-    found = Imported(notes=[*settings.notes], problems=[*settings.problems])
-    for said in _of_sections_read((*said_of_rows(settings), *_said_by_rules(settings)), system.unread(settings)):
-        _take(found, said)
-    found.notes += settings.unsaid(_text(found))
+    found = _said(settings)
+    found.notes += _of_unsaid(settings, values, found)
     found.notes = list(dict.fromkeys(found.notes))
     found.problems = list(dict.fromkeys(found.problems))
     return found
+
+
+def _of_unsaid(settings: Settings, values: Mapping[str, Any], found: Imported) -> list[Note]:
+    """Keys without a line of their own, and what would be another job without each."""
+    notes = []
+    for given in settings.unsaid(_text(found)):
+        without = {name: value for name, value in values.items() if name != given.name}
+        meaning = _difference(found, _said(Settings.of(settings.system, without, settings.options)))
+        notes.append(Note(Outcome.IMPLIED, f"{given.name} = {show(given.value)}", meaning))
+    return notes
+
+
+def _said(settings: Settings) -> Imported:
+    """What rows and rules make of the configuration."""
+    found = Imported(notes=[*settings.notes], problems=[*settings.problems])
+    for said in _of_sections_read(
+        (*said_of_rows(settings), *_said_by_rules(settings)), settings.system.unread(settings)
+    ):
+        _take(found, said)
+    return found
+
+
+def _difference(found: Imported, without: Imported) -> str:
+    """Fields that have another value without a key."""
+    here, there = dict(_leaves(found.spec)), dict(_leaves(without.spec))
+    changed = [path for path in dict.fromkeys((*here, *there)) if here.get(path) != there.get(path)]
+    if changed:
+        return f"decides about {', '.join(changed[:MOST_NAMED])}{', ...' if changed[MOST_NAMED:] else ''}"
+    same = found.name == without.name and found.problems == without.problems
+    return "the job is the same without it" if same else "decides how other keys are read"
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else key)
+    else:
+        yield path, value
 
 
 def _text(found: Imported) -> str:

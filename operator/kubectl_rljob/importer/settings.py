@@ -121,16 +121,12 @@ class Settings:
         start = f"{prefix}." if prefix else ""
         return {k[len(start) :]: g for k, g in self.given.items() if g.row.key == f"{start}*"}
 
-    def unsaid(self, said: str) -> Iterator[Note]:
-        """Keys that are not in the text `said`, although they have another value than the default: others decide."""
+    def unsaid(self, said: str) -> Iterator[Given]:
+        """Keys that are not in the text `said`, although they have another value than the default."""
         for given in self.given.values():
             silent = given.row.outcome or given.value in (None, {}, given.row.default)
             if not silent and not re.search(rf"(?<![\w.]){re.escape(given.name)}(?![\w.])", said):
-                yield Note(
-                    Outcome.IMPLIED,
-                    f"{given.name} = {show(given.value)}",
-                    "no line of its own: it decides about others, or agrees with them",
-                )
+                yield given
 
     def number(self, key: str) -> float:
         """A number; where the file says null, the default. Raises NotANumber."""

@@ -24,7 +24,7 @@ def screen(job: Job, last: LastFailure, now: datetime, here: Callable[[str], str
         f"Cost:      {_cost(job, last)}",
         f"Where:     {where(last) or 'unknown'}",
     ]
-    lines += ["", *_cause(last.failure)] if last.failure else []
+    lines += ["", *_cause(last, last.failure)] if last.failure else []
     return "\n".join([*lines, "", "Next:", *(f"  {here(command)}" for command in _next(job, last))])
 
 
@@ -43,9 +43,15 @@ def where(last: LastFailure) -> str:
     return one_line(" of ".join(part for part in (rank, last.pod) if part))
 
 
-def _cause(failure: Failure) -> list[str]:
+def said(last: LastFailure, failure: Failure) -> tuple[str, ...]:
+    """Exception and message, as far as they say more than the reason."""
+    exception = "" if failure.exception == last.reason else failure.exception
+    return tuple(part for part in (exception, failure.message) if part)
+
+
+def _cause(last: LastFailure, failure: Failure) -> list[str]:
     """Whole: exception, message, and the end of the traceback as it was reported."""
-    head = ": ".join(part for part in (failure.exception, failure.message) if part)
+    head = ": ".join(said(last, failure))
     traceback = [text for line in failure.lines for text in line.split("\n")]
     return ["Cause:", *(f"  {text}" for text in head.split("\n")), *(f"    {text}" for text in traceback)]
 

@@ -11,7 +11,7 @@ from rich.cells import cell_len, set_cell_size
 from kubectl_rljob import planning
 from kubectl_rljob.job import ENDED, Job
 from kubectl_rljob.printers import placement
-from kubectl_rljob.printers.failure import where
+from kubectl_rljob.printers.failure import said, where
 from kubectl_rljob.printers.metrics import FORMATS, course, curve, line
 from kubectl_rljob.printers.text import age, clip, columns, cut, duration, moment, one_line, table
 from kubectl_rljob.terminal import WIDEST
@@ -19,7 +19,7 @@ from rljob_api import names
 from rljob_api.protocol import Failure
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import RoleStatus
+from rljob_api.status import LastFailure, RoleStatus
 
 LINES = 25
 EVENTS = 6
@@ -188,12 +188,12 @@ def failure(job: Job, now: datetime, width: int) -> list[str]:
         return []
     place = where(last)
     head = f"LAST FAILURE   attempt {last.attempt}{since(last.time, now)}: {last.reason}{', ' + place if place else ''}"
-    return [cut(head, width), *(root_cause(last.failure, width) if last.failure else [])]
+    return [cut(head, width), *(root_cause(last, last.failure, width) if last.failure else [])]
 
 
-def root_cause(cause: Failure, width: int) -> list[str]:
+def root_cause(last: LastFailure, cause: Failure, width: int) -> list[str]:
     """The exception (the message of a configuration error names the field) and the end of its traceback."""
-    what = ": ".join(part for part in (one_line(cause.exception), clip(cause.message)) if part)
+    what = ": ".join(clip(part) for part in said(last, cause))
     traceback = [text for text in cause.lines if text.strip()][-TRACEBACK_LINES:]
     lines = [("  ", what), *(("    ", text) for text in traceback)]
     return [indent + clip(text, width - len(indent)) for indent, text in lines if text]

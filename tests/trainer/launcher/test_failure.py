@@ -60,6 +60,17 @@ def test_a_mistake_of_the_users_names_its_field() -> None:
     assert (found.kind, found.field, found.message) == ("configuration", "spec.x", "spec.x = 3: must be even; take 4")
 
 
+def test_a_mistake_of_the_users_is_one_message_without_the_traceback_of_our_code() -> None:
+    try:
+        try:
+            {}["missing"]
+        except KeyError as error:
+            raise ConfigurationError("spec.x", 3, "must be even", "take 4") from error
+    except ConfigurationError as error:
+        found = failure.classify(error)
+    assert (found.message, found.lines) == ("spec.x = 3: must be even; take 4", [])
+
+
 def test_an_exception_that_replaced_another_is_itself() -> None:
     try:
         try:
