@@ -199,7 +199,7 @@ Read = Callable[[], tuple[list[dict[str, Any]], list[dict[str, Any]]]]
 
 @dataclass(frozen=True)
 class Preview:
-    """What came of it. Bytes are of the model whose config.json was given, else of one of 8 billion parameters."""
+    """What came of it."""
 
     skipped: str = ""
     """Why nothing was looked at."""
@@ -207,11 +207,15 @@ class Preview:
     """Why there is no room."""
     nodes: int = 0
     report: PlacementReport = field(default_factory=PlacementReport)
+    nominal: bool = False
+    """Bytes are of a model of 8 billion parameters, for want of the job's config.json."""
 
     def dump(self) -> dict[str, Any]:
         if self.skipped:
             return {"skipped": self.skipped}
-        return {"problem": self.problem} if self.problem else {"nodes": self.nodes, **self.report.dump()}
+        if self.problem:
+            return {"problem": self.problem}
+        return {"nodes": self.nodes, **self.report.dump(), "nominal": self.nominal}
 
 
 def preview(job: Plan, read: Read, offline: bool) -> Preview:
@@ -226,8 +230,9 @@ def preview(job: Plan, read: Read, offline: bool) -> Preview:
         cluster = Cluster.of(*read())
     except UserError as error:
         return Preview(skipped=f"not checked: {error}")
-    gang = Gang.of(job.spec, (Shape.of(job.model) if job.model else None) or NOMINAL)
+    shape = Shape.of(job.model) if job.model else None
+    gang = Gang.of(job.spec, shape or NOMINAL)
     found = plan(cluster, gang)
     if found.problem:
         return Preview(problem=found.problem)
-    return Preview(nodes=len(found.nodes()), report=report(cluster, gang, found))
+    return Preview(nodes=len(found.nodes()), report=report(cluster, gang, found), nominal=shape is None)

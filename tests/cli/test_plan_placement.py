@@ -57,6 +57,27 @@ def test_the_page_says_memory_and_where_pods_would_go(api: FakeApi, rljob: Rljob
     assert PAGE in screen.out
 
 
+ASSUMED = "Bytes are those of a model of 8 billion parameters; --model counts those of the job's own\n"
+
+
+def test_bytes_of_a_model_that_nobody_named_are_said_to_be_assumed(
+    api: FakeApi, rljob: Rljob, tmp_path: Path, model: str
+) -> None:
+    api.nodes = make_racks([4, 4])
+    screen = rljob("plan", "-f", manifest(tmp_path))
+    assert f"node      2       42.2 GB\n{ASSUMED}" in screen.out
+    assert ASSUMED not in rljob("plan", "-f", manifest(tmp_path), "--model", model).out
+    (found,) = json.loads(rljob("plan", "-f", manifest(tmp_path), "-o", "json").out)
+    assert found["placement"]["nominal"] is True
+
+
+def test_nothing_is_assumed_of_bytes_where_none_cross(api: FakeApi, rljob: Rljob, tmp_path: Path) -> None:
+    api.nodes = make_racks([4, 4])
+    one = write(tmp_path, make_spec(scheduling=SCHEDULING, trainer={"nodes": 1}, rollout={"placement": "colocated"}))
+    screen = rljob("plan", "-f", one)
+    assert "CROSSES" in screen.out and ASSUMED not in screen.out
+
+
 def gpu(name: str, mebibytes: int, **labels: str) -> dict[str, str]:
     return {"nvidia.com/gpu.product": name, "nvidia.com/gpu.memory": str(mebibytes)} | labels
 

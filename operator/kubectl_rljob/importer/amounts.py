@@ -21,7 +21,7 @@ class Length:
             return settings.integer(self.steps)
         if settings.options.rows is None or settings[self.epochs] is None:
             return None
-        return max(1, int(settings.options.rows // self.per_step * settings.number(self.epochs)))
+        return max(1, int(settings.options.rows // max(1, self.per_step) * settings.number(self.epochs)))
 
     def _counted(self, settings: Settings) -> bool:
         return settings[self.steps] is not None and settings.number(self.steps) > 0

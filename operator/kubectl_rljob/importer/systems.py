@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kubectl_rljob.importer import llama_factory, rlinf, roll, trinity
+from kubectl_rljob.importer import llama_factory, rlinf, roll
 from kubectl_rljob.importer.settings import System
 from kubectl_rljob.importer.sources import Source
+from kubectl_rljob.importer.trinity import files as trinity
 from kubectl_rljob.importer.verl import files as verl
 
 
@@ -21,7 +22,7 @@ class Reader:
 SYSTEMS: dict[str, Reader] = {
     "verl": Reader(verl.read, (verl.PPO, verl.SFT)),
     "roll": Reader(roll.read, (roll.RL, roll.SFT, roll.DPO)),
-    "trinity": Reader(trinity.read_file, (trinity.TRINITY,)),
+    "trinity": Reader(trinity.read_file, (trinity.TRINITY, *trinity.TABLES.values())),
     "llamafactory": Reader(llama_factory.read_file, (llama_factory.LLAMA_FACTORY,)),
     "rlinf": Reader(rlinf.read_file, (rlinf.RLINF,)),
 }

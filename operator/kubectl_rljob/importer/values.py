@@ -21,8 +21,8 @@ def choice(**ours: str) -> Convert:
 
 
 def at_least(low: int) -> Convert:
-    """A number, or `low` in place of smaller ones: -1 is `never` where ours is 0."""
-    return lambda value: max(low, int(_number(value)))
+    """A number, or `low` in place of smaller ones and of false: -1 is `never` where ours is 0."""
+    return lambda value: low if value is False else max(low, int(_number(value)))
 
 
 def whole(value: Any) -> int:

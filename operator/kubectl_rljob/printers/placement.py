@@ -12,6 +12,8 @@ STAGES = 6
 WHOLE = "the whole cluster"
 NOMINAL = " of an 8 B model"
 """The operator cannot read the job's own, and takes one of 8 billion parameters."""
+ASSUMED = "Bytes are those of a model of 8 billion parameters; --model counts those of the job's own"
+"""`plan` without --model takes the same one."""
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -45,9 +47,9 @@ def preview(found: Preview) -> str:
     rows += [(pool, _counted(domains)) for pool, domains in r.pools.items()]
     levels = [(c.level, c.pairs, size(c.bytes_per_step)) for c in r.levels]
     head = f"Placement on {plural(found.nodes, 'node')}, as free now:"
-    return "\n\n".join(
-        [f"{head}\n{table(('PODS', 'DOMAIN'), rows)}", table(("CROSSES", "PAIRS", "BYTES/STEP"), levels)]
-    )
+    crossings = table(("CROSSES", "PAIRS", "BYTES/STEP"), levels)
+    said = f"\n{ASSUMED}" if found.nominal and any(c.pairs for c in r.levels) else ""
+    return f"{head}\n{table(('PODS', 'DOMAIN'), rows)}\n\n{crossings}{said}"
 
 
 def size(count: float) -> str:

@@ -6,12 +6,12 @@ from typing import Any
 
 from kubectl_rljob.importer.settings import NotANumber, Settings
 from kubectl_rljob.importer.table import Said
-from kubectl_rljob.importer.trinity_rows import TASKS
+from kubectl_rljob.importer.trinity.rows import TASKS
+from kubectl_rljob.importer.trinity.run import SUFFIXES
 from kubectl_rljob.importer.values import place
 from rljob_api.spec.evaluation import VALIDATION
 
 KEY, INTERVAL = "buffer.explorer_input.eval_tasksets", "explorer.eval_interval"
-SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow")
 READ = {"name", "path", "split", "repeat_times", "rollout_args", "format"}
 NEUTRAL = {
     "storage_type",

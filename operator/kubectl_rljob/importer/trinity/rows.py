@@ -9,6 +9,8 @@ CONFIG = "trainer.trainer_config."
 ACTOR, REF, CRITIC = (f"{CONFIG}{part}." for part in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"))
 TASKS = "buffer.explorer_input.taskset."
 DECAYS = choice(constant="constant", linear="linear", cosine="cosine")
+ADVANTAGES = ("grpo", "ppo", "rloo", "reinforceplusplus", "on_policy_distill")
+SUBSET = "put the files of this subset in place"
 DISTRIBUTION = "training samples from the whole distribution"
 
 RUN = (
@@ -34,12 +36,8 @@ RUN = (
     read("monitor.monitor_type", "env", "tensorboard", text="wandb: WANDB_PROJECT"),
 )
 
-MODEL = (
+EVERY_MODEL = (
     read("model.model_path", "model.path"),
-    becomes("model.critic_model_path", "critic.path"),
-    read("model.max_prompt_tokens", "data.maxPromptTokens", text="unset: max_model_len - max_response_tokens"),
-    read("model.max_response_tokens", "rollout.sampling.maxTokens", 1024),
-    read("model.max_model_len", "data.maxPromptTokens"),
     becomes("model.trust_remote_code", "model.trustRemoteCode"),
     lacks("model.custom_chat_template", "name a file in data.chatTemplate.path, with the template in it"),
     lacks("model.rope_scaling", "the model is as its config.json says"),
@@ -48,6 +46,14 @@ MODEL = (
     implied("model.enable_prompt_truncation", "longer prompts are left out and counted"),
     implied("model.logprobs"),
     lacks("model.tinker.enable", "training is on GPUs of the job"),
+)
+
+MODEL = (
+    *EVERY_MODEL,
+    becomes("model.critic_model_path", "critic.path"),
+    read("model.max_prompt_tokens", "data.maxPromptTokens", text="unset: max_model_len - max_response_tokens"),
+    read("model.max_response_tokens", "rollout.sampling.maxTokens", 1024),
+    read("model.max_model_len", "data.maxPromptTokens"),
     *(
         lacks(f"model.{key}", DISTRIBUTION, *neutral)
         for key, neutral in (("top_p", (1, 1.0)), ("top_k", (-1, 0)), ("repetition_penalty", (1, 1.0)))
@@ -60,9 +66,7 @@ MODEL = (
     ),
 )
 
-ALGORITHM = (
-    read("algorithm.algorithm_type", "algorithm.advantage, algorithm.loss", "ppo"),
-    becomes("algorithm.repeat_times", "train.samplesPerPrompt", 1),
+OPTIMIZER = (
     becomes("algorithm.optimizer.lr", "train.optimizer.learningRate", 1e-6, also=(f"{ACTOR}optim.lr",)),
     read(
         "algorithm.optimizer.lr_warmup_steps",
@@ -71,7 +75,7 @@ ALGORITHM = (
         also=(f"{ACTOR}optim.lr_warmup_steps",),
     ),
     read("algorithm.optimizer.lr_warmup_steps_ratio", "train.optimizer.warmupSteps", 0.0),
-    read("algorithm.optimizer.min_lr_ratio", "train.optimizer.minLearningRate", 0.0),
+    read("algorithm.optimizer.min_lr_ratio", "train.optimizer.minLearningRate", 0.01, text="its default is 0.01"),
     becomes("algorithm.optimizer.lr_scheduler_type", "train.optimizer.decay", "constant", DECAYS),
     read(
         "algorithm.optimizer.betas",
@@ -87,10 +91,17 @@ ALGORITHM = (
         also=("trainer.grad_clip", "trainer.actor_grad_clip"),
     ),
     lacks("algorithm.optimizer.optimizer_type", "the optimizer is AdamW", "adam", "adamw"),
+)
+
+ALGORITHM = (
+    read("algorithm.algorithm_type", "algorithm.advantage, algorithm.loss", "ppo"),
+    becomes("algorithm.repeat_times", "train.samplesPerPrompt", 1),
+    *OPTIMIZER,
     becomes("algorithm.advantage_fn_args.gamma", "algorithm.gamma"),
     becomes("algorithm.advantage_fn_args.lam", "algorithm.gaeLambda"),
+    read("algorithm.advantage_fn_args.kl_coef", "algorithm.distillation.coefficient", 1.0, text="of on_policy_distill"),
     lacks("algorithm.advantage_fn_args.*", "advantages have no further settings"),
-    lacks("algorithm.advantage_fn", "follows from algorithm_type", "grpo", "ppo", "rloo", "reinforceplusplus"),
+    lacks("algorithm.advantage_fn", "follows from algorithm_type", *ADVANTAGES),
     lacks("algorithm.policy_loss_fn", "follows from algorithm_type", "ppo", "cispo", "gspo"),
     read("algorithm.policy_loss_fn_args.clip_range", "algorithm.clip", 0.2),
     read("algorithm.policy_loss_fn_args.clip_range_low", "algorithm.clip.low"),
@@ -146,11 +157,10 @@ BUFFER = (
             "storage_type",
             "rollout_args.logprobs",
             "index",
-            "subset_name",
-            "subset",
             "enable_progress_bar",
         )
     ),
+    *(implied(f"{TASKS}{key}", SUBSET) for key in ("subset_name", "subset")),
     lacks(f"{TASKS}workflow_args.*", "a prompt is answered in a single turn"),
     read(f"{TASKS}default_workflow_type", ""),
     read(f"{TASKS}default_reward_fn_type", "rewards"),
@@ -217,7 +227,7 @@ EXPLORER = (
             "enable_log_requests",
         )
     ),
-    lacks("explorer.auxiliary_models", "judges are servers of your own", []),
+    read("explorer.auxiliary_models", "pools", text="of on_policy_distill: the teacher"),
     read("explorer.eval_interval", "evaluation.everySteps", 100, text="if there are eval_tasksets"),
     *(
         implied(f"explorer.{key}")

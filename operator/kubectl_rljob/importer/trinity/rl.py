@@ -1,20 +1,21 @@
 """Trinity-RFT: `mode: both` of explorer and trainer, whose trainer is verl's: its keys are below `trainer.trainer_config`."""
 
+import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from kubectl_rljob.importer import places
 from kubectl_rljob.importer.amounts import Length, Warmup
-from kubectl_rljob.importer.hydra import plain
-from kubectl_rljob.importer.interpolation import flatten, resolve
 from kubectl_rljob.importer.megatron import Layout, other_layout, recompute, transformer_config, virtual_pipeline
 from kubectl_rljob.importer.settings import Settings, System
-from kubectl_rljob.importer.sources import Source, tree_of
 from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Said
-from kubectl_rljob.importer.trinity_evaluation import sets
-from kubectl_rljob.importer.trinity_rows import ACTOR, CRITIC, REF, ROWS, TASKS
-from kubectl_rljob.importer.values import divisor, items
+from kubectl_rljob.importer.trinity.evaluation import sets
+from kubectl_rljob.importer.trinity.rows import ACTOR, CRITIC, REF, ROWS, TASKS
+from kubectl_rljob.importer.trinity.run import files, run
+from kubectl_rljob.importer.values import divisor, items, place
 from rljob_api.spec.algorithm import MOST_STALENESS
 
+DISTILL = "on_policy_distill"
 TYPES = {
     "ppo": ("gae", "ppo"),
     "grpo": ("grpo", "ppo"),
@@ -22,6 +23,7 @@ TYPES = {
     "reinforceplusplus": ("reinforce++", "ppo"),
     "cispo": ("grpo", "cispo"),
     "gspo": ("grpo", "gspo"),
+    DISTILL: ("grpo", "ppo"),
 }
 """Advantage and loss of an `algorithm_type`."""
 AGGREGATIONS = {
@@ -32,39 +34,31 @@ AGGREGATIONS = {
 }
 ESTIMATORS = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}
 MATH = ("math_reward", "math_boxed_reward", "accuracy_reward", "math_dapo_reward", None)
-WORKFLOWS = ("math_workflow", "math_boxed_workflow", "simple_workflow", "async_math_workflow", None)
+PROMPTING = ("math_workflow", "math_boxed_workflow", "on_policy_distill_math_workflow")
+"""Workflows that add a system prompt of their own."""
+WORKFLOWS = (*PROMPTING, "simple_workflow", "async_math_workflow", None)
+POOL_ARGUMENTS = ("max_model_len", "enforce_eager", "enable_prefix_caching", "gpu_memory_utilization")
 OVERRIDE = f"{ACTOR}megatron.override_transformer_config"
 
 
 def sources(settings: Settings) -> Iterator[Said]:
     if settings["mode"] != "both":
-        yield Problem(settings.origin("mode"), f"{settings['mode']} is no mode of an RLJob: both is read")
-    yield from places.found(settings, "model.path", "model.model_path")
-    path = settings[f"{TASKS}path"]
-    if not path:
-        yield Problem(f"{TASKS}path", "is missing; if a variable says it: --env NAME=VALUE")
+        text = f"{settings['mode']} is no mode of an RLJob that generates: both is read, and train for sft and dpo"
+        yield Problem(settings.origin("mode"), text)
+    yield from files(settings, TASKS)
+    if not settings[f"{TASKS}path"]:
         return
-    if not str(path).endswith((".jsonl", ".json", ".parquet", ".arrow")):
-        yield settings.changed(f"{TASKS}path", "a data set of a hub: put its files in place of train.parquet")
-        path = f"{str(path).rstrip('/')}/{settings[f'{TASKS}split']}.parquet"
-    yield from places.placed_files(settings, "data.train", [path], f"{TASKS}path")
     yield Field("data.chatTemplate.texts", True, "workflows send the prompt as one message of the user")
     yield settings.field("data.promptKey", settings[f"{TASKS}format.prompt_key"], f"{TASKS}format.prompt_key")
     yield settings.field("data.answerKey", settings[f"{TASKS}format.response_key"], f"{TASKS}format.response_key")
     yield from _workflow(settings)
-    yield from places.name(settings, "name")
-    directory = f"{settings['checkpoint_root_dir'] or 'checkpoints'}/{settings['project']}/{settings['name']}"
-    yield from places.placed(settings, "checkpoint.path", directory, "checkpoint_root_dir", "project", "name")
-    yield from places.kept(settings, "trainer.max_checkpoints_to_keep")
 
 
 def _workflow(settings: Settings) -> Iterator[Said]:
     for key in ("buffer.explorer_input.default_workflow_type", f"{TASKS}default_workflow_type"):
         if settings[key] not in WORKFLOWS:
             yield settings.lacking(key, "a prompt is answered in a single turn")
-        elif (
-            settings[key] in ("math_workflow", "math_boxed_workflow") and f"{TASKS}format.system_prompt" not in settings
-        ):
+        elif settings[key] in PROMPTING and f"{TASKS}format.system_prompt" not in settings:
             yield settings.changed(
                 key, "the system prompt that the workflow adds: put it into data.chatTemplate.systemPrompt"
             )
@@ -97,12 +91,7 @@ def amounts(settings: Settings) -> Iterator[Said]:
     yield from Warmup(f"{o}lr_warmup_steps", f"{o}lr_warmup_steps_ratio").said(
         settings, length.total(settings), updates
     )
-    if settings[f"{o}lr_scheduler_type"] != "constant" and settings[f"{o}min_lr_ratio"]:
-        low = settings.number(f"{o}min_lr_ratio") * settings.number(f"{o}lr")
-        yield settings.field("train.optimizer.minLearningRate", low, f"{o}min_lr_ratio")
-    betas = settings[f"{o}betas"]
-    for name, value in zip(("beta1", "beta2"), items(betas), strict=False):
-        yield settings.field(f"train.optimizer.{name}", value, f"{o}betas")
+    yield from decay(settings)
     tokens, response = prompt_tokens(settings), settings.integer("model.max_response_tokens")
     yield settings.field("data.maxPromptTokens", tokens, "model.max_prompt_tokens", "model.max_model_len")
     yield settings.field("rollout.sampling.maxTokens", response, "model.max_response_tokens")
@@ -113,13 +102,27 @@ def amounts(settings: Settings) -> Iterator[Said]:
     )
 
 
+def decay(settings: Settings) -> Iterator[Said]:
+    """Where the learning rate ends, and Adam's betas."""
+    o = "algorithm.optimizer."
+    if settings[f"{o}lr_scheduler_type"] != "constant" and settings[f"{o}min_lr_ratio"]:
+        low = float(f"{settings.number(f'{o}min_lr_ratio') * settings.number(f'{o}lr'):.6g}")
+        yield settings.field("train.optimizer.minLearningRate", low, f"{o}min_lr_ratio")
+    betas = settings[f"{o}betas"]
+    for name, value in zip(("beta1", "beta2"), items(betas), strict=False):
+        yield settings.field(f"train.optimizer.{name}", value, f"{o}betas")
+
+
 def algorithm(settings: Settings) -> Iterator[Said]:
     key = "algorithm.algorithm_type"
     if settings[key] not in TYPES:
         yield Problem(settings.origin(key), f"{settings[key]} is none of {', '.join(TYPES)}, which are read")
         return
     advantage, loss = TYPES[settings[key]]
-    yield settings.field("algorithm.advantage", advantage, key)
+    if settings[key] == DISTILL:
+        yield from distillation(settings)
+    else:
+        yield settings.field("algorithm.advantage", advantage, key)
     yield settings.field("algorithm.loss", loss, key)
     if advantage == "gae":
         yield settings.field("critic", {}, key)
@@ -136,10 +139,42 @@ def algorithm(settings: Settings) -> Iterator[Said]:
     yield from kl(settings)
 
 
+def penalised(settings: Settings) -> bool:
+    """Whether there is a KL penalty, which on_policy_distill has only if the file says so."""
+    kind, coefficient = "algorithm.kl_loss_fn", "algorithm.kl_loss_fn_args.kl_coef"
+    given = kind in settings or settings["algorithm.algorithm_type"] != DISTILL
+    return given and settings[kind] != "none" and settings.number(coefficient) != 0
+
+
+def distillation(settings: Settings) -> Iterator[Said]:
+    """The first auxiliary model is the teacher."""
+    key, weight = "explorer.auxiliary_models", "algorithm.advantage_fn_args.kl_coef"
+    models = [model for model in settings[key] or [] if isinstance(model, Mapping) and model.get("model_path")]
+    if not models:
+        yield Problem(key, f"{DISTILL} needs one, the teacher; if a variable says its model_path: --env NAME=VALUE")
+        return
+    teacher, (engines, size) = models[0], servers(models[0])
+    path = place(teacher["model_path"], settings.options.root)
+    pool = {"name": "teacher", "model": path, "replicas": engines, "tensorParallel": size}
+    given = {name.replace("_", "-"): teacher[name] for name in POOL_ARGUMENTS if teacher.get(name) is not None}
+    yield settings.field("pools", [pool | ({"vllmArgs": given} if given else {})], key)
+    yield settings.field("algorithm.distillation.pool", "teacher", "algorithm.algorithm_type")
+    yield settings.field("algorithm.distillation.coefficient", float(settings.number(weight)), weight)
+    if path != teacher["model_path"]:
+        yield Note(Outcome.CHANGED, f"{key}[0].model_path", f"{teacher['model_path']}: put it on the volume, at {path}")
+    if models[1:]:
+        yield settings.lacking(key, "the first is the teacher, and the others are left out")
+
+
+def servers(model: Mapping[str, Any]) -> tuple[int, int]:
+    """Engines of an auxiliary model, and GPUs of each."""
+    return int(model.get("engine_num") or 1), int(model.get("tensor_parallel_size") or 1)
+
+
 def kl(settings: Settings) -> Iterator[Said]:
     """A penalty in the loss is every type's default: k2 with 0.001."""
     kind, coefficient = "algorithm.kl_loss_fn", "algorithm.kl_loss_fn_args.kl_coef"
-    if settings[kind] == "none" or not settings.number(coefficient):
+    if not penalised(settings):
         return
     estimator = ESTIMATORS.get(settings[kind])
     if estimator in (None, "k1"):
@@ -150,6 +185,11 @@ def kl(settings: Settings) -> Iterator[Said]:
 
 
 def rewards(settings: Settings) -> Iterator[Said]:
+    if settings["algorithm.algorithm_type"] == DISTILL:
+        yield Note(Outcome.IMPLIED, "rewards", f"{DISTILL} learns from the teacher alone")
+        return
+    if settings["explorer.auxiliary_models"]:
+        yield settings.lacking("explorer.auxiliary_models", "judges are pools: see spec.pools and rewards[].vllm")
     key = next(
         (
             k
@@ -171,6 +211,12 @@ def rewards(settings: Settings) -> Iterator[Said]:
         )
 
 
+def taught(settings: Settings) -> int:
+    """GPUs of the teacher."""
+    models = settings["explorer.auxiliary_models"] if settings["algorithm.algorithm_type"] == DISTILL else None
+    return math.prod(servers(models[0])) if models and isinstance(models[0], Mapping) else 0
+
+
 def machines(settings: Settings) -> Iterator[Said]:
     """Rollouts have GPUs of their own; the trainer has the others."""
     nodes, per_node = settings.integer("cluster.node_num"), settings.integer("cluster.gpu_per_node")
@@ -178,7 +224,7 @@ def machines(settings: Settings) -> Iterator[Said]:
         settings.integer("explorer.rollout_model.engine_num"),
         settings.integer("explorer.rollout_model.tensor_parallel_size"),
     )
-    options, rest = settings.options, nodes * per_node - engines * size
+    options, rest = settings.options, nodes * per_node - engines * size - taught(settings)
     keys = ("cluster.node_num", "cluster.gpu_per_node", "explorer.rollout_model.engine_num")
     yield settings.field("rollout.placement", "separate", keys[2])
     yield settings.field("rollout.replicas", engines, keys[2])
@@ -227,17 +273,11 @@ def synchronising(settings: Settings) -> Iterator[Said]:
     timeout = "synchronizer.sync_timeout"
     if timeout in settings and settings.integer(timeout) > 1800:
         yield settings.field("lifecycle.stallTimeoutSeconds", settings.integer(timeout), timeout)
-    if settings["monitor.monitor_type"] == "wandb":
-        yield settings.field(
-            "env", [{"name": "WANDB_PROJECT", "value": str(settings["project"])}], "monitor.monitor_type", "project"
-        )
-    elif settings["monitor.monitor_type"] not in (None, "tensorboard"):
-        yield settings.lacking("monitor.monitor_type", "metrics are written to TensorBoard and metrics.jsonl")
 
 
 def unread(settings: Settings) -> dict[str, str]:
     found = {} if settings["algorithm.algorithm_type"] == "ppo" else {"critic": "only algorithm_type ppo has a critic"}
-    if settings["algorithm.kl_loss_fn"] == "none" or not settings["algorithm.kl_loss_fn_args.kl_coef"]:
+    if not penalised(settings):
         found["reference"] = "without a KL penalty no reference is held"
     return found
 
@@ -245,13 +285,6 @@ def unread(settings: Settings) -> dict[str, str]:
 TRINITY = System(
     "Trinity-RFT",
     ROWS,
-    (sources, amounts, algorithm, rewards, sets, machines, layout, synchronising, places.pods),
+    (run, sources, amounts, algorithm, rewards, sets, machines, layout, synchronising, places.pods),
     unread,
 )
-
-
-def read_file(text: str, environment: Mapping[str, str]) -> Source:
-    """YAML of OmegaConf. Raises Unreadable."""
-    tree, lost = resolve(tree_of(text), environment)
-    values = {k: plain(v) for k, v in flatten(tree).items()}
-    return Source(TRINITY, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])
