@@ -46,6 +46,16 @@ def test_another_step_and_another_place_are_taken(api: FakeApi, rljob: Rljob, co
     assert commands == [(*EXPORT, "/data/run/global_step_10", "/data/models/mine")]
 
 
+@pytest.mark.parametrize("out", ["mine", "/tmp/mine", "../tmp/mine"])
+def test_a_place_that_goes_with_the_pod_is_refused(
+    api: FakeApi, rljob: Rljob, commands: list[tuple[str, ...]], out: str
+) -> None:
+    api.add(job())
+    screen = rljob("export", "demo", "--out", out)
+    assert screen.code == 1 and commands == []
+    assert f"--out {out}: is deleted with the pod that writes it" in screen.err and "/data/mine" in screen.err
+
+
 def test_a_step_without_a_checkpoint_is_refused_with_those_that_have_one(
     api: FakeApi, rljob: Rljob, commands: list[tuple[str, ...]]
 ) -> None:

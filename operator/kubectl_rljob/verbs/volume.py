@@ -1,6 +1,6 @@
 """Verbs that run a program where a job's files are: a shell, or the export of a checkpoint as a Hugging Face directory."""
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import click
 
@@ -49,6 +49,7 @@ def export(session: Session, name: str, step: int | None, out: str | None) -> No
     job = cluster.job(name)
     spec = exportable(job)
     chosen = existing(job, step)
+    require_lasting(spec, out)
     with volume_pod(cluster, session.terminal, job) as place:
         code = kubectl.interact(session, place, export_command(spec, chosen, out))
     if code:
@@ -73,6 +74,14 @@ def existing(job: Job, step: int | None) -> int:
     if step is not None and step not in steps:
         raise UserError(f"--step {step}: {job.title} has checkpoints of steps {', '.join(map(str, steps))}")
     return step or steps[-1]
+
+
+def require_lasting(spec: RLJobSpec, out: str | None) -> None:
+    """Raises UserError for a directory that is gone with the pod. All others are on volumes, or cannot be written."""
+    path = PurePosixPath(out or spec.checkpoint.path)
+    if not path.is_absolute() or path.is_relative_to("/tmp"):
+        place = f"for example {PurePosixPath(spec.checkpoint.path).parent / path.name}"
+        raise UserError(f"--out {out}: is deleted with the pod that writes it; name a directory on a volume, {place}")
 
 
 def export_command(spec: RLJobSpec, step: int, out: str | None) -> tuple[str, ...]:
