@@ -143,7 +143,7 @@ def sampling(settings: Settings) -> Iterator[Said]:
         if settings[f"{key}.metric"] not in (None, "acc", "score", "seq_reward", "seq_final_reward"):
             yield settings.lacking(f"{key}.metric", "groups are filtered by their rewards")
     size = "data.gen_batch_size"
-    if size in settings and settings[size] != settings["data.train_batch_size"]:
+    if size in settings and settings[size] != settings["data.train_batch_size"] and settings["data.train_batch_size"]:
         yield settings.lacking(size, "a round of generation has promptsPerStep prompts")
 
 

@@ -12,6 +12,7 @@ from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Said
 from kubectl_rljob.importer.values import divisor, items
 from kubectl_rljob.importer.verl.algorithm import has_reference, is_gae
 from kubectl_rljob.importer.verl.rows import ACTOR, AR, MODEL, REF, ROLLOUT
+from kubectl_rljob.importer.verl.streaming import SIZE, TOTAL, prompts, streamed, streams
 from rljob_api.spec.job import LifecycleSpec
 
 M = f"{ACTOR}megatron."
@@ -36,18 +37,24 @@ def sources(settings: Settings) -> Iterator[Said]:
 
 
 def length(settings: Settings) -> Length:
-    return Length("trainer.total_training_steps", "trainer.total_epochs", settings.integer("data.train_batch_size"))
+    return Length("trainer.total_training_steps", "trainer.total_epochs", prompts(settings))
 
 
 def amounts(settings: Settings) -> Iterator[Said]:
     """Batches, micro-batches and the length of the job."""
-    yield from length(settings).said(settings)
-    prompts, mini = settings.integer("data.train_batch_size"), f"{ACTOR}ppo_mini_batch_size"
-    wanted = max(1, round(prompts / max(1, settings.integer(mini))))
-    if prompts % wanted or prompts // wanted != min(settings.integer(mini), prompts):
-        yield settings.changed(mini, f"{divisor(prompts, wanted)} mini-batches: prompts are divided evenly")
-    yield settings.field("train.miniBatches", divisor(prompts, wanted), "data.train_batch_size", mini)
+    if not (streams(settings) and TOTAL in settings):
+        yield from length(settings).said(settings)
+    yield from streamed(settings) if streams(settings) else batches(settings)
     yield from tokens(settings)
+
+
+def batches(settings: Settings) -> Iterator[Said]:
+    size, mini = settings.integer(SIZE), f"{ACTOR}ppo_mini_batch_size"
+    yield settings.field("train.promptsPerStep", size, SIZE)
+    wanted = max(1, round(size / max(1, settings.integer(mini))))
+    if size % wanted or size // wanted != min(settings.integer(mini), size):
+        yield settings.changed(mini, f"{divisor(size, wanted)} mini-batches: prompts are divided evenly")
+    yield settings.field("train.miniBatches", divisor(size, wanted), SIZE, mini)
 
 
 def tokens(settings: Settings) -> Iterator[Said]:
@@ -146,9 +153,9 @@ def asynchrony(settings: Settings) -> Iterator[Said]:
     """Over-sampling, and generation ahead of training."""
     rate = f"{ROLLOUT}over_sample_rate"
     if settings.number(rate):
-        prompts = settings.integer("data.train_batch_size")
-        begun = min(2 * prompts, round(prompts / max(0.5, 1 - settings.number(rate))))
-        yield settings.field("train.overSampling", begun / prompts, rate)
+        size = max(1, prompts(settings))
+        begun = min(2 * size, round(size / max(0.5, 1 - settings.number(rate))))
+        yield settings.field("train.overSampling", begun / size, rate)
     mode = "trainer.v1.trainer_mode"
     if settings[mode] == "separate_async" or settings.integer(f"{ROLLOUT}nnodes") > 0:
         key = mode if mode in settings else f"{ROLLOUT}nnodes"
@@ -159,14 +166,15 @@ def asynchrony(settings: Settings) -> Iterator[Said]:
             mode, "colocated rollouts generate between steps: see train.overSampling and train.partialRollouts"
         )
     for key in ("trainer.v1.separate_async.parameter_sync_step", "async_training.trigger_parameter_sync_step"):
-        if key in settings and settings[key] != 1:
+        if key in settings and settings[key] != 1 and not streams(settings):
             yield settings.lacking(key, "weights are published after every step")
     if "async_training.staleness_threshold" in settings and settings.number("async_training.staleness_threshold") > 1:
         yield settings.lacking("async_training.staleness_threshold", "samples are at most one update old")
 
 
 def evaluation(settings: Settings) -> Iterator[Said]:
-    if not (settings.number("trainer.test_freq") > 0 or settings["trainer.val_only"]) or not settings["data.val_files"]:
+    often = settings["trainer.test_freq"] is not False and settings.number("trainer.test_freq") > 0
+    if not (often or settings["trainer.val_only"]) or not settings["data.val_files"]:
         return
     key, sampled = f"{ROLLOUT}val_kwargs.temperature", f"{ROLLOUT}val_kwargs.do_sample"
     if settings[sampled]:
@@ -206,7 +214,7 @@ def checkpoints(settings: Settings) -> Iterator[Said]:
 def learning(settings: Settings) -> Iterator[Said]:
     """Optimizers of policy and critic."""
     updates = settings.integer(f"{ACTOR}ppo_epochs") * max(
-        1, round(settings.integer("data.train_batch_size") / settings.integer(f"{ACTOR}ppo_mini_batch_size"))
+        1, round(prompts(settings) / settings.integer(f"{ACTOR}ppo_mini_batch_size"))
     )
     yield from optimizer(settings, ACTOR, "train.optimizer", length(settings).total(settings), updates)
     if is_gae(settings):

@@ -104,7 +104,7 @@ DATA = (
     becomes("data.reward_fn_key", "data.dataSourceKey", "data_source"),
     becomes("data.max_prompt_length", "data.maxPromptTokens", 512),
     read("data.max_response_length", "rollout.sampling.maxTokens, evaluation.sampling.maxTokens", 512),
-    becomes("data.train_batch_size", "train.promptsPerStep", 1024),
+    read("data.train_batch_size", "train.promptsPerStep", 1024, text="0: prompts are streamed, see async_training"),
     becomes("data.shuffle", "data.shuffle", True),
     becomes("data.seed", "data.seed"),
     read("data.gen_batch_size", "", text="a round generates promptsPerStep prompts"),
@@ -550,7 +550,13 @@ TRAINER = (
         )
     ),
     read("async_training.staleness_threshold", "train.staleness", text="at most 1"),
-    read("async_training.trigger_parameter_sync_step", "", text="weights are published after every step"),
+    read(
+        "async_training.trigger_parameter_sync_step",
+        "train.promptsPerStep, train.miniBatches",
+        text="where prompts are streamed; weights are published after every step",
+    ),
+    read("async_training.require_batches", "train.promptsPerStep, train.miniBatches", 1),
+    read("rollout.total_rollout_steps", "train.steps", text="prompts in all"),
     lacks("async_training.partial_rollout", "see train.partialRollouts"),
     implied("async_training.*"),
     lacks("rollout.*", "rollouts follow the trainer's steps"),
