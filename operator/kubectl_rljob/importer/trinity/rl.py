@@ -143,7 +143,7 @@ def penalised(settings: Settings) -> bool:
     """Whether there is a KL penalty, which on_policy_distill has only if the file says so."""
     kind, coefficient = "algorithm.kl_loss_fn", "algorithm.kl_loss_fn_args.kl_coef"
     given = kind in settings or settings["algorithm.algorithm_type"] != DISTILL
-    return given and settings[kind] != "none" and settings.number(coefficient) != 0
+    return given and settings[kind] != "none" and bool(settings[coefficient])
 
 
 def distillation(settings: Settings) -> Iterator[Said]:
