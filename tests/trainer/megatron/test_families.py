@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rljob_api.families import FAMILIES, Family, has_latent_attention, language_of, rope_of
+from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.model import model_violations
 from rljob_trainer.failure import ConfigurationError
@@ -109,6 +110,39 @@ def _round_trip(spec: Any, source: Path, batch: Any, unheated: Any) -> list[floa
         "all others learn"
     )
     return [probed, metrics["train_rollout/log_prob_diff_max"]]
+
+
+@pytest.mark.slow
+def test_transformer_engine_chooses_the_attention_of_every_family_from_what_is_there(
+    megatron: None, tmp_path: Path
+) -> None:
+    from rljob_trainer.megatron.provider import configure, open_bridge
+
+    def backend(kind: str) -> str:
+        spec = job(make_model(tmp_path / kind, kind, kind in TIED), batches=GIVEN)
+        provider = open_bridge(spec).to_megatron_provider(load_weights=False)
+        configure(provider, spec, Layout.of(spec, "trainer"))
+        return str(provider.attention_backend.name)
+
+    assert {kind: backend(kind) for kind in FAMILIES} == dict.fromkeys(FAMILIES, "auto")
+
+
+@pytest.mark.slow
+def test_a_job_that_names_its_attention_gets_it_or_hears_which_there_are(megatron: None, tmp_path: Path) -> None:
+    from rljob_trainer.megatron.provider import configure, open_bridge
+
+    def backend(name: str) -> str:
+        spec = job(source, trainer={"transformerConfig": {"attention_backend": name}}, batches=GIVEN)
+        provider = open_bridge(spec).to_megatron_provider(load_weights=False)
+        configure(provider, spec, Layout.of(spec, "trainer"))
+        return str(provider.attention_backend.name)
+
+    source = make_model(tmp_path / "model", "qwen2")
+    assert backend("fused") == "fused"
+    with pytest.raises(
+        ConfigurationError, match=r"transformerConfig\.attention_backend = triton.*set one of flash, fused"
+    ):
+        backend("triton")
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from megatron.bridge import AutoBridge
 from megatron.bridge.models.gemma.gemma3_provider import Gemma3ModelProvider
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.transformer.enums import AttnBackend
 
 from rljob_api.families import FAMILIES
 from rljob_api.sizing.layout import Layout
@@ -50,6 +51,9 @@ _EXPERTS = {
     "moe_shared_expert_overlap": False,  # it takes a CUDA stream of its own
 }
 """What the spec may say otherwise in transformerConfig."""
+
+_ATTENTION = {"attention_backend": AttnBackend.auto}
+"""Transformer Engine chooses from what is there. megatron-bridge asks for flash-attn in Gemma 3, which our images do not have."""
 
 _YARN = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "yarn_correction_range_round_to_int": True}
 
@@ -102,8 +106,10 @@ def configure(provider: Any, spec: RLJobSpec, layout: Layout) -> None:
     plain = {"apply_rope_fusion": True} if HAVE_TE else _PLAIN | _torch_layers(provider)
     device = _fused(provider) if torch.cuda.is_available() else _ON_CPU
     ours = _layout(layout, spec) | _recompute(spec) | _numbers(provider, spec)
-    given = spec.trainer.transformer_config
-    for key, value in (_EXPERTS | plain | _rotation(provider) | device | given | ours | _frozen(spec)).items():
+    given = _given(spec)
+    for key, value in (
+        _EXPERTS | _ATTENTION | plain | _rotation(provider) | device | given | ours | _frozen(spec)
+    ).items():
         setattr(provider, key, value)
     if tower := getattr(provider, "vision_config", None):
         tower.dtype = DTYPES[spec.model.dtype]  # transformers makes it in that of config.json otherwise
@@ -114,6 +120,17 @@ def configure(provider: Any, spec: RLJobSpec, layout: Layout) -> None:
             "spec.trainer.transformerConfig", given, f"megatron-core refuses it: {error}", "change or remove the key"
         ) from error
     _require_pieces(provider, spec)
+
+
+def _given(spec: RLJobSpec) -> dict[str, Any]:
+    """What the spec passes through. megatron compares its attention with members of an enumeration, and takes what is none of them for `auto`."""
+    given = dict(spec.trainer.transformer_config)
+    if (name := given.get("attention_backend")) is not None:
+        if name not in AttnBackend.__members__:
+            field, rule = "spec.trainer.transformerConfig.attention_backend", "megatron-core has no such attention"
+            raise ConfigurationError(field, name, rule, f"set one of {', '.join(AttnBackend.__members__)}")
+        given["attention_backend"] = AttnBackend[name]
+    return given
 
 
 def _torch_layers(provider: Any) -> dict[str, Any]:

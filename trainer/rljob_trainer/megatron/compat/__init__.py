@@ -22,6 +22,7 @@ MODULES = (
     "optimizer_gathering",
     "torch_layers",
     "latent_attention",
+    "router_bias",
     "bridge_import",
     "bridge_export",
     "bridge_lora",
