@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Source
 from trainer.launcher.conftest import Make
@@ -65,11 +67,12 @@ def test_a_mistake_of_the_users_reaches_the_report_with_its_field(solo: Gang) ->
 
 
 def test_all_mistakes_about_the_adapters_to_begin_from_reach_the_report_before_a_rank_begins(
-    solo: Gang, tmp_path: Path
+    solo: Gang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 4}))
     lora = {"path": str(tmp_path), "rank": 8, "alpha": 16}
-    solo.spec = RLJobSpec.model_validate(solo.spec.dump() | {"model": {"path": "/data/model", "lora": lora}})
+    wrong = RLJobSpec.model_validate(solo.spec.dump() | {"model": {"path": "/data/model", "lora": lora}})
+    monkeypatch.setattr(solo, "spec", wrong)  # the tests share the gang
     failure = solo.stopped(solo.pods[0], attempt := solo.start()).failure
     assert failure
     assert (failure.kind, failure.rank, failure.field) == ("configuration", None, "spec.model.lora.path")
