@@ -29,7 +29,7 @@ class _Contract(BaseModel):
     )
 
     def model_post_init(self, context: Any, /) -> None:
-        """Nobody asks which fields were written, and the sets of their names were a third of what the operator keeps of a job."""
+        """Nobody asks which fields were written, and the sets of their names were a quarter of what the operator keeps of a job."""
         object.__setattr__(self, "__pydantic_fields_set__", NO_NAMES)
 
     def dump(self) -> dict[str, object]:

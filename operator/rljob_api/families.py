@@ -37,7 +37,7 @@ class Family:
     vision: bool = False
     """Reads images: a vision tower and the projector behind it come before the language model."""
     trains: tuple[Device, ...] = ("cpu", "gpu")
-    """On which its gradients are right."""
+    """On which nothing has shown its gradients to be wrong."""
     servers: tuple[Device, ...] = ("cpu", "gpu")
     """On which vLLM's weights can be updated, and its log-probabilities are those of the trainer: by the tests on CPU, by benchmarks/families.py
     on GPUs."""

@@ -173,7 +173,7 @@ async def test_late_doubled_reordered_and_lost_events_only_delay(seed: int) -> N
 
 
 def test_what_is_read_is_kept_without_the_names_of_its_fields() -> None:
-    """A set of them for each section was a third of what the operator keeps of a job."""
+    """A set of them for each section was a quarter of what the operator keeps of a job."""
     job = make_job().with_attempt()
     spec, status = RLJobSpec.model_validate_json(job.spec.dump_json()), JobStatus.model_validate(job.status.dump())
     assert (spec, status) == (job.spec, job.status)

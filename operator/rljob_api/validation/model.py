@@ -78,8 +78,9 @@ def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
         **{key: config.get(key, values[0]) not in values for key, values in (family.values if family else {}).items()},
     }
     if family and spec.trainer.device not in family.trains:
-        rule = f"gradients of {family.model_type} are not right on a {spec.trainer.device} yet"
-        yield Violation("spec.model.path", spec.model.path, rule, "use another model")
+        rule = f"gradients of {family.model_type} are wrong on a {spec.trainer.device} yet"
+        fix = f"set spec.trainer.device: {family.trains[0]}, or use another model"
+        yield Violation("spec.model.path", spec.model.path, rule, fix)
     for key in (key for key, broken in unusual.items() if broken):
         value = config.get(key, rope_type)
         yield Violation(
