@@ -10,7 +10,7 @@ from typing import Any
 from rljob_api import names
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.checkpoint.files import make_directory, put
+from rljob_trainer.checkpoint.files import give_name, make_directory, sync
 from rljob_trainer.checkpoint.manifest import read_manifest
 from rljob_trainer.failure import ConfigurationError
 
@@ -28,7 +28,8 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, dtype: str) -> i
         _require(checkpoint, model, out)
         scratch = out.with_name(f".{out.name}.tmp-{os.getpid()}")
         _write(_spec(checkpoint, model, dtype), model, scratch)
-        put(scratch, out)
+        sync(scratch)
+        give_name(scratch, out)
     except (ConfigurationError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

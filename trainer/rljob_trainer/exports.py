@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.checkpoint.exports import superseded
-from rljob_trainer.checkpoint.files import make_directory, put, remove
+from rljob_trainer.checkpoint.exports import prune
+from rljob_trainer.checkpoint.files import make_directory, replace, sweep, sync
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.megatron.engine import Engine
@@ -31,12 +31,10 @@ class Exports:
         """To `exports/step_N`; then older ones go."""
         if self._store:
             make_directory(names.exports_dir(self._root))
+            sweep(names.exports_dir(self._root))
         self._write(names.export_dir(self._root, step), self._model)
         if self._store:
-            for old in superseded(
-                self._root, self._spec.checkpoint.export_every_steps, self._spec.checkpoint.keep_exports
-            ):
-                remove(old)
+            prune(self._root, self._spec.checkpoint.export_every_steps, self._spec.checkpoint.keep_exports)
 
     def final(self, step: int) -> str:
         """Next to the checkpoint of `step`, with its adapters, where it has some. The path of the model, empty when the spec wants none."""
@@ -62,5 +60,6 @@ class Exports:
             self._store.check()
             if template := self._spec.data.chat_template.path:
                 shutil.copy(template, scratch / "chat_template.jinja")  # before the tokenizer's own, for who loads it
-            put(scratch, target, self._engine.heartbeat)
+            sync(scratch, self._engine.heartbeat)
+            replace(scratch, target)
             self._driver.exported(target)

@@ -40,6 +40,7 @@ def several_exports(work: Path, model: Path) -> tuple[int, list[str]]:
         exports = exports_of(root, model, 1, cuts)
         for step in (1, 2, 3):
             exports.periodic(step)
+        (names.exports_dir(root) / ".step_1.deleting-0").mkdir()  # of a kill
         exports = exports_of(root, model, 2, cuts)
         exports.periodic(2)
         exports.periodic(3)

@@ -1,6 +1,8 @@
 """The directory of an export. Its tensors: test_families."""
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,41 @@ def test_any_checkpoint_of_a_job_becomes_what_the_job_itself_exports(model: Path
     assert own.keys() == out.keys() and all(torch.equal(own[name], out[name]) for name in own)
     assert not all(torch.equal(own[name], before[name]) for name in own), "nothing was learnt"
     assert run_ranks(1, lambda: exported(plain)) == [1], "the directory is there already"
+
+
+def test_an_export_leaves_what_somebody_has_next_to_it_or_puts_in_its_place(model: Path, tmp_path: Path) -> None:
+    checkpoint, backup, out, taken = (tmp_path / name for name in ("checkpoint", "out.old", "out", "taken"))
+    checkpoint.mkdir()
+
+    def save() -> None:
+        from rljob_trainer.megatron.engine import Engine
+
+        writing = Engine(job(model), lambda: None).save(checkpoint / engine_directory(reshardable=True), True)
+        writing.wait()
+        writing.finish()
+
+    def exported(target: Path) -> int:
+        torch.distributed.destroy_process_group()  # the command makes its own
+        return export_checkpoint(checkpoint, model, target, "float32")
+
+    def exported_to_taken() -> int:
+        threading.Thread(target=take, args=(taken,)).start()
+        return exported(taken)
+
+    run_ranks(1, save)
+    put(backup)
+    assert run_ranks(1, lambda: exported(out)) == [0] and (out / "model.safetensors").is_file()
+    assert run_ranks(1, exported_to_taken) == [1]
+    assert [[f.name for f in d.iterdir()] for d in (backup, taken)] == [["somebody's"]] * 2
+
+
+def take(directory: Path) -> None:
+    """Make it somebody's as soon as an export to it has begun."""
+    while not list(directory.parent.glob(f".{directory.name}.tmp-*")):
+        time.sleep(0.001)
+    put(directory)
+
+
+def put(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "somebody's").touch()

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import threading
 from collections.abc import Callable
@@ -12,8 +13,8 @@ from typing import Any
 BLOCK_BYTES = 2**20
 """That are read at a time."""
 
-OLD = ".old"
-"""What the name of a directory ends with that is being deleted."""
+DELETING = ".deleting-"
+"""In the hidden name of a directory that is being deleted."""
 
 
 class Tally:
@@ -61,26 +62,40 @@ def make_directory(directory: Path) -> None:
         sync_directory(directory.parent)
 
 
-def put(scratch: Path, target: Path, heartbeat: Callable[[], None] = lambda: None) -> None:
-    """Give a directory that is written its name, in place of what has it: after a power cut `target` is whole or not there. `heartbeat`: called
-    after each file."""
-    for file in tree(scratch):
+def sync(directory: Path, heartbeat: Callable[[], None] = lambda: None) -> None:
+    """Make all files and names below it durable. `heartbeat`: called after each file."""
+    for file in tree(directory):
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
         heartbeat()
-    sync_names(scratch)
-    remove(target)
+    sync_names(directory)
+
+
+def give_name(scratch: Path, target: Path) -> None:
+    """Give a directory that is synced the name `target`: after a power cut it is whole or not there. Raises OSError when something has the name."""
     scratch.rename(target)
     sync_directory(target.parent)
 
 
+def replace(scratch: Path, target: Path) -> None:
+    """Like `give_name`; what has the name is deleted."""
+    remove(target)
+    give_name(scratch, target)
+
+
 def remove(directory: Path) -> None:
-    """If it is there. It loses its name first, so that no power cut leaves a part of it under that name."""
-    aside = directory.with_name(directory.name + OLD)
-    shutil.rmtree(aside, ignore_errors=True)
+    """If it is there. It loses its name first, so that no power cut leaves a part of it under that name. What cannot be deleted, such as a file that
+    is open on NFS, is left to `sweep`."""
     if directory.exists():
+        aside = directory.with_name(f".{directory.name}{DELETING}{secrets.token_hex(4)}")
         directory.rename(aside)
         sync_directory(directory.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def sweep(directory: Path) -> None:
+    """Delete what a kill, or an error, has left in it of what was removed."""
+    for aside in directory.glob(f".*{DELETING}*"):
         shutil.rmtree(aside, ignore_errors=True)
 
 
