@@ -8,6 +8,7 @@ import torch
 
 from rljob_trainer.weights import rendezvous
 from rljob_trainer.weights.gloo import TrainerEnd, WorkerEnd
+from rljob_trainer.weights.rendezvous import TrainerStore, join
 
 HERE = "127.0.0.1"
 
@@ -37,6 +38,16 @@ def test_waiting_ends_when_nobody_will_come() -> None:
     trainer = TrainerEnd(HERE)
     trainer.accept(lambda: True)
     trainer.close()
+
+
+def test_workers_that_come_just_before_it_is_given_up_have_come() -> None:
+    trainer = TrainerStore(HERE)
+
+    def come_and_give_up() -> bool:
+        join(HERE, trainer.port, 0, 1)
+        return True
+
+    assert trainer.size(come_and_give_up) == 2 and trainer.workers == 1
 
 
 def test_a_worker_that_leaves_is_an_error_and_not_a_hang() -> None:

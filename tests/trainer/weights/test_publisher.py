@@ -18,7 +18,7 @@ from rljob_trainer.failure import RolloutLost
 from rljob_trainer.machine import free_port
 from rljob_trainer.weights import gloo, protocol
 from rljob_trainer.weights.bucket import Entry, payload_size
-from rljob_trainer.weights.messages import AbandonedError, Inbox
+from rljob_trainer.weights.messages import Inbox
 from rljob_trainer.weights.protocol import AttemptSuperseded
 from rljob_trainer.weights.publisher import Publisher
 from rljob_trainer.weights.transport import over_gloo
@@ -77,6 +77,7 @@ class Worker(BaseHTTPRequestHandler):
         if self.path == protocol.OPEN:
             self.server.asked.append(body["port"])
             self.server.answering.wait(20)
+            time.sleep(self.server.opening)
             if not body["known"]:
                 self.server.end = gloo.WorkerEnd(body["address"], body["port"], 0, 1)
         with nullcontext() if self.path == protocol.OPEN else self.server.lock:
@@ -96,13 +97,13 @@ class Worker(BaseHTTPRequestHandler):
                 self.server.buckets += 1
                 if self.server.fenced:
                     return 409
-                if self.server.objects:
-                    inbox.verified(self.server.objects)
+                if self.server.refuses:
+                    inbox.refuse(self.server.refuses)
                     self.server.end.close()
                     return 500
                 time.sleep(self.server.seconds)
-                inbox.verified()
-        except AbandonedError:
+                inbox.acknowledge()
+        except RuntimeError:
             return 500
         return 200
 
@@ -113,10 +114,13 @@ class Worker(BaseHTTPRequestHandler):
 class Replica(ThreadingHTTPServer):
     end: gloo.WorkerEnd
 
-    def __init__(self, pod: str, seconds: float = 0.0, fenced: bool = False, objects: str = "") -> None:
-        """`seconds`: that a bucket takes; `fenced`: it learns of attempt 4 with the first one; `objects`: its verdict on that."""
+    def __init__(
+        self, pod: str, seconds: float = 0.0, opening: float = 0.0, fenced: bool = False, refuses: str = ""
+    ) -> None:
+        """`seconds`: that a bucket takes; `opening`: that OPEN takes; `fenced`: it learns of attempt 4 with the first bucket; `refuses`: why it
+        refuses that."""
         super().__init__(("127.0.0.1", 0), Worker)
-        self.seconds, self.fenced, self.objects = seconds, fenced, objects
+        self.seconds, self.opening, self.fenced, self.refuses = seconds, opening, fenced, refuses
         self.asked: list[int] = []
         self.lock = threading.Lock()
         self.buckets = 0
@@ -193,14 +197,14 @@ def test_an_update_takes_three_requests_whatever_its_buckets(buckets: int) -> No
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 2**30])
-def test_what_a_worker_says_against_a_bucket_is_the_cause_and_harms_no_other_replica(bucket_bytes: int) -> None:
+def test_why_a_worker_refuses_a_bucket_is_the_cause_and_harms_no_other_replica(bucket_bytes: int) -> None:
     """Its connection breaks as well, and the answer to the request comes later."""
     publisher = Publisher(3, "t", replace(over_gloo("127.0.0.1"), bucket_bytes=bucket_bytes))
-    with Replica("objects", objects="t0: checksum differs from the sender's") as objects, Replica("fine") as fine:
-        found = publisher.publish(0, iter(TENSORS), [objects.endpoint, fine.endpoint], lambda: None)
+    with Replica("refuses", refuses="t0: checksum differs from the sender's") as refuses, Replica("fine") as fine:
+        found = publisher.publish(0, iter(TENSORS), [refuses.endpoint, fine.endpoint], lambda: None)
         assert found.ok == ["fine"]
-        assert found.failed == {"objects": f"{protocol.RECEIVE}: t0: checksum differs from the sender's"}
-        objects.shutdown()
+        assert found.failed == {"refuses": f"{protocol.RECEIVE}: t0: checksum differs from the sender's"}
+        refuses.shutdown()
         fine.shutdown()
 
 
@@ -221,3 +225,15 @@ def test_a_server_that_never_answers_a_first_update_fails_in_time(monkeypatch: p
         replica.answering.set()
         assert "TimeoutError" in found.failed["rollout-0"]
         replica.shutdown()
+
+
+def test_a_server_that_is_slow_to_open_costs_no_other_its_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker waits for a bucket for NEXT_SECONDS, and buckets come when all servers are open."""
+    monkeypatch.setattr(protocol, "NEXT_SECONDS", 1.0)
+    with Replica("slow", opening=3.0) as slow, Replica("fine") as fine:
+        found = Publisher(3, "t", over_gloo("127.0.0.1")).publish(
+            0, iter(TENSORS), [slow.endpoint, fine.endpoint], lambda: None
+        )
+        assert (sorted(found.ok), found.failed) == (["fine", "slow"], {})
+        slow.shutdown()
+        fine.shutdown()

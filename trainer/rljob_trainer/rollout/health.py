@@ -88,7 +88,7 @@ ASK_SECONDS = 2.0
 ANSWER_SECONDS = 10.0
 """Longest wait for an answer of the API server."""
 FROZEN_SECONDS = 30.0
-BUSY_SECONDS = 150.0
+BUSY_SECONDS = 180.0
 """No step, no compilation and no part of a weight update (protocol.py has their limits) takes as long."""
 STUCK_SECONDS = 600.0
 """A compilation of a large model neither writes nor reads for minutes."""

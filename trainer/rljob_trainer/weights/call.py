@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import math
 import select
 import time
 from typing import Any
@@ -36,21 +37,24 @@ class Call:
         }
         self._path, self._attempt = path, attempt
         self._deadline = time.monotonic() + seconds
-        self._connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=seconds)
+        at_once = min(seconds, protocol.CONNECT_SECONDS)
+        self._connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=at_once)
         try:
             self._connection.request("POST", path, json.dumps(body), headers)
         except (OSError, http.client.HTTPException) as error:
             raise self._gone(error) from error
-        self._poll = select.poll()
+        self._poll: select.poll | None = select.poll()
         self._poll.register(self._connection.sock, select.POLLIN)
 
     def answered(self, seconds: float = 0.0) -> bool:
         """Whether there is an answer, or never will be."""
-        return bool(self._poll.poll(1000 * seconds)) or time.monotonic() > self._deadline
+        return self._poll is None or bool(self._poll.poll(1000 * seconds)) or time.monotonic() > self._deadline
 
-    def result(self) -> Any:
-        """The answer's body. Raises AttemptSuperseded, ReplicaRefusedError, ReplicaGoneError."""
-        self._connection.sock.settimeout(max(0.001, self._deadline - time.monotonic()))
+    def result(self, deadline: float = math.inf) -> Any:
+        """The answer's body, once; `deadline`: an earlier one. Raises AttemptSuperseded, ReplicaRefusedError, ReplicaGoneError."""
+        if self._poll is None:
+            raise ReplicaGoneError(f"{self._path}: its answer was read, or is not asked for any more")
+        self._connection.sock.settimeout(max(0.001, min(deadline, self._deadline) - time.monotonic()))
         try:
             response = self._connection.getresponse()
             status, text = response.status, response.read().decode(errors="replace")
@@ -66,6 +70,7 @@ class Call:
 
     def close(self) -> None:
         """Its answer is not asked for any more."""
+        self._poll = None  # the descriptor may soon be another's
         self._connection.close()
 
     def _gone(self, error: Exception) -> ReplicaGoneError:

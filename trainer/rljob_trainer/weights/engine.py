@@ -102,7 +102,7 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._fence.admit(update_info.attempt)
         assert self._end is not None
         inbox = Inbox(self._end.store, update_info.messages, self.parallel_config.rank)
-        with inbox.objections():
+        with inbox.report_failure():
             self._receive(self._end, inbox)
 
     def _receive(self, end: WorkerEnd, inbox: Inbox) -> None:
@@ -111,16 +111,16 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         for message in inbox:
             if arrived and not self._has_room():
                 self._stage(arrived, torch.device("cpu"))
-                inbox.verified()
+                inbox.acknowledge()
                 arrived = None  # its memory is the next one's
             before, arrived = arrived, self._begin(end, message)
             if before:
                 self._stage(before, self.device)
-                inbox.verified()
+                inbox.acknowledge()
             end.wait()
         if arrived:
             self._stage(arrived, self.device if self._has_room() else torch.device("cpu"))
-            inbox.verified()
+            inbox.acknowledge()
 
     def _begin(self, end: WorkerEnd, message: dict[str, Any]) -> Arrived:
         entries = [Entry.from_json(e) for e in message["entries"]]

@@ -5,14 +5,13 @@
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
-from rljob_trainer.weights.messages import POLL_SECONDS
+from rljob_trainer.weights.polling import wait_until
 from rljob_trainer.weights.rendezvous import TrainerStore, join, timeout
 
 _BEGINNING = threading.Lock()
@@ -42,16 +41,18 @@ class TrainerEnd:
 
     def wait(self, given_up: Callable[[], bool]) -> None:
         """Wait for what is being sent, or until `given_up`. Raises RuntimeError when the other end is gone or TRANSFER_SECONDS have passed."""
-        while self._pending is not None and not self._pending.is_completed():
-            if given_up():
-                return
-            time.sleep(POLL_SECONDS)
-        self._finish()
+        if self._pending is not None:
+            wait_until(lambda: self._sent() or given_up())
+            if self._sent():
+                self._finish()
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):
             self._finish()
         self._pending = self._group = None
+
+    def _sent(self) -> bool:
+        return self._pending is None or self._pending.is_completed()
 
     def _finish(self) -> None:
         if self._pending is not None:

@@ -4,15 +4,13 @@ torch counts the readers of what is shared down to 0, from 1 for each time that 
 memory whose count is anything else: a payload that two workers read has to be shared twice.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rljob_trainer.weights.messages import POLL_SECONDS
-from rljob_trainer.weights.protocol import TRANSFER_SECONDS
+from rljob_trainer.weights.polling import wait_until
 from rljob_trainer.weights.rendezvous import TrainerStore, join
 
 COPIES_KEY = "copies"
@@ -39,15 +37,13 @@ class TrainerEnd:
         return {"gpu": _uuid(payload.get_device()), "handles": [_shared(payload) for _ in range(workers)]}
 
     def wait(self, given_up: Callable[[], bool]) -> None:
-        """Until every worker has copied the payload, or `given_up`. Raises RuntimeError when TRANSFER_SECONDS have passed."""
-        deadline = time.monotonic() + TRANSFER_SECONDS
-        while self.rendezvous.store.add(COPIES_KEY, 0) < self._copies:
-            if given_up():
-                return
-            if time.monotonic() > deadline:
-                raise RuntimeError("a worker did not copy a bucket in time")
-            time.sleep(POLL_SECONDS)
-        self._sent = None
+        """Until every worker has copied the payload, or `given_up`, which sets the time limit."""
+        wait_until(lambda: self._copied() or given_up())
+        if self._copied():
+            self._sent = None
+
+    def _copied(self) -> bool:
+        return int(self.rendezvous.store.add(COPIES_KEY, 0)) >= self._copies
 
     def close(self) -> None:
         self._sent = None

@@ -1,11 +1,10 @@
-"""What the two ends of an update say to each other while its buckets travel: a message per bucket, and a verdict on it by every worker.
+"""What the two ends of an update say to each other while its buckets travel: a message per bucket, which every worker acknowledges or refuses.
 
 They go through the trainer's store (rendezvous.py), which takes a tenth of a millisecond. A request to the server and its call into vLLM's engine
 take a few; there is one for all buckets. Both ends have the same `name` for what one such call reads.
 """
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -14,17 +13,17 @@ from typing import Any
 import torch.distributed as dist
 
 from rljob_trainer.weights import protocol
+from rljob_trainer.weights.polling import wait_until
 
 COMPLETE, ABANDONED = "complete", "abandoned"
-POLL_SECONDS = 0.0002
 
 
 class AbandonedError(RuntimeError):
     """The trainer will not complete this update."""
 
 
-class VerdictError(RuntimeError):
-    """What a worker says against a bucket."""
+class BucketRefusedError(RuntimeError):
+    """A worker refuses a bucket, and says why."""
 
 
 class Outbox:
@@ -44,34 +43,33 @@ class Outbox:
         self._store.set(_message(self._name, self._posted), json.dumps(how))
 
     def confirm(self, unverified: int, given_up: Callable[[], bool]) -> None:
-        """Wait until all buckets but the last `unverified` are, or `given_up`. Raises VerdictError, RuntimeError after TRANSFER_SECONDS."""
-        deadline = time.monotonic() + protocol.TRANSFER_SECONDS
+        """Wait until all buckets but the last `unverified` are verified, or `given_up`. Raises BucketRefusedError."""
         while self._verified < self._posted - unverified:
-            keys = self._verdicts(self._verified)
-            while not self._store.check(keys):
-                if given_up():
-                    return
-                if time.monotonic() > deadline:
-                    raise RuntimeError("a worker did not verify a bucket in time")
-                time.sleep(POLL_SECONDS)
+            keys = self._answers(self._verified)
+            if not self._await(keys, given_up):
+                return
             for problem in (self._store.get(key).decode() for key in keys):
                 if problem:
-                    raise VerdictError(problem)
+                    raise BucketRefusedError(problem)
             self._verified += 1
 
-    def objection(self) -> str:
-        """What a worker says against a bucket, if one does."""
-        keys = (key for number in range(self._verified, self._posted) for key in self._verdicts(number))
+    def refusal(self) -> str:
+        """Why a worker refuses a bucket, if one does."""
+        keys = (key for number in range(self._verified, self._posted) for key in self._answers(number))
         return next((why for key in keys if self._store.check([key]) and (why := self._store.get(key).decode())), "")
 
     def clear(self) -> None:
         """When all is verified: the store lives as long as the connection."""
         for number in range(self._posted + 1):
-            for key in (_message(self._name, number), *self._verdicts(number)):
+            for key in (_message(self._name, number), *self._answers(number)):
                 self._store.delete_key(key)
 
-    def _verdicts(self, number: int) -> list[str]:
-        return [_verdict(self._name, number, worker) for worker in self._workers]
+    def _await(self, keys: list[str], given_up: Callable[[], bool]) -> bool:
+        wait_until(lambda: self._store.check(keys) or given_up())
+        return self._store.check(keys)
+
+    def _answers(self, number: int) -> list[str]:
+        return [_answer(self._name, number, worker) for worker in self._workers]
 
 
 class Inbox:
@@ -79,7 +77,7 @@ class Inbox:
 
     def __init__(self, store: dist.Store, name: str, worker: int) -> None:
         self._store, self._name, self._worker = store, name, worker
-        self._judged = 0
+        self._answered = 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """A message per bucket. Raises AbandonedError, RuntimeError when the trainer is gone or nothing comes for NEXT_SECONDS."""
@@ -90,22 +88,29 @@ class Inbox:
             yield message
             number += 1
 
-    def verified(self, problem: str = "") -> None:
-        """The verdict on the first bucket that has none."""
-        self._store.set(_verdict(self._name, self._judged, self._worker), problem)
-        self._judged += 1
+    def acknowledge(self) -> None:
+        """Say of the next bucket that it is verified."""
+        self._answer("")
+
+    def refuse(self, problem: str) -> None:
+        """Say of the next bucket why it is not."""
+        self._answer(problem)
 
     @contextmanager
-    def objections(self) -> Iterator[None]:
-        """What fails in here is the verdict on the first bucket that has none."""
+    def report_failure(self) -> Iterator[None]:
+        """What fails in here is why the next bucket is refused."""
         try:
             yield
         except AbandonedError:
             raise
         except Exception as error:
             with suppress(RuntimeError):  # the trainer may be gone
-                self.verified(str(error) or repr(error))
+                self.refuse(str(error) or repr(error))
             raise
+
+    def _answer(self, problem: str) -> None:
+        self._store.set(_answer(self._name, self._answered, self._worker), problem)
+        self._answered += 1
 
     def _get(self, key: str) -> Any:
         self._store.wait([key], timedelta(seconds=protocol.NEXT_SECONDS))
@@ -116,5 +121,5 @@ def _message(name: str, number: int) -> str:
     return f"{name}/{number}"
 
 
-def _verdict(name: str, number: int, worker: int) -> str:
+def _answer(name: str, number: int, worker: int) -> str:
     return f"{name}/{number}/{worker}"

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from functools import cache
 
+from rljob_trainer.weights.polling import wait_until
+
 UNIQUE_ID_BYTES = 128
-POLL_SECONDS = 0.0002
 _SUCCESS, _IN_PROGRESS, _UINT8 = 0, 7, 1
 _CONFIG_VERSION = 21400
 """The first that knows `blocking`; NCCL takes its defaults for what later ones added."""
@@ -75,27 +76,35 @@ class Communicator:
 
     def wait_for_calls(self, deadline: float, given_up: Callable[[], bool] = lambda: False) -> None:
         """Until what was begun is done: the first broadcast connects, which takes the others. Raises NcclError, and is over then."""
-        while self._code == _IN_PROGRESS and time.monotonic() < deadline and not given_up():
-            time.sleep(POLL_SECONDS)
-            self._code = self._state()
+        wait_until(lambda: self._called() or time.monotonic() >= deadline or given_up())
         if self._code != _SUCCESS:
             self.abort()
         _check(self._code)
 
     def wait(self, done: Callable[[], bool], deadline: float) -> None:
         """Until `done`, which asks the stream. Raises NcclError when a peer is gone or the deadline has passed; then only `abort` is left."""
-        while not done():
+
+        def over() -> bool:
+            if done():
+                return True
             if (code := self._state()) not in (_SUCCESS, _IN_PROGRESS):
                 raise NcclError(f"broadcast: {_text(code)}")
             if time.monotonic() > deadline:  # the state is success then: NCCL has started its kernel
                 raise NcclError(f"broadcast: {_text(_IN_PROGRESS)}")
-            time.sleep(POLL_SECONDS)
+            return False
+
+        wait_until(over)
 
     def abort(self) -> None:
         """End it with what is still running in it."""
         handle, self._handle = self._handle, ctypes.c_void_p()
         if handle:
             _library().ncclCommAbort(handle)
+
+    def _called(self) -> bool:
+        if self._code == _IN_PROGRESS:
+            self._code = self._state()
+        return self._code != _IN_PROGRESS
 
     def _state(self) -> int:
         state = ctypes.c_int()

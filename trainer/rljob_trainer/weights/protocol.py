@@ -28,14 +28,20 @@ SERVED_MODEL = "policy"
 ADAPTERS = 1
 """vLLM's number of the policy's adapters, on servers that get them without the model (`model.lora.sync: adapters`)."""
 
-TRANSFER_SECONDS = 60.0
-"""Longest wait for one bucket to be sent, and for its verification. A replica that takes longer is out."""
-RECEIVE_SECONDS = 20.0
-"""How long a server is asked to receive at once. With the waits for another replica and for a bucket, an engine may be silent so long (health.py)."""
-NEXT_SECONDS = 120.0
+CONNECT_SECONDS = 10.0
+"""Longest wait for a server to take a request."""
+TRANSFER_SECONDS = 45.0
+"""Longest wait for one bucket to be sent and the one before to be verified, or the last one. A replica that takes longer is out."""
+RECEIVE_SECONDS = 10.0
+"""How long a server is asked to receive at once."""
+NEXT_SECONDS = 70.0
 """Longest wait of a server for the trainer's next bucket, which is being exported, or waits until another replica is out."""
-OPEN_SECONDS = 150.0
-"""Longest wait for an update to begin: it may have to wait until a server has given up a trainer whose machine is lost."""
+SILENT_SECONDS = RECEIVE_SECONDS + TRANSFER_SECONDS + NEXT_SECONDS + TRANSFER_SECONDS
+"""Longest that an engine works on one request to receive, and answers nothing else: after RECEIVE_SECONDS one more bucket may be on its way, it waits
+for what comes next, and verifies that bucket. health.py's BUSY_SECONDS are more."""
+OPEN_SECONDS = 190.0
+"""Longest wait for an update to begin. A server whose trainer's machine was lost without a packet may wait for a bucket beyond NEXT_SECONDS, because
+torch's store then waits for an answer without a limit; what ends it is health.py, which kills such a server after BUSY_SECONDS."""
 PROBE_SECONDS = 60.0
 """Longest wait for the log-probabilities of a few tokens."""
 ABORT_SECONDS = 10.0

@@ -1,16 +1,15 @@
 """How the workers of one replica find the trainer: the trainer holds a TCPStore, the first worker writes the size of the group there."""
 
 import socket
-import time
 from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
 
+from rljob_trainer.weights.polling import wait_until
 from rljob_trainer.weights.protocol import TRANSFER_SECONDS
 
 SIZE_KEY = "size"
-POLL_SECONDS = 0.01
 
 
 class TrainerStore:
@@ -28,10 +27,9 @@ class TrainerStore:
 
     def size(self, given_up: Callable[[], bool]) -> int:
         """Ranks of the group once its workers have come; 0 when nobody will come any more."""
-        while not self.store.check([SIZE_KEY]):
-            if given_up():
-                return 0
-            time.sleep(POLL_SECONDS)
+        wait_until(lambda: self.store.check([SIZE_KEY]) or given_up())
+        if not self.store.check([SIZE_KEY]):  # they may have come just before it was given up
+            return 0
         self.workers = int(self.store.get(SIZE_KEY)) - 1
         return self.workers + 1
 

@@ -2,16 +2,17 @@
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.weights import protocol
 from rljob_trainer.weights.bucket import Bucket
 from rljob_trainer.weights.call import Call, ReplicaError, ReplicaRefusedError
-from rljob_trainer.weights.messages import ABANDONED, COMPLETE, Outbox
+from rljob_trainer.weights.messages import Outbox
 from rljob_trainer.weights.protocol import PolicyVersion
+from rljob_trainer.weights.receiving import Receiving
 from rljob_trainer.weights.transport import End
 
 
@@ -19,8 +20,9 @@ class UpdateSession:
     """open, send per bucket, complete, commit; or abort. Every call ends within its time limit (protocol.py) and raises ReplicaError or
     AttemptSuperseded.
 
-    Three requests are one update. The second asks the server to receive; its answer comes when all buckets are staged, or one was not. While an
-    engine receives it answers nothing else, so an update that takes long asks for that several times.
+    An update is a request to open, one to receive and one to commit. The second goes out with the first bucket, when all replicas are open, because
+    workers wait for a bucket NEXT_SECONDS only; its answer comes when all buckets are staged, or one was not. While an engine receives it answers
+    nothing else, so an update that takes long completes that request every RECEIVE_SECONDS and sends another.
     """
 
     def __init__(
@@ -31,39 +33,25 @@ class UpdateSession:
         self._id = secrets.token_hex(8)
         self._connect = connect
         self.end = end
-        self._outbox: Outbox | None = None
-        self._receiving: Call | None = None
-        self._since = 0.0
+        self._receiving: Receiving | None = None
+        """While there are buckets that the replica has not said to have staged."""
 
     def open(self) -> None:
-        """Pause the replica, connect its workers, unless they still are, and have them receive."""
-        self.end = end = self._joined()
-        self._receive(end)
+        """Pause the replica and connect its workers, unless they still are."""
+        self.end = self._joined()
 
     def send(self, bucket: Bucket) -> None:
-        """Returns when the replica has received the bucket and verified the one before."""
-        assert self.end and self._outbox and self._receiving
-        if time.monotonic() > self._since + protocol.RECEIVE_SECONDS:
-            self.complete()
-            self._receive(self.end)
-        given_up = self._receiving.answered
-        with self._with_its_cause(self._outbox, self._receiving):
-            transport = self.end.send(bucket.payload)
-            self._outbox.post({"entries": [e.as_json() for e in bucket.entries], "transport": transport})
-            self.end.wait(given_up)
-            self._outbox.confirm(1, given_up)
-        if given_up():
-            self._receiving.result()
-            raise ReplicaRefusedError(f"{protocol.RECEIVE}: ended before the last bucket")
+        """Returns when the replica has received the bucket and verified the one before, all within TRANSFER_SECONDS."""
+        deadline = time.monotonic() + protocol.TRANSFER_SECONDS
+        if self._receiving and self._receiving.seconds > protocol.RECEIVE_SECONDS:
+            self._complete(self._receiving, deadline)
+        self._receiving = self._receiving or self._receive()
+        self._receiving.send(bucket, deadline)
 
     def complete(self) -> None:
-        """Returns when the replica has verified all buckets."""
-        assert self._outbox and self._receiving
-        with self._with_its_cause(self._outbox, self._receiving):
-            self._outbox.end(COMPLETE)
-            self._outbox.confirm(0, self._receiving.answered)
-        self._receiving.result()
-        self._outbox.clear()
+        """Returns when the replica has verified all buckets. Without any it was not asked to receive, and will refuse to commit."""
+        if self._receiving:
+            self._complete(self._receiving, time.monotonic() + protocol.TRANSFER_SECONDS)
 
     def commit(self, version: PolicyVersion) -> None:
         """Returns when the replica serves the new policy."""
@@ -84,8 +72,8 @@ class UpdateSession:
     def abort(self) -> None:
         """The replica continues with its old weights, if it is still there."""
         with suppress(RuntimeError):  # it is dead or another's: either way it keeps nothing of ours
-            if self._outbox:
-                self._outbox.end(ABANDONED)
+            if self._receiving:
+                self._receiving.abandon()
             self._call(protocol.ABORT, protocol.ABORT_SECONDS).result()
         if self._receiving:
             self._receiving.close()
@@ -96,12 +84,15 @@ class UpdateSession:
         """The replica gives up its memory, and serves nothing until the next update. Raises as the others."""
         self._call(protocol.SLEEP, protocol.COMMIT_SECONDS).result()
 
-    def _receive(self, end: End) -> None:
+    def _receive(self) -> Receiving:
+        assert self.end
         messages = secrets.token_hex(8)
-        self._outbox = Outbox(end.rendezvous.store, messages, end.rendezvous.workers)
-        longest = protocol.RECEIVE_SECONDS + protocol.NEXT_SECONDS + protocol.TRANSFER_SECONDS
-        self._receiving = self._call(protocol.RECEIVE, longest, messages=messages)
-        self._since = time.monotonic()
+        outbox = Outbox(self.end.rendezvous.store, messages, self.end.rendezvous.workers)
+        return Receiving(self.end, outbox, self._call(protocol.RECEIVE, protocol.SILENT_SECONDS, messages=messages))
+
+    def _complete(self, receiving: Receiving, deadline: float) -> None:
+        receiving.complete(deadline)
+        self._receiving = None
 
     def _joined(self) -> End:
         """The trainer's end of a connection that all workers are in."""
@@ -125,18 +116,6 @@ class UpdateSession:
         return self._call(
             protocol.OPEN, protocol.OPEN_SECONDS, address=end.address, port=end.rendezvous.port, known=known
         )
-
-    @contextmanager
-    def _with_its_cause(self, outbox: Outbox, receiving: Call) -> Iterator[None]:
-        """What a worker says of a failure goes before what this end saw of it."""
-        try:
-            yield
-        except RuntimeError as error:
-            if objection := outbox.objection():
-                raise ReplicaRefusedError(f"{protocol.RECEIVE}: {objection}") from error
-            if receiving.answered(protocol.ABORT_SECONDS):
-                receiving.result()
-            raise ReplicaError(f"transfer failed: {error}") from error
 
     def _call(self, path: str, seconds: float, **body: Any) -> Call:
         return Call(self._url, self._token, self._attempt, path, seconds, {"session": self._id} | body)
