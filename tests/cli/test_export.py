@@ -46,7 +46,7 @@ def test_another_step_and_another_place_are_taken(api: FakeApi, rljob: Rljob, co
     assert commands == [(*EXPORT, "/data/run/global_step_10", "/data/models/mine")]
 
 
-@pytest.mark.parametrize("out", ["mine", "/tmp/mine", "../tmp/mine"])
+@pytest.mark.parametrize("out", ["mine", "/tmp/mine", "../tmp/mine", "/data/../tmp/mine"])
 def test_a_place_that_goes_with_the_pod_is_refused(
     api: FakeApi, rljob: Rljob, commands: list[tuple[str, ...]], out: str
 ) -> None:
@@ -54,6 +54,17 @@ def test_a_place_that_goes_with_the_pod_is_refused(
     screen = rljob("export", "demo", "--out", out)
     assert screen.code == 1 and commands == []
     assert f"--out {out}: is deleted with the pod that writes it" in screen.err and "/data/mine" in screen.err
+
+
+def test_a_run_below_tmp_is_exported_nowhere_but_to_a_volume(
+    api: FakeApi, rljob: Rljob, commands: list[tuple[str, ...]]
+) -> None:
+    made = job()
+    made["spec"]["checkpoint"]["path"] = "/tmp/run"
+    api.add(made)
+    screen = rljob("export", "demo")
+    assert screen.code == 1 and commands == []
+    assert "spec.checkpoint.path = /tmp/run: is deleted with the pod" in screen.err and "with --out" in screen.err
 
 
 def test_a_step_without_a_checkpoint_is_refused_with_those_that_have_one(

@@ -11,9 +11,10 @@ from kubectl_rljob.importer.importing import imported
 from kubectl_rljob.importer.interpolation import resolve
 from kubectl_rljob.importer.settings import Options
 from kubectl_rljob.importer.systems import SYSTEMS
-from kubectl_rljob.importer.table import Outcome
+from kubectl_rljob.importer.table import Outcome, Problem
 
 LAUNCH = "python3 -m verl.trainer.main_ppo data.train_files=/data/a.parquet trainer.total_training_steps=5 "
+IMPORTS = Path(__file__).with_name("imports")
 TABLES = [table for reader in SYSTEMS.values() for table in reader.tables]
 
 
@@ -81,6 +82,32 @@ def test_a_value_that_is_no_number_is_told_with_its_key() -> None:
         ("data.train_batch_size", "many is no number"),
         ("trainer.save_freq", "often is no number"),
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("tensor_parallel_size: many", "many is no number"),
+        ("tensor_parallel_size: 1.5", "1.5 is no whole number"),
+    ],
+)
+def test_a_teacher_whose_gpus_cannot_be_counted_is_refused(given: str, said: str) -> None:
+    text = (IMPORTS / "trinity/distill.yaml").read_text().replace("tensor_parallel_size: 2", given)
+    assert imported("trinity", text, "f", Options()).problems == (Problem("explorer.auxiliary_models", said),)
+
+
+def test_the_gpus_of_the_model_that_teaches_are_those_that_do_not_train() -> None:
+    text = (IMPORTS / "trinity/distill.yaml").read_text()
+    first = "auxiliary_models:\n    - {engine_num: 4}"
+    manifest = imported("trinity", text.replace("auxiliary_models:", first), "f", Options()).manifest
+    spec = yaml.safe_load(manifest)["spec"]
+    assert spec["pools"][0]["model"] == "/data/large" and spec["trainer"]["processesPerNode"] == 8 - 2 - 2
+
+
+def test_prompts_are_streamed_where_a_batch_has_none_of_its_own() -> None:
+    script = (IMPORTS / "verl/streamed.sh").read_text().replace("async_training.trigger_parameter_sync_step=2", "")
+    train = yaml.safe_load(imported("verl", script, "f", Options()).manifest)["spec"]["train"]
+    assert (train["promptsPerStep"], train["miniBatches"]) == (64 * 4, 4), "verl publishes after four, by default"
 
 
 def test_a_task_that_no_rljob_has_is_an_error() -> None:

@@ -22,26 +22,40 @@ def test_it_names_every_package_and_misses_nothing_on_cpu() -> None:
     assert {"memlock", "IPC_LOCK", "InfiniBand", "/dev/shm", "GPU peer access"} <= set(found)
 
 
+def write_control(work: Path, attempt: int, model: str, adapters: str) -> None:
+    (work / f"attempt-{attempt}").mkdir()
+    control = Control(
+        name="job",
+        namespace="n",
+        job_uid="u",
+        attempt=attempt,
+        command="run",
+        members=[],
+        gangs={},
+        resume=Resume(policy="auto"),
+        spec=make_spec(model={"path": model, "lora": {"path": adapters, "rank": 8}}),
+    )
+    (work / f"attempt-{attempt}" / names.CONTROL_KEY).write_text(control.dump_json())
+
+
+def test_files_of_a_job_that_cannot_be_read_hide_no_other_fact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(names.ENV_WORK, str(tmp_path))
+    write_control(tmp_path, 1, f"/{'long' * 100}", "/nowhere")  # a name that every file system refuses
+    found = facts()
+    assert (
+        found["model and adapters"].startswith("cannot be read: ")
+        and "File name too long" in found["model and adapters"]
+    )
+    assert found["missing"] == "nothing"
+
+
 def test_it_names_all_that_is_wrong_with_the_adapters_of_the_job_whose_pod_it_is_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(names.ENV_WORK, str(tmp_path))
     assert "model and adapters" not in facts()
     for attempt, path in ((9, "/nowhere"), (10, str(tmp_path))):
-        (tmp_path / f"attempt-{attempt}").mkdir()
-        spec = make_spec(model={"path": "/data/model", "lora": {"path": path, "rank": 8}})
-        control = Control(
-            name="job",
-            namespace="n",
-            job_uid="u",
-            attempt=attempt,
-            command="run",
-            members=[],
-            gangs={},
-            resume=Resume(policy="auto"),
-            spec=spec,
-        )
-        (tmp_path / f"attempt-{attempt}" / names.CONTROL_KEY).write_text(control.dump_json())
+        write_control(tmp_path, attempt, "/data/model", path)
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 4}')
     said = describe()
     assert "holds no adapter_model.safetensors" in said and "have r = 4" in said and "have lora_alpha = 4" in said

@@ -47,7 +47,10 @@ def _job_files(environment: Mapping[str, str]) -> dict[str, str]:
     attempts = Path(environment.get(names.ENV_WORK, names.WORK_DIR)).glob(f"attempt-*/{names.CONTROL_KEY}")
     if (newest := max(attempts, key=lambda file: file.stat().st_mtime, default=None)) is None:
         return {}
-    found = preflight.violations(Control.model_validate_json(newest.read_text()).spec)
+    try:
+        found = preflight.violations(Control.model_validate_json(newest.read_text()).spec)
+    except OSError as error:  # a volume that is away
+        return {"model and adapters": f"cannot be read: {error}"}
     return {"model and adapters": "\n".join(map(str, found)) or "fit the job"}
 
 

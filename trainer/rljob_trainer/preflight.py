@@ -15,8 +15,7 @@ from rljob_api.validation.result import Violation
 
 def violations(spec: RLJobSpec) -> list[Violation]:
     """All mistakes at once. Of a model that is not there nothing. Raises OSError."""
-    path, model = "spec.model.path", Path(spec.model.path) / "config.json"
-    config, broken = read(model, path) if model.is_file() else ({}, [])
+    config, broken = model_config(spec.model.path)
     lora = spec.model.lora
     return [
         *broken,
@@ -25,15 +24,26 @@ def violations(spec: RLJobSpec) -> list[Violation]:
     ]
 
 
+def model_config(directory: str) -> tuple[dict[str, Any], list[Violation]]:
+    """The model's own numbers, none when it is not there, and what is wrong with their file. Raises OSError."""
+    file = Path(directory) / "config.json"
+    return read(file, "spec.model.path") if file.is_file() else ({}, [])
+
+
 def adapter_violations(lora: LoraSpec, directory: str) -> Iterator[Violation]:
     """`directory`: where those to begin from lie here."""
+    yield from absent(lora, directory)
+    if (file := Path(directory) / CONFIG).is_file():
+        config, broken = read(file, f"{FIELD}.path")
+        yield from broken or given_violations(lora, config, named_modules(config))
+
+
+def absent(lora: LoraSpec, directory: str) -> Iterator[Violation]:
+    """The files of adapters that are not there."""
     for name in (CONFIG, WEIGHTS):
         if not (Path(directory) / name).is_file():
             fix = "name a directory of the peft library, with safetensors"
             yield Violation(f"{FIELD}.path", str(lora.path), f"holds no {name}", fix)
-    if (file := Path(directory) / CONFIG).is_file():
-        config, broken = read(file, f"{FIELD}.path")
-        yield from broken or given_violations(lora, config, named_modules(config))
 
 
 def read(file: Path, field: str) -> tuple[dict[str, Any], list[Violation]]:

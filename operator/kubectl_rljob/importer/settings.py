@@ -130,16 +130,10 @@ class Settings:
 
     def number(self, key: str) -> float:
         """A number; where the file says null, the default. Raises NotANumber."""
-        value = self[key] if self[key] is not None else self._defaults[key]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise NotANumber(key, value)
-        return value
+        return number(key, self[key] if self[key] is not None else self._defaults[key])
 
     def integer(self, key: str) -> int:
-        value = self.number(key)
-        if value != int(value):
-            raise NotANumber(key, value)
-        return int(value)
+        return integer(key, self.number(key))
 
     def origin(self, *keys: str) -> str:
         """For the comment: names as in the file, with `default` where it has none."""
@@ -163,6 +157,20 @@ class Settings:
 
     def implied(self, key: str, text: str) -> Note:
         return self.note(Outcome.IMPLIED, key, text)
+
+
+def number(key: str, value: Any) -> float:
+    """The value, which stands at this key or below it. Raises NotANumber."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise NotANumber(key, value)
+    return value
+
+
+def integer(key: str, value: Any) -> int:
+    """Likewise."""
+    if number(key, value) != int(value):
+        raise NotANumber(key, value)
+    return int(value)
 
 
 class NotANumber(ValueError):

@@ -1,5 +1,6 @@
 """Verbs that run a program where a job's files are: a shell, or the export of a checkpoint as a Hugging Face directory."""
 
+import posixpath
 from pathlib import Path, PurePosixPath
 
 import click
@@ -78,10 +79,13 @@ def existing(job: Job, step: int | None) -> int:
 
 def require_lasting(spec: RLJobSpec, out: str | None) -> None:
     """Raises UserError for a directory that is gone with the pod. All others are on volumes, or cannot be written."""
-    path = PurePosixPath(out or spec.checkpoint.path)
-    if not path.is_absolute() or path.is_relative_to("/tmp"):
-        place = f"for example {PurePosixPath(spec.checkpoint.path).parent / path.name}"
-        raise UserError(f"--out {out}: is deleted with the pod that writes it; name a directory on a volume, {place}")
+    path = PurePosixPath(posixpath.normpath(out or spec.checkpoint.path))
+    if path.is_absolute() and not path.is_relative_to("/tmp"):
+        return
+    gone = "is deleted with the pod that writes it; name a directory on a volume"
+    if out is None:
+        raise UserError(f"spec.checkpoint.path = {spec.checkpoint.path}: {gone} with --out")
+    raise UserError(f"--out {out}: {gone}, for example {PurePosixPath(spec.checkpoint.path).parent / path.name}")
 
 
 def export_command(spec: RLJobSpec, step: int, out: str | None) -> tuple[str, ...]:

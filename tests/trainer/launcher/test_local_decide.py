@@ -150,7 +150,7 @@ def test_mounts_replace_whole_beginnings_of_paths_on_volumes_only() -> None:
     [
         (b"kind: \xe9", "{}", "m.yaml: 'utf-8' codec"),
         (yaml.safe_dump(HEAD | {"spec": [1]}).encode(), "{}", "m.yaml: spec is missing or not an object"),
-        (yaml.safe_dump(HEAD | {"spec": raw_spec()}).encode(), "{half", "config.json: not the JSON of a model"),
+        (yaml.safe_dump(HEAD | {"spec": raw_spec()}).encode(), "{half", "its config.json cannot be read"),
     ],
 )
 def test_a_file_that_is_none_of_ours_is_told_in_one_message(

@@ -107,7 +107,7 @@ class PodAttempt:
         """How it ended if model and adapters do not fit the job: all that is wrong with them, before anything loads them."""
         try:
             found = await asyncio.to_thread(preflight.violations, self._control.spec) if self._trains else []
-        except Exception as error:  # a volume that is away, numbers that are none
+        except Exception as error:  # a volume that is away; a config.json with text where a number belongs
             return Ended("failed", failure.classify(error))
         return Ended("failed", failure.misconfigured(found)) if found else None
 

@@ -1,6 +1,5 @@
 """Reads an RLJob for this machine and checks all rules: paths of its volumes become directories here, GPUs are assigned."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from rljob_api.overrides import OverrideError
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.result import Violation, lines
 from rljob_trainer.machine import VISIBLE
-from rljob_trainer.preflight import adapter_violations
+from rljob_trainer.preflight import adapter_violations, model_config
 
 MOUNTED = (
     *("model", "critic", "reference", "data", "rewards", "algorithm", "pools", "train", "evaluation", "rollout"),
@@ -42,8 +41,9 @@ def load(file: Path, mounts: list[str], settings: Sequence[str] = ()) -> Job:
         raise ManifestError(f"{file}: holds {len(jobs)} jobs ({', '.join(j.name for j in jobs)}): keep one in a file")
     (job,) = jobs
     here = mounted(job.spec, parse_mounts(mounts))
-    result = job.validate(_model_config(here))
-    if violations := [*result.violations, *_adapter_violations(result.spec, here)]:
+    config, broken = _model_config(here)
+    result = job.validate(config)
+    if violations := [*broken, *result.violations, *_adapter_violations(result.spec, here)]:
         raise ManifestError(lines(violations))
     return Job(job.name, job.namespace or "default", RLJobSpec.model_validate(here))
 
@@ -93,14 +93,10 @@ def _mounted(value: Any, mounts: list[tuple[str, str]]) -> Any:
     )
 
 
-def _model_config(spec: dict[str, Any]) -> dict[str, Any] | None:
-    """The model's own numbers, when it is there already. Raises ManifestError for a file that holds none."""
+def _model_config(spec: dict[str, Any]) -> tuple[dict[str, Any], list[Violation]]:
+    """Of a spec that may have any mistake."""
     model = spec.get("model")
-    file = Path(str(model.get("path", ""))) / "config.json" if isinstance(model, dict) else None
-    try:
-        return json.loads(file.read_text()) if file and file.is_file() else None
-    except ValueError as error:
-        raise ManifestError(f"{file}: not the JSON of a model: {error}") from error
+    return model_config(str(model.get("path", ""))) if isinstance(model, dict) else ({}, [])
 
 
 def _adapter_violations(spec: RLJobSpec | None, here: dict[str, Any]) -> Iterable[Violation]:

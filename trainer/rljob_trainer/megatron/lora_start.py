@@ -1,7 +1,7 @@
 """Adapters that a job begins from: a directory of the peft library, into megatron-bridge's layers, in any layout."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ from safetensors import safe_open
 
 from rljob_api.spec.model import LoraSpec
 from rljob_api.validation.adapters import CONFIG, FIELD, LORA_A, LORA_B, WEIGHTS, given_violations, modules_of, parts_of
+from rljob_api.validation.result import Violation
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.lora_parts import PartsLinear, interleaved
+from rljob_trainer.preflight import absent
 
 PREFIX = "base_model.model."
 """Of every tensor's name, before transformers' own."""
@@ -24,14 +26,11 @@ class GivenAdapters:
     def __init__(self, lora: LoraSpec, tasks: Sequence[Any]) -> None:
         """`tasks`: the bridge's, of all matrices of the model. Raises ConfigurationError when the directory does not have what the spec says."""
         self._lora, self._directory = lora, Path(str(lora.path))
-        for file in (CONFIG, WEIGHTS):
-            if not (self._directory / file).is_file():
-                raise self._refused(f"holds no {file}", "name a directory of the peft library, with safetensors")
+        _refuse(absent(lora, str(lora.path)))
         self._file = safe_open(self._directory / WEIGHTS, framework="pt")
         held = set(self._file.keys())
         config = json.loads((self._directory / CONFIG).read_text())
-        for v in given_violations(lora, config, {name.split(".")[-3] for name in held}):
-            raise ConfigurationError(v.field, v.value, v.rule, v.fix)
+        _refuse(given_violations(lora, config, {name.split(".")[-3] for name in held}))
         self._require(held, {f"{PREFIX}{name}{side}" for name in self._matrices(tasks) for side in (LORA_A, LORA_B)})
 
     def load(self, wrapped: LoRALinear | PartsLinear, task: Any) -> None:
@@ -88,6 +87,12 @@ class GivenAdapters:
 
     def _refused(self, rule: str, fix: str) -> ConfigurationError:
         return ConfigurationError(f"{FIELD}.path", str(self._directory), rule, fix)
+
+
+def _refuse(violations: Iterable[Violation]) -> None:
+    """Raises ConfigurationError for the first one."""
+    for v in violations:
+        raise ConfigurationError(v.field, v.value, v.rule, v.fix)
 
 
 def _names(task: Any) -> list[str]:

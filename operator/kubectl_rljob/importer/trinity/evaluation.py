@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kubectl_rljob.importer.settings import NotANumber, Settings
+from kubectl_rljob.importer.settings import Settings, number
 from kubectl_rljob.importer.table import Said
 from kubectl_rljob.importer.trinity.rows import TASKS
 from kubectl_rljob.importer.trinity.run import SUFFIXES
@@ -68,11 +68,7 @@ def _sampling(settings: Settings, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: Any, default: float) -> float:
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise NotANumber(KEY, value)
-    return value
+    return default if value is None else number(KEY, value)
 
 
 def _lacking(settings: Settings, one: Mapping[str, Any]) -> Iterator[Said]:

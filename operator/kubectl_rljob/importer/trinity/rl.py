@@ -7,7 +7,7 @@ from typing import Any
 from kubectl_rljob.importer import places
 from kubectl_rljob.importer.amounts import Length, Warmup
 from kubectl_rljob.importer.megatron import Layout, other_layout, recompute, transformer_config, virtual_pipeline
-from kubectl_rljob.importer.settings import Settings, System
+from kubectl_rljob.importer.settings import Settings, System, integer
 from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Said
 from kubectl_rljob.importer.trinity.evaluation import sets
 from kubectl_rljob.importer.trinity.rows import ACTOR, CRITIC, REF, ROWS, TASKS
@@ -16,6 +16,7 @@ from kubectl_rljob.importer.values import divisor, items, place
 from rljob_api.spec.algorithm import MOST_STALENESS
 
 DISTILL = "on_policy_distill"
+AUXILIARY = "explorer.auxiliary_models"
 TYPES = {
     "ppo": ("gae", "ppo"),
     "grpo": ("grpo", "ppo"),
@@ -147,28 +148,38 @@ def penalised(settings: Settings) -> bool:
 
 
 def distillation(settings: Settings) -> Iterator[Said]:
-    """The first auxiliary model is the teacher."""
-    key, weight = "explorer.auxiliary_models", "algorithm.advantage_fn_args.kl_coef"
-    models = [model for model in settings[key] or [] if isinstance(model, Mapping) and model.get("model_path")]
-    if not models:
-        yield Problem(key, f"{DISTILL} needs one, the teacher; if a variable says its model_path: --env NAME=VALUE")
+    weight, taught = "algorithm.advantage_fn_args.kl_coef", teacher(settings)
+    if taught is None:
+        text = f"{DISTILL} needs one, the teacher; if a variable says its model_path: --env NAME=VALUE"
+        yield Problem(AUXILIARY, text)
         return
-    teacher, (engines, size) = models[0], servers(models[0])
-    path = place(teacher["model_path"], settings.options.root)
+    (engines, size), given_path = servers(taught), taught["model_path"]
+    path = place(given_path, settings.options.root)
     pool = {"name": "teacher", "model": path, "replicas": engines, "tensorParallel": size}
-    given = {name.replace("_", "-"): teacher[name] for name in POOL_ARGUMENTS if teacher.get(name) is not None}
-    yield settings.field("pools", [pool | ({"vllmArgs": given} if given else {})], key)
+    given = {name.replace("_", "-"): taught[name] for name in POOL_ARGUMENTS if taught.get(name) is not None}
+    yield settings.field("pools", [pool | ({"vllmArgs": given} if given else {})], AUXILIARY)
     yield settings.field("algorithm.distillation.pool", "teacher", "algorithm.algorithm_type")
     yield settings.field("algorithm.distillation.coefficient", float(settings.number(weight)), weight)
-    if path != teacher["model_path"]:
-        yield Note(Outcome.CHANGED, f"{key}[0].model_path", f"{teacher['model_path']}: put it on the volume, at {path}")
-    if models[1:]:
-        yield settings.lacking(key, "the first is the teacher, and the others are left out")
+    if path != given_path:
+        number = settings[AUXILIARY].index(taught)
+        key = f"{AUXILIARY}[{number}].model_path"
+        yield Note(Outcome.CHANGED, key, f"{given_path}: put it on the volume, at {path}")
+    if settings[AUXILIARY][1:]:
+        yield settings.lacking(AUXILIARY, "the first with a model_path is the teacher, and the others are left out")
+
+
+def teacher(settings: Settings) -> Mapping[str, Any] | None:
+    """Of on_policy_distill: the first auxiliary model that has a path."""
+    if settings["algorithm.algorithm_type"] != DISTILL:
+        return None
+    models = items(settings[AUXILIARY])
+    return next((model for model in models if isinstance(model, Mapping) and model.get("model_path")), None)
 
 
 def servers(model: Mapping[str, Any]) -> tuple[int, int]:
-    """Engines of an auxiliary model, and GPUs of each."""
-    return int(model.get("engine_num") or 1), int(model.get("tensor_parallel_size") or 1)
+    """Engines of an auxiliary model, and GPUs of each. Raises NotANumber."""
+    engines, size = (model.get(key) or 1 for key in ("engine_num", "tensor_parallel_size"))
+    return integer(AUXILIARY, engines), integer(AUXILIARY, size)
 
 
 def kl(settings: Settings) -> Iterator[Said]:
@@ -188,8 +199,8 @@ def rewards(settings: Settings) -> Iterator[Said]:
     if settings["algorithm.algorithm_type"] == DISTILL:
         yield Note(Outcome.IMPLIED, "rewards", f"{DISTILL} learns from the teacher alone")
         return
-    if settings["explorer.auxiliary_models"]:
-        yield settings.lacking("explorer.auxiliary_models", "judges are pools: see spec.pools and rewards[].vllm")
+    if settings[AUXILIARY]:
+        yield settings.lacking(AUXILIARY, "judges are pools: see spec.pools and rewards[].vllm")
     key = next(
         (
             k
@@ -211,12 +222,6 @@ def rewards(settings: Settings) -> Iterator[Said]:
         )
 
 
-def taught(settings: Settings) -> int:
-    """GPUs of the teacher."""
-    models = settings["explorer.auxiliary_models"] if settings["algorithm.algorithm_type"] == DISTILL else None
-    return math.prod(servers(models[0])) if models and isinstance(models[0], Mapping) else 0
-
-
 def machines(settings: Settings) -> Iterator[Said]:
     """Rollouts have GPUs of their own; the trainer has the others."""
     nodes, per_node = settings.integer("cluster.node_num"), settings.integer("cluster.gpu_per_node")
@@ -224,7 +229,8 @@ def machines(settings: Settings) -> Iterator[Said]:
         settings.integer("explorer.rollout_model.engine_num"),
         settings.integer("explorer.rollout_model.tensor_parallel_size"),
     )
-    options, rest = settings.options, nodes * per_node - engines * size - taught(settings)
+    teaching = math.prod(servers(taught)) if (taught := teacher(settings)) else 0
+    options, rest = settings.options, nodes * per_node - engines * size - teaching
     keys = ("cluster.node_num", "cluster.gpu_per_node", "explorer.rollout_model.engine_num")
     yield settings.field("rollout.placement", "separate", keys[2])
     yield settings.field("rollout.replicas", engines, keys[2])

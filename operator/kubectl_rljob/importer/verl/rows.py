@@ -553,6 +553,7 @@ TRAINER = (
     read(
         "async_training.trigger_parameter_sync_step",
         "train.promptsPerStep, train.miniBatches",
+        4,
         text="where prompts are streamed; weights are published after every step",
     ),
     read("async_training.require_batches", "train.promptsPerStep, train.miniBatches", 1),

@@ -12,7 +12,7 @@ SYNC, FETCHED = "async_training.trigger_parameter_sync_step", "async_training.re
 
 
 def streams(settings: Settings) -> bool:
-    return SIZE in settings and settings.integer(SIZE) == 0 and SYNC in settings
+    return settings.integer(SIZE) == 0
 
 
 def updates(settings: Settings) -> int:
