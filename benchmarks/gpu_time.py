@@ -1,4 +1,4 @@
-"""Where the time of a training step goes on one GPU: torch.profiler's kernels of two steps, summed by kind, with a lower bound for each.
+"""What a training step spends its time on, on one GPU: torch.profiler's kernels of two steps, summed by kind, with a lower bound for each.
 
     torchrun --nproc-per-node 1 -m benchmarks.gpu_time [--size NAME] [--shape packed] [--out FILE]
 

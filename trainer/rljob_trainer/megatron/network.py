@@ -15,7 +15,7 @@ from rljob_trainer.megatron.lora import Adapters
 from rljob_trainer.megatron.lora_base import Base
 from rljob_trainer.megatron.model import finish_updates, freeze, wrap
 from rljob_trainer.megatron.offload import Offloader
-from rljob_trainer.megatron.optimizer import Learner, Update, build_optimizer
+from rljob_trainer.megatron.optimizer import Learner, Update, build_optimizer, checked
 from rljob_trainer.megatron.packing import MicroBatch
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.passes import ModelOutput, Passes
@@ -128,11 +128,8 @@ class TrainedNetwork(Network):
         """Measures what `learn` measures; nothing is learnt."""
         measure = lambda micro, raw: self._loss(micro, raw, objective)[1]  # noqa: E731
         with self.offloader.using("parameters"):
-            parts = [self.passes.forward(batch.micro_batches, measure) for batch in step.batches]
-            sums = [self._over_world(p, objective).on_host() for p in parts]
-        for found in sums:
-            if found.is_finite:
-                objective.check(found, update=0)
+            parts = (self.passes.forward(batch.micro_batches, measure) for batch in step.batches)
+            sums = [checked(self._over_world(p, objective), partial(objective.check, update=0)) for p in parts]
         return [Update(s, norm=0.0, rate=0.0, skipped=False) for s in sums]
 
     def checkpointed(self) -> checkpoint.CheckpointedNetwork:

@@ -56,9 +56,7 @@ class Learner:
         measured, rate = gradients(), self.optimizer.param_groups[0]["lr"]
         with self.offloader.using("optimizer"):
             clipped = self._clip()  # before anything waits for the device, which would stand still meanwhile
-            sums = measured.on_host()
-            if sums.is_finite:
-                check(sums)
+            sums = checked(measured, check)
             norm = float(clipped) if sums.is_finite else math.nan
             if math.isfinite(norm):
                 self.optimizer.step_with_ready_grads()
@@ -77,6 +75,14 @@ class Learner:
             if parameters and most > 0:
                 clip_grad_by_total_norm_fp32(parameters, most, norm)
         return norm
+
+
+def checked(measured: MetricAccumulator, check: Callable[[MetricAccumulator], None]) -> MetricAccumulator:
+    """On the host; `check` raises to stop the step, and is not asked about a loss that is no number."""
+    sums = measured.on_host()
+    if sums.is_finite:
+        check(sums)
+    return sums
 
 
 def update_metrics(objective: Objective, updates: Sequence[Update]) -> dict[str, float]:

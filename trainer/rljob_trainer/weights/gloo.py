@@ -41,18 +41,13 @@ class TrainerEnd:
 
     def wait(self, given_up: Callable[[], bool]) -> None:
         """Wait for what is being sent, or until `given_up`. Raises RuntimeError when the other end is gone or TRANSFER_SECONDS have passed."""
-        if self._pending is not None:
-            wait_until(lambda: self._sent() or given_up())
-            if self._sent():
-                self._finish()
+        if self._pending is not None and wait_until(self._pending.is_completed, given_up):
+            self._finish()
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):
             self._finish()
         self._pending = self._group = None
-
-    def _sent(self) -> bool:
-        return self._pending is None or self._pending.is_completed()
 
     def _finish(self) -> None:
         if self._pending is not None:

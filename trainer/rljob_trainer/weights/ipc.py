@@ -38,8 +38,7 @@ class TrainerEnd:
 
     def wait(self, given_up: Callable[[], bool]) -> None:
         """Until every worker has copied the payload, or `given_up`, which sets the time limit."""
-        wait_until(lambda: self._copied() or given_up())
-        if self._copied():
+        if wait_until(self._copied, given_up):
             self._sent = None
 
     def _copied(self) -> bool:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -46,7 +47,7 @@ class Outbox:
         """Wait until all buckets but the last `unverified` are verified, or `given_up`. Raises BucketRefusedError."""
         while self._verified < self._posted - unverified:
             keys = self._answers(self._verified)
-            if not self._await(keys, given_up):
+            if not wait_until(partial(self._store.check, keys), given_up):
                 return
             for problem in (self._store.get(key).decode() for key in keys):
                 if problem:
@@ -63,10 +64,6 @@ class Outbox:
         for number in range(self._posted + 1):
             for key in (_message(self._name, number), *self._answers(number)):
                 self._store.delete_key(key)
-
-    def _await(self, keys: list[str], given_up: Callable[[], bool]) -> bool:
-        wait_until(lambda: self._store.check(keys) or given_up())
-        return self._store.check(keys)
 
     def _answers(self, number: int) -> list[str]:
         return [_answer(self._name, number, worker) for worker in self._workers]

@@ -76,7 +76,7 @@ class Communicator:
 
     def wait_for_calls(self, deadline: float, given_up: Callable[[], bool] = lambda: False) -> None:
         """Until what was begun is done: the first broadcast connects, which takes the others. Raises NcclError, and is over then."""
-        wait_until(lambda: self._called() or time.monotonic() >= deadline or given_up())
+        wait_until(self._called, lambda: time.monotonic() >= deadline or given_up())
         if self._code != _SUCCESS:
             self.abort()
         _check(self._code)

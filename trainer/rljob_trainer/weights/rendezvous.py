@@ -27,8 +27,7 @@ class TrainerStore:
 
     def size(self, given_up: Callable[[], bool]) -> int:
         """Ranks of the group once its workers have come; 0 when nobody will come any more."""
-        wait_until(lambda: self.store.check([SIZE_KEY]) or given_up())
-        if not self.store.check([SIZE_KEY]):  # they may have come just before it was given up
+        if not wait_until(lambda: self.store.check([SIZE_KEY]), given_up):
             return 0
         self.workers = int(self.store.get(SIZE_KEY)) - 1
         return self.workers + 1

@@ -307,9 +307,9 @@ def _others() -> tuple[Row, ...]:
                 "ulysses_sequence_parallel_size",
                 "strategy",
                 "fsdp_config.*",
+                "log_prob_micro_batch_size_per_gpu",
             )
         ),
-        *(implied(f"{REF}{key}") for key in ("log_prob_micro_batch_size_per_gpu",)),
         becomes(f"{CRITIC}megatron.param_offload", "critic.offload.parameters"),
         becomes(f"{CRITIC}megatron.grad_offload", "critic.offload.gradients"),
         becomes(f"{CRITIC}megatron.optimizer_offload", "critic.offload.optimizer"),

@@ -56,7 +56,7 @@ def learnt(settings: Settings) -> Iterator[Said]:
 
 
 def penalty(settings: Settings) -> Iterator[Said]:
-    """Its KL penalty is added to the loss of DPO, which holds the policy to the reference by itself."""
+    """Its KL penalty is added to the loss of DPO, whose beta already holds the policy to the reference."""
     key = "algorithm.kl_loss_fn_args.kl_coef"
     if settings["algorithm.kl_loss_fn"] != "none" and settings.number(key):
         said = f"the loss of dpo has no further penalty; its beta is {settings[f'{LOSS}beta']}"
