@@ -2,14 +2,15 @@
 
     python -m benchmarks.step [--placement separate|colocated] [--lengths fixed|mixed] [--staleness 0|1] [--size NAME] [--gpus N]
         [--tensor N] [--expert N] [--lora RANK] [--lora-sync merged|adapters] [--kl COEFFICIENT] [--reference shared|own]
-        [--quantization NAME] [--prompts N] [--max-tokens N] [--steps N] [--device gpu|cpu] [--out FILE]
+        [--offload] [--quantization NAME] [--prompts N] [--max-tokens N] [--steps N] [--device gpu|cpu] [--out FILE]
 
 64 prompts (or `--prompts`) x 8 samples, 256 tokens of prompt and 1,024 of response (`mixed`: prompts of 128 to 256, responses of up to 2,048), GRPO
 without KL, one mini-batch. `--gpus N`: of the trainer; `--tensor N`: tensor parallelism of trainer and servers; `--expert N`: expert parallelism of
-the trainer; `--lora RANK`: adapters are trained in place of all weights; `--kl`: with a reference model, on the trainer's GPUs or (`--reference own`)
-on a gang of as many others. Random weights hardly ever end a response, so its length is maxTokens, and rewards are as good as random: gradients must
-not be zero, on which a GPU multiplies faster. Prints the split of the steps and writes it as JSON, with the bytes of an update of a server, and the
-largest memory of each GPU and of the host, as a whole and in the ten steps before steps 20, 100 and 200. Ends without a last checkpoint.
+the trainer; `--lora RANK`: adapters are trained in place of all weights; `--offload`: the trainer's state is in host memory while it rests; `--kl`:
+with a reference model, on the trainer's GPUs or (`--reference own`) on a gang of as many others. Random weights hardly ever end a response, so its
+length is maxTokens, and rewards are as good as random: gradients must not be zero, on which a GPU multiplies faster. Prints the split of the steps
+and writes it as JSON, with the bytes of an update of a server, and the largest memory of each GPU and of the host, as a whole and in the ten steps
+before steps 20, 100 and 200. Ends without a last checkpoint.
 """
 
 import argparse
@@ -27,6 +28,8 @@ SAMPLES = 8
 MORE = ("time/measure", "train_rollout/probe_diff_mean", "train/kl")
 MARKS = (20, 100, 200)
 LIMIT_SECONDS = 560
+SHARES = {"0.1b": 0.45, "1.5b": 0.45, "14b": 0.45, "7b-22-layers": 0.2}
+"""Of a GPU, for a colocated server; 0.3 for the other sizes."""
 REWARD = """
 def reward(prompt: str, response: str, answer: str) -> float:
     return float(len(response) % 2)
@@ -45,6 +48,7 @@ def main() -> int:
     parser.add_argument("--lora-sync", choices=["merged", "adapters"], default="merged")
     parser.add_argument("--kl", type=float, default=0.0, help="coefficient; above 0 there is a reference model")
     parser.add_argument("--reference", choices=["shared", "own"], default="shared")
+    parser.add_argument("--offload", action="store_true", help="parameters, gradients and moments")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=0, help="of a response; 0: as --lengths says")
     parser.add_argument("--quantization", default="", help="of vLLM: fp8, for example")
@@ -141,6 +145,7 @@ def job(options: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
             "device": options.device,
             "processesPerNode": options.gpus,
             "parallelism": {"tensor": options.tensor, "expert": options.expert},
+            "offload": dict.fromkeys(("parameters", "gradients", "optimizer"), options.offload),
         },
         "rollout": rollout(options),
         "checkpoint": {"path": str(data / "run"), "everySteps": 0, "exportHuggingFace": False},
@@ -157,7 +162,7 @@ def micro_batch(options: argparse.Namespace) -> int:
 
 
 def rollout(options: argparse.Namespace) -> dict[str, Any]:
-    share = 0.9 if options.placement == "separate" else 0.45 if options.size in ("0.1b", "1.5b", "14b") else 0.3
+    share = 0.9 if options.placement == "separate" else SHARES.get(options.size, 0.3)
     arguments: dict[str, Any] = {"gpu-memory-utilization": share} if options.device == "gpu" else {}
     if options.quantization:
         arguments["quantization"] = options.quantization
