@@ -30,17 +30,50 @@ VERBS = (
 )
 
 
+HINTS = {
+    "get": "`kubectl rljob list` lists jobs, `kubectl get rljob NAME -o yaml` prints one as it is",
+    "ls": "`kubectl rljob list` lists jobs",
+    "describe": "`kubectl rljob status NAME` shows one job, `kubectl rljob describe-failure NAME` its last failure",
+    "create": "`kubectl apply -f FILE` creates a job; `kubectl rljob plan -f FILE` checks it first",
+    "apply": "`kubectl apply -f FILE` creates a job; `kubectl rljob plan -f FILE` checks it first",
+    "run": "`kubectl apply -f FILE` creates a job; `python -m rljob_trainer run FILE` runs it on this machine",
+    "edit": "`kubectl edit rljob NAME` changes a job, `kubectl rljob restart NAME` restarts it",
+    "delete": "`kubectl delete rljob NAME` deletes a job, `kubectl rljob suspend NAME` frees its pods",
+    "stop": "`kubectl rljob suspend NAME` saves a checkpoint and frees the pods",
+    "exec": "`kubectl rljob shell NAME` opens a shell on the job's volumes",
+    "doctor": "`python -m rljob_trainer doctor` looks at the machine or image that it runs in",
+    "help": "`kubectl rljob --help` lists the verbs, `kubectl rljob VERB --help` explains one",
+}
+"""For words that are no verbs of ours, and that users of kubectl or of the trainer's commands try."""
+
+
 class Root(click.Group):
     """Verbs in the order of VERBS."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in HINTS:
+            raise click.UsageError(f"There is no verb {args[0]}: {HINTS[args[0]]}.", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        ctx.invoke(version)
+        ctx.exit()
+
 
 @click.group(
     cls=Root, context_settings={"help_option_names": ["-h", "--help"]}, subcommand_metavar="VERB ...", commands=VERBS
 )
 @with_global
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit."
+)
 def root() -> None:
     """Look at RLJobs, suspend and resume them, check one before it is applied."""
 

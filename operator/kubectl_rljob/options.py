@@ -8,8 +8,11 @@ from click.shell_completion import CompletionItem
 
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.session import Session
+from rljob_api import names
 
 Decorator = Callable[[Any], Any]
+SINGULAR = names.KIND.lower()
+KINDS = {kind + group for kind in (SINGULAR, names.PLURAL) for group in ("", f".{names.GROUP}")}
 
 
 def _keep(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -64,7 +67,13 @@ def _jobs(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[Compl
         return []
 
 
-job_name = click.argument("name", metavar="NAME", help="name of the job", shell_complete=_jobs)
+def _without_kind(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
+    """kubectl also names an object by its kind: `rljob/demo`, or `rljob.rljob.dev/demo`."""
+    kind, _, name = value.rpartition("/")
+    return name if kind in KINDS else value
+
+
+job_name = click.argument("name", metavar="NAME", help="name of the job", shell_complete=_jobs, callback=_without_kind)
 output = click.option(
     "-o", "--output", type=click.Choice(("json", "yaml")), help="print the data instead of a page for people"
 )

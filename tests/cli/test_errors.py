@@ -161,3 +161,25 @@ def test_a_context_that_does_not_exist(api: FakeApi, rljob: Rljob) -> None:
 )
 def test_a_wrong_command_line_exits_with_2(api: FakeApi, rljob: Rljob, argv: tuple[str, ...]) -> None:
     assert rljob(*argv).code == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [("get", "`kubectl rljob list`"), ("apply", "`kubectl apply -f FILE`"), ("help", "`kubectl rljob --help`")],
+)
+def test_a_word_of_kubectl_that_is_no_verb_names_the_command_to_use(rljob: Rljob, word: str, instead: str) -> None:
+    screen = rljob(word, "demo")
+    assert screen.code == 2
+    assert f"There is no verb {word}: {instead}" in screen.err
+
+
+def test_a_job_may_be_named_with_its_kind_as_kubectl_prints_it(api: FakeApi, rljob: Rljob) -> None:
+    api.add(make_job())
+    plain = rljob("status", "demo")
+    assert plain.code == 0
+    assert rljob("status", "rljob/demo") == rljob("status", "rljob.rljob.dev/demo") == plain
+    assert "rljob pod/demo in namespace research" in rljob("status", "pod/demo").err
+
+
+def test_the_version_is_printed_by_verb_and_flag(rljob: Rljob) -> None:
+    assert rljob("--version") == rljob("version")

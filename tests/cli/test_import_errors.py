@@ -177,3 +177,11 @@ def test_a_key_without_a_line_of_its_own_is_said_to_decide_about_what_would_diff
     found = [imported("verl", text + more, "run.sh", Options()).report for more in ("", placed)]
     assert "trainer.project_name = mine: decides about checkpoint.path" in found[0]
     assert "trainer.project_name = mine: the job is the same without it" in found[1]
+
+
+def test_a_system_is_found_as_its_users_write_it(rljob: Rljob) -> None:
+    """Not as a wrong argument: what is wrong is the file."""
+    for name in ("LLaMA-Factory", "llama_factory", "Trinity-RFT", "RLinf"):
+        screen = rljob("import", name, "/nowhere.yaml")
+        assert (screen.code, screen.err) == (1, "error: cannot read /nowhere.yaml: No such file or directory\n")
+    assert rljob("import", "openrlhf", "/nowhere.yaml").code == 2

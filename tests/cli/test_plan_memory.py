@@ -139,10 +139,40 @@ def test_a_model_of_a_role_that_cannot_be_counted_is_refused(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("gpu", ["h100", "1000", "many"])
-def test_a_gpu_that_nobody_knows_is_refused_with_the_names(capsys: pytest.CaptureFixture[str], gpu: str) -> None:
+@pytest.mark.parametrize(
+    ("gpu", "message"),
+    [
+        ("many", "neither a size, such as 80Gi, nor one of a100-40g"),
+        ("h100-nvl", "did you mean h100-80g? Known are a100-40g"),
+        ("h100-96g", "did you mean h100-80g? Known are a100-40g"),
+        ("a100", "there are several: a100-40g, a100-80g\n"),
+        ("1000", "less than 1 GiB: write a size such as 80Gi\n"),
+    ],
+)
+def test_a_gpu_that_nobody_knows_is_refused_with_the_names(
+    capsys: pytest.CaptureFixture[str], gpu: str, message: str
+) -> None:
     assert plan("--gpu", gpu) == 1
-    assert capsys.readouterr().err.startswith(f"error: --gpu {gpu}: neither a size, such as 80Gi, nor one of a100-40g")
+    assert capsys.readouterr().err.startswith(f"error: --gpu {gpu}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("h200", "h200-141g"),
+        ("H100-80GB", "h100-80g"),
+        ("RTX 4090", "rtx4090-24g"),
+        ("NVIDIA-H100-80GB-HBM3", "h100-80g"),
+        ("NVIDIA-A100-SXM4-40GB", "a100-40g"),
+    ],
+)
+def test_a_gpu_is_found_as_its_maker_or_a_nodes_label_names_it(name: str, card: str) -> None:
+    assert device_bytes(name) == DEVICES[card] * GIB
+
+
+def test_a_gpu_without_a_model_to_hold_against_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", str(RECIPE / "rljob.yaml"), "--gpu", "h100", "--offline"]) == 1
+    assert capsys.readouterr().err == "error: --gpu needs --model, without which no memory is estimated\n"
 
 
 def test_a_device_has_a_little_less_than_its_name_says() -> None:

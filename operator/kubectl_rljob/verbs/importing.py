@@ -23,8 +23,16 @@ def _pairs(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ..
     return dict(value.split("=", 1) for value in values)
 
 
+class System(click.Choice[str]):
+    """As it is written elsewhere, too: `LLaMA-Factory`, `Trinity-RFT`."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        name = value.lower().replace("-", "").replace("_", "").removesuffix("rft")
+        return super().convert(name if name in self.choices else value, param, ctx)
+
+
 @verb("import")
-@click.argument("system", metavar="SYSTEM", type=click.Choice(tuple(SYSTEMS)), help=f"one of {', '.join(SYSTEMS)}")
+@click.argument("system", metavar="SYSTEM", type=System(tuple(SYSTEMS)), help=f"one of {', '.join(SYSTEMS)}")
 @click.argument("file", metavar="FILE", type=click.Path(), help="its configuration: YAML, and of verl also a script")
 @click.option("--image", default=Options.image, metavar="IMAGE", help=f"image of the pods (default: {Options.image})")
 @click.option(

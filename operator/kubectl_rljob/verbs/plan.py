@@ -51,7 +51,7 @@ from rljob_api.sizing.shape import Shape
 @click.option(
     "--gpu",
     metavar="NAME|SIZE",
-    help=f"GPU that has to hold it, for example h100-80g or 96Gi: shows each phase of a step against its memory ({', '.join(DEVICES)}; "
+    help=f"GPU that has to hold it, for example h100 or 96Gi: shows each phase of a step against its memory ({', '.join(DEVICES)}; "
     "default: what the labels of the cluster's nodes say)",
 )
 @click.option(
@@ -86,7 +86,7 @@ def plan(
     Ranks, layout, batches, what the cluster's defaults add, pods, GPUs, memory, placement on the cluster as it is
     now, and every broken rule at once. Exit code 1 when a rule is broken.
     """
-    config, device = model_config(model) if model else None, _device(gpu) if gpu else None
+    config, device = model_config(model) if model else None, _device(gpu, model) if gpu else None
     others = _others(models_of, model)
     given = adapter_config(adapters) if adapters else None
     manifests = manifest.read(filename, settings)
@@ -122,11 +122,13 @@ def _on_cluster(plan: Plan, read: Read) -> Plan:
         return plan
 
 
-def _device(gpu: str) -> Device:
+def _device(gpu: str, model: str | None) -> Device:
+    if not model:
+        raise UserError("--gpu needs --model, without which no memory is estimated")
     try:
         return Device(device_bytes(gpu))
     except ValueError as error:
-        raise UserError(f"--gpu {gpu}: neither a size, such as 80Gi, nor one of {', '.join(DEVICES)}") from error
+        raise UserError(f"--gpu {gpu}: {error}") from error
 
 
 def _others(models_of: tuple[str, ...], model: str | None) -> dict[str, Shape]:

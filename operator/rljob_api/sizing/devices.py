@@ -1,5 +1,7 @@
 """GPUs by name, and the memory that a process sees of them."""
 
+import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -22,6 +24,9 @@ PRODUCT, MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
 """Labels that NVIDIA's GPU feature discovery gives to nodes: `NVIDIA-H100-80GB-HBM3`, and MiB as nvidia-smi counts them."""
 DRIVER = 1.0 * GIB
 """Of those, what a process does not see: between 0.6 (H200) and 0.9 GiB (A100)."""
+
+WITHOUT_MEANING = {"nvidia", "geforce", "sxm", "sxm4", "sxm5", "pcie", "hbm2e", "hbm3", "hbm3e"}
+"""Words in a GPU's name that do not change its memory."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +51,29 @@ def smallest(nodes: Iterable[Mapping[str, str]]) -> Device | None:
 
 
 def device_bytes(name: str) -> float:
-    """Of a name in DEVICES, or of a Kubernetes quantity such as `80Gi`. Raises ValueError."""
-    if name.lower() in DEVICES:
-        return DEVICES[name.lower()] * GIB
-    found = quantity.parse(name) / 1000
+    """Of a GPU as DEVICES, its maker or a node's label names it, with or without its size, or of a Kubernetes quantity. Raises ValueError."""
+    cards = [card for card in DEVICES if _is(card, name)]
+    if len(cards) > 1:
+        raise ValueError(f"there are several: {', '.join(cards)}")
+    if cards:
+        return DEVICES[cards[0]] * GIB
+    try:
+        found = quantity.parse(name) / 1000
+    except ValueError:
+        raise ValueError(_unknown(name)) from None
     if found < GIB:
-        raise ValueError(f"{name} is less than a GiB")
+        raise ValueError("less than 1 GiB: write a size such as 80Gi")
     return found
+
+
+def _is(card: str, name: str) -> bool:
+    """Whether a name, such as `h100`, `RTX 4090` or `NVIDIA-H100-80GB-HBM3`, is this card's, with its size or without."""
+    model, size = card.split("-")
+    said = "".join(word for word in re.findall(r"[a-z0-9]+", name.lower()) if word not in WITHOUT_MEANING)
+    return said in (model, f"{model}{size}", f"{model}{size}b")
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), DEVICES, n=1)
+    hint = f"did you mean {near[0]}? Known are" if near else "neither a size, such as 80Gi, nor one of"
+    return f"{hint} {', '.join(DEVICES)}"
