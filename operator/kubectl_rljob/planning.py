@@ -88,7 +88,7 @@ class Plan:
     ) -> "Plan":
         """`adapters`: the adapter_config.json of those to begin from, if it was given."""
         admitted = policy.admit(manifest.spec, manifest.name, model)
-        unfit = beginning_violations(admitted.result.spec, adapters)
+        unfit = beginning_violations(admitted.result.spec, model, adapters)
         violations = (*manifest.ambiguous, *admitted.result.violations, *unfit)
         return Plan(manifest.name, admitted.result.spec, model, others, violations, admitted.taken, unread, device)
 

@@ -1,6 +1,7 @@
 """The families of models that a job can train, and what is proven of each. Validation, sizes and docs/models.md are made of this table, and the
 tests iterate over it (tests/trainer/megatron/test_families.py, tests/trainer/rollout/test_families.py): a line that they do not cover fails."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ Way = Literal["tensor", "pipeline", "context", "expert"]
 DENSE: tuple[Way, ...] = ("tensor", "pipeline", "context")
 EXPERTS: tuple[Way, ...] = (*DENSE, "expert")
 TENSOR: tuple[Way, ...] = ("tensor",)
+ATTENTION = ("linear_qkv", "linear_proj")
 ADAPTED = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """Matrices of a layer that LoRA is trained next to."""
 
@@ -52,7 +54,7 @@ class Family:
     def unadapted(self) -> str:
         """Why LoRA is refused next to other matrices than `adapters`; empty where there are none."""
         if "expert" in self.layouts:
-            return "not proven with experts"
+            return "its feed-forward layers are experts" if self.adapters else "not proven with latent attention"
         if self.vision:
             return "not proven with a vision tower"
         return f"one tensor of its files has {self.together}" if self.together else ""
@@ -68,7 +70,7 @@ FAMILIES = {
         Family("qwen2_5_vl", "Qwen2.5-VL", TENSOR, vision=True),
         Family("qwen3_vl", "Qwen3-VL 2B, 4B, 8B, 32B", TENSOR, vision=True),
         Family("qwen3", "Qwen3", rotations=("default", "yarn"), adapters=ADAPTED),
-        Family("qwen3_moe", "Qwen3-MoE", EXPERTS, rotations=("default", "yarn")),
+        Family("qwen3_moe", "Qwen3-MoE", EXPERTS, rotations=("default", "yarn"), adapters=ATTENTION),
         Family(
             "gemma3_text",
             "Gemma 3 of text: 270M, 1B",
@@ -77,7 +79,7 @@ FAMILIES = {
             trains=("cpu",),
             servers=("cpu",),
         ),
-        Family("mixtral", "Mixtral", EXPERTS, windows=True),
+        Family("mixtral", "Mixtral", EXPERTS, windows=True, adapters=ATTENTION),
         Family(
             "glm4",
             "GLM-4-0414 9B, 32B; GLM-Z1",
@@ -91,6 +93,7 @@ FAMILIES = {
             "GLM-4.5, GLM-4.5-Air, GLM-4.6",
             EXPERTS,
             biases=True,
+            adapters=ATTENTION,
             servers=("cpu",),
             values={"n_shared_experts": (1,), "norm_topk_prob": (True,)},
         ),
@@ -101,6 +104,7 @@ FAMILIES = {
             rotations=("yarn",),
             windows=True,
             biases=True,
+            adapters=ATTENTION,
             servers=(),
             whole_experts=True,
             values={"swiglu_limit": (7.0,), "hidden_act": ("silu",)},
@@ -144,6 +148,12 @@ FAMILIES = {
         ),
     )
 }
+
+
+def targets_of(targets: Sequence[str] | None, config: dict[str, Any]) -> tuple[str, ...]:
+    """Of adapters in the model of a config.json; None: all that its family has them for."""
+    family = FAMILIES.get(config.get("model_type") or "")
+    return tuple(targets) if targets else (family.adapters if family and family.adapters else ADAPTED)
 
 
 def language_of(config: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,15 @@ import pytest
 from api.specs import make_spec
 from rljob_api.families import ADAPTED, FAMILIES, Family
 from rljob_api.validation import validate
-from rljob_api.validation.adapters import adapter_violations, given_violations, modules_of, named_modules, parts_of
+from rljob_api.validation.adapters import (
+    adapter_violations,
+    beginning_violations,
+    given_violations,
+    modules_of,
+    named_modules,
+    parts_of,
+    settled,
+)
 
 QWEN = {"model_type": "qwen2", "num_attention_heads": 14, "num_key_value_heads": 2}
 GIVEN = {"peft_type": "LORA", "r": 32, "lora_alpha": 32, "bias": "none", "target_modules": ["q_proj", "v_proj"]}
@@ -83,6 +91,33 @@ def test_the_modules_of_an_adapter_configuration_are_its_names_last_parts_and_un
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 def test_a_family_has_adapters_of_all_matrices_or_says_why_not(family: Family) -> None:
     assert (set(family.adapters) == set(ADAPTED)) == (not family.unadapted)
+
+
+@pytest.mark.parametrize("targets", [["linear_qkv", "linear_fc1"], ["linear_q", "linear_fc1_up"]])
+def test_experts_have_no_adapters_and_the_message_says_what_has(targets: list[str]) -> None:
+    config = {"model_type": "qwen3_moe", "num_attention_heads": 32, "num_key_value_heads": 4}
+    (found,) = adapter_violations(lora_spec(targets=targets), config)
+    assert str(found) == (
+        f"spec.model.lora.targets = {', '.join(targets)}: {targets[1]}: refused in models of the type qwen3_moe: its feed-forward layers are "
+        "experts; name matrices among linear_qkv, linear_proj only, or their parts"
+    )
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES.values() if f.adapters], ids=lambda f: f.model_type)
+def test_targets_that_are_not_named_are_all_that_the_family_has(family: Family) -> None:
+    config = {"model_type": family.model_type}
+    spec = lora_spec()
+    assert not list(adapter_violations(spec, config))
+    assert settled(spec.model.lora, config).targets == list(family.adapters)
+
+
+def test_adapters_to_begin_from_are_held_against_the_targets_that_the_model_has() -> None:
+    # whose family decides
+    spec, given = lora_spec(path="/data/adapter"), GIVEN | {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+    said = {kind: list(beginning_violations(spec, {"model_type": kind}, given)) for kind in ("qwen2", "qwen3_moe")}
+    assert not said["qwen3_moe"] and not list(beginning_violations(spec, None, given))
+    (found,) = said["qwen2"]
+    assert found.rule == "the adapters in /data/adapter are of k_proj, o_proj, q_proj, v_proj"
 
 
 def test_targets_that_a_family_has_no_adapters_of_are_refused_with_those_that_it_has() -> None:

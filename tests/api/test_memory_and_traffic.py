@@ -91,6 +91,18 @@ def test_a_frozen_base_has_neither_gradients_nor_moments() -> None:
     assert found.activations == full.activations
 
 
+def test_adapters_whose_targets_are_not_named_are_those_of_the_family() -> None:
+    """Qwen3-30B-A3B: rank 16 next to queries, keys and values (2048 -> 5120) and the attention's output (4096 -> 2048) of 48 layers."""
+    widths = {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+    counts = {"num_hidden_layers": 48, "vocab_size": 151936, "intermediate_size": 6144}
+    shape = Shape.of({"model_type": "qwen3_moe"} | widths | experts | counts)
+    model = {"path": "/data/model", "dtype": "bfloat16", "lora": {"rank": 16}}
+    assert shape
+    found = trainer_memory(make_spec(trainer={"device": "gpu"}, model=model), shape)
+    assert found.gradients == 4 * 48 * 16 * (2048 + 5120 + 4096 + 2048)
+
+
 def test_a_critic_learns_whole_beside_a_policy_with_adapters() -> None:
     model = {"path": "/data/model", "dtype": "bfloat16", "lora": {}}
     ppo = {"algorithm": {"advantage": "gae"}, "critic": {}}

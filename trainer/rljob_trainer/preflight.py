@@ -8,7 +8,7 @@ from typing import Any
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LoraSpec
-from rljob_api.validation.adapters import CONFIG, FIELD, WEIGHTS, given_violations, named_modules
+from rljob_api.validation.adapters import CONFIG, FIELD, WEIGHTS, given_violations, named_modules, settled
 from rljob_api.validation.model import model_violations
 from rljob_api.validation.result import Violation
 
@@ -20,7 +20,7 @@ def violations(spec: RLJobSpec) -> list[Violation]:
     return [
         *broken,
         *model_violations(spec, config),
-        *(adapter_violations(lora, str(lora.path)) if lora and lora.path else ()),
+        *(adapter_violations(lora, config, str(lora.path)) if lora and lora.path else ()),
     ]
 
 
@@ -30,12 +30,13 @@ def model_config(directory: str) -> tuple[dict[str, Any], list[Violation]]:
     return read(file, "spec.model.path") if file.is_file() else ({}, [])
 
 
-def adapter_violations(lora: LoraSpec, directory: str) -> Iterator[Violation]:
-    """`directory`: where those to begin from lie here."""
+def adapter_violations(lora: LoraSpec, model: dict[str, Any], directory: str) -> Iterator[Violation]:
+    """`model`: its config.json, empty when it is not there. `directory`: where the adapters to begin from lie here."""
     yield from absent(lora, directory)
     if (file := Path(directory) / CONFIG).is_file():
         config, broken = read(file, f"{FIELD}.path")
-        yield from broken or given_violations(lora, config, named_modules(config))
+        targeted = settled(lora, model) if model else lora
+        yield from broken or given_violations(targeted, config, named_modules(config))
 
 
 def absent(lora: LoraSpec, directory: str) -> Iterator[Violation]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_api.families import language_of
+from rljob_api.families import ADAPTED, language_of, targets_of
 from rljob_api.sizing.tower import Tower
 from rljob_api.spec.model import LoraSpec
 
@@ -76,6 +76,8 @@ class Shape:
     latent: Latent | None = None
     tower: Tower | None = None
     """Of a model that reads images."""
+    adapted: tuple[str, ...] = ADAPTED
+    """Matrices next to which LoRA is trained, unless a job names some."""
 
     @staticmethod
     def of(config: dict[str, Any]) -> "Shape | None":
@@ -104,6 +106,7 @@ class Shape:
             dense_layers=(config.get("first_k_dense_replace") or 0) if experts else 0,
             latent=Latent.of(config),
             tower=Tower.of(config),
+            adapted=targets_of(None, config),
         )
 
     @property
@@ -162,7 +165,7 @@ class Shape:
             "linear_fc1_up": self.hidden + up,
             "linear_fc2": up + self.hidden,
         }
-        return lora.rank * sum(widths[target] for target in set(lora.targets))
+        return lora.rank * sum(widths[target] for target in set(lora.targets or self.adapted))
 
     @property
     def parameters(self) -> int:

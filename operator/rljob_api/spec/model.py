@@ -40,10 +40,11 @@ class LoraSpec(Model):
     """Rows of A and columns of B; a multiple of `trainer.parallelism.tensor`."""
     alpha: PositiveInt = 32
     """What an adapter adds is multiplied by alpha / rank."""
-    targets: Annotated[list[LoraTarget], Field(min_length=1, max_length=7)] = [*FUSED_TARGETS]
+    targets: Annotated[list[LoraTarget], Field(min_length=1, max_length=7)] | None = None
     """Matrices that get an adapter, by megatron-core's names: `linear_qkv` are queries, keys and values with one A, `linear_proj` the output of the
     attention, `linear_fc1` gate and up with one A, `linear_fc2` down. With an A for each, as the peft library has it: `linear_q`, `linear_k`,
-    `linear_v`, `linear_fc1_gate` and `linear_fc1_up` in their place."""
+    `linear_v`, `linear_fc1_gate` and `linear_fc1_up` in their place. Unset: those of `linear_qkv`, `linear_proj`, `linear_fc1` and `linear_fc2` that
+    the family of the model has adapters for."""
     path: AbsolutePath | None = None
     """A directory of the peft library (adapter_config.json, adapter_model.safetensors) whose adapters are the beginning, with the same rank, alpha
     and targets. Unset: A is random and B zero."""
@@ -54,7 +55,7 @@ class LoraSpec(Model):
     @property
     def of_parts(self) -> bool:
         """Whether parts of a fused matrix have adapters of their own."""
-        return not set(self.targets) <= set(FUSED_TARGETS)
+        return not set(self.targets or ()) <= set(FUSED_TARGETS)
 
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)

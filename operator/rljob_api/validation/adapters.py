@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from rljob_api.families import ADAPTED, FAMILIES, Family
+from rljob_api.families import ADAPTED, FAMILIES, Family, targets_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LoraSpec
 from rljob_api.validation.layout import PARALLELISM
@@ -49,14 +49,20 @@ PLAIN = {
 def _target_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """megatron-bridge makes adapters of whole matrices or of parts in one model, not both."""
     lora = spec.model.lora
-    fused = [t for t in lora.targets if t in ("linear_qkv", "linear_fc1")] if lora and lora.of_parts else []
-    if lora and fused:
+    targets = lora.targets or [] if lora else []
+    fused = [t for t in targets if t in ("linear_qkv", "linear_fc1")] if lora and lora.of_parts else []
+    if fused:
         rule = "adapters with one A for a whole matrix do not go together with adapters of parts"
         fix = f"name all its parts in place of {', '.join(fused)}"
-        yield Violation(f"{FIELD}.targets", ", ".join(lora.targets), rule, fix)
+        yield Violation(f"{FIELD}.targets", ", ".join(targets), rule, fix)
 
 
 RULES = (_target_violations,)
+
+
+def settled(lora: LoraSpec, config: dict[str, Any]) -> LoraSpec:
+    """With the targets that it has in the model of a config.json."""
+    return lora.model_copy(update={"targets": list(targets_of(lora.targets, config))})
 
 
 def adapter_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
@@ -66,7 +72,7 @@ def adapter_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
     if family := FAMILIES.get(config.get("model_type") or ""):
         yield from _family_violations(lora, family)
     tensor, groups = spec.trainer.parallelism.tensor, config.get("num_key_value_heads") or 0
-    if groups % tensor and {"linear_q", "linear_k", "linear_v"} & set(spec.model.lora.targets):
+    if groups % tensor and {"linear_q", "linear_k", "linear_v"} & set(lora.targets or ()):
         rule = (
             f"adapters of queries, keys or values alone need whole heads on every rank: the model has {groups} of keys"
         )
@@ -76,15 +82,16 @@ def adapter_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
 
 
 def _family_violations(lora: LoraSpec, family: Family) -> Iterator[Violation]:
-    refused = [target for target in lora.targets if _matrix(target) not in family.adapters]
+    targets = lora.targets or []
+    refused = [target for target in targets if _matrix(target) not in family.adapters]
     why = f"in models of the type {family.model_type}: {family.unadapted}"
-    if refused and not family.adapters:
+    if not family.adapters:
         rule = f"adapters are refused {why}"
         proven = ", ".join(f.model_type for f in FAMILIES.values() if f.adapters)
         yield Violation(FIELD, "set", rule, f"remove it, or use one of {proven}")
     elif refused:
         fix = f"name matrices among {', '.join(family.adapters)} only, or their parts"
-        yield Violation(f"{FIELD}.targets", ", ".join(lora.targets), f"{', '.join(refused)}: refused {why}", fix)
+        yield Violation(f"{FIELD}.targets", ", ".join(targets), f"{', '.join(refused)}: refused {why}", fix)
 
 
 def _matrix(target: str) -> str:
@@ -98,7 +105,8 @@ def modules_of(targets: Iterable[str]) -> list[str]:
 
 
 def given_violations(lora: LoraSpec, config: dict[str, Any], modules: Collection[str] | None) -> Iterator[Violation]:
-    """The adapter_config.json of the directory to begin from, and the modules that its tensors are of (None: not known), against the spec."""
+    """The adapter_config.json of the directory to begin from, and the modules that its tensors are of (None: not known), against the spec. `lora`:
+    with its targets where the model is known."""
     for key, values in PLAIN.items():
         value = config.get(key)
         if value is not None and value not in values:
@@ -108,15 +116,19 @@ def given_violations(lora: LoraSpec, config: dict[str, Any], modules: Collection
         if config.get(key) != ours:
             rule = f"the adapters in {lora.path} have {key} = {config.get(key)}"
             yield Violation(f"{FIELD}.{name}", str(ours), rule, "set that, or remove spec.model.lora.path")
-    if modules is not None and set(modules) != set(modules_of(lora.targets)):
+    if modules is not None and lora.targets and set(modules) != set(modules_of(lora.targets)):
         rule = f"the adapters in {lora.path} are of {', '.join(sorted(modules))}"
         yield Violation(f"{FIELD}.targets", ", ".join(lora.targets), rule, _fitting(modules))
 
 
-def beginning_violations(spec: RLJobSpec | None, config: dict[str, Any] | None) -> Iterable[Violation]:
-    """Likewise of a job, if it begins from adapters and `config` is known."""
+def beginning_violations(
+    spec: RLJobSpec | None, model: dict[str, Any] | None, config: dict[str, Any] | None
+) -> Iterable[Violation]:
+    """Likewise of a job, if it begins from adapters and `config` is known. `model`: the model's config.json, if it is known."""
     lora = spec.model.lora if spec else None
-    return given_violations(lora, config, named_modules(config)) if lora and lora.path and config else ()
+    if not (lora and lora.path and config):
+        return ()
+    return given_violations(settled(lora, model) if model else lora, config, named_modules(config))
 
 
 def named_modules(config: dict[str, Any]) -> set[str] | None:

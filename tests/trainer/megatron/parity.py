@@ -137,6 +137,12 @@ GLM = Setting(
     "GLM-4, LoRA", model="glm4", lora={"rank": 4, "alpha": 8, "targets": ["linear_qkv", "linear_proj", "linear_fc2"]}
 )
 GEMMA = Setting("Gemma 3, LoRA", model="gemma3_text", lora={"rank": 4, "alpha": 8})
+MOE_LORA = Setting("Qwen3-MoE, LoRA", model="qwen3_moe", lora={"rank": 4, "alpha": 8})
+MOE_PARTS = Setting(
+    "Qwen3-MoE, LoRA of parts",
+    model="qwen3_moe",
+    lora={"rank": 4, "alpha": 8, "targets": ["linear_q", "linear_v", "linear_proj"]},
+)
 FULL = {"recompute": {"granularity": "full"}}
 BLOCK = {"recompute": {"granularity": "full", "method": "block", "layers": 1}}
 SELECTIVE = {"recompute": {"granularity": "selective", "modules": ["core_attn", "mlp"]}}
@@ -181,5 +187,10 @@ CASES = [
     Case("LoRA of parts, CP2, full recompute", 2, {"context": 2}, FULL, setting=PARTS),
     Case("LoRA before a norm, TP2", 2, {"tensor": 2}, setting=GLM),
     Case("LoRA before a norm, TP2 without sequence parallelism", 2, {"tensor": 2, "sequence": False}, setting=GEMMA),
+    Case("LoRA, EP2", 2, {"expert": 2}, setting=MOE_LORA),
+    Case("LoRA, TP2 ETP2", 2, {"tensor": 2}, setting=MOE_LORA),
+    Case("LoRA, TP2 EP2 ETP1", 2, {"tensor": 2, "expert": 2, "expertTensor": 1}, setting=MOE_LORA),
+    Case("LoRA of parts, EP2, selective recompute", 2, {"expert": 2}, EXPERTS, setting=MOE_PARTS),
+    Case("LoRA, EP2 PP2", 4, {"expert": 2, "pipeline": 2}, setting=MOE_LORA),
     Case("TP2 PP2 CP2", 8, {"tensor": 2, "pipeline": 2, "context": 2}),
 ]

@@ -16,7 +16,7 @@ from rljob_api.validation.adapters import modules_of, parts_of
 from rljob_trainer.batch import Batch
 from rljob_trainer.failure import ConfigurationError
 from trainer.megatron.gang import changed, run_engines, weights
-from trainer.megatron.models import job, make_batch, make_model, response_log_probs, train_step
+from trainer.megatron.models import TIED, job, make_batch, make_model, response_log_probs, train_step
 from trainer.megatron.test_lora import far_apart, same, texts
 
 LORA = {"rank": 4, "alpha": 8}
@@ -132,7 +132,7 @@ def test_adapters_of_the_peft_library_are_what_they_are_there(
     megatron: None, tmp_path: Path, modules: list[str], layout: str, kind: str
 ) -> None:
     """Of those modules that the family has adapters for."""
-    model = make_model(tmp_path / "model", kind)
+    model = make_model(tmp_path / "model", kind, tied=kind in TIED)
     modules = [module for module in modules if module in modules_of(FAMILIES[kind].adapters)]
     targets = parts_of(modules)
     batch, theirs = make_batch(model), made_by_peft(model, tmp_path / "adapter", modules)

@@ -27,6 +27,7 @@ JOBS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "MoE": ("qwen3_moe", {}, {}),
     "LoRA": ("qwen2", {}, {"model": {"lora": {"rank": 4, "alpha": 8}}}),
     "LoRA of parts": ("qwen2", {}, {"model": {"lora": {"rank": 4, "alpha": 8, "targets": PARTS}}}),
+    "MoE, LoRA": ("qwen3_moe", {}, {"model": {"lora": {"rank": 4, "alpha": 8}}}),
 }
 """Family of the model, arguments of `job`, further sections of the spec."""
 
@@ -56,6 +57,8 @@ CASES = [
     Case("LoRA", "tp2-pp1-dp1", "tp1-pp2-dp1"),
     Case("LoRA", "tp2-pp1-dp1", "tp2-pp1-dp1"),
     Case("LoRA of parts", "tp1-pp1-dp2", "tp2-pp1-dp1"),
+    Case("MoE, LoRA", "tp1-pp1-dp2-ep2", "tp1-pp1-dp2-ep2", "fixed"),
+    Case("MoE, LoRA", "tp1-pp1-dp2-ep2", "tp2-pp1-dp1"),
 ]
 
 

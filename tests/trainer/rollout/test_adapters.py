@@ -20,7 +20,7 @@ from trainer.rollout.test_publish import PROMPTS, difference, generate
 
 RANK, SCALE = 4, 2.0
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-FAMILIES_WITH_ADAPTERS = [name for name, family in FAMILIES.items() if family.adapters]
+FAMILIES_WITH_ADAPTERS = [name for name, family in FAMILIES.items() if family.adapters and "cpu" in family.servers]
 PARTLY = (
     ("q_proj", "k_proj"),
     ("v_proj",),

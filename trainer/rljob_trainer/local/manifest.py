@@ -43,7 +43,7 @@ def load(file: Path, mounts: list[str], settings: Sequence[str] = ()) -> Job:
     here = mounted(job.spec, parse_mounts(mounts))
     config, broken = _model_config(here)
     result = job.validate(config)
-    if violations := [*broken, *result.violations, *_adapter_violations(result.spec, here)]:
+    if violations := [*broken, *result.violations, *_adapter_violations(result.spec, config, here)]:
         raise ManifestError(lines(violations))
     return Job(job.name, job.namespace or "default", RLJobSpec.model_validate(here))
 
@@ -99,9 +99,10 @@ def _model_config(spec: dict[str, Any]) -> tuple[dict[str, Any], list[Violation]
     return model_config(str(model.get("path", ""))) if isinstance(model, dict) else ({}, [])
 
 
-def _adapter_violations(spec: RLJobSpec | None, here: dict[str, Any]) -> Iterable[Violation]:
-    """What the adapters to begin from have otherwise than the spec, when they are there already. `here`: the spec with paths of this machine."""
+def _adapter_violations(spec: RLJobSpec | None, model: dict[str, Any], here: dict[str, Any]) -> Iterable[Violation]:
+    """What the adapters to begin from have otherwise than the spec, when they are there already. `model`: its config.json. `here`: the spec with
+    paths of this machine."""
     if not (spec and spec.model.lora and spec.model.lora.path):
         return ()
     directory = here["model"]["lora"]["path"]
-    return adapter_violations(spec.model.lora, directory) if Path(directory).is_dir() else ()
+    return adapter_violations(spec.model.lora, model, directory) if Path(directory).is_dir() else ()

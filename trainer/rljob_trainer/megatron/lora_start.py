@@ -25,7 +25,7 @@ class GivenAdapters:
 
     def __init__(self, lora: LoraSpec, tasks: Sequence[Any]) -> None:
         """`tasks`: the bridge's, of all matrices of the model. Raises ConfigurationError when the directory does not have what the spec says."""
-        self._lora, self._directory = lora, Path(str(lora.path))
+        self._targets, self._directory = lora.targets or (), Path(str(lora.path))
         _refuse(absent(lora, str(lora.path)))
         self._file = safe_open(self._directory / WEIGHTS, framework="pt")
         held = set(self._file.keys())
@@ -49,8 +49,8 @@ class GivenAdapters:
         if not all(torch.equal(first, other) for other in others):
             modules = [name.split(".")[-1] for name in names]
             rule = f"the adapters of {', '.join(modules)} in {self._directory} have not the same A"
-            parts = ", ".join(parts_of(modules_of(self._lora.targets)))
-            raise ConfigurationError(f"{FIELD}.targets", ", ".join(self._lora.targets), rule, f"set [{parts}]")
+            parts = ", ".join(parts_of(modules_of(self._targets)))
+            raise ConfigurationError(f"{FIELD}.targets", ", ".join(self._targets), rule, f"set [{parts}]")
         return first
 
     def _together(self, wrapped: LoRALinear, names: list[str]) -> torch.Tensor:
@@ -74,7 +74,7 @@ class GivenAdapters:
 
     def _matrices(self, tasks: Sequence[Any]) -> Iterator[str]:
         """transformers' names of all that the spec gives adapters to, on every rank and stage."""
-        modules = set(modules_of(self._lora.targets))
+        modules = set(modules_of(self._targets))
         for task in tasks:
             if task.global_param_name.endswith(".weight"):
                 yield from (name for name in _names(task) if name.split(".")[-1] in modules)

@@ -16,6 +16,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.transformer.module import Float16Module, MegatronModule
 
 from rljob_api.spec import RLJobSpec
+from rljob_api.validation.adapters import settled
 from rljob_trainer.checkpoint.manifest import engine_directory
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.export import Exporter
@@ -49,7 +50,8 @@ class PolicyModel:
         self._exporter = Exporter(self.bridge, self.modules, self.config)
         self.adapters: Adapters | None = None
         if spec.model.lora:
-            self.adapters = Adapters(spec.model.lora, spec.data.seed, self.modules, self._exporter.tasks)
+            lora = settled(spec.model.lora, self.bridge.hf_pretrained.config.to_dict())
+            self.adapters = Adapters(lora, spec.data.seed, self.modules, self._exporter.tasks)
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self._exporter.tensors(self.adapters.merged) if self.adapters else self._exporter.tensors()

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rljob_api.families import ADAPTED
 from rljob_api.sizing.serving import longest_context, server_defaults
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LORA_RANKS
@@ -59,7 +60,7 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
         own |= {"enable-return-routed-experts": True}
     if (lora := spec.model.lora) and lora.sync == "adapters":
         own |= {"enable-lora": True, "max-loras": 1, "max-lora-rank": next(n for n in LORA_RANKS if n >= lora.rank)}
-        own |= {"lora-target-modules": modules_of(lora.targets)}
+        own |= {"lora-target-modules": modules_of(lora.targets or ADAPTED)}
     default = {"disable-uvicorn-access-log": True} | server_defaults(spec) | (_IMAGES if spec.data.image_key else {})
     if spec.trainer.device == "cpu":
         default |= {"enforce-eager": True} | WHOLE_PROMPTS
