@@ -124,7 +124,7 @@ def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
 def far_apart(engine: Any, model: Path, policy: dict[str, torch.Tensor], batch: Batch) -> float:
     """Largest difference of the engine's log-probabilities from those of transformers' model with the weights `policy`."""
     written = model.with_name(f"{model.name}-exported")
-    shutil.copytree(model, written, ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(model, written, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
     save_file(policy, written / "model.safetensors", {"format": "pt"})
     theirs = load_model(written)
     ours = engine.log_probs(batch.samples)
