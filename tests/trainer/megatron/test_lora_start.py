@@ -30,9 +30,9 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
 }
 
 
-def spec_of(model: Path, lora: dict[str, Any], layout: str = "one rank") -> RLJobSpec:
+def spec_of(model: Path, lora: dict[str, Any], layout: str = "one rank", **more: int) -> RLJobSpec:
     world, sizes = LAYOUTS[layout]
-    spec = job(model, batches={"replay": "/r"}, trainer={"nodes": world, "parallelism": sizes})
+    spec = job(model, batches={"replay": "/r"}, trainer={"nodes": world, "parallelism": sizes | more})
     return changed(spec, model={"lora": LORA | lora})
 
 
@@ -136,7 +136,8 @@ def test_adapters_of_the_peft_library_are_what_they_are_there(
     modules = [module for module in modules if module in modules_of(FAMILIES[kind].adapters)]
     targets = parts_of(modules)
     batch, theirs = make_batch(model), made_by_peft(model, tmp_path / "adapter", modules)
-    spec = spec_of(model, {"targets": targets, "path": str(tmp_path / "adapter")}, layout)
+    whole = {"expertTensor": 1} if FAMILIES[kind].whole_experts else {}
+    spec = spec_of(model, {"targets": targets, "path": str(tmp_path / "adapter")}, layout, **whole)
     ours = found(spec, lambda engine: held(engine, batch))
     expected = [torch.tensor(response_log_probs(theirs, *texts(t), temperature=1.0)) for t in batch.samples]
     assert largest(expected, ours["log_probs"]) < 1e-5
