@@ -36,6 +36,8 @@ class Family:
     """Matrices next to which LoRA is trained."""
     together: str = ""
     """What one tensor of the files has, next to which adapters are not written."""
+    fused: bool = False
+    """One tensor of its files has queries, keys and values, and one gate and up: their adapters have one A."""
     vision: bool = False
     """Reads images: a vision tower and the projector behind it come before the language model."""
     trains: tuple[Device, ...] = ("cpu", "gpu")
@@ -54,7 +56,9 @@ class Family:
     def unadapted(self) -> str:
         """Why LoRA is refused next to other matrices than `adapters`; empty where there are none."""
         if "expert" in self.layouts:
-            return "its feed-forward layers are experts" if self.adapters else "not proven with latent attention"
+            return (
+                "queries, keys and values come from latents" if self.latent else "its feed-forward layers are experts"
+            )
         if self.vision:
             return "not proven with a vision tower"
         return f"one tensor of its files has {self.together}" if self.together else ""
@@ -65,7 +69,7 @@ FAMILIES = {
     for family in (
         Family("llama", "Llama 2, 3, 3.1 to 3.3", rotations=("default", "linear", "llama3", "yarn"), adapters=ADAPTED),
         Family("mistral", "Mistral 7B, Nemo, Small", windows=True, adapters=ADAPTED),
-        Family("phi3", "Phi-3, Phi-4", windows=True, together="queries, keys and values, or gate and up"),
+        Family("phi3", "Phi-3, Phi-4", windows=True, adapters=ADAPTED, fused=True),
         Family("qwen2", "Qwen2, Qwen2.5", rotations=("default", "yarn"), biases=True, adapters=ADAPTED),
         Family("qwen2_5_vl", "Qwen2.5-VL", TENSOR, vision=True),
         Family("qwen3_vl", "Qwen3-VL 2B, 4B, 8B, 32B", TENSOR, vision=True),
@@ -122,6 +126,7 @@ FAMILIES = {
             EXPERTS,
             rotations=("default", "yarn"),
             latent=True,
+            adapters=("linear_proj",),
             servers=("gpu",),
             values={
                 "topk_method": ("greedy",),
@@ -137,6 +142,7 @@ FAMILIES = {
             EXPERTS,
             rotations=("default", "yarn"),
             latent=True,
+            adapters=("linear_proj",),
             servers=(),
             values={
                 "topk_method": ("noaux_tc",),

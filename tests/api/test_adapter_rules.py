@@ -55,7 +55,7 @@ def refusals(
     lora: dict[str, Any], config: dict[str, Any], modules: tuple[str, ...] = ("q_proj", "v_proj")
 ) -> list[str]:
     spec = lora_spec(**PAIR | lora)
-    return [f"{v.field}: {v.rule}; {v.fix}" for v in given_violations(spec.model.lora, GIVEN | config, modules)]
+    return [f"{v.field}: {v.rule}; {v.fix}" for v in given_violations(spec.model.lora, {}, GIVEN | config, modules)]
 
 
 def test_adapters_of_the_same_settings_are_taken() -> None:
@@ -101,6 +101,19 @@ def test_experts_have_no_adapters_and_the_message_says_what_has(targets: list[st
         f"spec.model.lora.targets = {', '.join(targets)}: {targets[1]}: refused in models of the type qwen3_moe: its feed-forward layers are "
         "experts; name matrices among linear_qkv, linear_proj only, or their parts"
     )
+
+
+def test_what_the_files_have_as_one_tensor_has_one_adapter() -> None:
+    config = {"model_type": "phi3", "num_attention_heads": 32, "num_key_value_heads": 32}
+    (found,) = adapter_violations(lora_spec(targets=["linear_q", "linear_proj"]), config)
+    assert str(found) == (
+        "spec.model.lora.targets = linear_q, linear_proj: linear_q: refused in models of the type phi3: one tensor of its files has all parts; "
+        "name matrices among linear_qkv, linear_proj, linear_fc1, linear_fc2 only"
+    )
+    given = GIVEN | {"target_modules": ["qkv_proj", "o_proj"]}
+    assert not list(beginning_violations(lora_spec(path="/a", targets=["linear_qkv", "linear_proj"]), config, given))
+    (found,) = beginning_violations(lora_spec(path="/a"), config, given)
+    assert found.fix == "set [linear_qkv, linear_proj], or remove spec.model.lora.path"
 
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES.values() if f.adapters], ids=lambda f: f.model_type)

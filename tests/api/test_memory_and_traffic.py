@@ -17,6 +17,7 @@ from rljob_api.sizing.memory import (
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.sizing.traffic import Link, links
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.model import LoraSpec
 
 GIB = 2**30
 QWEN_1_5B = Shape(28, 1536, 12, 2, 128, 8960, 151936, tied=True)
@@ -101,6 +102,12 @@ def test_adapters_whose_targets_are_not_named_are_those_of_the_family() -> None:
     assert shape
     found = trainer_memory(make_spec(trainer={"device": "gpu"}, model=model), shape)
     assert found.gradients == 4 * 48 * 16 * (2048 + 5120 + 4096 + 2048)
+
+
+def test_the_output_of_latent_attention_is_as_wide_as_its_values() -> None:
+    """DeepSeek-V3: 128 heads of 128 -> 7168, the only matrix with an adapter."""
+    shape = Shape.of({"model_type": "deepseek_v3"} | DEEPSEEK_V3)
+    assert shape and shape.adapters(LoraSpec(rank=8)) == 8 * (128 * 128 + 7168)
 
 
 def test_a_critic_learns_whole_beside_a_policy_with_adapters() -> None:

@@ -97,8 +97,8 @@ def test_recomputed_layers_fit_into_a_piece_of_a_stage() -> None:
 
 def test_adapters_are_refused_where_none_are_proven() -> None:
     spec = make_spec(model={"path": "/data/model", "lora": {}})
-    rules = [(v.field, v.rule) for v in model_violations(spec, {"model_type": "deepseek_v2"})]
-    rule = "adapters are refused in models of the type deepseek_v2: not proven with latent attention"
+    rules = [(v.field, v.rule) for v in model_violations(spec, {"model_type": "qwen3_vl"})]
+    rule = "adapters are refused in models of the type qwen3_vl: not proven with a vision tower"
     assert ("spec.model.lora", rule) in rules
     for config in (DENSE, EXPERTS):
         assert not [v for v in model_violations(spec, config) if v.field.startswith("spec.model.lora")]

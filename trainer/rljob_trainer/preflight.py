@@ -8,7 +8,7 @@ from typing import Any
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LoraSpec
-from rljob_api.validation.adapters import CONFIG, FIELD, WEIGHTS, given_violations, named_modules, settled
+from rljob_api.validation.adapters import CONFIG, FIELD, WEIGHTS, given_violations, named_modules
 from rljob_api.validation.model import model_violations
 from rljob_api.validation.result import Violation
 
@@ -35,8 +35,7 @@ def adapter_violations(lora: LoraSpec, model: dict[str, Any], directory: str) ->
     yield from absent(lora, directory)
     if (file := Path(directory) / CONFIG).is_file():
         config, broken = read(file, f"{FIELD}.path")
-        targeted = settled(lora, model) if model else lora
-        yield from broken or given_violations(targeted, config, named_modules(config))
+        yield from broken or given_violations(lora, model, config, named_modules(config))
 
 
 def absent(lora: LoraSpec, directory: str) -> Iterator[Violation]:

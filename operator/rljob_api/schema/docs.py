@@ -140,6 +140,8 @@ def _family(f: Family) -> str:
 
 
 def _adapters(f: Family) -> str:
+    if f.fused:
+        return "yes, of matrices as one"
     if not f.unadapted:
         return "yes"
     proven = f"{', '.join(f'`{matrix}`' for matrix in f.adapters)} only" if f.adapters else "no"

@@ -152,14 +152,15 @@ class Shape:
         return self.vocabulary * self.hidden
 
     def adapters(self, lora: LoraSpec) -> int:
-        """Parameters of one dense layer's adapters: rank x (inputs + outputs) of each matrix that has one."""
+        """Parameters of one layer's adapters: rank x (inputs + outputs) of each matrix that has one."""
         queries, keys, up = self.head * self.heads, self.head * self.groups, self.feed_forward
+        values = self.heads * self.latent.value if self.latent else queries
         widths = {
             "linear_qkv": self.hidden + queries + 2 * keys,
             "linear_q": self.hidden + queries,
             "linear_k": self.hidden + keys,
             "linear_v": self.hidden + keys,
-            "linear_proj": queries + self.hidden,
+            "linear_proj": values + self.hidden,
             "linear_fc1": self.hidden + 2 * up,
             "linear_fc1_gate": self.hidden + up,
             "linear_fc1_up": self.hidden + up,

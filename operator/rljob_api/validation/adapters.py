@@ -26,6 +26,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     **{target: (module,) for target, module in PARTS.items()},
 }
 """transformers' names, by target."""
+FUSED: dict[str, tuple[str, ...]] = {"linear_qkv": ("qkv_proj",), "linear_fc1": ("gate_up_proj",)}
+"""Likewise of families whose files have these as one tensor."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Of a directory that `PeftModel.from_pretrained(base model, directory)` reads."""
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
@@ -83,14 +85,15 @@ def adapter_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
 
 def _family_violations(lora: LoraSpec, family: Family) -> Iterator[Violation]:
     targets = lora.targets or []
-    refused = [target for target in targets if _matrix(target) not in family.adapters]
-    why = f"in models of the type {family.model_type}: {family.unadapted}"
+    parts = set(PARTS) if family.fused else set()
+    refused = [target for target in targets if _matrix(target) not in family.adapters or target in parts]
+    why = f"in models of the type {family.model_type}: {family.unadapted or 'one tensor of its files has all parts'}"
     if not family.adapters:
         rule = f"adapters are refused {why}"
         proven = ", ".join(f.model_type for f in FAMILIES.values() if f.adapters)
         yield Violation(FIELD, "set", rule, f"remove it, or use one of {proven}")
     elif refused:
-        fix = f"name matrices among {', '.join(family.adapters)} only, or their parts"
+        fix = f"name matrices among {', '.join(family.adapters)} only" + ("" if family.fused else ", or their parts")
         yield Violation(f"{FIELD}.targets", ", ".join(targets), f"{', '.join(refused)}: refused {why}", fix)
 
 
@@ -99,14 +102,22 @@ def _matrix(target: str) -> str:
     return next(m for m in ADAPTED if target == m or (target in PARTS and set(MODULES[target]) <= set(MODULES[m])))
 
 
-def modules_of(targets: Iterable[str]) -> list[str]:
-    """Those of transformers that get an adapter."""
-    return sorted({module for target in targets for module in MODULES[target]})
+def modules_of(targets: Iterable[str], model: dict[str, Any] | None = None) -> list[str]:
+    """Those of transformers that get an adapter. `model`: the model's config.json."""
+    names = _modules(model)
+    return sorted({module for target in targets for module in names[target]})
 
 
-def given_violations(lora: LoraSpec, config: dict[str, Any], modules: Collection[str] | None) -> Iterator[Violation]:
-    """The adapter_config.json of the directory to begin from, and the modules that its tensors are of (None: not known), against the spec. `lora`:
-    with its targets where the model is known."""
+def _modules(model: dict[str, Any] | None) -> dict[str, tuple[str, ...]]:
+    family = FAMILIES.get((model or {}).get("model_type") or "")
+    return MODULES | FUSED if family and family.fused else MODULES
+
+
+def given_violations(
+    lora: LoraSpec, model: dict[str, Any] | None, config: dict[str, Any], modules: Collection[str] | None
+) -> Iterator[Violation]:
+    """The adapter_config.json of the directory to begin from, and the modules that its tensors are of (None: not known), against the spec.
+    `model`: the model's config.json, if it is known."""
     for key, values in PLAIN.items():
         value = config.get(key)
         if value is not None and value not in values:
@@ -116,9 +127,10 @@ def given_violations(lora: LoraSpec, config: dict[str, Any], modules: Collection
         if config.get(key) != ours:
             rule = f"the adapters in {lora.path} have {key} = {config.get(key)}"
             yield Violation(f"{FIELD}.{name}", str(ours), rule, "set that, or remove spec.model.lora.path")
-    if modules is not None and lora.targets and set(modules) != set(modules_of(lora.targets)):
+    targets = targets_of(lora.targets, model) if model else lora.targets
+    if modules is not None and targets and set(modules) != set(modules_of(targets, model)):
         rule = f"the adapters in {lora.path} are of {', '.join(sorted(modules))}"
-        yield Violation(f"{FIELD}.targets", ", ".join(lora.targets), rule, _fitting(modules))
+        yield Violation(f"{FIELD}.targets", ", ".join(targets), rule, _fitting(modules, model))
 
 
 def beginning_violations(
@@ -128,7 +140,7 @@ def beginning_violations(
     lora = spec.model.lora if spec else None
     if not (lora and lora.path and config):
         return ()
-    return given_violations(settled(lora, model) if model else lora, config, named_modules(config))
+    return given_violations(lora, model, config, named_modules(config))
 
 
 def named_modules(config: dict[str, Any]) -> set[str] | None:
@@ -137,14 +149,15 @@ def named_modules(config: dict[str, Any]) -> set[str] | None:
     return {str(name).split(".")[-1] for name in names} if isinstance(names, list) else None
 
 
-def _fitting(modules: Collection[str]) -> str:
+def _fitting(modules: Collection[str], model: dict[str, Any] | None) -> str:
     """How to name these modules."""
-    targets = parts_of(modules)
-    if modules_of(targets) != sorted(modules):
+    targets = parts_of(modules, model)
+    if modules_of(targets, model) != sorted(modules):
         return "merge them into the model first"
     return f"set [{', '.join(targets)}], or remove spec.model.lora.path"
 
 
-def parts_of(modules: Collection[str]) -> list[str]:
-    """Targets that give each of these modules an A of its own."""
-    return [target for target in (*PARTS, "linear_proj", "linear_fc2") if set(MODULES[target]) <= set(modules)]
+def parts_of(modules: Collection[str], model: dict[str, Any] | None = None) -> list[str]:
+    """Targets that give each of these modules an A of its own. `model`: the model's config.json."""
+    names = _modules(model)
+    return [t for t in (*PARTS, *ADAPTED) if len(names[t]) == 1 and set(names[t]) <= set(modules)]

@@ -143,6 +143,8 @@ MOE_PARTS = Setting(
     model="qwen3_moe",
     lora={"rank": 4, "alpha": 8, "targets": ["linear_q", "linear_v", "linear_proj"]},
 )
+PHI = Setting("Phi-3, LoRA", model="phi3", lora={"rank": 4, "alpha": 8})
+LATENT = Setting("DeepSeek-V3, LoRA", model="deepseek_v3", lora={"rank": 4, "alpha": 8})
 FULL = {"recompute": {"granularity": "full"}}
 BLOCK = {"recompute": {"granularity": "full", "method": "block", "layers": 1}}
 SELECTIVE = {"recompute": {"granularity": "selective", "modules": ["core_attn", "mlp"]}}
@@ -192,5 +194,9 @@ CASES = [
     Case("LoRA, TP2 EP2 ETP1", 2, {"tensor": 2, "expert": 2, "expertTensor": 1}, setting=MOE_LORA),
     Case("LoRA of parts, EP2, selective recompute", 2, {"expert": 2}, EXPERTS, setting=MOE_PARTS),
     Case("LoRA, EP2 PP2", 4, {"expert": 2, "pipeline": 2}, setting=MOE_LORA),
+    Case("LoRA next to latent attention, EP2", 2, {"expert": 2}, setting=LATENT),
+    Case("LoRA next to latent attention, TP2 ETP2", 2, {"tensor": 2}, setting=LATENT),
+    Case("LoRA of fused matrices, TP2", 2, {"tensor": 2}, setting=PHI),
+    Case("LoRA of fused matrices, TP2 PP2", 4, {"tensor": 2, "pipeline": 2}, setting=PHI),
     Case("TP2 PP2 CP2", 8, {"tensor": 2, "pipeline": 2, "context": 2}),
 ]

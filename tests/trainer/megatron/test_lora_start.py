@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from rljob_api.families import FAMILIES
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.adapters import modules_of, parts_of
+from rljob_api.validation.adapters import FUSED, MODULES, modules_of, parts_of
 from rljob_trainer.batch import Batch
 from rljob_trainer.failure import ConfigurationError
 from trainer.megatron.gang import changed, run_engines, weights
@@ -22,6 +22,10 @@ from trainer.megatron.test_lora import far_apart, same, texts
 LORA = {"rank": 4, "alpha": 8}
 PARTS = ["linear_q", "linear_k", "linear_v", "linear_proj", "linear_fc1_gate", "linear_fc1_up", "linear_fc2"]
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+FUSED_NAMES = {module: module for module in ALL} | {
+    module: fused for target, (fused,) in FUSED.items() for module in MODULES[target]
+}
+"""Of the tensor that has a module in the files of some families."""
 LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
     "one rank": (1, {}),
     "tensor": (2, {"tensor": 2}),
@@ -133,8 +137,9 @@ def test_adapters_of_the_peft_library_are_what_they_are_there(
 ) -> None:
     """Of those modules that the family has adapters for."""
     model = make_model(tmp_path / "model", kind, tied=kind in TIED)
-    modules = [module for module in modules if module in modules_of(FAMILIES[kind].adapters)]
-    targets = parts_of(modules)
+    adapted = modules_of(FAMILIES[kind].adapters, {"model_type": kind})
+    modules = sorted({name for module in modules for name in (module, FUSED_NAMES[module]) if name in adapted})
+    targets = parts_of(modules, {"model_type": kind})
     batch, theirs = make_batch(model), made_by_peft(model, tmp_path / "adapter", modules)
     whole = {"expertTensor": 1} if FAMILIES[kind].whole_experts else {}
     spec = spec_of(model, {"targets": targets, "path": str(tmp_path / "adapter")}, layout, **whole)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rljob_api.families import FAMILIES
 from rljob_trainer.batch import Batch
 from trainer.megatron import parity
 from trainer.megatron.models import make_batch, make_model
@@ -17,7 +18,8 @@ World = tuple[dict[str, Path], dict[str, list[Batch]], dict[str, parity.Result]]
 @pytest.fixture(scope="module")
 def world(megatron: None, tmp_path_factory: pytest.TempPathFactory) -> World:
     """Models, three steps of batches, and how one rank trains on them in every setting."""
-    models = {kind: make_model(tmp_path_factory.mktemp(kind), kind) for kind in {c.setting.model for c in parity.CASES}}
+    kinds = {case.setting.model for case in parity.CASES}
+    models = {kind: make_model(tmp_path_factory.mktemp(kind), kind, not FAMILIES[kind].latent) for kind in kinds}
     batches = {kind: [make_batch(path, step) for step in (1, 2, 3)] for kind, path in models.items()}
     settings = {case.setting.name: case.setting for case in parity.CASES}
     alone = [parity.Case(name, 1, setting=setting) for name, setting in settings.items()]

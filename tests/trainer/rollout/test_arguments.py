@@ -56,6 +56,7 @@ def test_a_server_has_room_for_adapters_where_they_come_without_the_model() -> N
         assert ("--enable-lora" in arguments) == (sync == "adapters")
         assert room is None or option(arguments, "max-lora-rank") == room
         assert room is None or arguments.index("down_proj") == arguments.index("--lora-target-modules") + 1
+        assert room is None or {"q_proj", "qkv_proj", "gate_up_proj"} < set(arguments), "whatever its files have as one"
 
 
 def test_evaluation_may_have_the_longest_response() -> None:

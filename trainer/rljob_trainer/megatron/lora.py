@@ -27,13 +27,22 @@ ROWS = 1024
 class Adapters:
     """Of one policy, on one rank. They are all that is trained."""
 
-    def __init__(self, lora: LoraSpec, seed: int, modules: Sequence[MegatronModule], tasks: Sequence[Any]) -> None:
-        """`lora`: with its targets. Freezes `modules` and puts adapters into them. `tasks`: the bridge's, of the modules as they are before.
+    def __init__(
+        self,
+        lora: LoraSpec,
+        config: dict[str, Any],
+        seed: int,
+        modules: Sequence[MegatronModule],
+        tasks: Sequence[Any],
+    ) -> None:
+        """`lora`: with its targets. `config`: the model's config.json.
+
+        Freezes `modules` and puts adapters into them. `tasks`: the bridge's, of the modules as they are before.
 
         Raises ConfigurationError when the adapters to begin with are not of this model, or of other settings.
         """
         self.settings = lora
-        given = GivenAdapters(lora, tasks) if lora.path else None
+        given = GivenAdapters(lora, config, tasks) if lora.path else None
         kind = LoRAOfParts if lora.of_parts else LoRA
         kind(target_modules=list(lora.targets or ()), dim=lora.rank, alpha=lora.alpha)(list(modules), training=True)
         self._wrapped = [m for module in modules for m in module.modules() if isinstance(m, LoRALinear | PartsLinear)]

@@ -15,8 +15,14 @@ from megatron.bridge.peft.canonical_lora import (
 )
 from torch import nn
 
+from rljob_api.validation.adapters import LORA_B
+
 PARTS = ("adapter_q", "adapter_k", "adapter_v"), ("adapter_gate", "adapter_up")
 """By megatron-bridge's names, in the order of a matrix's rows."""
+
+
+FUSED = {"qkv_proj": PARTS[0], "gate_up_proj": PARTS[1]}
+"""By transformers' names of the matrices that some files have as one tensor."""
 
 
 class LoRAOfParts(CanonicalLoRA):
@@ -58,8 +64,7 @@ class PartsLinear(AdapterWrapper):
 
     def changed(self, weight: torch.Tensor, change: Callable[[torch.Tensor, Any], torch.Tensor]) -> torch.Tensor:
         """The matrix, with `change` of the rows that have an adapter, and this adapter, in their place."""
-        parts = [part.flatten(0, 1) for part in weight.unflatten(0, (self._groups, -1)).split(self._widths, 1)]
-        pairs = zip(parts, self.adapters, strict=True)
+        pairs = zip(apart(weight, self._groups, self._widths), self.adapters, strict=True)
         found = [change(part, adapter) if adapter is not None else part for part, adapter in pairs]
         return interleaved(found, self._groups, 0)
 
@@ -69,6 +74,33 @@ def interleaved(parts: Sequence[torch.Tensor], groups: int, dim: int) -> torch.T
     gate and up are one group on each rank."""
     at = dim % parts[0].ndim
     return torch.cat([part.unflatten(at, (groups, -1)) for part in parts], at + 1).flatten(at, at + 1)
+
+
+def apart(whole: torch.Tensor, groups: int, widths: Sequence[int]) -> list[torch.Tensor]:
+    """The parts of which `interleaved` makes the rows of `whole`."""
+    return [part.flatten(0, 1) for part in whole.unflatten(0, (groups, -1)).split(list(widths), 1)]
+
+
+def as_in_files(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
+    """Of an adapter as megatron-bridge exports it: B of a matrix that the files have as one tensor has its parts one below the other there."""
+    module = name.split(".")[-3]
+    if module not in FUSED or not name.endswith(LORA_B):
+        return tensor
+    return torch.cat(apart(tensor, *fused_shape(module, config, len(tensor))))
+
+
+def from_files(module: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
+    """The reverse: B of the whole matrix, as megatron-core has its rows."""
+    groups, widths = fused_shape(module, config, len(tensor))
+    return interleaved(tensor.split([groups * width for width in widths]), groups, 0)
+
+
+def fused_shape(module: str, config: Any, rows: int) -> tuple[int, list[int]]:
+    """Groups of the rows of all ranks, and the rows of each part in one group."""
+    if module == "gate_up_proj":
+        ranks = config.tensor_model_parallel_size
+        return ranks, [rows // 2 // ranks] * 2
+    return _shape(FUSED[module], config, rows, 1)
 
 
 def _shape(names: tuple[str, ...], config: Any, rows: int, ranks: int) -> tuple[int, list[int]]:

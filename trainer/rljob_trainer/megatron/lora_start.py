@@ -13,7 +13,7 @@ from rljob_api.spec.model import LoraSpec
 from rljob_api.validation.adapters import CONFIG, FIELD, LORA_A, LORA_B, WEIGHTS, given_violations, modules_of, parts_of
 from rljob_api.validation.result import Violation
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.megatron.lora_parts import PartsLinear, interleaved
+from rljob_trainer.megatron.lora_parts import FUSED, PartsLinear, from_files, interleaved
 from rljob_trainer.preflight import absent
 
 PREFIX = "base_model.model."
@@ -23,14 +23,16 @@ PREFIX = "base_model.model."
 class GivenAdapters:
     """Those of `spec.model.lora.path`. Each rank reads what it needs, one tensor at a time."""
 
-    def __init__(self, lora: LoraSpec, tasks: Sequence[Any]) -> None:
-        """`tasks`: the bridge's, of all matrices of the model. Raises ConfigurationError when the directory does not have what the spec says."""
-        self._targets, self._directory = lora.targets or (), Path(str(lora.path))
+    def __init__(self, lora: LoraSpec, config: dict[str, Any], tasks: Sequence[Any]) -> None:
+        """`config`: the model's config.json. `tasks`: the bridge's, of all matrices of the model.
+
+        Raises ConfigurationError when the directory does not have what the spec says."""
+        self._targets, self._model, self._directory = lora.targets or (), config, Path(str(lora.path))
         _refuse(absent(lora, str(lora.path)))
         self._file = safe_open(self._directory / WEIGHTS, framework="pt")
         held = set(self._file.keys())
-        config = json.loads((self._directory / CONFIG).read_text())
-        _refuse(given_violations(lora, config, {name.split(".")[-3] for name in held}))
+        given = json.loads((self._directory / CONFIG).read_text())
+        _refuse(given_violations(lora, config, given, {name.split(".")[-3] for name in held}))
         self._require(held, {f"{PREFIX}{name}{side}" for name in self._matrices(tasks) for side in (LORA_A, LORA_B)})
 
     def load(self, wrapped: LoRALinear | PartsLinear, task: Any) -> None:
@@ -57,7 +59,8 @@ class GivenAdapters:
         """B of all parts, one below the other as megatron-core has their rows: by heads, and gate and up by ranks."""
         parts = [self._tensor(name, LORA_B) for name in names]
         if len(parts) == 1:
-            return parts[0]
+            module = names[0].split(".")[-1]
+            return from_files(module, parts[0], wrapped.to_wrap.config) if module in FUSED else parts[0]
         return interleaved(parts, _groups(wrapped, len(parts)), 0)
 
     def _put(self, adapter: Any, a: torch.Tensor, b: torch.Tensor) -> None:
@@ -74,7 +77,7 @@ class GivenAdapters:
 
     def _matrices(self, tasks: Sequence[Any]) -> Iterator[str]:
         """transformers' names of all that the spec gives adapters to, on every rank and stage."""
-        modules = set(modules_of(self._targets))
+        modules = set(modules_of(self._targets, self._model))
         for task in tasks:
             if task.global_param_name.endswith(".weight"):
                 yield from (name for name in _names(task) if name.split(".")[-1] in modules)

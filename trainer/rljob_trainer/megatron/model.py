@@ -23,6 +23,7 @@ from rljob_trainer.megatron.export import Exporter
 from rljob_trainer.megatron.layers import keep_apart
 from rljob_trainer.megatron.lora import Adapters
 from rljob_trainer.megatron.lora_base import Base
+from rljob_trainer.megatron.lora_parts import as_in_files
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import configure, open_bridge
 
@@ -50,15 +51,17 @@ class PolicyModel:
         self._exporter = Exporter(self.bridge, self.modules, self.config)
         self.adapters: Adapters | None = None
         if spec.model.lora:
-            lora = settled(spec.model.lora, self.bridge.hf_pretrained.config.to_dict())
-            self.adapters = Adapters(lora, spec.data.seed, self.modules, self._exporter.tasks)
+            config = self.bridge.hf_pretrained.config.to_dict()
+            lora = settled(spec.model.lora, config)
+            self.adapters = Adapters(lora, config, spec.data.seed, self.modules, self._exporter.tasks)
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self._exporter.tensors(self.adapters.merged) if self.adapters else self._exporter.tensors()
 
     def export_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """`....q_proj.lora_A.weight` [rank, in] and `....lora_B.weight` [out, rank], whole, on every rank. Collective, as `export`."""
-        yield from self.bridge.export_adapter_weights(self.modules, cpu=False, show_progress=False)
+        for name, tensor in self.bridge.export_adapter_weights(self.modules, cpu=False, show_progress=False):
+            yield name, as_in_files(name, tensor, self.config)
 
     @cached_property
     def base(self) -> Base | None:

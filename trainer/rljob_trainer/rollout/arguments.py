@@ -1,7 +1,7 @@
 """The command lines and environments of rollout servers and of those of pools, from the spec. Pure."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rljob_api.families import ADAPTED
@@ -9,7 +9,7 @@ from rljob_api.sizing.serving import longest_context, server_defaults
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LORA_RANKS
 from rljob_api.spec.roles import PoolSpec
-from rljob_api.validation.adapters import modules_of
+from rljob_api.validation.adapters import FUSED, modules_of
 from rljob_trainer.machine import any_address, loopback
 from rljob_trainer.weights.protocol import SERVED_MODEL, backend
 
@@ -60,7 +60,7 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
         own |= {"enable-return-routed-experts": True}
     if (lora := spec.model.lora) and lora.sync == "adapters":
         own |= {"enable-lora": True, "max-loras": 1, "max-lora-rank": next(n for n in LORA_RANKS if n >= lora.rank)}
-        own |= {"lora-target-modules": modules_of(lora.targets or ADAPTED)}
+        own |= {"lora-target-modules": _adapted(lora.targets or ADAPTED)}
     default = {"disable-uvicorn-access-log": True} | server_defaults(spec) | (_IMAGES if spec.data.image_key else {})
     if spec.trainer.device == "cpu":
         default |= {"enforce-eager": True} | WHOLE_PROMPTS
@@ -69,6 +69,11 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
     if _on_several_gpus(spec, rollout.tensor_parallel):
         default |= WITHOUT_MULTICAST
     return list(_command_line(default | rollout.vllm_args | own))
+
+
+def _adapted(targets: Sequence[str]) -> list[str]:
+    """Modules, whether the files of the model have each or several as one."""
+    return [*modules_of(targets), *(module for target in targets for module in FUSED.get(target, ()))]
 
 
 def pool_arguments(spec: RLJobSpec, pool: PoolSpec, port: int) -> list[str]:
