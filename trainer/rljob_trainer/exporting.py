@@ -13,6 +13,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.files import give_name, make_directory, sync
 from rljob_trainer.checkpoint.manifest import read_manifest
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.quiet import quiet_libraries
 
 SECONDS = 3600.0
 """More than any collective of one process takes."""
@@ -27,7 +28,8 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, dtype: str) -> i
     try:
         _require(checkpoint, model, out)
         scratch = out.with_name(f".{out.name}.tmp-{os.getpid()}")
-        _write(_spec(checkpoint, model, dtype), model, scratch)
+        with quiet_libraries():
+            _write(_spec(checkpoint, model, dtype), model, scratch)
         sync(scratch)
         give_name(scratch, out)
     except (ConfigurationError, OSError) as error:

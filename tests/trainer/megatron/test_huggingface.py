@@ -1,6 +1,8 @@
 """The directory of an export. Its tensors: test_families."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -89,6 +91,9 @@ def test_any_checkpoint_of_a_job_becomes_what_the_job_itself_exports(model: Path
     assert own.keys() == out.keys() and all(torch.equal(own[name], out[name]) for name in own)
     assert not all(torch.equal(own[name], before[name]) for name in own), "nothing was learnt"
     assert run_ranks(1, lambda: exported(plain)) == [1], "the directory is there already"
+    command = [sys.executable, "-m", "rljob_trainer", "export", "--model", model, "--dtype", "float32"]
+    again = subprocess.run([*command, plain, tmp_path / "again"], capture_output=True, text=True)
+    assert (again.stdout, again.stderr) == (f"{tmp_path}/again: the Hugging Face model of {plain}\n", "")
 
 
 def test_an_export_leaves_what_somebody_has_next_to_it_or_puts_in_its_place(model: Path, tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ def test_what_was_fetched_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     with serving(Handler, {"a/rows.jsonl": b"rows"}) as (url, _):
         assert main(["fetch", f"{url}/a/rows.jsonl", str(tmp_path / "set")]) == 0
     assert (tmp_path / "set/rows.jsonl").read_bytes() == b"rows"
-    assert capsys.readouterr().out == f"{tmp_path}/set: 1 files of {url}/a/rows.jsonl\n"
+    said = capsys.readouterr()
+    assert said.out == f"{tmp_path}/set: 1 file of {url}/a/rows.jsonl\n"
+    assert said.err == "", "progress is for a terminal"
 
 
 def test_a_mistake_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,8 +50,9 @@ class Account:
 
 
 def amount(there: int, total: int) -> str:
-    """For example `3.2 of 15.2 GB`."""
-    return f"{there / 1e9:.1f} of {total / 1e9:.1f} GB" if total else f"{there / 1e9:.1f} GB"
+    """For example `3.2 of 15.2 GB`, or `0.4 of 11.4 MB`."""
+    size, unit = (1e9, "GB") if not total or total >= 1e8 else (1e6, "MB")
+    return f"{there / size:.1f} of {total / size:.1f} {unit}" if total else f"{there / size:.1f} {unit}"
 
 
 def fetch_here(address: str, directory: Path, patterns: list[str]) -> int:
@@ -68,11 +69,15 @@ def fetch_here(address: str, directory: Path, patterns: list[str]) -> int:
     record = read_record(directory)
     assert record
     revision = f" at {record.revision}" if record.revision else ""
-    print(f"{directory}: {len(record.files)} files of {address}{revision}")
+    count = len(record.files)
+    print(f"{directory}: {count} file{'s' if count > 1 else ''} of {address}{revision}")
     return 0
 
 
 def _print(there: int, total: int) -> None:
+    """On a terminal: a log would get a line for each piece."""
+    if not sys.stderr.isatty():
+        return
     print(f"\r{amount(there, total)}", end="\n" if there == total else "", file=sys.stderr, flush=True)
 
 
