@@ -4,7 +4,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch.nn import Module
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
+    UnquantizedMoeBackend,
+    convert_to_unquantized_kernel_format,
+)
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.fp8 import Fp8LinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
@@ -50,3 +56,29 @@ def test_not_where_one_layer_makes_something_else_of_its_weights() -> None:
     assert not reload.computes_with_what_it_loads(model(*PLAIN, module(quant_method=quantized)))
     latent = module(process_weights_after_loading=lambda _: None)
     assert not reload.computes_with_what_it_loads(model(*PLAIN, latent))
+
+
+def experts(backend: UnquantizedMoeBackend) -> Module:
+    method = UnquantizedFusedMoEMethod.__new__(UnquantizedFusedMoEMethod)
+    torch.nn.Module.__init__(method)
+    method.unquantized_backend = backend
+    return module(quant_method=method)
+
+
+def are_kept(backend: UnquantizedMoeBackend) -> bool:
+    """By vLLM's own conversion."""
+    gated: Any = SimpleNamespace(is_act_and_mul=True)
+    loaded = torch.randn(2, 8, 4), torch.randn(2, 4, 4)
+    taken = convert_to_unquantized_kernel_format(backend, gated, *loaded)
+    return all(a.data_ptr() == b.data_ptr() for a, b in zip(loaded, taken, strict=True))
+
+
+@pytest.mark.parametrize("name", ["TRITON", "BATCHED_TRITON", "FLASHINFER_CUTLASS"])
+def test_experts_are_overwritten_in_place_where_their_kernel_takes_them_as_they_are(name: str) -> None:
+    backend = UnquantizedMoeBackend[name]
+    assert reload.computes_with_what_it_loads(model(*PLAIN, experts(backend))) == are_kept(backend)
+    assert are_kept(backend) == ("TRITON" in name)
+
+
+def test_experts_of_other_kernels_are_not() -> None:
+    assert not reload.computes_with_what_it_loads(model(*PLAIN, experts(UnquantizedMoeBackend.FLASHINFER_TRTLLM)))
