@@ -1,11 +1,12 @@
 """When an update may be loaded over the tensors that vLLM computes with."""
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch.nn import Module
+from torch.nn import Linear, Module, Parameter
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
     UnquantizedMoeBackend,
     convert_to_unquantized_kernel_format,
@@ -14,6 +15,8 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.fp8 import Fp8LinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from rljob_trainer.weights import reload
 
@@ -82,3 +85,34 @@ def test_experts_are_overwritten_in_place_where_their_kernel_takes_them_as_they_
 
 def test_experts_of_other_kernels_are_not() -> None:
     assert not reload.computes_with_what_it_loads(model(*PLAIN, experts(UnquantizedMoeBackend.FLASHINFER_TRTLLM)))
+
+
+class Latent(Module):
+    """Two matrices, and one that is made of the first after loading, as multi-latent attention has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.attention = Linear(3, 2, bias=False), Linear(2, 3, bias=False), Module()
+        record_metadata_for_reloading(self)
+        self.attention.made = Parameter(self.first.weight.T.clone())
+
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        parameters = dict(self.named_parameters())
+        for name, tensor in tensors:
+            getattr(parameters[name], "weight_loader", default_weight_loader)(parameters[name], tensor)
+
+
+def new(*names: str) -> dict[str, torch.Tensor]:
+    return {name: torch.randn_like(parameter) for name, parameter in Latent().named_parameters() if name in names}
+
+
+def test_what_is_made_of_other_tensors_needs_none_of_its_own() -> None:
+    found, update = Latent(), new("first.weight", "second.weight")
+    with torch.no_grad():
+        reload.load(found, None, iter(update.items()), in_place=False)
+    assert all(torch.equal(found.get_parameter(name), tensor) for name, tensor in update.items())
+
+
+def test_a_matrix_that_got_none_is_named() -> None:
+    with torch.no_grad(), pytest.raises(reload.LostUpdateError, match="Latent does not reach second.weight$"):
+        reload.load(Latent(), None, iter(new("first.weight").items()), in_place=False)

@@ -45,7 +45,7 @@ def load(model: Module, config: Any, tensors: Iterator[tuple[str, Tensor]], in_p
     initialize_layerwise_reload(model)
     loaded.load_weights(tensors)
     if lost := _lost(model):
-        what = f"{', '.join(lost[:3])} and {len(lost) - 3} more" if len(lost) > 3 else ", ".join(lost)
+        what = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
         raise LostUpdateError(f"vLLM's layer-wise reload of {type(model).__name__} does not reach {what}")
     finalize_layerwise_reload(model, config)
     if current_platform.is_cpu():
@@ -64,9 +64,11 @@ def _lost(model: Module) -> list[str]:
 
 
 def _awaited(layer: Module) -> dict[str, Tensor]:
-    """What a layer computes with, while its reload has not begun."""
+    """What a layer computes with and loads, while its reload has not begun. Parameters that vLLM makes of others afterwards are not loaded."""
     info = get_layerwise_info(layer)
-    return info.kernel_tensors[0] if info.kernel_tensors and not info.load_numel else {}
+    if not info.kernel_tensors or info.load_numel:
+        return {}
+    return {name: tensor for name, tensor in info.kernel_tensors[0].items() if name in info.restore_metadata[0]}
 
 
 def computes_with_what_it_loads(model: Module) -> bool:
