@@ -33,16 +33,22 @@ CASES = {
     "trinity/dpo.yaml": Options(),
     "trinity/distill.yaml": Options(),
     "llamafactory/moe-sft.yaml": Options(nodes=2, gpus_per_node=8),
+    "llamafactory/v1-sft.yaml": Options(nodes=1, gpus_per_node=8),
+    "llamafactory/v1-dpo.yaml": Options(),
     "llamafactory/lora-dpo.yaml": Options(root="/mnt", claim="models", image="example/trainer:1"),
     "rlinf/grpo.yaml": Options(gpus_per_node=4, rows=5120),
 }
-DATA_SETS = {"llamafactory": "llamafactory/dataset_info.json"}
+DATA_SETS = {
+    "llamafactory/moe-sft.yaml": "llamafactory/dataset_info.json",
+    "llamafactory/lora-dpo.yaml": "llamafactory/dataset_info.json",
+    "llamafactory/v1-sft.yaml": "llamafactory/v1-sets.json",
+}
 
 
 def result(case: str) -> Result:
     system, options = case.split("/")[0], CASES[case]
-    if system in DATA_SETS:
-        options = Options(**vars(options) | {"data_sets": yaml.safe_load((HERE / DATA_SETS[system]).read_text())})
+    if case in DATA_SETS:
+        options = Options(**vars(options) | {"data_sets": yaml.safe_load((HERE / DATA_SETS[case]).read_text())})
     return imported(system, (HERE / case).read_text(), Path(case).name, options)
 
 
@@ -79,6 +85,23 @@ def test_held_out_prompts_that_are_answered_greedily_keep_no_narrowed_distributi
     assert held_out["name"] == "_AIME"
     assert held_out["sampling"].keys() == {"temperature", "maxTokens"} and not held_out["sampling"]["temperature"]
     assert validate(spec, "demo").valid
+
+
+V1 = "{model: /m, train_dataset: /data/rows.jsonl, output_dir: o, max_steps: 5, "
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "task"),
+    [
+        ("model_class: llm}", "", "sft"),
+        ("model_class: llm}", "dpo", "dpo"),
+        ("pref_beta: 0.3}", "", "dpo"),
+        ("model_class: cls}", "", "rewardModel"),
+    ],
+)
+def test_a_file_of_llama_factorys_v1_is_of_the_task_that_its_command_names(text: str, command: str, task: str) -> None:
+    options = Options(environment={"COMMAND": command} if command else {})
+    assert spec_of("llamafactory", V1 + text, options)["task"] == task
 
 
 def test_every_configuration_has_its_case() -> None:

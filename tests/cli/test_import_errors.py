@@ -65,7 +65,7 @@ def test_a_broken_rule_is_told_beside_the_rljob(rljob: Rljob, tmp_path: Path) ->
         ("llamafactory", "compute_environment: LOCAL_MACHINE", "configures accelerate"),
         ("llamafactory", "{model_name_or_path: /m, export_dir: /e}", "trains nothing"),
         ("llamafactory", "{model_name_or_path: /m, infer_backend: vllm}", "trains nothing"),
-        ("llamafactory", "{model: /m, train_dataset: d}", "v1 form"),
+        ("llamafactory", "{model: /m, model_class: llm, peft_config: {export_dir: m}}", "merges a model"),
         ("verl", "python3 -m verl.trainer.main_generation trainer.nnodes=1", "which trains nothing"),
     ],
 )
@@ -185,3 +185,16 @@ def test_a_system_is_found_as_its_users_write_it(rljob: Rljob) -> None:
         screen = rljob("import", name, "/nowhere.yaml")
         assert (screen.code, screen.err) == (1, "error: cannot read /nowhere.yaml: No such file or directory\n")
     assert rljob("import", "openrlhf", "/nowhere.yaml").code == 2
+
+
+def test_data_sets_of_llama_factorys_v1_are_read_from_yaml(rljob: Rljob, tmp_path: Path) -> None:
+    """The file that `train_dataset` names; another one is refused."""
+    job, sets = tmp_path / "job.yaml", tmp_path / "sets.yaml"
+    job.write_text("{model: /data/m, model_class: llm, train_dataset: data/sets.yaml, max_steps: 5, output_dir: o}")
+    assert "give it with --dataset-info" in rljob("import", "llamafactory", str(job)).err
+    sets.write_text("chats: {path: data/chats.json, source: local, converter: openai}")
+    found = rljob("import", "llamafactory", str(job), "--dataset-info", str(sets))
+    data = yaml.safe_load(found.out)["spec"]["data"]
+    assert (data["train"], data["format"]) == (["/data/data/chats.json"], "messages")
+    sets.write_text("chats: {file_name: chats.json}")
+    assert "chats has no path" in rljob("import", "llamafactory", str(job), "--dataset-info", str(sets)).err

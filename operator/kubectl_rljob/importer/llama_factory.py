@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kubectl_rljob.importer import places
+from kubectl_rljob.importer import llama_factory_v1, places
 from kubectl_rljob.importer.adapters import adapters
 from kubectl_rljob.importer.amounts import Length, Warmup
 from kubectl_rljob.importer.hydra import plain
@@ -28,7 +28,6 @@ OTHER_FILES = {
     "distributed_type": "configures accelerate: import the file that names model and dataset",
     "export_dir": "merges or quantises a model, and trains nothing: checkpoints of an RLJob are whole models",
     "infer_backend": "configures a server, and trains nothing",
-    "train_dataset": "is of LLaMA-Factory's v1 form: that with model_name_or_path and dataset is read",
 }
 """By a key that only such files have."""
 WITHOUT_REFERENCE = ("simpo", "orpo")
@@ -237,8 +236,10 @@ LLAMA_FACTORY = System(
 
 
 def read_file(text: str, environment: Mapping[str, str]) -> Source:
-    """Flat YAML. Raises Unreadable, also of files that train nothing."""
+    """Flat YAML, or that of v1. Raises Unreadable, also of files that train nothing."""
     tree = tree_of(text)
+    if llama_factory_v1.is_v1(tree):
+        return llama_factory_v1.source(tree)
     other = next((purpose for key, purpose in OTHER_FILES.items() if key in tree), "")
     if other:
         raise Unreadable(other)

@@ -18,6 +18,8 @@ What [`kubectl rljob import`](../import.md) makes of each key of other systems' 
 such setting, or has another one for it. *Not expressible*: the job runs without it, and the report says so. *Read with others*: the key decides about
 fields of other rows. A key that is not here is an error.
 
+<div class="keys" markdown>
+
 """
 WORDS = {
     Outcome.IMPLIED: "implied",
@@ -53,4 +55,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(HEAD + tables().rstrip() + "\n")
+    Path(sys.argv[1]).write_text(HEAD + tables().rstrip() + "\n\n</div>\n")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kubectl_rljob.importer import llama_factory, rlinf, roll
+from kubectl_rljob.importer.llama_factory_v1 import LLAMA_FACTORY_V1
 from kubectl_rljob.importer.settings import System
 from kubectl_rljob.importer.sources import Source
 from kubectl_rljob.importer.trinity import files as trinity
@@ -23,6 +24,6 @@ SYSTEMS: dict[str, Reader] = {
     "verl": Reader(verl.read, (verl.PPO, verl.SFT)),
     "roll": Reader(roll.read, (roll.RL, roll.SFT, roll.DPO)),
     "trinity": Reader(trinity.read_file, (trinity.TRINITY, *trinity.TABLES.values())),
-    "llamafactory": Reader(llama_factory.read_file, (llama_factory.LLAMA_FACTORY,)),
+    "llamafactory": Reader(llama_factory.read_file, (llama_factory.LLAMA_FACTORY, LLAMA_FACTORY_V1)),
     "rlinf": Reader(rlinf.read_file, (rlinf.RLINF,)),
 }

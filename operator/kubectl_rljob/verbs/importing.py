@@ -1,10 +1,10 @@
 """Make an RLJob of another system's configuration."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 
 from kubectl_rljob import errors
 from kubectl_rljob.errors import UserError
@@ -59,7 +59,12 @@ class System(click.Choice[str]):
     help="a variable that a script or YAML reads; 1, 2: arguments of a script",
 )
 @click.option("--allow", "allowed", multiple=True, metavar="KEY", help="pass over a key that is not known")
-@click.option("--dataset-info", type=click.Path(), metavar="FILE", help="LLaMA-Factory's dataset_info.json")
+@click.option(
+    "--dataset-info",
+    type=click.Path(),
+    metavar="FILE",
+    help="LLaMA-Factory's dataset_info.json, or its v1 form's YAML of data sets",
+)
 def import_(session: Session, system: str, file: str, dataset_info: str | None, **flags: Any) -> None:
     """Make an RLJob of another system's configuration.
 
@@ -67,7 +72,7 @@ def import_(session: Session, system: str, file: str, dataset_info: str | None, 
     output, with the key that it comes from beside each line; what was implied, changed, or cannot be said goes to
     standard error. Scripts are read and never run. Exit code 1 when there is an unknown key, or a rule is broken.
     """
-    data_sets = _json(dataset_info) if dataset_info else {}
+    data_sets = _data_sets(dataset_info) if dataset_info else {}
     try:
         result = imported(system, _text(file), Path(file).name, Options(data_sets=data_sets, **flags))
     except Unreadable as error:
@@ -88,11 +93,12 @@ def _text(file: str) -> str:
         raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _json(file: str) -> dict[str, Any]:
+def _data_sets(file: str) -> dict[str, Any]:
+    """JSON, which is YAML as well, or YAML."""
     try:
-        found = json.loads(_text(file))
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON: {error}") from error
+        found = yaml.safe_load(_text(file))
+    except yaml.YAMLError as error:
+        raise UserError(f"{file} is neither JSON nor YAML: {error}") from error
     if not isinstance(found, dict):
         raise UserError(f"{file} holds no data sets by name")
     return found
