@@ -31,6 +31,13 @@ def test_the_served_type_and_the_checkpoints_own_type_are_taken(tmp_path: Path) 
     m.check_complete(["router", "w"])
 
 
+def test_the_bias_of_a_router_comes_as_the_trainer_has_it(tmp_path: Path) -> None:
+    bias = "model.layers.1.mlp.gate.e_score_correction_bias"
+    save_file({bias: torch.zeros(4, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    ExpectedTensors.of(tmp_path, "bfloat16").check([entry(bias, "float32", 4)])
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -10,6 +10,8 @@ from safetensors import safe_open
 from rljob_trainer.weights.bucket import Entry
 
 TIED = "lm_head.weight"
+WIDE = ".e_score_correction_bias"
+"""By which a router chooses: trainer and vLLM have it in float32, whatever the checkpoint has."""
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -40,7 +42,8 @@ class ExpectedTensors:
                 for name in (n for n in handle.keys() if not n.startswith(further)):  # noqa: SIM118 not a dictionary
                     part = handle.get_slice(name)
                     own = _DTYPES.get(part.get_dtype(), dtype)
-                    tensors[name] = (tuple(part.get_shape()), frozenset({dtype, own}))
+                    wide = {"float32"} if name.endswith(WIDE) else set()
+                    tensors[name] = (tuple(part.get_shape()), frozenset({dtype, own} | wide))
         return ExpectedTensors(tensors, bool(config.get("tie_word_embeddings", False)))
 
     def check(self, entries: Iterable[Entry]) -> None:
