@@ -56,7 +56,8 @@ def test_a_broken_rule_is_told_beside_the_rljob(rljob: Rljob, tmp_path: Path) ->
     ("system", "text", "said"),
     [
         ("verl", "echo hello", "holds no command with overrides"),
-        ("roll", "custom_envs: {}", "of a pipeline that no RLJob has"),
+        ("roll", "custom_envs: {}", "write them as an agent or a service"),
+        ("roll", "student: {}", "of a pipeline that no RLJob has"),
         ("llamafactory", "- a list", "is no YAML of keys and values"),
         ("rlinf", "a: [", "is not YAML"),
         ("rlinf", "runner: {task_type: embodied}\nenv: {group_name: E}", "is of the task `embodied`"),
@@ -198,3 +199,12 @@ def test_data_sets_of_llama_factorys_v1_are_read_from_yaml(rljob: Rljob, tmp_pat
     assert (data["train"], data["format"]) == (["/data/data/chats.json"], "messages")
     sets.write_text("chats: {file_name: chats.json}")
     assert "chats has no path" in rljob("import", "llamafactory", str(job), "--dataset-info", str(sets)).err
+
+
+def test_a_workflow_of_trinitys_with_several_turns_is_said_to_need_an_agent() -> None:
+    """Whatever else the file lacks."""
+    text = "{mode: both, buffer: {explorer_input: {taskset: {path: /data/a.jsonl, default_workflow_type: alfworld_workflow}}}}"
+    assert (
+        "alfworld_workflow: a prompt is answered in a single turn: write the workflow as an agent"
+        in imported("trinity", text, "file", Options()).report
+    )

@@ -415,7 +415,13 @@ DPO = System("ROLL, DPO", DPO_ROWS, (sources, weights, layout, other_roles, supe
 def read(text: str, variables: Mapping[str, str]) -> Source:
     """YAML of Hydra. Raises Unreadable, also of a pipeline that is none of the three."""
     tree, lost = resolve(tree_of(text), variables)
-    for key in ("custom_envs", "train_env_manager", "student_train", "student", "teacher", "reward"):
+    for key in ("custom_envs", "train_env_manager"):
+        if key in tree:
+            raise Unreadable(
+                f"is of the agentic pipeline (`{key}`), whose environments are classes of ROLL: write them as an agent or a service "
+                "for rollout.agent (docs/agents.md). RLVR, SFT and DPO are read"
+            )
+    for key in ("student_train", "student", "teacher", "reward"):
         if key in tree:
             raise Unreadable(f"is of a pipeline that no RLJob has (`{key}`): RLVR, SFT and DPO are read")
     if "pretrain" not in tree and not any(key.startswith(("actor_", "sft_")) for key in tree):

@@ -58,7 +58,9 @@ def sources(settings: Settings) -> Iterator[Said]:
 def _workflow(settings: Settings) -> Iterator[Said]:
     for key in ("buffer.explorer_input.default_workflow_type", f"{TASKS}default_workflow_type"):
         if settings[key] not in WORKFLOWS:
-            yield settings.lacking(key, "a prompt is answered in a single turn")
+            yield settings.lacking(
+                key, "a prompt is answered in a single turn: write the workflow as an agent for rollout.agent.python"
+            )
         elif settings[key] in PROMPTING and f"{TASKS}format.system_prompt" not in settings:
             yield settings.changed(
                 key, "the system prompt that the workflow adds: put it into data.chatTemplate.systemPrompt"
