@@ -115,6 +115,9 @@ def write(directory: Path, kind: str, **changes: int) -> Path:
     if "kv_lora_rank" in values:
         values["num_key_value_heads"] = values["num_attention_heads"]
     values |= {"vocab_size": VOCABULARY, "eos_token_id": VOCABULARY - 1, "tie_word_embeddings": kind == "gemma3_text"}
+    values["pad_token_id"] = (
+        None  # its embedding is zero, and it is a digit of the prompts: a prompt that begins with it has no gradient
+    )
     config = getattr(transformers, name)(**values)
     random_model(config, seed=1).to(torch.bfloat16).save_pretrained(directory)
     return directory
