@@ -27,8 +27,8 @@ class PackedRow:
     """Of the trajectories in the step's columns."""
     counts: tuple[int, ...]
     """Response tokens of each, those that an environment wrote included."""
-    responses: torch.Tensor
-    """[r], where the response tokens lie in the row, trajectory after trajectory."""
+    places: torch.Tensor
+    """[t], which of the response tokens, trajectory after trajectory, lies at each place of this rank; their number where none does."""
     length: int
     """Tokens of the whole row."""
     starts: tuple[int, ...]
@@ -38,15 +38,14 @@ class PackedRow:
 
     def spread(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
         """Values of the trajectories' response tokens, [count] each, to this rank's [t]; 0 elsewhere."""
-        whole = torch.zeros(self.length, dtype=values[0].dtype if values else torch.float32)
-        whole[self.responses] = torch.cat(list(values)) if values else whole[:0]
-        return whole[self.share]
+        nothing = torch.zeros(1, dtype=values[0].dtype if values else torch.float32)
+        return torch.cat([*values, nothing]).index_select(0, self.places)
 
     def collect(self, part: torch.Tensor) -> list[torch.Tensor]:
         """The way back, in float32 on CPU. Tokens that another rank has are 0: the sum over ranks is the whole."""
-        whole = torch.zeros(self.length)
-        whole[self.share] = part.detach().float().cpu()
-        return list(whole[self.responses].split(self.counts))
+        found = torch.zeros(sum(self.counts) + 1)
+        found[self.places] = part.detach().float().cpu()
+        return list(found[:-1].split(self.counts))
 
 
 @dataclass(slots=True)
@@ -75,7 +74,7 @@ class MicroBatch:
     def put(self, name: str, values: Mapping[int, torch.Tensor] | Sequence[torch.Tensor]) -> None:
         """Make a column. `values`: [count] of each trajectory, by its row."""
         column = self.row.spread([values[i] for i in self.row.rows])
-        self.columns[name] = column.float().to(self.targets.device)
+        self.columns[name] = column.to(self.targets.device).float()
 
 
 def micro_batch(
@@ -142,8 +141,9 @@ def _row(
     ends = [start + n for start, n in zip(starts, lengths, strict=False)]
     responses = [torch.arange(end - n, end) for end, n in zip(ends, counts, strict=True)]
     share = context_parallel.rows(starts, parallel.layout.context, parallel.context_rank)
-    whole = torch.cat([torch.arange(0), *responses])
-    return PackedRow(tuple(rows), tuple(counts), whole, starts[-1], starts[: len(rows)], share)
+    places = torch.full((starts[-1],), sum(counts))
+    places[torch.cat([torch.arange(0), *responses])] = torch.arange(sum(counts))
+    return PackedRow(tuple(rows), tuple(counts), places[share], starts[-1], starts[: len(rows)], share)
 
 
 def _packed(lengths: list[int], parallel: ParallelState) -> PackedSeqParams:
