@@ -3,6 +3,7 @@
 import torch
 
 from rljob_api.spec.roles import Offload
+from rljob_trainer.megatron.host_memory import HostMemory
 from rljob_trainer.megatron.offload import OffloadedPart, Offloader
 
 
@@ -16,6 +17,30 @@ def test_views_of_a_storage_have_their_values_again_when_it_is_back() -> None:
         head.zero_()
     with part.fetched():
         assert whole.tolist() == [0, 0, 0, 0, 4, 5, 6, 7, 8, 9]
+
+
+def test_host_memory_takes_what_it_holds_across_blocks_of_any_size() -> None:
+    memory, written = HostMemory(block=8), [torch.arange(n, dtype=torch.uint8) + n for n in (5, 17, 0, 3)]
+    at = 0
+    for one in written:
+        at = memory.write(at, one)
+    assert (at, memory.size) == (25, 32)
+    at = 0
+    for one in written:
+        at = memory.read(at, found := torch.zeros_like(one))
+        assert torch.equal(found, one)
+    memory.write(6, torch.zeros(4, dtype=torch.uint8))
+    memory.read(5, found := torch.zeros(17, dtype=torch.uint8))
+    assert torch.equal(found, torch.cat([written[1][:1], torch.zeros(4, dtype=torch.uint8), written[1][5:]]))
+
+
+def test_a_part_that_grows_keeps_its_values() -> None:
+    tensors = [torch.ones(3)]
+    part = OffloadedPart(lambda: tensors)
+    with part.fetched():
+        tensors.insert(0, torch.full((4,), 2.0))
+    with part.fetched():
+        assert [t.tolist() for t in tensors] == [[2.0] * 4, [1.0] * 3]
 
 
 def test_phases_may_be_nested() -> None:
@@ -33,7 +58,7 @@ def test_what_is_not_kept_only_gives_its_memory_back() -> None:
     part = OffloadedPart(lambda: [tensor], keep=False)
     with part.fetched():
         assert tensor.zero_().shape == (3,)
-    assert not part._host
+    assert part._host.size == 0
 
 
 def test_only_what_is_named_leaves_and_tensors_made_meanwhile_leave_with_it() -> None:

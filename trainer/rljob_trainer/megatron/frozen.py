@@ -15,6 +15,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import MegatronReward
 from rljob_api.spec.roles import Offload
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.megatron.host_memory import HostMemory, bytes_of
 from rljob_trainer.megatron.lora import is_adapter
 from rljob_trainer.megatron.model import CHECKPOINT, PolicyModel
 from rljob_trainer.megatron.network import LoadedModel, Network
@@ -92,12 +93,12 @@ class HostCopy:
             [p for m in models for name, p in m.named_parameters() if not is_adapter(name)]
             for models in (modules, source)
         )
-        if [p.shape for p in ours] != [p.shape for p in theirs]:
+        if [(p.shape, p.dtype) for p in ours] != [(p.shape, p.dtype) for p in theirs]:
             fix = "name a model of the same shapes, or set spec.reference.offload: false"
             raise ConfigurationError(FIELD, "set", "is not of the policy's architecture", fix)
-        pin = torch.cuda.is_available()
-        copies = [torch.empty_like(p, device="cpu", pin_memory=pin).copy_(p.detach()) for p in theirs]
-        self._pairs = list(zip(ours, copies, strict=True))
+        self._ours, self._host, at = ours, HostMemory(), 0
+        for parameter in theirs:
+            at = self._host.write(at, bytes_of(parameter))
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -110,10 +111,11 @@ class HostCopy:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        for parameter, copy in self._pairs:
+        at = 0
+        for parameter in self._ours:
             own = parameter.detach().clone()
-            parameter.copy_(copy)
-            copy.copy_(own)
+            self._host.read(at, bytes_of(parameter))
+            at = self._host.write(at, bytes_of(own))
 
 
 class RewardModels:

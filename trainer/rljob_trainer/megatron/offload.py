@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from rljob_api.spec.roles import Offload
+from rljob_trainer.megatron.host_memory import HostMemory
 
 Part = Literal["parameters", "gradients", "optimizer"]
 Tensors = Callable[[], Iterable[torch.Tensor]]
@@ -53,7 +54,7 @@ class OffloadedPart:
         """Gives their device memory back. `keep`: their content matters."""
         self._tensors, self._keep, self._users = tensors, keep, 0
         self._away: list[tuple[torch.UntypedStorage, int]] = []
-        self._host: dict[int, torch.Tensor] = {}
+        self._host = HostMemory()
         self._offload()
 
     @contextmanager
@@ -71,22 +72,18 @@ class OffloadedPart:
     def _offload(self) -> None:
         storages = {s.data_ptr(): s for s in (t.untyped_storage() for t in self._tensors()) if s.nbytes()}
         self._away = [(s, s.nbytes()) for s in storages.values()]
-        for i, (storage, size) in enumerate(self._away):
+        at = 0
+        for storage, _ in self._away:
             if self._keep:
-                self._host_bytes(i, size).copy_(_bytes(storage))
+                at = self._host.write(at, _bytes(storage))
             storage.resize_(0)
 
     def _fetch(self) -> None:
-        for i, (storage, size) in enumerate(self._away):
+        at = 0
+        for storage, size in self._away:
             storage.resize_(size)
             if self._keep:
-                _bytes(storage).copy_(self._host_bytes(i, size))
-
-    def _host_bytes(self, i: int, size: int) -> torch.Tensor:
-        """Made once: pinning takes longer than copying."""
-        if i not in self._host or self._host[i].numel() != size:
-            self._host[i] = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
-        return self._host[i]
+                at = self._host.read(at, _bytes(storage))
 
 
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -1,0 +1,52 @@
+"""Memory of the host for what leaves a device for a while.
+
+A GPU copies at its full rate to and from pinned memory only, and torch rounds every piece of that up to a power of two
+(ATen/core/CachingHostAllocator.h, `allocate`): 17 GiB would take 32. Taken in blocks of a power of two, it takes what it holds.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+BLOCK = 2**26
+"""Bytes: a millisecond of copying."""
+
+
+class HostMemory:
+    """A row of bytes that becomes longer when more is written than it has room for. Pinning takes longer than copying: blocks are kept."""
+
+    def __init__(self, block: int = BLOCK) -> None:
+        self._block = block
+        self._blocks: list[torch.Tensor] = []
+
+    @property
+    def size(self) -> int:
+        return self._block * len(self._blocks)
+
+    def write(self, at: int, source: torch.Tensor) -> int:
+        """`source`: [n] uint8. Returns where the next one may begin."""
+        for start, piece in self._pieces(at, len(source)):
+            piece.copy_(source[start : start + len(piece)])
+        return at + len(source)
+
+    def read(self, at: int, target: torch.Tensor) -> int:
+        """`target`: [n] uint8, is overwritten. Returns where the next one begins."""
+        for start, piece in self._pieces(at, len(target)):
+            target[start : start + len(piece)].copy_(piece)
+        return at + len(target)
+
+    def _pieces(self, at: int, size: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """(where it begins in the caller's bytes, its place) of all blocks that these bytes lie in."""
+        start = 0
+        while start < size:
+            number, offset = divmod(at + start, self._block)
+            while number >= len(self._blocks):
+                self._blocks.append(torch.empty(self._block, dtype=torch.uint8, pin_memory=torch.cuda.is_available()))
+            piece = self._blocks[number][offset : offset + size - start]
+            yield start, piece
+            start += len(piece)
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """[n] uint8: the same memory. Raises RuntimeError for a tensor that is not contiguous."""
+    return tensor.detach().view(-1).view(torch.uint8)
