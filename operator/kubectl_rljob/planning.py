@@ -11,6 +11,7 @@ from rljob_api import names
 from rljob_api.job_policy import JobPolicy
 from rljob_api.manifest import Manifest
 from rljob_api.sizing.devices import Device, smallest
+from rljob_api.sizing.host import HostMemory, host_memory
 from rljob_api.sizing.layout import Amounts, Layout, pods_of
 from rljob_api.sizing.memory import (
     CacheMemory,
@@ -128,6 +129,10 @@ class Plan:
         counted = self._counted()
         return phases(*counted, self.device.bytes) if counted and self.device else []
 
+    def host(self) -> HostMemory | None:
+        """Of a trainer pod, where the model is known."""
+        return host_memory(*counted) if (counted := self._counted()) else None
+
     def cache(self) -> CacheMemory | None:
         """Of a server's GPU; `there` is 0 where none is known."""
         counted = self._counted()
@@ -162,6 +167,8 @@ class Plan:
             if found := self.phases():
                 out["gpu"] = asdict(self.device) if self.device else {}
                 out["phases"] = {p.name: {**_rounded(asdict(p), "name"), "total": round(p.total)} for p in found}
+            if host := self.host():
+                out["hostMemory"] = _rounded(asdict(host))
             if cache := self.cache():
                 out["kvCache"] = _rounded(asdict(cache))
             if caches := self.pool_caches():

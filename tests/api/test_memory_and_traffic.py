@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec
+from rljob_api.sizing.host import HostMemory, host_memory
 from rljob_api.sizing.memory import (
     SERVER_OVERHEAD,
     TRAINER_OVERHEAD,
@@ -290,6 +291,25 @@ def test_what_is_offloaded_is_there_in_the_phases_that_need_it() -> None:
     assert found["save"].certain == 18 * b + 63 * GIB, (
         "a save brings them back beside the server, gradients to gather in"
     )
+
+
+def test_the_host_holds_what_leaves_the_gpus_the_reference_and_a_checkpoint_s_copy() -> None:
+    away = {"parameters": True, "gradients": True, "optimizer": True}
+    spec = gpu_spec(processes=4, trainer={"offload": away}, algorithm={"advantage": "grpo", "kl": {"coefficient": 0.1}})
+    b = QWEN_1_5B.parameters
+    assert host_memory(spec, QWEN_1_5B) == HostMemory(4 * (2 * b + 12 * b / 4), 4 * 2 * b, 4 * (2 * b / 4 + 12 * b / 4))
+    resting = gpu_spec(processes=4, checkpoint={"path": "/data/run", "everySteps": 0})
+    assert host_memory(resting, QWEN_1_5B).total == 0, "gradients are not kept, and nothing else leaves"
+
+
+def test_a_reference_that_is_the_base_of_adapters_takes_nothing_of_the_host() -> None:
+    model = {"path": "/data/model", "dtype": "bfloat16", "lora": {"rank": 8, "alpha": 8}}
+    spec = make_spec(
+        model=model, trainer={"device": "gpu"}, algorithm={"advantage": "grpo", "kl": {"coefficient": 0.1}}
+    )
+    found = host_memory(spec, QWEN_1_5B)
+    learnt = QWEN_1_5B.adapters(spec.model.lora) * QWEN_1_5B.layers if spec.model.lora else 0
+    assert (found.offloaded, found.reference, found.checkpoint) == (0, 0, 14 * learnt)
 
 
 def test_a_critic_takes_turns_with_the_policy() -> None:

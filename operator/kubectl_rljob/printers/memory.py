@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from kubectl_rljob.planning import Estimate
 from kubectl_rljob.printers.text import table
 from rljob_api.sizing.devices import Device
+from rljob_api.sizing.host import HostMemory
 from rljob_api.sizing.memory import GIB, CacheMemory, Phase
 
 
@@ -22,6 +23,21 @@ def by_phase(phases: Sequence[Phase], device: Device) -> str:
     header = ("TRAINER, BY PHASE", "MODELS", "ESTIMATE", "SERVER", f"OF {_gib(device.bytes)}")
     found = f"GPU: {device.found}\n" if device.found else ""
     return f"{table(header, rows)}\n\n{found}{_verdict(phases, device.bytes)}"
+
+
+HELD = {"offloaded": "offload", "reference": "the reference", "checkpoint": "a checkpoint"}
+
+
+def of_host(found: HostMemory, limit: float) -> list[str]:
+    """At most one line, with the limit of a trainer's container where it has one (0: none)."""
+    parts = [f"{_gib(held)} for {what}" for part, what in HELD.items() if (held := getattr(found, part))]
+    if not parts:
+        return []
+    line = f"Host memory of a trainer pod, apart from its processes: {_gib(found.total)} GiB ({', '.join(parts)})"
+    if not limit:
+        return [f"{line}; limits.memory is not set"]
+    over = ": the kubelet would kill it" if found.total > limit else ""
+    return [f"{line}, of {_gib(limit)} in limits.memory{over}"]
 
 
 def cache(found: CacheMemory, device: Device | None) -> str:

@@ -7,6 +7,7 @@ from kubectl_rljob.planning import Plan, Preview, roles
 from kubectl_rljob.printers import memory, placement
 from kubectl_rljob.printers.text import plural, table
 from rljob_api import names
+from rljob_api.sizing.host import memory_limit
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import Task
@@ -57,6 +58,8 @@ def page(plan: Plan, found: Preview) -> str:
             blocks += [memory.parts(estimates)]
         if plan.device and (found_phases := plan.phases()):
             blocks += [memory.by_phase(found_phases, plan.device)]
+        if host := plan.host():
+            blocks += memory.of_host(host, memory_limit(plan.spec))
         if cache := plan.cache():
             blocks += [memory.cache(cache, plan.device)]
         blocks += [memory.pool_cache(*found_cache) for found_cache in plan.pool_caches().items()]
