@@ -56,7 +56,7 @@ class Root(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] in HINTS:
+        if args[0] in HINTS and not ctx.resilient_parsing:
             raise click.UsageError(f"There is no verb {args[0]}: {HINTS[args[0]]}.", ctx)
         return super().resolve_command(ctx, args)
 

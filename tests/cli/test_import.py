@@ -104,6 +104,45 @@ def test_a_file_of_llama_factorys_v1_is_of_the_task_that_its_command_names(text:
     assert spec_of("llamafactory", V1 + text, options)["task"] == task
 
 
+@pytest.mark.parametrize("command", ["DPO", "ppo", ""])
+def test_a_command_that_v1_does_not_have_makes_no_job(command: str) -> None:
+    found = imported("llamafactory", V1 + "model_class: llm}", "file", Options(environment={"COMMAND": command}))
+    (problem,) = found.problems
+    assert (problem.key, problem.text) == ("--env COMMAND", f"{command}: write one of train, sft, dpo, rm")
+
+
+@pytest.mark.parametrize(
+    ("context", "expert", "per_node", "pods"), [(2, 3, None, (1, 6)), (4, 12, None, (2, 6)), (4, 12, 8, (3, 8))]
+)
+def test_v1_gets_as_few_gpus_as_its_layout_divides(
+    context: int, expert: int, per_node: int | None, pods: tuple[int, int]
+) -> None:
+    text = f"{V1}cp_size: {context}, dist_config: {{ep_size: {expert}}}}}"
+    trainer = spec_of("llamafactory", text, Options(gpus_per_node=per_node))["trainer"]
+    assert (trainer["nodes"], trainer["processesPerNode"]) == pods
+
+
+def test_held_out_rows_of_v1_are_a_file() -> None:
+    text = "{model: /m, train_dataset: /data/rows.jsonl, eval_dataset: sets.yaml, output_dir: o, max_steps: 5}"
+    (problem,) = imported("llamafactory", text, "file", Options()).problems
+    assert problem.text == "sets.yaml names data sets: name a file here"
+
+
+@pytest.mark.parametrize(
+    ("system", "text", "key"),
+    [
+        ("verl", "actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.target_modules = all-linear"),
+        ("llamafactory", "peft_config: {name: lora}}", "peft_config.target_modules = all"),
+    ],
+)
+def test_adapters_of_all_matrices_are_those_of_the_family_and_the_report_says_so(
+    system: str, text: str, key: str
+) -> None:
+    found = imported(system, (VERL + GROUP if system == "verl" else V1) + text, "file", Options())
+    assert "targets" not in yaml.safe_load(found.manifest)["spec"]["model"]["lora"]
+    assert f"  {key}: targets stay unset, and mean all that the model's family has adapters for" in found.report
+
+
 def test_every_configuration_has_its_case() -> None:
     sources = {
         str(p.relative_to(HERE))

@@ -179,6 +179,28 @@ def test_adapters_to_begin_from_are_checked_with_all_other_rules(
     assert "no job begins from adapters" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("kind", "targets", "said"),
+    [
+        ("qwen3_moe", None, "linear_qkv, linear_proj"),
+        ("qwen3_moe", ["linear_q", "linear_v"], "linear_q, linear_v"),
+        ("", ["linear_proj"], "linear_proj"),
+        ("", None, "all that the model's family has them for"),
+        ("qwen3_moe", ["linear_fc1"], ""),
+    ],
+)
+def test_the_matrices_that_get_adapters_are_named(
+    kind: str, targets: list[str] | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    lora = {"rank": 8} | ({"targets": targets} if targets else {})
+    spec = make_spec(model={"path": "/data/model", "lora": lora})
+    known = ["--model", str(tmp_path)] if kind else []
+    assert main(["plan", "-f", write(tmp_path, spec), "--offline", *known]) == (not said)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "adapters of rank" in line]
+    assert lines == ([f"         adapters of rank 8 next to {said}"] if said else [])
+
+
 def test_the_sizes_on_the_page_multiply_to_the_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = {"nodes": 2, "processesPerNode": 8, "parallelism": {"tensor": 2, "context": 2}}
     assert main(["plan", "-f", write(tmp_path, make_spec(trainer=trainer)), "--offline"]) == 0

@@ -255,6 +255,7 @@ def test_completion_proposes_verbs_flags_choices_and_jobs(api: FakeApi, tmp_path
     assert proposed("logs", "demo", "--role", "") == ["trainer", "rollout", "critic", "reference"]
     assert proposed("completion", "") == ["bash", "zsh", "fish"]
     assert proposed("-n", "") == []
+    assert proposed("get", "") == proposed("dance", "")
     assert "--context" in proposed("--")
     assert proposed(*kubeconfig, "status", "") == ["demo", "other"]
     assert proposed("status", *kubeconfig, "d") == ["demo"]

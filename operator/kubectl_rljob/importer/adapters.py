@@ -13,6 +13,10 @@ MATRICES = {target: MODULES[target] for target in FUSED_TARGETS}
 """Those with one A for all that is in them, by our targets."""
 ALL = ("all", "all-linear")
 SEVERAL = "adapters begin from one directory: merge the others into the model first"
+WHERE_PROVEN = (
+    "targets stay unset, and mean all that the model's family has adapters for: with experts the attention alone; "
+    "`kubectl rljob plan --model` prints them"
+)
 
 
 def adapters(
@@ -29,7 +33,9 @@ def adapters(
     partly = modules and any(0 < len(set(parts) & set(modules)) < len(parts) for parts in MATRICES.values())
     if modules and (begun or partly):
         yield settings.field("model.lora.targets", parts_of(modules), targets)
-    elif modules and not named & set(ALL):
+    elif named & set(ALL):
+        yield settings.changed(targets, WHERE_PROVEN)
+    elif modules:
         found = [target for target, parts in MATRICES.items() if set(parts) <= set(modules)]
         yield settings.field("model.lora.targets", found, targets)
     if unknown := sorted(named - set(ALL) - set(modules) - set(MATRICES)):

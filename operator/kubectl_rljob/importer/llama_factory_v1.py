@@ -1,5 +1,6 @@
 """LLaMA-Factory's v1 form (USE_V1=1): `model`, `train_dataset` and plug-ins in sections. Defaults are its own and those of torch's AdamW."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -38,9 +39,11 @@ def task(settings: Settings) -> str:
 def model(settings: Settings) -> Iterator[Said]:
     if "model" not in settings:
         yield Problem("model", "is missing")
-    found = task(settings)
+    found, command = task(settings), settings.options.environment.get("COMMAND")
+    if command is not None and command not in COMMANDS:
+        yield Problem("--env COMMAND", f"{command}: write one of {', '.join(COMMANDS)}")
     yield settings.field("task", found, *([key for key in PREFERENCES if key in settings] or ["model_class"]))
-    if found == "sft" and "COMMAND" not in settings.options.environment:
+    if found == "sft" and command is None:
         yield Note(Outcome.CHANGED, "task", "sft: --env COMMAND=dpo where `llamafactory-cli dpo` reads the file")
     yield from places.found(settings, "model.path", "model")
     if "template" in settings:
@@ -65,10 +68,8 @@ def data(settings: Settings) -> Iterator[Said]:
     for key, field in (("train_dataset", "data.train"), ("eval_dataset", "data.validation")):
         listed = str(settings[key]).endswith((".yaml", ".yml"))
         if listed and (key != "train_dataset" or not sets):
-            yield Problem(
-                settings.origin(key),
-                f"{settings[key]} names data sets: give it with --dataset-info, or name a file here",
-            )
+            fix = "give it with --dataset-info, or name a file here" if key == "train_dataset" else "name a file here"
+            yield Problem(settings.origin(key), f"{settings[key]} names data sets: {fix}")
         elif listed:
             yield from _sets(settings, field, sets)
         elif key in settings:
@@ -109,9 +110,9 @@ def _sets(settings: Settings, field: str, sets: Mapping[str, Any]) -> Iterator[S
 def machine(settings: Settings) -> tuple[int, int, Layout]:
     """Nodes, GPUs of each, and what a copy of the model takes; where nothing says it, as few as hold the layout."""
     layout = Layout(1, 1, settings.integer("cp_size"), settings.integer("dist_config.ep_size"))
-    least, options = max(layout.context, layout.expert), settings.options
-    per_node = options.gpus_per_node or min(8, least)
-    return options.nodes or max(1, least // per_node), per_node, layout
+    least, options = math.lcm(layout.context, layout.expert), settings.options
+    per_node = options.gpus_per_node or next(size for size in range(8, 0, -1) if least % size == 0)
+    return options.nodes or math.lcm(least, per_node) // per_node, per_node, layout
 
 
 def amounts(settings: Settings) -> Iterator[Said]:

@@ -7,10 +7,12 @@ from kubectl_rljob.planning import Plan, Preview, roles
 from kubectl_rljob.printers import memory, placement
 from kubectl_rljob.printers.text import plural, table
 from rljob_api import names
+from rljob_api.families import targets_of
 from rljob_api.sizing.host import memory_limit
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import Task
+from rljob_api.spec.model import LoraSpec
 from rljob_api.type_errors import as_written
 from rljob_api.validation import Violation
 
@@ -45,7 +47,7 @@ def page(plan: Plan, found: Preview) -> str:
             ],
             "Batch": batch(plan.spec, whole_batch),
             "Tokens": tokens(plan.spec),
-            "Model": [model(plan.model)],
+            "Model": [model(plan.model), *adapters(plan.spec.model.lora, plan)],
         }
         blocks += [
             "\n".join(
@@ -83,6 +85,15 @@ def model(config: dict[str, Any] | None) -> str:
         return "not checked (--model checks heads and layers, and estimates memory)"
     known = [f"{config[key]:,} {word}" for key, word in MODEL_KEYS.items() if isinstance(config.get(key), int)]
     return f"{config.get('model_type', 'unknown type')}: {', '.join(known)}"
+
+
+def adapters(lora: LoraSpec | None, plan: Plan) -> list[str]:
+    """Next to which matrices they are, where the spec may say so."""
+    if lora is None or plan.breaks("spec.model.lora"):
+        return []
+    targets = targets_of(lora.targets, plan.model) if plan.model else lora.targets
+    where = ", ".join(targets) if targets else "all that the model's family has them for"
+    return [f"adapters of rank {lora.rank} next to {where}"]
 
 
 def defaults(plan: Plan) -> str:
