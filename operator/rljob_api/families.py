@@ -13,6 +13,9 @@ TENSOR: tuple[Way, ...] = ("tensor",)
 ATTENTION = ("linear_qkv", "linear_proj")
 ADAPTED = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """Matrices of a layer that LoRA is trained next to."""
+LATENTS = "queries, keys and values come from latents"
+OF_EXPERTS = "its feed-forward layers are experts"
+"""Why others have no adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,7 @@ class Family:
     def unadapted(self) -> str:
         """Why LoRA is refused next to other matrices than `adapters`; empty where there are none."""
         if "expert" in self.layouts:
-            return (
-                "queries, keys and values come from latents" if self.latent else "its feed-forward layers are experts"
-            )
+            return f"{LATENTS}, and {OF_EXPERTS}" if self.latent else OF_EXPERTS
         if self.vision:
             return "not proven with a vision tower"
         return f"one tensor of its files has {self.together}" if self.together else ""

@@ -116,6 +116,15 @@ def test_what_the_files_have_as_one_tensor_has_one_adapter() -> None:
     assert found.fix == "set [linear_qkv, linear_proj], or remove spec.model.lora.path"
 
 
+def test_latent_attention_has_adapters_of_its_output_and_the_message_names_no_parts() -> None:
+    config = {"model_type": "deepseek_v3", "num_attention_heads": 16, "num_key_value_heads": 16}
+    (found,) = adapter_violations(lora_spec(targets=["linear_proj", "linear_fc1"]), config)
+    assert str(found) == (
+        "spec.model.lora.targets = linear_proj, linear_fc1: linear_fc1: refused in models of the type deepseek_v3: queries, keys and values come "
+        "from latents, and its feed-forward layers are experts; name matrices among linear_proj only"
+    )
+
+
 @pytest.mark.parametrize("family", [f for f in FAMILIES.values() if f.adapters], ids=lambda f: f.model_type)
 def test_targets_that_are_not_named_are_all_that_the_family_has(family: Family) -> None:
     config = {"model_type": family.model_type}
@@ -131,6 +140,7 @@ def test_adapters_to_begin_from_are_held_against_the_targets_that_the_model_has(
     assert not said["qwen3_moe"] and not list(beginning_violations(spec, None, given))
     (found,) = said["qwen2"]
     assert found.rule == "the adapters in /data/adapter are of k_proj, o_proj, q_proj, v_proj"
+    assert found.value == "unset (for this model: linear_qkv, linear_proj, linear_fc1, linear_fc2)"
 
 
 def test_targets_that_a_family_has_no_adapters_of_are_refused_with_those_that_it_has() -> None:

@@ -93,7 +93,8 @@ def _family_violations(lora: LoraSpec, family: Family) -> Iterator[Violation]:
         proven = ", ".join(f.model_type for f in FAMILIES.values() if f.adapters)
         yield Violation(FIELD, "set", rule, f"remove it, or use one of {proven}")
     elif refused:
-        fix = f"name matrices among {', '.join(family.adapters)} only" + ("" if family.fused else ", or their parts")
+        parted = not family.fused and {_matrix(part) for part in PARTS} & set(family.adapters)
+        fix = f"name matrices among {', '.join(family.adapters)} only" + (", or their parts" if parted else "")
         yield Violation(f"{FIELD}.targets", ", ".join(targets), f"{', '.join(refused)}: refused {why}", fix)
 
 
@@ -130,7 +131,9 @@ def given_violations(
     targets = targets_of(lora.targets, model) if model else lora.targets
     if modules is not None and targets and set(modules) != set(modules_of(targets, model)):
         rule = f"the adapters in {lora.path} are of {', '.join(sorted(modules))}"
-        yield Violation(f"{FIELD}.targets", ", ".join(targets), rule, _fitting(modules, model))
+        value = ", ".join(targets)
+        shown = value if lora.targets else f"unset (for this model: {value})"
+        yield Violation(f"{FIELD}.targets", shown, rule, _fitting(modules, model))
 
 
 def beginning_violations(

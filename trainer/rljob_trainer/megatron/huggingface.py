@@ -121,7 +121,8 @@ TEMPLATE = "chat_template.jinja"
 def write_adapters(engine: Engine, lora: LoraSpec, source: Path, target: Path) -> None:
     """Write the policy's adapters into the new directory `target`. Rank 0 writes. Collective; complete when it returns.
 
-    `source` is the model directory that they belong to. Queries, keys and values have one A, and gate and up: it is written for each of them.
+    `source` is the model directory that they belong to. Queries, keys and values have one A, and gate and up: it is written for each of
+    them, but where the model's files have them as one tensor.
     """
     copies = (
         (name, tensor.detach().cpu().clone(memory_format=torch.contiguous_format))
