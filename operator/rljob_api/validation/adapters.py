@@ -26,7 +26,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     **{target: (module,) for target, module in PARTS.items()},
 }
 """transformers' names, by target."""
-FUSED: dict[str, tuple[str, ...]] = {"linear_qkv": ("qkv_proj",), "linear_fc1": ("gate_up_proj",)}
+MODULES_OF_FUSED: dict[str, tuple[str, ...]] = {"linear_qkv": ("qkv_proj",), "linear_fc1": ("gate_up_proj",)}
 """Likewise of families whose files have these as one tensor."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Of a directory that `PeftModel.from_pretrained(base model, directory)` reads."""
@@ -111,7 +111,7 @@ def modules_of(targets: Iterable[str], model: dict[str, Any] | None = None) -> l
 
 def _modules(model: dict[str, Any] | None) -> dict[str, tuple[str, ...]]:
     family = FAMILIES.get((model or {}).get("model_type") or "")
-    return MODULES | FUSED if family and family.fused else MODULES
+    return MODULES | MODULES_OF_FUSED if family and family.fused else MODULES
 
 
 def given_violations(

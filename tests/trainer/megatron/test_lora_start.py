@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from rljob_api.families import FAMILIES
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.adapters import FUSED, MODULES, modules_of, parts_of
+from rljob_api.validation.adapters import MODULES, MODULES_OF_FUSED, modules_of, parts_of
 from rljob_trainer.batch import Batch
 from rljob_trainer.failure import ConfigurationError
 from trainer.megatron.gang import changed, run_engines, weights
@@ -23,7 +23,7 @@ LORA = {"rank": 4, "alpha": 8}
 PARTS = ["linear_q", "linear_k", "linear_v", "linear_proj", "linear_fc1_gate", "linear_fc1_up", "linear_fc2"]
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 FUSED_NAMES = {module: module for module in ALL} | {
-    module: fused for target, (fused,) in FUSED.items() for module in MODULES[target]
+    module: fused for target, (fused,) in MODULES_OF_FUSED.items() for module in MODULES[target]
 }
 """Of the tensor that has a module in the files of some families."""
 LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {

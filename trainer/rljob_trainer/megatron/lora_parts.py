@@ -21,7 +21,7 @@ PARTS = ("adapter_q", "adapter_k", "adapter_v"), ("adapter_gate", "adapter_up")
 """By megatron-bridge's names, in the order of a matrix's rows."""
 
 
-FUSED = {"qkv_proj": PARTS[0], "gate_up_proj": PARTS[1]}
+PARTS_OF_FUSED = {"qkv_proj": PARTS[0], "gate_up_proj": PARTS[1]}
 """By transformers' names of the matrices that some files have as one tensor."""
 
 
@@ -84,7 +84,7 @@ def apart(whole: torch.Tensor, groups: int, widths: Sequence[int]) -> list[torch
 def as_in_files(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
     """Of an adapter as megatron-bridge exports it: B of a matrix that the files have as one tensor has its parts one below the other there."""
     module = name.split(".")[-3]
-    if module not in FUSED or not name.endswith(LORA_B):
+    if module not in PARTS_OF_FUSED or not name.endswith(LORA_B):
         return tensor
     return torch.cat(apart(tensor, *fused_shape(module, config, len(tensor))))
 
@@ -100,7 +100,7 @@ def fused_shape(module: str, config: Any, rows: int) -> tuple[int, list[int]]:
     if module == "gate_up_proj":
         ranks = config.tensor_model_parallel_size
         return ranks, [rows // 2 // ranks] * 2
-    return _shape(FUSED[module], config, rows, 1)
+    return _shape(PARTS_OF_FUSED[module], config, rows, 1)
 
 
 def _shape(names: tuple[str, ...], config: Any, rows: int, ranks: int) -> tuple[int, list[int]]:

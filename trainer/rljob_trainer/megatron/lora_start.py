@@ -13,7 +13,7 @@ from rljob_api.spec.model import LoraSpec
 from rljob_api.validation.adapters import CONFIG, FIELD, LORA_A, LORA_B, WEIGHTS, given_violations, modules_of, parts_of
 from rljob_api.validation.result import Violation
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.megatron.lora_parts import FUSED, PartsLinear, from_files, interleaved
+from rljob_trainer.megatron.lora_parts import PARTS_OF_FUSED, PartsLinear, from_files, interleaved
 from rljob_trainer.preflight import absent
 
 PREFIX = "base_model.model."
@@ -60,7 +60,7 @@ class GivenAdapters:
         parts = [self._tensor(name, LORA_B) for name in names]
         if len(parts) == 1:
             module = names[0].split(".")[-1]
-            return from_files(module, parts[0], wrapped.to_wrap.config) if module in FUSED else parts[0]
+            return from_files(module, parts[0], wrapped.to_wrap.config) if module in PARTS_OF_FUSED else parts[0]
         return interleaved(parts, _groups(wrapped, len(parts)), 0)
 
     def _put(self, adapter: Any, a: torch.Tensor, b: torch.Tensor) -> None:

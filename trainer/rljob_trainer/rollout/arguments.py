@@ -9,7 +9,7 @@ from rljob_api.sizing.serving import longest_context, server_defaults
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LORA_RANKS
 from rljob_api.spec.roles import PoolSpec
-from rljob_api.validation.adapters import FUSED, modules_of
+from rljob_api.validation.adapters import MODULES_OF_FUSED, modules_of
 from rljob_trainer.machine import any_address, loopback
 from rljob_trainer.weights.protocol import SERVED_MODEL, backend
 
@@ -73,7 +73,7 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
 
 def _adapted(targets: Sequence[str]) -> list[str]:
     """Modules, whether the files of the model have each or several as one."""
-    return [*modules_of(targets), *(module for target in targets for module in FUSED.get(target, ()))]
+    return [*modules_of(targets), *(module for target in targets for module in MODULES_OF_FUSED.get(target, ()))]
 
 
 def pool_arguments(spec: RLJobSpec, pool: PoolSpec, port: int) -> list[str]:
