@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from rljob_trainer.rollout.pool import RolloutPool
-from rljob_trainer.rollout.replicas import REFUSALS
+from rljob_trainer.rollout.replicas import REFUSALS, REJECTIONS, PolicyRejectedError
 from trainer.driver.servers import Server
 
 
@@ -41,6 +41,26 @@ async def test_a_replica_that_is_not_listed_any_more_is_not_used() -> None:
         await pool.follow([])
         await pool.published(0, [gone.endpoint], {})
         assert pool.current == [] and not pool.is_enough
+
+
+async def test_an_attempt_ends_when_no_server_takes_the_policy_and_all_answer() -> None:
+    """Each would be sent the same again until the job stalls."""
+    async with Server("demo-rollout-0") as one, Server("demo-rollout-1") as two:
+        changed, both = asyncio.Event(), [one.endpoint, two.endpoint]
+        pool = RolloutPool("token", 1, 1, 8, changed.set)
+        await answering(pool, changed, one, two)
+        reasons = {e.pod: "bias is float32, this model takes bfloat16" for e in both}
+        await pool.published(0, both, reasons)
+        await pool.published(0, [two.endpoint], {})
+        for _ in range(REJECTIONS):
+            await pool.published(0, [one.endpoint], reasons)
+        for _ in range(REJECTIONS - 1):
+            await pool.published(0, [two.endpoint], reasons)
+        with pytest.raises(
+            PolicyRejectedError, match="demo-rollout-1: it did not take the policy of step 0: bias is float32"
+        ):
+            await pool.published(0, [two.endpoint], reasons)
+        await pool.close()
 
 
 async def test_a_server_with_another_token_is_named_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -83,10 +83,12 @@ class RolloutPool:
         return self._replicas.to_publish()
 
     async def published(self, step: int, targets: Sequence[RolloutEndpoint], failed: Mapping[str, str]) -> None:
-        """`targets` were published to; `failed` says by pod why some do not have the policy of `step`."""
+        """`targets` were published to; `failed` says by pod why some do not have the policy of `step`. Raises PolicyRejectedError."""
         for endpoint in targets:
             if endpoint.pod in failed:
-                await self._lose(endpoint, f"it did not take the policy of step {step}: {failed[endpoint.pod]}")
+                reason = f"it did not take the policy of step {step}: {failed[endpoint.pod]}"
+                await self._lose(endpoint, reason)
+                self._replicas.rejected(endpoint, reason)
             elif self._replicas.published(endpoint, step):
                 await self._connect(endpoint)
         self._tell()

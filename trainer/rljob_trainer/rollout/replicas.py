@@ -14,6 +14,12 @@ from rljob_api.protocol import RolloutEndpoint, RolloutState
 LONGEST_WAIT_SECONDS = 10.0
 REFUSALS = 3
 """Until the operator is notified: by then its list no longer has the address of a pod that is gone."""
+REJECTIONS = 5
+"""Failed publications in a row to a server that answers. More of them would fail in the same way."""
+
+
+class PolicyRejectedError(RuntimeError):
+    """All rollouts are there, and none takes the policy."""
 
 
 class ReplicaState(Enum):
@@ -32,6 +38,8 @@ class Replica:
     failures: int = 0
     refusals: int = 0
     """Answers with 401 since it last was healthy."""
+    rejections: int = 0
+    """Publications that failed since it last had a policy, though it had answered before each."""
     not_before: float = 0.0
     """Clock time of the next question."""
     problem: str = ""
@@ -74,7 +82,8 @@ class Replicas:
     def published(self, endpoint: RolloutEndpoint, step: int) -> bool:
         """It serves the policy of `step`. False when it is not listed any more."""
         if replica := self.find(endpoint):
-            replica.state, replica.policy_step, replica.failures = ReplicaState.CURRENT, step, 0
+            replica.state, replica.policy_step = ReplicaState.CURRENT, step
+            replica.failures = replica.rejections = 0
         return replica is not None
 
     def lost(self, endpoint: RolloutEndpoint, now: float, problem: str = "") -> None:
@@ -83,6 +92,16 @@ class Replicas:
             replica.failures += 1
             replica.state, replica.policy_step, replica.problem = ReplicaState.LISTED, None, problem
             replica.not_before = now + min(2.0 ** (replica.failures - 1), LONGEST_WAIT_SECONDS)
+
+    def rejected(self, endpoint: RolloutEndpoint, reason: str) -> None:
+        """It was lost by an update. Raises PolicyRejectedError when every replica was, REJECTIONS times in a row."""
+        if (replica := self.find(endpoint)) is None:
+            return
+        replica.rejections += 1
+        if all(r.rejections >= REJECTIONS for r in self._by_uid.values()):
+            raise PolicyRejectedError(
+                f"no rollout takes the policy, after {REJECTIONS} updates of each; {endpoint.pod}: {reason}"
+            )
 
     def refused(self, endpoint: RolloutEndpoint, now: float, problem: str) -> None:
         """It answered with 401: lost, and named so when it does that REFUSALS times in a row."""
