@@ -28,8 +28,8 @@ save                31.9     6.0        31.6     69.6
 
 Fits, by the estimate
 
-Host memory of a trainer pod, apart from its processes: \
-297.9 GiB (141.8 for offload, 56.7 for the reference, 99.3 for a checkpoint), of 768.0 in limits.memory
+Host memory of a trainer pod: 553.2 GiB (141.8 for offload, 56.7 for the reference, 354.6 for a checkpoint), \
+and what its processes need in any case; limits.memory: 768.0 GiB
 
 KV cache of a server: at most 17.5 GiB per GPU; 21.0 GiB per GPU would hold all samples in flight at their longest
 """
@@ -57,10 +57,14 @@ def test_a_phase_that_cannot_fit_or_may_not_is_named(capsys: pytest.CaptureFixtu
 def test_what_offload_moves_is_held_against_the_limit_of_the_pod(capsys: pytest.CaptureFixture[str]) -> None:
     resources = "trainer.template.resources"
     assert plan("--set", f"{resources}.limits.memory=256Gi", "--set", f"{resources}.requests.memory=200Gi") == 0
-    assert "of 256.0 in limits.memory: the kubelet would kill it\n" in capsys.readouterr().out
-    nothing = ("checkpoint.everySteps=0", "trainer.offload={}", "reference.offload=false")
-    assert plan(*(word for value in nothing for word in ("--set", value))) == 0
-    assert "Host memory" not in capsys.readouterr().out
+    assert (
+        "limits.memory: 256.0 GiB: more than it has, so the pod would end with OOMKilled\n" in capsys.readouterr().out
+    )
+    stays = ("checkpoint.everySteps=0", "trainer.offload={}", "reference.offload=false")
+    assert plan(*(word for value in stays for word in ("--set", value))) == 0
+    assert "Host memory of a trainer pod: 354.6 GiB (354.6 for a checkpoint), " in capsys.readouterr().out, (
+        "the last one"
+    )
 
 
 def test_without_a_gpu_the_cache_is_what_the_batch_would_want(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,11 +33,11 @@ def of_host(found: HostMemory, limit: float) -> list[str]:
     parts = [f"{_gib(held)} for {what}" for part, what in HELD.items() if (held := getattr(found, part))]
     if not parts:
         return []
-    line = f"Host memory of a trainer pod, apart from its processes: {_gib(found.total)} GiB ({', '.join(parts)})"
+    line = f"Host memory of a trainer pod: {_gib(found.total)} GiB ({', '.join(parts)}), and what its processes need in any case"
     if not limit:
         return [f"{line}; limits.memory is not set"]
-    over = ": the kubelet would kill it" if found.total > limit else ""
-    return [f"{line}, of {_gib(limit)} in limits.memory{over}"]
+    over = ": more than it has, so the pod would end with OOMKilled" if found.total > limit else ""
+    return [f"{line}; limits.memory: {_gib(limit)} GiB{over}"]
 
 
 def cache(found: CacheMemory, device: Device | None) -> str:

@@ -1,14 +1,19 @@
-"""An estimate of what the trainer keeps in the memory of its hosts: what left the GPUs for a while, and the copy that a checkpoint is written from.
+"""An estimate of what the trainer keeps in the memory of its hosts: what left the GPUs for a while, and what a checkpoint is written from.
+
+A checkpoint of any layout, the last one or a drained job's, is gathered: every rank holds the moments and float32 copies of all that its stage learns
+(megatron/compat/optimizer_gathering.py in the trainer). One that is written while training continues is a copy of the rank's own shards, in pinned
+memory, of which torch takes the next power of two for each tensor.
 
 Not counted: what processes hold in any case (imports, buffers of libraries, pages of files), and weights that wait for a colocated server.
 """
 
+import math
 from dataclasses import dataclass
 
 from rljob_api import names, quantity
 from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.shape import BYTES, Shape
-from rljob_api.sizing.stage import FLOAT, Network, own_parameters, stages
+from rljob_api.sizing.stage import FLOAT, Network, Stage, own_parameters, stages
 from rljob_api.spec import RLJobSpec
 
 
@@ -21,7 +26,7 @@ class HostMemory:
     reference: float
     """The model that changes places with the policy."""
     checkpoint: float
-    """The copy of what learns that is written while training continues."""
+    """What the largest checkpoint is written from."""
 
     @property
     def total(self) -> float:
@@ -29,15 +34,27 @@ class HostMemory:
 
 
 def host_memory(spec: RLJobSpec, shape: Shape) -> HostMemory:
-    ranks, copies = spec.trainer.processes_per_node, Layout.of(spec, names.ROLE_TRAINER).data
-    found = stages(spec, shape)
-    width = BYTES[spec.model.dtype] / FLOAT / copies  # of what learns, which has gradients in float32
-    written = max(sum(width * n.gradients + n.optimizer for n in s.networks) for s in found)
+    ranks, found = spec.trainer.processes_per_node, stages(spec, shape)
     return HostMemory(
         offloaded=ranks * max(sum(map(_offloaded, s.networks)) for s in found),
         reference=ranks * _reference(spec, shape),
-        checkpoint=ranks * written if spec.checkpoint.every_steps else 0.0,
+        checkpoint=ranks * max(_written(spec, s) for s in found),
     )
+
+
+def _written(spec: RLJobSpec, stage: Stage) -> float:
+    """By one rank. The weights are written by one copy of the model."""
+    trained = [n for n in stage.networks if n.gradients]
+    weights = sum(n.gradients for n in trained) * BYTES[spec.model.dtype] / FLOAT
+    gathered = sum(3 * n.gradients for n in trained)
+    pinned = sum(3 * _pinned(n.optimizer / 3) for n in trained)
+    return weights / Layout.of(spec, names.ROLE_TRAINER).data + max(
+        gathered, pinned if spec.checkpoint.every_steps and spec.checkpoint.asynchronous else 0.0
+    )
+
+
+def _pinned(size: float) -> float:
+    return 2.0 ** math.ceil(math.log2(size)) if size else 0.0
 
 
 def memory_limit(spec: RLJobSpec) -> float:
