@@ -28,9 +28,9 @@ def logged() -> Iterator[io.StringIO]:
 
 
 def test_libraries_are_heard_afterwards_and_not_within(capsys: pytest.CaptureFixture[str], logged: io.StringIO) -> None:
-    with quiet_libraries():
+    with warnings.catch_warnings(record=True) as heard, quiet_libraries():
         chatter()
-    assert (*capsys.readouterr(), logged.getvalue()) == ("", "", "")
+    assert (*capsys.readouterr(), logged.getvalue(), heard) == ("", "", "", [])
     with pytest.warns(UserWarning, match="a library's warning"):
         chatter()
     assert (capsys.readouterr().out, logged.getvalue()) == ("a library's progress\n", "a library's log\n")

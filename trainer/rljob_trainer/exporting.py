@@ -74,12 +74,16 @@ def _write(spec: RLJobSpec, model: Path, scratch: Path) -> None:
     compat.install()
     from rljob_trainer.megatron import parallel_state
     from rljob_trainer.megatron.huggingface import write_hugging_face
-    from rljob_trainer.megatron.model import PolicyModel
+    from rljob_trainer.megatron.model import PolicyModel, require_all_weights
 
     with TemporaryDirectory() as store:
         dist.init_process_group("gloo", init_method=f"file://{store}/store", rank=0, world_size=1)
         parallel = parallel_state.initialize(Layout.of(spec, names.ROLE_TRAINER), torch.device("cpu"), SECONDS)
-        write_hugging_face(_Whole(PolicyModel(spec, parallel)), model, scratch)
+        policy = PolicyModel(spec, parallel)
+        require_all_weights(
+            policy.bridge, policy.modules, "--model", str(model)
+        )  # an export has the tensors that it has
+        write_hugging_face(_Whole(policy), model, scratch)
         dist.destroy_process_group()
 
 

@@ -1,6 +1,7 @@
 """The directory of an export. Its tensors: test_families."""
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from rljob_trainer.checkpoint.manifest import engine_directory
 from rljob_trainer.exporting import export_checkpoint
@@ -115,7 +116,15 @@ def test_an_export_leaves_what_somebody_has_next_to_it_or_puts_in_its_place(mode
         threading.Thread(target=take, args=(taken,)).start()
         return exported(taken)
 
+    def exported_of_half_a_model() -> int:
+        torch.distributed.destroy_process_group()
+        return export_checkpoint(checkpoint, half, tmp_path / "of-half", "float32")
+
+    half = Path(shutil.copytree(model, tmp_path / "half"))
+    tensors = load_file(half / "model.safetensors")
+    save_file(dict(list(tensors.items())[1:]), half / "model.safetensors", {"format": "pt"})
     run_ranks(1, save)
+    assert run_ranks(1, exported_of_half_a_model) == [1] and not (tmp_path / "of-half").exists()
     put(backup)
     assert run_ranks(1, lambda: exported(out)) == [0] and (out / "model.safetensors").is_file()
     assert run_ranks(1, exported_to_taken) == [1]

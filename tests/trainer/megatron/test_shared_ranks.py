@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rljob_trainer.batch import Batch
 from trainer.megatron.classifiers import make_classifier, scores_of_prefixes
@@ -127,3 +128,16 @@ def test_training_is_bit_equal_with_everything_offloaded(model: Path, classifier
     for dtype in here:
         assert equal(found[f"{dtype} here"], found[f"{dtype} away"])
         assert found[f"{dtype} here"][3:] == (True, True)
+
+
+def test_a_copy_of_a_reference_is_not_exchanged_with_parameters_of_another_type(megatron: None) -> None:
+    from rljob_trainer.megatron.frozen import HostCopy
+
+    ours, theirs = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    copy, own, reference = HostCopy([ours], [theirs]), ours.weight.clone(), theirs.weight.clone()
+    with copy.swapped_in():
+        assert torch.equal(ours.weight, reference)
+    assert torch.equal(ours.weight, own)
+    ours.bfloat16()
+    with pytest.raises(RuntimeError, match="another type"), copy.swapped_in():
+        pass

@@ -134,6 +134,6 @@ def _held(tensors: Iterable[tuple[Any, torch.Tensor]], live: set[int]) -> list[t
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """On a GPU the copy is under way when this returns."""
+    """On a GPU the copy is under way when this returns, into pinned memory, of which torch takes the next power of two."""
     host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
     return host.copy_(tensor, non_blocking=True)

@@ -93,12 +93,12 @@ class HostCopy:
             [p for m in models for name, p in m.named_parameters() if not is_adapter(name)]
             for models in (modules, source)
         )
-        if [(p.shape, p.dtype) for p in ours] != [(p.shape, p.dtype) for p in theirs]:
+        if [p.shape for p in ours] != [p.shape for p in theirs]:
             fix = "name a model of the same shapes, or set spec.reference.offload: false"
             raise ConfigurationError(FIELD, "set", "is not of the policy's architecture", fix)
-        self._ours, self._host, at = ours, HostMemory(), 0
+        self._ours, self._host, self._size = ours, HostMemory(), 0
         for parameter in theirs:
-            at = self._host.write(at, bytes_of(parameter))
+            self._size = self._host.write(self._size, bytes_of(parameter))
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -111,6 +111,8 @@ class HostCopy:
 
     @torch.no_grad()
     def _exchange(self) -> None:
+        if sum(p.nbytes for p in self._ours) != self._size:
+            raise RuntimeError("the policy's parameters have another type than when the reference was copied")
         at = 0
         for parameter in self._ours:
             own = parameter.detach().clone()
