@@ -25,8 +25,12 @@ from vllm.v1.attention.backend import AttentionImplBase
 
 KEEPING = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 """They pack weights for CPUs and leave them alone elsewhere."""
+UNQUANTIZED = (*KEEPING, UnquantizedFusedMoEMethod)
+"""All parameters of their layers are in the files."""
 KEEPING_EXPERTS = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.BATCHED_TRITON)
 """Kernels that take the weights of experts in the order of the files. Others have them swapped or shuffled."""
+
+FIX = "remove rollout.vllmArgs.quantization if the job sets it, or take a family that docs/models.md says servers update on this device"
 
 
 class LostUpdateError(RuntimeError):
@@ -46,29 +50,48 @@ def load(model: Module, config: Any, tensors: Iterator[tuple[str, Tensor]], in_p
     loaded.load_weights(tensors)
     if lost := _lost(model):
         what = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
-        raise LostUpdateError(f"vLLM's layer-wise reload of {type(model).__name__} does not reach {what}")
+        raise LostUpdateError(f"vLLM's layer-wise reload of {type(model).__name__} does not reach {what}: {FIX}")
     finalize_layerwise_reload(model, config)
     if current_platform.is_cpu():
         _repack_embeddings(model)
 
 
 def _lost(model: Module) -> list[str]:
-    """Parameters that nothing was loaded into, of which vLLM only warns. Those that share the memory of a loaded one are loaded."""
-    reached = {p.data_ptr() for p in model.parameters() if not p.is_meta}
+    """Parameters that nothing was loaded into, of which vLLM at most warns. Those that share the memory of a loaded one are loaded.
+
+    A layer waits for the end although its tensors came when they are fewer than its elements: an embedding with padded rows.
+    """
+    waiting = [(name, layer) for name, layer in model.named_modules() if get_layerwise_info(layer).kernel_tensors]
+    reached = {p.data_ptr() for p in model.parameters() if p.numel() and not p.is_meta}
+    for _, layer in waiting:
+        reached |= {tensor.data_ptr() for key, tensor in _own(layer).items() if tensor.numel() and key in _came(layer)}
     return [
         f"{name}.{key}"
-        for name, layer in model.named_modules()
+        for name, layer in waiting
         for key, tensor in _awaited(layer).items()
-        if tensor.numel() and tensor.data_ptr() not in reached
+        if not tensor.numel() or tensor.data_ptr() not in reached
     ]
 
 
-def _awaited(layer: Module) -> dict[str, Tensor]:
-    """What a layer computes with and loads, while its reload has not begun. Parameters that vLLM makes of others afterwards are not loaded."""
+def _own(layer: Module) -> dict[str, Tensor]:
+    """What a layer with a reload under way computes with and loads. Parameters that vLLM makes of others afterwards are not loaded. Those that it
+    has packed elsewhere are empty."""
     info = get_layerwise_info(layer)
-    if not info.kernel_tensors or info.load_numel:
+    assert info.kernel_tensors
+    loads = {name for name, tensor in info.restore_metadata[0].items() if tensor.numel()}
+    return {name: tensor for name, tensor in info.kernel_tensors[0].items() if name in loads}
+
+
+def _came(layer: Module) -> set[str]:
+    return {name for name, _ in get_layerwise_info(layer).loaded_weights}
+
+
+def _awaited(layer: Module) -> dict[str, Tensor]:
+    """What a layer needs and did not get. A quantization method may have scales that no file has: a layer with one needs some tensor."""
+    came, method = _came(layer), getattr(layer, "quant_method", None)
+    if came and isinstance(method, QuantizeMethodBase) and type(method) not in UNQUANTIZED:
         return {}
-    return {name: tensor for name, tensor in info.kernel_tensors[0].items() if name in info.restore_metadata[0]}
+    return {name: tensor for name, tensor in _own(layer).items() if name not in came}
 
 
 def computes_with_what_it_loads(model: Module) -> bool:

@@ -3,7 +3,8 @@
     weights/updates.py  pauses the scheduler as AsyncLLM.pause_generation does, without its 20 ms of sleep
     weights/engine.py   leaves an update at any point, for which vLLM 0.26 has no call: it clears the worker's flag
     weights/reload.py   loads over the very tensors that are computed with, where nothing makes others of them after loading; and packs a tied
-                        output layer again on CPU, whose packed copy of the old weights vLLM 0.26 leaves in place
+                        output layer again on CPU, whose packed copy of the old weights vLLM 0.26 leaves in place; and reads from the records
+                        of a layer-wise reload which parameters got nothing
     rollout/health.py   finds the engine's processes by their titles, and asks the engine's own loop whether it moves
 
 Can go, one by one, when vLLM abandons updates, reloads tied layers on CPU, and reports whether its engine answers.
@@ -38,6 +39,19 @@ PATCHES = (
         replaces={
             "vllm/model_executor/model_loader/utils.py:process_weights_after_loading": "0a50d070d3eeafae",
             "vllm/model_executor/layers/utils.py:dispatch_cpu_unquantized_gemm": "e6384a6a27aee269",
+            "vllm/model_executor/layers/fused_moe/oracle/unquantized.py:convert_to_unquantized_kernel_format": "d8f1824817b48054",
+            "vllm/model_executor/layers/fused_moe/unquantized_fused_moe_method.py:"
+            "UnquantizedFusedMoEMethod.process_weights_after_loading": "5e9b1f554f8fa9a6",
+        },
+    ),
+    Patch(
+        "updates that do not reach the model",
+        "vllm",
+        VERSIONS,
+        replaces={
+            "vllm/model_executor/model_loader/reload/layerwise.py:initialize_layerwise_reload": "649bea0339770644",
+            "vllm/model_executor/model_loader/reload/layerwise.py:make_online_process_loader": "6be74a19a8dfcf47",
+            "vllm/model_executor/model_loader/reload/types.py:LayerReloadingInfo": "c049af7043098949",
         },
     ),
     Patch(
