@@ -125,6 +125,17 @@ def test_latent_attention_has_adapters_of_its_output_and_the_message_names_no_pa
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "sync", "refused"),
+    [("deepseek_v2", "adapters", 1), ("deepseek_v2", "merged", 0), ("qwen3_moe", "adapters", 0)],
+)
+def test_adapters_come_alone_only_to_servers_of_families_that_were_tested_with_them(
+    kind: str, sync: str, refused: int
+) -> None:
+    found = list(adapter_violations(lora_spec(sync=sync), {"model_type": kind}))
+    assert [(v.field, v.fix) for v in found] == [("spec.model.lora.sync", "set merged")] * refused
+
+
 @pytest.mark.parametrize("family", [f for f in FAMILIES.values() if f.adapters], ids=lambda f: f.model_type)
 def test_targets_that_are_not_named_are_all_that_the_family_has(family: Family) -> None:
     config = {"model_type": family.model_type}

@@ -67,6 +67,13 @@ def settled(lora: LoraSpec, config: dict[str, Any]) -> LoraSpec:
     return lora.model_copy(update={"targets": list(targets_of(lora.targets, config))})
 
 
+def with_targets(spec: RLJobSpec, config: dict[str, Any]) -> RLJobSpec:
+    """Likewise a job, if it has adapters."""
+    if not (lora := spec.model.lora):
+        return spec
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"lora": settled(lora, config)})})
+
+
 def adapter_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """Adapters where they are proven: of the matrices that the table of families names."""
     if not (lora := spec.model.lora):
@@ -96,6 +103,9 @@ def _family_violations(lora: LoraSpec, family: Family) -> Iterator[Violation]:
         parted = not family.fused and {_matrix(part) for part in PARTS} & set(family.adapters)
         fix = f"name matrices among {', '.join(family.adapters)} only" + (", or their parts" if parted else "")
         yield Violation(f"{FIELD}.targets", ", ".join(targets), f"{', '.join(refused)}: refused {why}", fix)
+    if lora.sync == "adapters" and family.adapters and family.servers and "cpu" not in family.servers:
+        rule = f"nothing shows that vLLM computes adapters alone in models of the type {family.model_type} as they are trained"
+        yield Violation(f"{FIELD}.sync", lora.sync, rule, "set merged")
 
 
 def _matrix(target: str) -> str:

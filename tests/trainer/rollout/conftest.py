@@ -14,6 +14,7 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.machine import free_port
 from rljob_trainer.rollout.arguments import server_arguments, server_environment
+from rljob_trainer.rollout.supervisor import with_targets_of_its_model
 from trainer.rollout import models
 from trainer.rollout.servers import TOKEN, Server, spec
 
@@ -58,7 +59,11 @@ def start(
         environment = {names.ENV_ROLLOUT_TOKEN: TOKEN, names.ENV_ATTEMPT: str(attempt)} | ONE_PROCESS[
             tensor_parallel == 1
         ]
-        order = {"arguments": server_arguments(served, port), "environment": environment, "log": str(log)}
+        order = {
+            "arguments": server_arguments(with_targets_of_its_model(served), port),
+            "environment": environment,
+            "log": str(log),
+        }
         fork_server.stdin.write(json.dumps(order) + "\n")
         fork_server.stdin.flush()
         pid = int(fork_server.stdout.readline())

@@ -121,7 +121,7 @@ def test_a_server_computes_adapters_of_some_parts_of_its_matrices(
 @pytest.mark.parametrize("kind", FAMILIES_WITH_ADAPTERS)
 def test_a_server_computes_the_adapters_of_each_family(start: Callable[..., Server], tmp_path: Path, kind: str) -> None:
     base = test_families.make(tmp_path / "base", kind, 1)
-    server = start(base, job=with_adapters(base, 1, targets=list(FAMILIES[kind].adapters)))
+    server = start(base, job=with_adapters(base, 1))
     adapters = make_adapters(base, 1, tuple(modules_of(FAMILIES[kind].adapters, {"model_type": kind})))
     whole = merged(base, adapters, tmp_path / "whole")
     published = publish(server, adapters, 1, probe_of(whole))

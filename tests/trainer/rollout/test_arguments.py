@@ -5,6 +5,7 @@ from pathlib import Path
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import PoolSpec, TrainerSpec
 from rljob_trainer.rollout.arguments import pool_arguments, server_arguments, server_environment
+from rljob_trainer.rollout.supervisor import with_targets_of_its_model
 from trainer.rollout.servers import spec
 
 
@@ -57,6 +58,16 @@ def test_a_server_has_room_for_adapters_where_they_come_without_the_model() -> N
         assert room is None or option(arguments, "max-lora-rank") == room
         assert room is None or arguments.index("down_proj") == arguments.index("--lora-target-modules") + 1
         assert room is None or {"q_proj", "qkv_proj", "gate_up_proj"} < set(arguments), "whatever its files have as one"
+
+
+def test_a_server_has_adapters_where_the_models_family_has_them(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "glm4_moe"}')
+    given = spec(tmp_path).dump()
+    lora = {"rank": 8, "sync": "adapters"}
+    job = RLJobSpec.model_validate(given | {"model": given["model"] | {"lora": lora}})
+    arguments = server_arguments(with_targets_of_its_model(job), 1)
+    assert "o_proj" in arguments
+    assert not {"down_proj", "gate_proj", "up_proj"} & set(arguments), "of shared experts, too"
 
 
 def test_evaluation_may_have_the_longest_response() -> None:

@@ -6,19 +6,23 @@ The control object says with which spec and which attempt is current. A server t
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
 import time
 import uuid
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rljob_api import names
 from rljob_api.address import http_url
 from rljob_api.protocol import Control, Failure, Report, RolloutEndpoint
+from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Source
 from rljob_api.spec.roles import PoolSpec
+from rljob_api.validation.adapters import with_targets
 from rljob_trainer.machine import loopback
 from rljob_trainer.rollout.arguments import pool_arguments, server_arguments, server_environment
 from rljob_trainer.rollout.client import answers
@@ -161,7 +165,13 @@ class Supervisor:
         settings = control.spec.pods[self._role]
         if isinstance(settings, PoolSpec):
             return pool_arguments(control.spec, settings, self._port)
-        return server_arguments(control.spec, self._port)
+        return server_arguments(with_targets_of_its_model(control.spec), self._port)
+
+
+def with_targets_of_its_model(spec: RLJobSpec) -> RLJobSpec:
+    """With the targets that adapters have in its model. Without the model the server says what is wrong."""
+    file = Path(spec.model.path) / "config.json"
+    return with_targets(spec, json.loads(file.read_text())) if spec.model.lora and file.is_file() else spec
 
 
 def _reap() -> None:
