@@ -130,7 +130,7 @@ def made_by_peft(model: Path, target: Path, modules: list[str]) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["one rank", "tensor", "tensor and pipeline"])
-@pytest.mark.parametrize("modules", [ALL, ["q_proj", "v_proj", "up_proj"]], ids=["all", "some"])
+@pytest.mark.parametrize("modules", [ALL, ["q_proj", "v_proj", "o_proj", "up_proj"]], ids=["all", "some"])
 @pytest.mark.parametrize("kind", [name for name, family in FAMILIES.items() if family.adapters])
 def test_adapters_of_the_peft_library_are_what_they_are_there(
     megatron: None, tmp_path: Path, modules: list[str], layout: str, kind: str
