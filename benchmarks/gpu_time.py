@@ -1,9 +1,10 @@
 """What a training step spends its time on, on one GPU: torch.profiler's kernels of two steps, summed by kind, with a lower bound for each.
 
-    torchrun --nproc-per-node 1 -m benchmarks.gpu_time [--size NAME] [--shape packed] [--out FILE]
+    torchrun --nproc-per-node 1 -m benchmarks.gpu_time [--size NAME] [--shape packed] [--vision KIND] [--out FILE]
 
-The product's own training phase, of a model without experts. Of kernels that run at the same time, the one that began last counts; `idle` is the time
-without any, between the first and the last one. So the rows add up to the whole. On CPU, operations take the place of kernels.
+The product's own training phase, of a model without experts; `--vision`: of one of benchmarks/vision.py, without bounds. Of kernels that run at the
+same time, the one that began last counts; `idle` is the time without any, between the first and the last one. So the rows add up to the whole. On
+CPU, operations take the place of kernels.
 
 A bound is the least FLOPs of a kind over the data sheet's rate, or its least bytes over that of the memory (`bounds`). Prints a Markdown table and
 the kernels that take most; FILE gets both as JSON lines. `unprofiled`: seconds of the fastest step before, without the profiler.
@@ -21,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks import jobs, training
+from benchmarks import jobs, training, vision
 from benchmarks.shapes import MODELS, PEAK_FLOPS, Shape, activated_parameters, attention_width, model_of, shapes
 
 WARM_UP, STEPS, LARGEST = 4, 2, 25
@@ -55,16 +56,28 @@ def main() -> None:
         "--size", choices=[name for name in MODELS if "num_experts" not in MODELS[name]], default="1.5b"
     )
     parser.add_argument("--shape", choices=list(shapes()), default="packed")
+    parser.add_argument("--vision", choices=list(vision.KINDS))
     parser.add_argument("--out", type=Path, default=Path("gpu_time.jsonl"))
     options = parser.parse_args()
-    model, shape = MODELS[options.size], shapes()[options.shape]
-    engine = training.start_engine(training.spec(model_of(options.size), "tp1"))
-    batches = [training.sampled(shape, n, model["vocab_size"]) for n in range(1, WARM_UP + STEPS + 1)]
+    engine, batch, least = of_images(options.vision) if options.vision else of_texts(options.size, options.shape)
+    batches = [batch(n) for n in range(1, WARM_UP + STEPS + 1)]
     unprofiled = min([training.timed_step(engine, batch)[0] for batch in batches[:WARM_UP]][1:])
     kernels = profiled(lambda: [training.timed_step(engine, batch) for batch in batches[WARM_UP:]])
-    rows = [row | {"unprofiled": round(unprofiled, 4)} for row in summed(kernels, bounds(model, shape))]
+    rows = [row | {"unprofiled": round(unprofiled, 4)} for row in summed(kernels, least)]
     options.out.write_text(jobs.lines([*rows, *largest(kernels)]))
     print(engine.backend, jobs.table(rows), jobs.table(largest(kernels)), sep="\n")
+
+
+def of_texts(size: str, name: str) -> tuple[Any, Callable[[int], Any], dict[str, float]]:
+    """A rank, its batch of a step, and the least seconds of each kind."""
+    model, shape = MODELS[size], shapes()[name]
+    engine = training.start_engine(training.spec(model_of(size), "tp1"))
+    return engine, lambda step: training.sampled(shape, step, model["vocab_size"]), bounds(model, shape)
+
+
+def of_images(kind: str) -> tuple[Any, Callable[[int], Any], dict[str, float]]:
+    engine = training.start_engine(vision.spec(Path(tempfile.gettempdir()) / "rljob-bench-vision" / kind, kind))
+    return engine, lambda step: vision.sampled(vision.KINDS[kind], step), {}
 
 
 def profiled(steps: Callable[[], Any]) -> list[Kernel]:

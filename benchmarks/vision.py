@@ -229,5 +229,44 @@ def job(root: Path, kind: Kind, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def spec(root: Path, kind: str) -> Any:
+    """Of a rank that trains a model of this kind, which is written first."""
+    from rljob_api.spec import RLJobSpec
+
+    if not (root / "model" / "config.json").is_file():
+        write_model(root / "model", KINDS[kind])
+    options = argparse.Namespace(device="gpu", steps=100, train_vision=False)
+    return RLJobSpec.model_validate(job(root, KINDS[kind], options) | {"image": "none"})
+
+
+def sampled(kind: Kind, step: int) -> Any:
+    """Four groups of samples with a picture of noise each; drawn by an older policy, so that nothing is compared."""
+    import numpy as np
+
+    from rljob_trainer.batch import Batch
+    from rljob_trainer.images import Image
+    from rljob_trainer.trajectory import Trajectory, prompt
+    from rljob_trainer.trajectory import sampled as written
+
+    draw, side = np.random.default_rng(step), kind.side // kind.tower["patch_size"]
+    width = 3 * kind.tower["temporal_patch_size"] * kind.tower["patch_size"] ** 2
+    samples = []
+    for group in range(4):
+        image = Image(draw.standard_normal((side * side, width), np.float32), (side, side), 2)
+        asked = [20, *[WORDS.index("<|image_pad|>")] * image.tokens, *[21] * 16]
+        for i in range(kind.samples):
+            answer = draw.integers(len(WORDS), kind.text["vocab_size"], kind.max_tokens).tolist()
+            segments = prompt(asked, [(1, image)]), written(answer, [-12.0] * len(answer), step - 1)
+            named: dict[str, Any] = {
+                "prompt_index": 0,
+                "group": group,
+                "sample": i,
+                "finish_reason": "stop",
+                "reward": float(i % 2),
+            }
+            samples.append(Trajectory(segments=segments, data_source="none", **named))
+    return Batch.of(step + 1, samples, {})
+
+
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,4 +7,4 @@ with suppress(ImportError):  # another Python, without the product
     from rljob_api.families import FAMILIES
 
     for name, family in FAMILIES.items():
-        FAMILIES[name] = replace(family, trains=("cpu", "gpu"), servers=("cpu", "gpu"))
+        FAMILIES[name] = replace(family, servers=("cpu", "gpu"))

@@ -43,8 +43,6 @@ class Family:
     """One tensor of its files has queries, keys and values, and one gate and up: their adapters have one A."""
     vision: bool = False
     """Reads images: a vision tower and the projector behind it come before the language model."""
-    trains: tuple[Device, ...] = ("cpu", "gpu")
-    """On which nothing has shown its gradients to be wrong."""
     servers: tuple[Device, ...] = ("cpu", "gpu")
     """On which vLLM's weights can be updated, and its log-probabilities are those of the trainer: by the tests on CPU, by benchmarks/families.py
     on GPUs."""
@@ -81,8 +79,6 @@ FAMILIES = {
             "Gemma 3 of text: 270M, 1B",
             windows=True,
             adapters=ADAPTED,
-            trains=("cpu",),
-            servers=("cpu",),
         ),
         Family("mixtral", "Mixtral", EXPERTS, windows=True, adapters=ATTENTION),
         Family(
@@ -99,7 +95,6 @@ FAMILIES = {
             EXPERTS,
             biases=True,
             adapters=ATTENTION,
-            servers=("cpu",),
             values={"n_shared_experts": (1,), "norm_topk_prob": (True,)},
         ),
         Family(
@@ -110,7 +105,7 @@ FAMILIES = {
             windows=True,
             biases=True,
             adapters=ATTENTION,
-            servers=(),
+            servers=("gpu",),
             whole_experts=True,
             values={"swiglu_limit": (7.0,), "hidden_act": ("silu",)},
             rope={
@@ -144,7 +139,7 @@ FAMILIES = {
             rotations=("default", "yarn"),
             latent=True,
             adapters=("linear_proj",),
-            servers=(),
+            servers=("gpu",),
             values={
                 "topk_method": ("noaux_tc",),
                 "norm_topk_prob": (True,),

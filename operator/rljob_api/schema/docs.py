@@ -129,8 +129,8 @@ def _family(f: Family) -> str:
     cells = (
         f.models,
         f"`{f.model_type}`",
-        ", ".join(("data", *f.layouts)) + ("" if "gpu" in f.trains else "; on CPU only"),
-        f"vLLM on {' and '.join(map(str.upper, f.servers))}" if f.servers else "not: tasks without rollouts only",
+        ", ".join(("data", *f.layouts)),
+        f"vLLM on {' and '.join(map(str.upper, f.servers))}",
         _adapters(f),
         "yes" if f.vision else "no",
         ", ".join(f.rotations),

@@ -77,10 +77,6 @@ def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
         **{key: config.get(key) for key in ("mlp_only_layers", "mlp_bias", "quantization_config")},
         **{key: config.get(key, values[0]) not in values for key, values in (family.values if family else {}).items()},
     }
-    if family and spec.trainer.device not in family.trains:
-        rule = f"gradients of {family.model_type} are wrong on a {spec.trainer.device} yet"
-        fix = f"set spec.trainer.device: {family.trains[0]}, or use another model"
-        yield Violation("spec.model.path", spec.model.path, rule, fix)
     for key in (key for key, broken in unusual.items() if broken):
         value = config.get(key, rope_type)
         yield Violation(
@@ -187,10 +183,10 @@ def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
     if spec.supervised:
         return
     family = FAMILIES.get(config.get("model_type") or "")
-    if family and spec.trainer.device in family.trains and spec.trainer.device not in family.servers:
+    if family and spec.trainer.device not in family.servers:
         rule = f"nothing shows that vLLM generates with {family.model_type} on a {spec.trainer.device} as it is trained"
-        other = f"set spec.trainer.device: {family.servers[0]}, or " if family.servers else ""
-        yield Violation("spec.model.path", spec.model.path, rule, f"{other}set spec.task to sft, dpo or pretrain")
+        fix = f"set spec.trainer.device: {family.servers[0]}, or set spec.task to sft, dpo or pretrain"
+        yield Violation("spec.model.path", spec.model.path, rule, fix)
     heads, groups = _heads(config)
     if heads and heads % rollout.tensor_parallel:
         yield _indivisible(field, rollout.tensor_parallel, "num_attention_heads", heads)

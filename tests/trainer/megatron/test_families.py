@@ -73,7 +73,7 @@ def test_the_table_of_families_says_what_is_tested_here(family: Family) -> None:
     assert [list(model_violations(replayed, config)) for config in configs] == [[] for _ in configs]
     for device in ("cpu", "gpu"):
         training = job(Path("/model"), trainer={"device": device}, batches=GIVEN)
-        assert {not list(model_violations(training, c)) for c in configs} == {device in family.trains}
+        assert not any(list(model_violations(training, c)) for c in configs)
         generating = job(Path("/model"), trainer={"device": device})
         assert {not list(model_violations(generating, c)) for c in configs} == {device in family.servers}
 

@@ -25,7 +25,7 @@ from rljob_trainer.megatron.lora import Adapters
 from rljob_trainer.megatron.lora_base import Base
 from rljob_trainer.megatron.lora_parts import as_in_files
 from rljob_trainer.megatron.parallel_state import ParallelState
-from rljob_trainer.megatron.provider import configure, open_bridge
+from rljob_trainer.megatron.provider import configure, open_bridge, provide
 
 CHECKPOINT = "spec.model.megatronCheckpoint"
 GUESSING = "num_nextn_predict_layers"
@@ -39,10 +39,8 @@ class PolicyModel:
         checkpoint = spec.model.megatron_checkpoint
         self.config: Any = self.bridge.to_megatron_provider(load_weights=checkpoint is None)
         configure(self.config, spec, parallel.layout)
-        self.modules: list[MegatronModule] = self.config.provide_distributed_model(
-            wrap_with_ddp=False, mixed_precision_wrapper=None, use_cpu_initialization=parallel.device.type == "cpu"
-        )
-        """The pieces of this rank's stage: one, or as many as `virtualPipeline` says."""
+        self.modules = provide(self.config, parallel)
+        """See `provide`."""
         if checkpoint is None:
             require_all_weights(self.bridge, self.modules, "spec.model.path", spec.model.path)
         else:

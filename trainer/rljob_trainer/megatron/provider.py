@@ -12,6 +12,7 @@ from megatron.bridge.models.gemma.gemma3_provider import Gemma3ModelProvider
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.transformer.enums import AttnBackend
+from megatron.core.transformer.module import MegatronModule
 
 from rljob_api.families import FAMILIES
 from rljob_api.sizing.layout import Layout
@@ -21,6 +22,8 @@ from rljob_api.validation.model import model_violations
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron import layers
 from rljob_trainer.megatron.compat.glm4 import sandwiched
+from rljob_trainer.megatron.parallel_state import ParallelState
+from rljob_trainer.megatron.tower import choose_attention
 
 HAVE_TE: bool = gpt_layer_specs.HAVE_TE
 MODEL = "spec.model.path"
@@ -120,6 +123,16 @@ def configure(provider: Any, spec: RLJobSpec, layout: Layout) -> None:
             "spec.trainer.transformerConfig", given, f"megatron-core refuses it: {error}", "change or remove the key"
         ) from error
     _require_pieces(provider, spec)
+
+
+def provide(provider: Any, parallel: ParallelState) -> list[MegatronModule]:
+    """The pieces of this rank's stage: one, or as many as `virtualPipeline` says."""
+    on_cpu = parallel.device.type == "cpu"
+    modules: list[MegatronModule] = provider.provide_distributed_model(
+        wrap_with_ddp=False, mixed_precision_wrapper=None, use_cpu_initialization=on_cpu
+    )
+    choose_attention(modules, provider.params_dtype)
+    return modules
 
 
 def _given(spec: RLJobSpec) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from rljob_trainer.megatron.lora import Adapters
 from rljob_trainer.megatron.lora_base import Base
 from rljob_trainer.megatron.model import load_weights, require_all_weights
 from rljob_trainer.megatron.parallel_state import ParallelState
-from rljob_trainer.megatron.provider import DTYPES, MODEL, configure, converting, read_config
+from rljob_trainer.megatron.provider import DTYPES, MODEL, configure, converting, provide, read_config
 
 SCORE = "score.weight"
 """The head of transformers' sequence classifiers: [labels, hidden], applied to the last hidden state, without a bias."""
@@ -60,10 +60,8 @@ class ValueModel:
         self.config.share_embeddings_and_output_weights = False
         self.config.register_pre_wrap_hook(partial(_put_heads, score=score))  # after the bridge's own, which loads
         configure(self.config, spec, parallel.layout)
-        self.modules: list[MegatronModule] = self.config.provide_distributed_model(
-            wrap_with_ddp=False, mixed_precision_wrapper=None, use_cpu_initialization=parallel.device.type == "cpu"
-        )
-        """The pieces of this rank's stage."""
+        self.modules = provide(self.config, parallel)
+        """See `provide`."""
         self.vocabulary: int | None = None
         self.adapters: Adapters | None = None
         self.base: Base | None = None

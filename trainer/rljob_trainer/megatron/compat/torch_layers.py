@@ -1,9 +1,10 @@
-"""`use_transformer_engine=True` means the torch layers of layers.py where Transformer Engine is absent, and packed rows are rotated at once.
+"""`use_transformer_engine=True` means the torch layers of layers.py where Transformer Engine is absent. Packed rows are rotated at once wherever its
+fused kernel does not do it: also with YaRN, with latents and with the positions of images.
 
 megatron-core's extension point is `BackendSpecProvider`, but `get_gpt_decoder_block_spec` takes no instance of one: it names Transformer Engine's
 (core/models/gpt/gpt_layer_specs.py). Its rotation of packed sequences goes one sequence after the other (rope_utils.py), which takes half of a
-step's time when there are hundreds of short ones (NVIDIA/Megatron-LM#5243 changed it, and kept the loop). Can go when the block spec takes a
-backend, and the loop is gone.
+step's time when there are hundreds of short ones, and on a GPU waits for the beginning of each (NVIDIA/Megatron-LM#5243 changed it, and kept the
+loop). Can go when the block spec takes a backend, and the loop is gone.
 """
 
 from rljob_trainer.megatron.compat import VERSIONS
@@ -56,7 +57,6 @@ PATCHES = (
         "megatron-core",
         VERSIONS["megatron-core"],
         _rotate_at_once,
-        needed=lambda: not has_transformer_engine(),
         replaces={"megatron/core/models/common/embeddings/rope_utils.py:_apply_rotary_pos_emb_thd": "4dc3849cbc49a142"},
     ),
 )
