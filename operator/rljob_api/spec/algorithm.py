@@ -230,7 +230,7 @@ class BatchRecording(Model):
 
     record: bool = False
     """Write every step's batch to `batches/` under the checkpoint path."""
-    replay: Annotated[str, Field(pattern=r"^/[^\s]*$", max_length=1024)] | None = None
+    replay: AbsolutePath | None = None
     """Train on the batches recorded in this directory and generate nothing. Same layout, same device: bit-equal losses."""
 
 

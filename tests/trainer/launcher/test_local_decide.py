@@ -43,6 +43,12 @@ def running(pod: str) -> Report:
     return report(pod, attempt=1, state="running")
 
 
+def make_inputs(data: Path) -> None:
+    """What the smallest spec reads."""
+    (data / "model").mkdir()
+    (data / "train.parquet").touch()
+
+
 def test_the_first_attempt_opens_when_every_launcher_has_reported() -> None:
     assert advance(LocalState(), seen(report("t0"), None), "run", 3) == LocalState()
     assert isinstance(FIRST, LocalState)
@@ -165,7 +171,8 @@ def test_a_file_that_is_none_of_ours_is_told_in_one_message(
 
 def test_values_of_the_command_line_replace_those_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "m.yaml").write_text(yaml.safe_dump(HEAD | {"spec": raw_spec()}))
-    assert load(tmp_path / "m.yaml", [], ["train.steps=3"]).spec.train.steps == 3
+    make_inputs(tmp_path)
+    assert load(tmp_path / "m.yaml", [f"/data={tmp_path}"], ["train.steps=3"]).spec.train.steps == 3
     with pytest.raises(ManifestError, match=r"^spec.train.stepps = 3: there is no such field; did you mean steps\?$"):
         load(tmp_path / "m.yaml", [], ["train.stepps=3"])
     with pytest.raises(ManifestError, match="^--set 3: is no path and value"):
@@ -228,6 +235,7 @@ def test_a_summary_says_what_is_left() -> None:
 def test_adapters_of_other_settings_are_refused_all_at_once_before_anything_starts(tmp_path: Path) -> None:
     lora = {"path": "/data/adapter", "rank": 8, "targets": ["linear_q"]}
     found = {"peft_type": "LORA", "r": 4, "lora_alpha": 32, "use_dora": True, "modules_to_save": ["lm_head"]}
+    make_inputs(tmp_path)
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter/adapter_model.safetensors").touch()
     (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(found | {"target_modules": ["v_proj"]}))

@@ -33,6 +33,9 @@ class Run:
         """`within`: words in front of the command."""
         self.root, self._output = directory / "data" / "run", directory / "output"
         self.root.mkdir(parents=True)
+        for read in ("model", "batches"):
+            (directory / "data" / read).mkdir()
+        (directory / "data" / "train.parquet").touch()
         spec = raw_spec(
             **{
                 "train": {"batches": {"replay": "/data/batches"}},

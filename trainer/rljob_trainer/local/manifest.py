@@ -9,6 +9,7 @@ from rljob_api.manifest import ManifestError, read
 from rljob_api.overrides import OverrideError
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.result import Violation, lines
+from rljob_trainer.local.presence import absent, on_this_machine
 from rljob_trainer.machine import VISIBLE
 from rljob_trainer.preflight import adapter_violations, model_config
 
@@ -29,8 +30,8 @@ class Job:
 
 
 def load(file: Path, mounts: list[str], settings: Sequence[str] = ()) -> Job:
-    """`mounts`: `/path=directory`; `settings`: `train.steps=500`. The object with these settings is held to all rules, then its paths are those of
-    this machine. Raises ManifestError."""
+    """`mounts`: `/path=directory`; `settings`: `train.steps=500`. The object with these settings is held to all rules, what it reads is looked for,
+    then its paths are those of this machine. Raises ManifestError."""
     try:
         jobs = read(file.read_text(), settings)
     except (OSError, UnicodeDecodeError, ManifestError) as error:
@@ -40,10 +41,12 @@ def load(file: Path, mounts: list[str], settings: Sequence[str] = ()) -> Job:
     if len(jobs) > 1:
         raise ManifestError(f"{file}: holds {len(jobs)} jobs ({', '.join(j.name for j in jobs)}): keep one in a file")
     (job,) = jobs
-    here = mounted(job.spec, parse_mounts(mounts))
+    directories = parse_mounts(mounts)
+    here = mounted(job.spec, directories)
     config, broken = _model_config(here)
     result = job.validate(config)
-    if violations := [*broken, *result.violations, *_adapter_violations(result.spec, config, here)]:
+    found = [*broken, *result.violations, *_adapter_violations(result.spec, config, here)]
+    if violations := [*found, *(absent(result.spec, MOUNTED, directories) if result.spec else ())]:
         raise ManifestError(lines(violations))
     return Job(job.name, job.namespace or "default", RLJobSpec.model_validate(here))
 
@@ -61,8 +64,7 @@ def parse_mounts(mounts: list[str]) -> dict[str, str]:
 
 def mounted(spec: dict[str, Any], mounts: dict[str, str]) -> dict[str, Any]:
     """The raw spec with the longest matching mount put in place of each path's beginning."""
-    by_length = sorted(mounts.items(), key=lambda mount: -len(mount[0]))
-    return spec | {section: _mounted(spec[section], by_length) for section in MOUNTED if section in spec}
+    return spec | {section: _mounted(spec[section], mounts) for section in MOUNTED if section in spec}
 
 
 def assign_gpus(spec: RLJobSpec, pods: Mapping[str, Sequence[str]], gpus: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -81,16 +83,12 @@ def assign_gpus(spec: RLJobSpec, pods: Mapping[str, Sequence[str]], gpus: Sequen
     return {pod: {VISIBLE: ",".join(next(free) for _ in range(count))} for pod, count in wanted.items()}
 
 
-def _mounted(value: Any, mounts: list[tuple[str, str]]) -> Any:
+def _mounted(value: Any, mounts: Mapping[str, str]) -> Any:
     if isinstance(value, dict):
         return {k: _mounted(v, mounts) for k, v in value.items()}
     if isinstance(value, list):
         return [_mounted(v, mounts) for v in value]
-    if not isinstance(value, str):
-        return value
-    return next(
-        (here + value[len(path) :] for path, here in mounts if value == path or value.startswith(path + "/")), value
-    )
+    return on_this_machine(value, mounts) if isinstance(value, str) else value
 
 
 def _model_config(spec: dict[str, Any]) -> tuple[dict[str, Any], list[Violation]]:

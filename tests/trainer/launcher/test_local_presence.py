@@ -1,0 +1,103 @@
+"""What a job reads is looked for on this machine before anything starts."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from api.specs import raw_spec
+from rljob_api.manifest import ManifestError
+from rljob_trainer.local.manifest import load
+
+HEAD = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "local"}}
+VOLUMES = [
+    {"name": name, "mountPath": path, "source": {"emptyDir": {}}}
+    for name, path in (("data", "/data"), ("code", "/code/mine"))
+]
+
+
+def written(directory: Path, **changes: Any) -> Path:
+    file = directory / "m.yaml"
+    file.write_text(yaml.safe_dump(HEAD | {"spec": raw_spec(**{"volumes": VOLUMES} | changes)}))
+    return file
+
+
+def said(file: Path, *mounts: str) -> list[str]:
+    try:
+        load(file, [*mounts])
+    except ManifestError as error:
+        return str(error).splitlines()
+    return []
+
+
+def test_all_that_is_missing_is_said_at_once_without_torch_and_without_a_process(tmp_path: Path) -> None:
+    rewards = [{"python": {"path": "/code/mine/reward.py"}}]
+    written(tmp_path, data={"train": ["/data/a.parquet", "/data/b.parquet"]}, rewards=rewards)
+    program = (
+        "import sys\nfrom rljob_trainer.__main__ import main\ncode = main(sys.argv[1:])\n"
+        "print(code, sorted({'torch', 'transformers', 'vllm'} & {*sys.modules}))"
+    )
+    command = [sys.executable, "-c", program, "run", "m.yaml", "--work", "work"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    data = "on this machine; say where it is with --mount /data=DIR"
+    assert found.stderr.splitlines() == [
+        f"spec.model.path = /data/model: there is no /data/model {data}",
+        f"spec.data.train[0] = /data/a.parquet: there is no /data/a.parquet {data}",
+        f"spec.data.train[1] = /data/b.parquet: there is no /data/b.parquet {data}",
+        "spec.rewards[0].python.path = /code/mine/reward.py: there is no /code/mine/reward.py on this machine; "
+        "say where it is with --mount /code/mine=DIR",
+    ]
+    assert found.stdout == "1 []\n"
+    assert not (tmp_path / "work").exists()
+
+
+def test_what_is_not_below_its_mount_is_said_with_its_place_here(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    file = written(tmp_path, trainer={"device": "cpu", "nodes": 3, "parallelism": {"tensor": 2}})
+    layout, data = said(file, f"/data={tmp_path}")
+    assert "nodes x processesPerNode = 3 is not divisible" in layout, "broken rules are in the same message"
+    assert data == (
+        f"spec.data.train[0] = /data/train.parquet: there is no {tmp_path}/train.parquet on this machine; "
+        "put it there, or name another directory with --mount /data=DIR"
+    )
+
+
+def test_a_checkpoint_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "train.parquet").touch()
+    (tmp_path / "run").touch()
+    (line,) = said(written(tmp_path), f"/data={tmp_path}")
+    assert line.startswith(f"spec.checkpoint.path = /data/run: {tmp_path}/run cannot be written on this machine; put")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"source": "hf://org/model@main"}},
+        {"task": "sft", "data": {"validation": ["/data/no.parquet"]}},
+        {"train": {"batches": {"replay": "/data/model"}}, "rollout": {"agent": {"python": {"path": "/data/no.py"}}}},
+        {"task": "pretrain", "data": {"train": ["/data/indexed"]}},
+    ],
+)
+def test_what_a_run_does_not_read_or_fetches_itself_need_not_be_there(tmp_path: Path, changes: dict[str, Any]) -> None:
+    if "source" not in changes.get("model", {}):
+        (tmp_path / "model").mkdir()
+    for name in ("train.parquet", "indexed.idx", "indexed.bin"):
+        (tmp_path / name).touch()
+    assert not [line for line in said(written(tmp_path, **changes), f"/data={tmp_path}") if "on this machine" in line]
+
+
+def test_a_run_that_resumes_does_not_need_what_it_began_from(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "train.parquet").touch()
+    began = {"resumeFrom": "/data/other/global_step_3"}
+    file = written(tmp_path, model={"megatronCheckpoint": "/data/other/global_step_2"}, checkpoint=began)
+    assert [line.split(" = ")[0] for line in said(file, f"/data={tmp_path}")] == [
+        "spec.model.megatronCheckpoint",
+        "spec.checkpoint.resumeFrom",
+    ]
+    (tmp_path / "run").mkdir()
+    assert not said(file, f"/data={tmp_path}")

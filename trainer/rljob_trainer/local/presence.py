@@ -1,0 +1,81 @@
+"""Whether the files that a job reads are on this machine: looked for before any process starts. Pure but for the looking."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from rljob_api.base import Model
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import AbsolutePath
+from rljob_api.validation.pods import volume_of
+from rljob_api.validation.result import Violation
+
+WRITTEN = "spec.checkpoint.path"
+STARTING_POINTS = ("spec.checkpoint.resumeFrom", "spec.model.lora.path")
+"""With every megatronCheckpoint: a run that resumes reads none of them."""
+
+
+def absent(spec: RLJobSpec, sections: tuple[str, ...], mounts: Mapping[str, str]) -> Iterator[Violation]:
+    """All that is missing. `sections` are those whose paths are mounted. Paths of the spec are as in the manifest; with `mounts` they are this
+    machine's."""
+    fetched = [Path(source.path) for source in spec.sources.values()]
+    for field, path in _paths(spec, "spec"):
+        inside = field.split(".")[1].partition("[")[0] in sections
+        if not inside or not _read(spec, field, mounts) or any(Path(path).is_relative_to(d) for d in fetched):
+            continue
+        mount = mount_of(path, mounts)
+        here = Path(on_this_machine(path, mounts))
+        if field == WRITTEN:
+            if not _creatable(here):
+                yield Violation(field, path, f"{here} cannot be written on this machine", _fix(spec, path, mount))
+        elif not here.exists() and not Path(f"{here}.idx").is_file():
+            yield Violation(field, path, f"there is no {here} on this machine", _fix(spec, path, mount))
+
+
+def mount_of(path: str, mounts: Mapping[str, str]) -> str | None:
+    """The longest of the paths that stand for a directory here and that `path` begins with."""
+    return max((m for m in mounts if path == m or path.startswith(f"{m}/")), key=len, default=None)
+
+
+def on_this_machine(path: str, mounts: Mapping[str, str]) -> str:
+    mount = mount_of(path, mounts)
+    return path if mount is None else mounts[mount] + path[len(mount) :]
+
+
+def _fix(spec: RLJobSpec, path: str, mount: str | None) -> str:
+    if mount is not None:
+        return f"put it there, or name another directory with --mount {mount or '/'}=DIR"
+    volume = volume_of(spec, path)
+    return f"say where it is with --mount {volume.mount_path if volume else Path(path).parent}=DIR"
+
+
+def _read(spec: RLJobSpec, field: str, mounts: Mapping[str, str]) -> bool:
+    """Whether a run reads (or writes) what the field names, whatever happens."""
+    if field.endswith(".megatronCheckpoint") or field in STARTING_POINTS:
+        return not Path(on_this_machine(spec.checkpoint.path, mounts)).exists()
+    if field.startswith("spec.data.validation"):
+        return not spec.supervised or spec.evaluation.takes_place
+    return not (field.startswith("spec.rollout.agent.") and spec.train.batches.replay)
+
+
+def _creatable(directory: Path) -> bool:
+    there = next(d for d in (directory, *directory.parents) if d.exists())
+    return there.is_dir() and os.access(there, os.W_OK)
+
+
+def _paths(section: Model, field: str) -> Iterator[tuple[str, str]]:
+    """Every path in a section and those within it, by its field."""
+    hints = get_type_hints(type(section), include_extras=True)
+    for name, info in type(section).model_fields.items():
+        values, at = getattr(section, name), f"{field}.{info.alias}"
+        named = [(f"{at}[{i}]", v) for i, v in enumerate(values)] if isinstance(values, list) else [(at, values)]
+        for inner, value in named:
+            if isinstance(value, Model):
+                yield from _paths(value, inner)
+            elif isinstance(value, str) and _is_path(hints[name]):
+                yield inner, value
+
+
+def _is_path(hint: Any) -> bool:
+    return hint == AbsolutePath or any(_is_path(inner) for inner in get_args(hint))
