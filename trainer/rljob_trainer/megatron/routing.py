@@ -45,7 +45,7 @@ class Routing:
         for layer, router in routers.items():
             router.router_replay_action = self._action
             if self._action is RouterReplayAction.REPLAY_FORWARD:
-                _replay(router, micro.routed_experts.get(layer), micro.tokens.device)
+                _replay(router, micro.routed_experts.get(layer))
         yield
         if self._action is RouterReplayAction.RECORD:
             micro.routed_experts = micro.routed_experts | {
@@ -64,12 +64,12 @@ class Routing:
                 router.router_replay_action = router.target_topk_idx = None
 
 
-def _replay(router: RouterReplay, experts: torch.Tensor | None, device: torch.device) -> None:
+def _replay(router: RouterReplay, experts: torch.Tensor | None) -> None:
     """Not set_target_indices, which keeps all of them for a backward pass of its own. A micro-batch of nothing but filling has none."""
     if experts is None:
         router.router_replay_action = None
     else:
-        router.target_topk_idx = experts.to(device).long()
+        router.target_topk_idx = experts.long()
 
 
 def routers_of(chunk: torch.nn.Module) -> dict[int, RouterReplay]:
@@ -81,7 +81,7 @@ def routers_of(chunk: torch.nn.Module) -> dict[int, RouterReplay]:
 def returned_experts(
     row: PackedRow, trajectories: Mapping[int, Trajectory], parallel: ParallelState
 ) -> dict[int, torch.Tensor]:
-    """MicroBatch.routed_experts as the rollouts returned them, on CPU. Raises ConfigurationError when they did not."""
+    """MicroBatch.routed_experts as the rollouts returned them. Raises ConfigurationError when they did not."""
     own = [trajectories[i].routed_experts for i in row.rows]
     returned = [experts for experts in own if experts is not None]
     if len(returned) < len(own):
@@ -97,7 +97,10 @@ def returned_experts(
         whole[start : start + len(experts)] = torch.from_numpy(experts)
     # with tensor parallelism, layers with experts train on sequence-parallel shares
     part = whole[row.share].chunk(parallel.layout.tensor)[dist.get_rank(parallel.tensor_group)]
-    return dict(enumerate(part.unbind(1), 1))
+    at_once = (
+        part.transpose(0, 1).contiguous().to(parallel.device)
+    )  # a layer at a time, every pass would wait for the device in each
+    return dict(enumerate(at_once, 1))
 
 
 def _recorded(router: RouterReplay) -> torch.Tensor:
