@@ -10,12 +10,12 @@ import torch
 
 from rljob_trainer.batch import Batch
 from rljob_trainer.images import positions
-from trainer.megatron.gang import changed
+from trainer.megatron.gang import changed, gradient, run_engines
 from trainer.megatron.models import TIED, job, load_model, make_model, train_step
 from trainer.megatron.test_checkpoint import run
 from trainer.megatron.test_families import assert_exported
 from trainer.megatron.test_parity import off_policy
-from trainer.megatron.vision import FIRST, LAST, PAD, make_image, make_vision_batch
+from trainer.megatron.vision import FIRST, LAST, PAD, make_image, make_vision_batch, sharing_images
 from trainer.ranks import run_ranks
 
 VISION = ("qwen2_5_vl", "qwen3_vl")
@@ -96,6 +96,34 @@ def test_layouts_and_micro_batches_train_images_alike(megatron: None, tmp_path: 
         assert {name for name, moved in found.items() if not moved.any()} == still, case
         apart = {name: float((moved - whole[name]).abs().max()) for name, moved in found.items()}
         assert parts or max(apart.values()) < 1e-5, case
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("granularity", ["none", "full"])
+@pytest.mark.parametrize("kind", VISION)
+def test_an_image_of_several_samples_goes_through_the_tower_once_and_is_learnt_from_as_often(
+    megatron: None, tmp_path: Path, kind: str, granularity: str
+) -> None:
+    """Against samples that have copies of their own; also where recomputed layers read what the tower adds to them again."""
+    source = make_model(tmp_path / "model", kind, kind in TIED)
+    still = job(source, tokensPerMicroBatch=4096, optimizer={"learningRate": 1e-30})
+    spec = changed(still, trainer={"recompute": {"granularity": granularity}})
+    copies = make_vision_batch(source)
+    batches = {"copies": copies, "shared": sharing_images(copies)}
+    found = run_engines(1, {name: (spec, partial(_gradient, batch=batch)) for name, batch in batches.items()})
+    (expected, all_patches), (got, patches) = (found[name] for name in ("copies", "shared"))
+    assert {4 * count for count in patches} == set(all_patches), "a prompt has four samples"
+    assert any(tensor.any() for name, tensor in expected.items() if ".patch_embed." in name)
+    apart = {name: float((got[name] - x).abs().max() / x.abs().max().clamp(min=1e-9)) for name, x in expected.items()}
+    assert max(apart.values()) < 1e-5, apart
+
+
+def _gradient(engine: Any, batch: Batch) -> tuple[dict[str, torch.Tensor], list[int]]:
+    """Of a step, and how many patches each pass put through the tower."""
+    seen: list[int] = []
+    engine._model.modules[0].visual.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    train_step(engine, batch)
+    return gradient(engine), seen
 
 
 CASES: tuple[dict[str, Any], ...] = (

@@ -37,6 +37,15 @@ def with_images(sample: Trajectory, count: int, model: Any) -> Trajectory:
     return replace(sample, segments=(prompt(tokens, images), sampled(response, log_probs, sample.policy_steps[-1])))
 
 
+def sharing_images(batch: Batch) -> Batch:
+    """The same, where images that are alike are one in memory, as those of a prompt's samples are on a rank."""
+    known: dict[bytes, Image] = {}
+    one = lambda image: known.setdefault(image.pixels.tobytes(), image)  # noqa: E731
+    shared = lambda s: replace(s, images=tuple((at, one(image)) for at, image in s.images))  # noqa: E731
+    samples = [replace(t, segments=tuple(shared(s) for s in t.segments)) for t in batch.samples]
+    return Batch.of(batch.step, samples, batch.metrics)
+
+
 def _texts(tokens: np.ndarray) -> np.ndarray:
     """Without the image token: transformers wants an image for each."""
     return np.where(tokens == PAD, 0, tokens)

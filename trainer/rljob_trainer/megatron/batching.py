@@ -15,6 +15,8 @@ from rljob_trainer.batch import Columns
 Plan = list[list[list[int]]]
 """[data-parallel rank][micro-batch] -> indices of sequences, ascending; a micro-batch may be empty."""
 
+SAME_IMAGES = 4
+"""A micro-batch has room for so many sets of samples with the same images: these share their way through the tower, and yet are cut evenly."""
 MANY = 16
 """Sequences that are so many in a micro-batch waste little of it."""
 
@@ -69,8 +71,23 @@ def plan_units(units: Sequence[Sequence[int]], lengths: Sequence[int], spec: RLJ
 
 
 def _plan(groups: list[list[int]], pairs: bool, lengths: list[int], spec: RLJobSpec, layout: Layout) -> Plan:
-    units = groups if pairs else [[row] for group in groups for row in group]
+    if pairs:
+        return plan_units(groups, lengths, spec, layout)
+    most = spec.train.tokens_per_micro_batch // SAME_IMAGES if spec.data.image_key else 0
+    units = [unit for group in groups for unit in sets(group, lengths, most)]
     return plan_units(units, lengths, spec, layout)
+
+
+def sets(rows: Sequence[int], lengths: Sequence[int], most: int) -> list[list[int]]:
+    """The rows in sets of at most so many tokens, or of one row."""
+    found, size = [[rows[0]]], lengths[rows[0]]
+    for row in rows[1:]:
+        size += lengths[row]
+        if size > most:
+            found.append([])
+            size = lengths[row]
+        found[-1].append(row)
+    return found
 
 
 def space(length: int, layout: Layout) -> int:

@@ -65,8 +65,9 @@ class MicroBatch:
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
     """Fixed quantities of response tokens, float32, 0 elsewhere; see `put`. Always there: `mask`, 1 for tokens that are learnt from."""
     images: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What a model with a vision tower takes besides: `pixel_values` [p, numbers of a patch], `image_grid_thw` [i, 3] and `image_places` [v], where
-    in the row the tokens of the images lie. Empty without images."""
+    """What a model with a vision tower takes besides: `pixel_values` [p, numbers of a patch] and `image_grid_thw` [i, 3] of the images, each once;
+    `image_places` [v], where in the row tokens of images lie, and `image_rows` [v], which row of the tower's output each of them is. Empty without
+    images."""
 
     routed_experts: dict[int, torch.Tensor] = field(default_factory=dict)
     """By the number of a layer from 1: to which experts its router sends the tokens that it has, uint8. See routing.Routing."""
@@ -121,15 +122,18 @@ def _positions(sequences: list[int], placed: Sequence[Sequence[Placed]]) -> torc
 
 
 def _images(sequences: list[int], placed: Sequence[Sequence[Placed]]) -> dict[str, torch.Tensor]:
-    """See MicroBatch.images."""
+    """See MicroBatch.images. Samples of one prompt share its images in memory."""
     starts = accumulate(sequences, initial=0)
     found = [(start + at, image) for start, images in zip(starts, placed, strict=False) for at, image in images]
     if not found:
         return {}
+    distinct = {id(image): image for _, image in found}
+    first = dict(zip(distinct, accumulate((image.tokens for image in distinct.values()), initial=0), strict=False))
     return {
-        "pixel_values": torch.from_numpy(np.concatenate([image.pixels for _, image in found])),
-        "image_grid_thw": torch.tensor([(1, *image.grid) for _, image in found]),
-        "image_places": torch.cat([torch.arange(at, at + image.tokens) for at, image in found]),
+        "pixel_values": torch.from_numpy(np.concatenate([image.pixels for image in distinct.values()])),
+        "image_grid_thw": torch.tensor([(1, *image.grid) for image in distinct.values()]),
+        "image_places": torch.cat([torch.arange(image.tokens) + at for at, image in found]),
+        "image_rows": torch.cat([torch.arange(image.tokens) + first[id(image)] for _, image in found]),
     }
 
 

@@ -4,6 +4,7 @@ megatron-bridge's model (models/qwen_vl/modelling_qwen3_vl) makes its tower of T
 token in every row, and has a decoder of its own. Can go when megatron-bridge takes positions and places from its caller, and a backend for its tower.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,9 +34,9 @@ class InterleavedRotaryEmbedding(MultimodalRotaryEmbedding):
 
     def forward(self, position_ids: torch.Tensor, mrope_section: list[int], cp_group: Any = None) -> torch.Tensor:
         """position_ids [3, b, s]. Returns angles [s, b, 1, head]. The layouts of such models have no context parallelism."""
-        number = torch.arange(len(self.inv_freq))
+        number = torch.arange(len(self.inv_freq), device=position_ids.device)
         turns = [(number % 3 == axis) & (number < 3 * mrope_section[axis]) for axis in (1, 2)]
-        axis = (turns[0] + 2 * turns[1]).to(position_ids.device)
+        axis = turns[0] + 2 * turns[1]
         angles = position_ids[axis].permute(2, 1, 0) * self.inv_freq.to(position_ids.device)
         return torch.cat((angles, angles), dim=-1)[:, :, None]
 
@@ -85,22 +86,23 @@ class Qwen3VLModel(MegatronModule):
         pixel_values: torch.Tensor | None = None,
         image_grid_thw: torch.Tensor | None = None,
         image_places: torch.Tensor | None = None,
+        image_rows: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         """As Qwen2.5-VL's (qwen_vl.py). The whole model is on this rank's stage."""
         embedded, self._added = self.language_model.embedding(input_ids=input_ids, position_ids=None), []
         if pixel_values is not None:
-            assert image_places is not None
+            assert image_places is not None and image_rows is not None
             found = self.visual(pixel_values.to(self.visual.dtype), grid_thw=image_grid_thw)
-            embedded = self._with_images(embedded, image_places, found)
+            embedded = self._with_images(embedded, partial(put, places=image_places, rows=image_rows), found)
         return continued(self, embedded, position_ids, attention_mask, **kwargs)
 
-    def _with_images(self, embedded: torch.Tensor, places: torch.Tensor, found: Any) -> torch.Tensor:
+    def _with_images(self, embedded: torch.Tensor, placed: Callable[..., torch.Tensor], found: Any) -> torch.Tensor:
         """`embedded` [s, 1, h] with the images at their places; what the layers add is kept for them."""
         nothing = torch.zeros_like(embedded)
-        features = [scattered(self, put(nothing, places, seen)) for seen in found.deepstack_features]
+        features = [scattered(self, placed(nothing, seen=seen)) for seen in found.deepstack_features]
         self._added = [f.detach().requires_grad_(f.requires_grad) for f in features]
-        return JoinedGradients.apply(put(embedded, places, found.pooler_output), self._added, *features)
+        return JoinedGradients.apply(placed(embedded, seen=found.pooler_output), self._added, *features)
 
     def _add(self, index: int, _layer: Any, _given: Any, output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
         hidden, context = output

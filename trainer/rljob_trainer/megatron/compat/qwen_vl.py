@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from megatron.bridge.models.qwen_vl.modeling_qwen25_vl import Qwen25VLModel
 from megatron.bridge.models.qwen_vl.qwen25_vl_bridge import Qwen25VLBridge
 from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
@@ -26,20 +27,21 @@ def forward(
     pixel_values: torch.Tensor | None = None,
     image_grid_thw: torch.Tensor | None = None,
     image_places: torch.Tensor | None = None,
+    image_rows: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> torch.Tensor:
     """input_ids [1, t], position_ids [1, t] of a text or [3, 1, t]; images as MicroBatch.images has them. The whole model is on this rank's stage."""
     embedded = self.language_model.embedding(input_ids=input_ids, position_ids=None)
     if pixel_values is not None:
-        assert image_places is not None
+        assert image_places is not None and image_rows is not None
         seen = self.visual(pixel_values.to(self.visual.dtype), grid_thw=image_grid_thw).pooler_output
-        embedded = put(embedded, image_places, seen)
+        embedded = put(embedded, image_places, seen, image_rows)
     return continued(self, embedded, position_ids, attention_mask, **kwargs)
 
 
-def put(row: torch.Tensor, places: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-    """`row` [s, 1, h] with `seen` [v, h] at `places` [v]."""
-    return row.index_copy(0, places, seen.to(row)[:, None])
+def put(row: torch.Tensor, places: torch.Tensor, seen: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """`row` [s, 1, h] with the `rows` [v] of `seen` at `places` [v]. Rows repeat: `embedding` adds their gradients in float32, in a fixed order."""
+    return row.index_copy(0, places, F.embedding(rows, seen).to(row)[:, None])
 
 
 def scattered(model: Any, row: torch.Tensor) -> torch.Tensor:
