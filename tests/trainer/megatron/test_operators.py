@@ -1,0 +1,119 @@
+"""What a pass launches does not grow with its sequences: a GPU that is launched at sequence by sequence is idle for most of a step.
+
+On CPU the attention itself goes by lengths in place of sequences (attention.py), so that sequences here are equally long.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.batch import Batch
+from rljob_trainer.images import Placed
+from rljob_trainer.objectives.cross_entropy import CrossEntropyObjective
+from rljob_trainer.objectives.objective import Objective
+from rljob_trainer.objectives.pairs import RewardModelObjective
+from rljob_trainer.objectives.policy import PolicyObjective
+from rljob_trainer.objectives.preference import PreferenceObjective
+from rljob_trainer.trajectory import Trajectory, prompt, sampled
+from trainer.megatron.gang import changed
+from trainer.megatron.models import KINDS, TIED, job, make_model
+from trainer.megatron.vision import make_image
+from trainer.ranks import run_ranks
+
+pytestmark = pytest.mark.slow
+
+Count = Counter[str]
+OBJECTIVES: dict[str, Callable[[RLJobSpec], Objective]] = {
+    "rl": PolicyObjective,
+    "sft": CrossEntropyObjective,
+    "dpo": PreferenceObjective,
+    "rewardModel": lambda _: RewardModelObjective(),
+}
+CASES: dict[str, dict[str, Any]] = {
+    "rl": {},
+    "sft": {},
+    "dpo": {"dpo": {}},
+    "rewardModel": {},
+    "rl, adapters": {"model": {"lora": {"rank": 4}}},
+    "rl, sequences": {"algorithm": {"loss": "gspo", "rolloutCorrection": {"importanceSampling": "sequence"}}},
+    "rl, critic": {"algorithm": {"advantage": "gae"}, "critic": {}},
+    "rl, context": {"trainer": {"nodes": 2, "parallelism": {"context": 2}}},
+    "rl, tensor": {"trainer": {"nodes": 2, "parallelism": {"tensor": 2}}},
+    "rl, recomputed": {"trainer": {"recompute": {"granularity": "full"}}},
+}
+"""Sections of the spec, by task and what is special."""
+
+
+class Operators(TorchDispatchMode):
+    """Counts what is computed inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Count = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_operators_of_every_kind_of_model_do_not_grow_with_sequences(megatron: None, tmp_path: Path, kind: str) -> None:
+    """Where models read images, all sequences have the same."""
+    source = make_model(tmp_path / "model", kind, kind in TIED)
+    images = [(1, make_image((4, 4), 0))] if "vision_config" in KINDS[kind][1] else []
+    assert_constant(job(source, tokensPerMicroBatch=512, batches={"replay": "/r"}), 1, "rl", images)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operators_of_every_task_do_not_grow_with_sequences(model: Path, case: str) -> None:
+    task, sections = case.partition(",")[0], CASES[case]
+    spec = changed(job(model, tokensPerMicroBatch=512), **sections)
+    assert_constant(spec, sections.get("trainer", {}).get("nodes", 1), task, [])
+
+
+def assert_constant(spec: RLJobSpec, world: int, task: str, images: list[Placed]) -> None:
+    of = lambda pairs: partial(_pass, spec, OBJECTIVES[task], _batch(2 * pairs, images))  # noqa: E731
+    for few, many in zip(run_ranks(world, of(4)), run_ranks(world, of(8)), strict=True):
+        assert sum(few.values()) > 100
+        assert many == few, many - few
+
+
+def _batch(count: int, images: list[Placed]) -> Batch:
+    """Pairs of samples of 8 tokens, or of one image more."""
+    asked = [1] * (4 + sum(2 + image.tokens for _, image in images))
+    return Batch.of(1, [_sample(i, prompt(asked, images)) for i in range(count)], {})
+
+
+def _sample(number: int, asked: Any) -> Trajectory:
+    answer = sampled(np.arange(4, dtype=np.int32), np.full(4, -5.0, np.float32), 0)
+    named: dict[str, Any] = {"prompt_index": number // 2, "group": number // 2, "sample": number % 2}
+    score: dict[str, Any] = {"finish_reason": "stop", "reward": float(number % 2), "data_source": ""}
+    return Trajectory(segments=(asked, answer), **named, **score)
+
+
+def _pass(spec: RLJobSpec, objective: Callable[[RLJobSpec], Objective], batch: Batch) -> Count:
+    """On a rank, of a forward and backward pass of every network that learns, in one micro-batch; the second, when tables of sequences are known."""
+    from rljob_trainer.megatron.engine import Engine
+
+    engine = Engine(spec, lambda: None, objective(spec))
+    step = engine.measure(batch)
+    for name, values in engine.objective.advantages(step).columns.items():
+        step.put(name, values)
+    (mini_batch,) = step.batches
+    assert len(mini_batch.micro_batches) == 1
+    found: Count = Counter()
+    for network, learnt in engine._learners():
+        step.weigh(learnt)
+        with network.offloader.using("parameters", "gradients"), engine._policy.routing.replayed():
+            network._gradients(mini_batch, learnt)
+            with Operators() as operators:
+                network._gradients(mini_batch, learnt)
+        found += operators.found
+    return found
