@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
@@ -24,12 +23,12 @@ from rljob_trainer.objectives.preference import PreferenceObjective
 from rljob_trainer.trajectory import Trajectory, prompt, sampled
 from trainer.megatron.gang import changed
 from trainer.megatron.models import KINDS, TIED, job, make_model
+from trainer.megatron.operators import Count, Operators
 from trainer.megatron.vision import make_image
 from trainer.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
-Count = Counter[str]
 OBJECTIVES: dict[str, Callable[[RLJobSpec], Objective]] = {
     "rl": PolicyObjective,
     "sft": CrossEntropyObjective,
@@ -49,18 +48,6 @@ CASES: dict[str, dict[str, Any]] = {
     "rl, recomputed": {"trainer": {"recompute": {"granularity": "full"}}},
 }
 """Sections of the spec, by task and what is special."""
-
-
-class Operators(TorchDispatchMode):
-    """Counts what is computed inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: Count = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found[str(func)] += 1
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,6 +10,7 @@ from transformers import AttentionInterface
 
 from rljob_trainer.megatron import tower
 from trainer.megatron.models import make_config
+from trainer.megatron.operators import Operators
 
 
 def by_sequence(q: Any, k: Any, v: Any, starts: Any, of_keys: Any, longest: int, _: int, *, scale: float) -> Any:
@@ -24,22 +25,53 @@ def by_sequence(q: Any, k: Any, v: Any, starts: Any, of_keys: Any, longest: int,
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize(
-    ("kind", "model"), [("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel"), ("qwen3_vl", "Qwen3VLVisionModel")]
-)
-def test_a_tower_sees_the_same_in_all_pictures_at_once(monkeypatch: pytest.MonkeyPatch, kind: str, model: str) -> None:
+TOWERS = pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+GRIDS = torch.tensor([(1, 4, 4), (1, 2, 6), (1, 8, 4)])
+
+
+def make_tower(kind: str) -> Any:
     import transformers.models.qwen2_5_vl.modeling_qwen2_5_vl as first
     import transformers.models.qwen3_vl.modeling_qwen3_vl as second
 
+    built = {"qwen2_5_vl": first.Qwen2_5_VisionTransformerPretrainedModel, "qwen3_vl": second.Qwen3VLVisionModel}[kind]
+    return built._from_config(make_config(kind).vision_config).eval()
+
+
+def make_pixels() -> torch.Tensor:
+    return torch.randn(int(GRIDS.prod(1).sum()), 3 * 2 * 4 * 4)
+
+
+@TOWERS
+def test_a_tower_sees_the_same_in_all_pictures_at_once(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(tower, "varlen_attn", by_sequence)
     AttentionInterface.register(tower.AT_ONCE, tower.attend)
-    config = make_config(kind).vision_config
-    built = {**vars(first), **vars(second)}[model]._from_config(config).eval()
-    grids = torch.tensor([(1, 4, 4), (1, 2, 6), (1, 8, 4)])
-    pixels = torch.randn(int(grids.prod(1).sum()), 3 * 2 * 4 * 4)
-    one_by_one = built(pixels, grid_thw=grids).pooler_output
+    built, pixels = make_tower(kind), make_pixels()
+    one_by_one = built(pixels, grid_thw=GRIDS).pooler_output
     built.config._attn_implementation = tower.AT_ONCE
-    torch.testing.assert_close(built(pixels, grid_thw=grids).pooler_output, one_by_one)
+    torch.testing.assert_close(built(pixels, grid_thw=GRIDS).pooler_output, one_by_one)
+
+
+@TOWERS
+def test_a_tower_that_is_given_its_tables_sees_the_same_and_what_it_launches_does_not_grow_with_pictures(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The second pass over such pictures, with the attention of GPUs as one operator."""
+    built, pixels = make_tower(kind), make_pixels()
+    assert torch.equal(tower.see(built, pixels, GRIDS).pooler_output, built(pixels, grid_thw=GRIDS).pooler_output)
+    monkeypatch.setattr(tower, "varlen_attn", lambda q, *_, **__: q + 0)
+    AttentionInterface.register(tower.AT_ONCE, tower.attend)
+    built.config._attn_implementation = tower.AT_ONCE
+    few, many = (_second_pass(built, pixels.repeat(count, 1), GRIDS.repeat(count, 1)) for count in (1, 4))
+    assert sum(few.values()) > 50
+    assert many == few, many - few
+    assert "aten._local_scalar_dense.default" not in few, "a number of the device's is waited for"
+
+
+def _second_pass(built: Any, pixels: torch.Tensor, grids: torch.Tensor) -> Any:
+    tower.see(built, pixels, grids)
+    with Operators() as operators:
+        tower.see(built, pixels, grids)
+    return operators.found
 
 
 @pytest.mark.parametrize(

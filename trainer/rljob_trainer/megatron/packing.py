@@ -15,6 +15,8 @@ from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.objectives.tokens import Sequences
 from rljob_trainer.trajectory import Trajectory
 
+GRIDS = "image_grid_thw"
+
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
@@ -65,9 +67,9 @@ class MicroBatch:
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
     """Fixed quantities of response tokens, float32, 0 elsewhere; see `put`. Always there: `mask`, 1 for tokens that are learnt from."""
     images: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What a model with a vision tower takes besides: `pixel_values` [p, numbers of a patch] and `image_grid_thw` [i, 3] of the images, each once;
-    `image_places` [v], where in the row tokens of images lie, and `image_rows` [v], which row of the tower's output each of them is. Empty without
-    images."""
+    """What a model with a vision tower takes besides. Of the images, each once: `pixel_values` [p, numbers of a patch], and on CPU `image_grid_thw`
+    [i, 3]. Of their tokens: `image_places` [v], where in the row they lie, and `image_rows` [v], which row of the tower's output each is. Empty
+    without images."""
 
     routed_experts: dict[int, torch.Tensor] = field(default_factory=dict)
     """By the number of a layer from 1: to which experts its router sends the tokens that it has, uint8. See routing.Routing."""
@@ -108,7 +110,8 @@ def micro_batch(
     tokens, places, targets, index = (x[..., row.share].to(parallel.device) for x in (tokens, places, targets, index))
     of = Sequences(index, len(chosen), parallel.over_context)
     micro = MicroBatch(row, tokens[None], places.unsqueeze(-2), _packed(sequences, parallel), targets, of)
-    micro.images = {name: x.to(parallel.device) for name, x in _images(sequences, placed).items()}
+    images = _images(sequences, placed)
+    micro.images = {name: x if name == GRIDS else x.to(parallel.device) for name, x in images.items()}
     micro.put("mask", {i: torch.from_numpy(t.response_mask) for i, t in zip(rows, chosen, strict=True)})
     return micro
 
@@ -131,7 +134,7 @@ def _images(sequences: list[int], placed: Sequence[Sequence[Placed]]) -> dict[st
     first = dict(zip(distinct, accumulate((image.tokens for image in distinct.values()), initial=0), strict=False))
     return {
         "pixel_values": torch.from_numpy(np.concatenate([image.pixels for image in distinct.values()])),
-        "image_grid_thw": torch.tensor([(1, *image.grid) for image in distinct.values()]),
+        GRIDS: torch.tensor([(1, *image.grid) for image in distinct.values()]),
         "image_places": torch.cat([torch.arange(image.tokens) + at for at, image in found]),
         "image_rows": torch.cat([torch.arange(image.tokens) + first[id(image)] for _, image in found]),
     }

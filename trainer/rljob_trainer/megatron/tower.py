@@ -1,19 +1,70 @@
-"""Attention of a vision tower on GPUs: all pictures of a micro-batch, or all windows of them, in one kernel.
+"""A vision tower on GPUs: all pictures of a micro-batch, or all windows of them, go through attention in one kernel, and where their patches lie is
+worked out on the CPU.
 
 The towers are those of transformers, whose attention in torch goes through the pictures one after the other (Qwen2_5_VLVisionAttention in
 models/qwen2_5_vl/modeling_qwen2_5_vl.py): Qwen2.5-VL has 16 windows in a picture of 448 x 448, and the GPU waits for their many small kernels.
 Attention functions are an extension point of transformers (`AttentionInterface.register`); a name with `flash` in it is given all sequences at once.
+Tables of places are another (vision_utils.py): without them a tower makes them picture by picture, with small kernels and waits for the GPU.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
+from transformers.vision_utils import (
+    get_vision_bilinear_indices_and_weights,
+    get_vision_cu_seqlens,
+    get_vision_position_ids,
+    get_vision_window_index,
+)
 
 AT_ONCE = "rljob_flash"
 """The name of `attend`."""
+_KNOWN = "rljob_longest"
+
+
+def see(tower: Any, pixels: torch.Tensor, grids: torch.Tensor) -> Any:
+    """What a tower of transformers makes of pictures: `pixels` as MicroBatch.images has them, `grids` [i, 3] on CPU."""
+    window = (tower.window_size, tower.patch_size) if hasattr(tower, "window_size") else None
+    side, pictures = getattr(tower, "num_grid_per_side", None), tuple(map(tuple, grids.tolist()))
+    places = tables(pictures, tower.spatial_merge_size, window, side, pixels.device)
+    return tower(pixels.to(tower.dtype), grid_thw=grids, **places)
+
+
+@lru_cache(maxsize=32)
+def tables(
+    pictures: tuple[tuple[int, ...], ...],
+    merge: int,
+    window: tuple[int, int] | None,
+    side: int | None,
+    device: torch.device,
+) -> dict[str, torch.Tensor]:
+    """By the names that a tower takes. Passes over the same micro-batch, and others with as many pictures of one size, share them.
+
+    Args:
+        window: its width and that of a patch in pixels, of a tower with windows
+        side: of the square of learnt positions, of a tower that has some
+    """
+    grids = torch.tensor(pictures)
+    found = {"position_ids": get_vision_position_ids(grids, merge), "cu_seqlens": get_vision_cu_seqlens(grids)}
+    if window:
+        places = get_vision_window_index(grids, merge, *window)
+        found |= zip(("window_index", "cu_window_seqlens"), places, strict=True)
+    if side:
+        weighed = get_vision_bilinear_indices_and_weights(grids, side, merge)
+        found |= zip(("bilinear_indices", "bilinear_weights"), weighed, strict=True)
+    return {name: table.to(device) for name, table in found.items()}
+
+
+def _longest(starts: torch.Tensor) -> int:
+    """Asks the device once for each tensor: every question waits for all of its work, and every layer asks."""
+    if (known := getattr(starts, _KNOWN, None)) is None:
+        known = int(starts.diff().max())
+        setattr(starts, _KNOWN, known)
+    return known
 
 
 def attend(
@@ -25,12 +76,11 @@ def attend(
     *,
     scaling: float,
     cu_seq_lens_q: torch.Tensor,
-    max_length_q: torch.Tensor,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """query, key, value [1, heads, t, d]; sequences lie between consecutive `cu_seq_lens_q` and see all of themselves. Returns [1, t, heads, d]."""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    starts, longest = cu_seq_lens_q.int(), int(max_length_q)
+    starts, longest = cu_seq_lens_q.int(), _longest(cu_seq_lens_q)
     found = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scaling)
     assert isinstance(found, torch.Tensor), "nothing else is asked for"
     return found[None], None

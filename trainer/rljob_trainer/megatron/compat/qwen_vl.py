@@ -16,6 +16,7 @@ from megatron.bridge.models.qwen_vl.qwen25_vl_bridge import Qwen25VLBridge
 from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 
 from rljob_trainer.megatron.compat import VERSIONS
+from rljob_trainer.megatron.tower import see
 from rljob_trainer.patches import Patch
 
 
@@ -33,8 +34,8 @@ def forward(
     """input_ids [1, t], position_ids [1, t] of a text or [3, 1, t]; images as MicroBatch.images has them. The whole model is on this rank's stage."""
     embedded = self.language_model.embedding(input_ids=input_ids, position_ids=None)
     if pixel_values is not None:
-        assert image_places is not None and image_rows is not None
-        seen = self.visual(pixel_values.to(self.visual.dtype), grid_thw=image_grid_thw).pooler_output
+        assert image_grid_thw is not None and image_places is not None and image_rows is not None
+        seen = see(self.visual, pixel_values, image_grid_thw).pooler_output
         embedded = put(embedded, image_places, seen, image_rows)
     return continued(self, embedded, position_ids, attention_mask, **kwargs)
 
