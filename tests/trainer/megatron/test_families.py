@@ -128,6 +128,20 @@ def test_transformer_engine_chooses_the_attention_of_every_family_from_what_is_t
 
 
 @pytest.mark.slow
+def test_every_family_with_experts_asks_for_the_kernels_that_permute_tokens(megatron: None, tmp_path: Path) -> None:
+    """Without them every such layer waits for the GPU to count what it permutes; `configure` turns them off where there are none."""
+    from rljob_trainer.megatron.provider import open_bridge
+
+    def asked(kind: str) -> bool:
+        spec = job(make_model(tmp_path / kind, kind, kind in TIED), batches=GIVEN)
+        return bool(open_bridge(spec).to_megatron_provider(load_weights=False).moe_permute_fusion)
+
+    experts = [kind for kind in FAMILIES if any("experts" in key for key in KINDS[kind][1])]
+    assert len(experts) > 4
+    assert {kind: asked(kind) for kind in experts} == dict.fromkeys(experts, True)
+
+
+@pytest.mark.slow
 def test_a_job_that_names_its_attention_gets_it_or_hears_which_there_are(megatron: None, tmp_path: Path) -> None:
     from rljob_trainer.megatron.provider import configure, open_bridge
 

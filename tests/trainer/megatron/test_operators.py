@@ -103,4 +103,6 @@ def _pass(spec: RLJobSpec, objective: Callable[[RLJobSpec], Objective], batch: B
             with Operators() as operators:
                 network._gradients(mini_batch, learnt)
         found += operators.found
+    scale = engine._policy.passes.config.moe_grad_scale_func
+    assert scale() is scale(), "what each micro-batch brings from the host waits for the device"
     return found

@@ -47,6 +47,7 @@ class MixtralBridge(MegatronModelBridge):
         configure_as_llama(provider, config)
         provider.moe_ffn_hidden_size = config.intermediate_size
         provider.moe_router_pre_softmax = False
+        provider.moe_permute_fusion = True  # as megatron-bridge's other models with experts
         return provider
 
     def mapping_registry(self) -> MegatronMappingRegistry:
