@@ -6,8 +6,9 @@ from typing import Any, get_args
 
 from pydantic_core import PydanticUndefined
 
-from kubectl_rljob.importer.settings import NotANumber, Options, Settings, System, said_of_rows, show
+from kubectl_rljob.importer.settings import Options, Settings, System, said_of_rows, show
 from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Said
+from kubectl_rljob.importer.unfit import said_by, unread
 from rljob_api.base import Model
 from rljob_api.spec import RLJobSpec
 
@@ -53,9 +54,8 @@ def _of_unsaid(settings: Settings, values: Mapping[str, Any], found: Imported) -
 def _said(settings: Settings) -> Imported:
     """What rows and rules make of the configuration."""
     found = Imported(notes=[*settings.notes], problems=[*settings.problems])
-    for said in _of_sections_read(
-        (*said_of_rows(settings), *_said_by_rules(settings)), settings.system.unread(settings)
-    ):
+    by_rules = (said for rule in settings.system.rules for said in said_by(rule, settings))
+    for said in _of_sections_read((*said_of_rows(settings), *by_rules), unread(settings)):
         _take(found, said)
     return found
 
@@ -84,24 +84,14 @@ def _text(found: Imported) -> str:
     return "\n".join([*found.comments.values(), *keys])
 
 
-def _of_sections_read(said: Iterable[Said], unread: Mapping[str, str]) -> Iterator[Said]:
+def _of_sections_read(said: Iterable[Said], others: Mapping[str, str]) -> Iterator[Said]:
     """A field of a section that the job does not have becomes a note, if the file gives it."""
     for one in said:
-        section = next((s for s in unread if isinstance(one, Field) and f"{one.path}.".startswith(f"{s}.")), None)
+        section = next((s for s in others if isinstance(one, Field) and f"{one.path}.".startswith(f"{s}.")), None)
         if section is None or not isinstance(one, Field):
             yield one
         elif "(default " not in one.source and not one.source.startswith(DEFAULT):
-            yield Note(Outcome.IMPLIED, one.source, unread[section])
-
-
-def _said_by_rules(settings: Settings) -> list[Said]:
-    found: list[Said] = []
-    for rule in settings.system.rules:
-        try:
-            found += rule(settings)
-        except NotANumber as error:
-            found.append(Problem(settings.origin(error.key), str(error)))
-    return found
+            yield Note(Outcome.IMPLIED, one.source, others[section])
 
 
 def _take(found: Imported, said: Said) -> None:

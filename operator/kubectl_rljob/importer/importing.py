@@ -1,9 +1,10 @@
 """From the text of a file to an RLJob and a report: what the verb `import` prints. Pure."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kubectl_rljob.importer.engine import convert
+from kubectl_rljob.importer.engine import Imported, convert
 from kubectl_rljob.importer.settings import Options
 from kubectl_rljob.importer.systems import SYSTEMS
 from kubectl_rljob.importer.table import Note, Outcome, Problem
@@ -34,8 +35,21 @@ def imported(system: str, text: str, file: str, options: Options) -> Result:
     if found.problems:
         return Result("", report([*source.notes, *found.notes], ()), tuple(found.problems), valid=False)
     checked = validate(found.spec, found.name)
+    if checked.spec is None:
+        wrong = tuple(_unfit(found, violation) for violation in checked.violations)
+        return Result("", report([*source.notes, *found.notes], ()), wrong, valid=False)
     manifest = write(found, f"Imported from {file} ({source.system.title}) by `kubectl rljob import {system}`")
     return Result(manifest, report([*source.notes, *found.notes], checked.violations), valid=checked.valid)
+
+
+def _unfit(found: Imported, violation: Violation) -> Problem:
+    """A value that its field cannot have, at the key that it comes from."""
+    field = violation.field.removeprefix("spec.")
+    around = [path for path in found.comments if re.match(rf"{re.escape(path)}(?![^.[])", field)]
+    if not around:
+        return Problem(violation.field, f"{violation.rule}; {violation.fix}")
+    source = found.comments[max(around, key=len)]
+    return Problem(source, f"would be {violation.field} = {violation.value}, which {violation.rule}")
 
 
 def report(notes: Iterable[Note], violations: Iterable[Violation]) -> str:

@@ -9,6 +9,9 @@ from typing import Any
 
 from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Row, Said
 
+MOST = 2**31 - 1
+"""That an RLJob counts."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -168,17 +171,21 @@ def number(key: str, value: Any) -> float:
 
 def integer(key: str, value: Any) -> int:
     """Likewise."""
-    if number(key, value) != int(value):
+    if number(key, value) != int(value) or abs(value) > MOST:
         raise NotANumber(key, value)
     return int(value)
 
 
 class NotANumber(ValueError):
     def __init__(self, key: str, value: Any) -> None:
-        super().__init__(
-            f"{show(value)} is no number" if not isinstance(value, float) else f"{value} is no whole number"
-        )
+        super().__init__(f"{show(value)} {_wrong(value)}")
         self.key = key
+
+
+def _wrong(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return "is no number"
+    return f"is more than {MOST}" if abs(value) > MOST else "is no whole number"
 
 
 def show(value: Any) -> str:
@@ -207,6 +214,8 @@ def _converted(settings: Settings, row: Row, convert: Any) -> Said:
         ours = convert(value)
     except ValueError as error:
         return Problem(settings.origin(row.key), f"{show(value)} {error}")
+    except (ArithmeticError, AttributeError, LookupError, TypeError):
+        return Problem(settings.origin(row.key), f"{show(value)} is no value that this key can have")
     if row.key not in settings:
         return Field(row.field, ours, f"default of {row.key}")
     source = settings.given[row.key].name

@@ -1,5 +1,6 @@
 """Conversions of single values that several systems need. They raise ValueError with what is wrong."""
 
+import math
 import posixpath
 import re
 from collections.abc import Callable, Iterable
@@ -37,7 +38,7 @@ def real(value: Any) -> float:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError("is no number")
     return value
 
@@ -62,7 +63,8 @@ def job_name(parts: Iterable[Any]) -> str:
 
 def divisor(number: int, wanted: int) -> int:
     """The divisor of `number` that is nearest to `wanted`, the larger of two."""
-    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - wanted), -d), default=1)
+    small = [d for d in range(1, math.isqrt(max(0, number)) + 1) if number % d == 0]
+    return min((e for d in small for e in (d, number // d)), key=lambda d: (abs(d - wanted), -d), default=1)
 
 
 def environment(given: dict[str, Any], owned: Callable[[str], bool]) -> list[dict[str, str]]:

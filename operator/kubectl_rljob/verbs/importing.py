@@ -47,9 +47,11 @@ class System(click.Choice[str]):
     metavar="DIR",
     help="where the claim is mounted: relative paths, ~ and names of a hub are taken to be below it (default: /data)",
 )
-@click.option("--rows", type=int, metavar="N", help="rows of the training data: epochs become steps")
-@click.option("--nodes", type=int, metavar="N", help="trainer pods, in place of the file's")
-@click.option("--gpus-per-node", type=int, metavar="N", help="ranks of a trainer pod, in place of the file's")
+@click.option("--rows", type=click.IntRange(min=1), metavar="N", help="rows of the training data: epochs become steps")
+@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="trainer pods, in place of the file's")
+@click.option(
+    "--gpus-per-node", type=click.IntRange(min=1), metavar="N", help="ranks of a trainer pod, in place of the file's"
+)
 @click.option(
     "--env",
     "environment",
@@ -70,7 +72,8 @@ def import_(session: Session, system: str, file: str, dataset_info: str | None, 
 
     Of verl (scripts of overrides, or YAML), ROLL, Trinity-RFT, LLaMA-Factory and RLinf. The RLJob goes to standard
     output, with the key that it comes from beside each line; what was implied, changed, or cannot be said goes to
-    standard error. Scripts are read and never run. Exit code 1 when there is an unknown key, or a rule is broken.
+    standard error. Scripts are read and never run. Exit code 1 when there is an unknown key, a value that its key or
+    the field cannot have, or a broken rule.
     """
     data_sets = _data_sets(dataset_info) if dataset_info else {}
     try:
