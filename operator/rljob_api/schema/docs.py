@@ -52,14 +52,21 @@ def _section(path: str, schema: Schema) -> Iterator[str]:
         default = "**required**" if name in required else _default(field)
         yield f"| `{name}` | {_type(path, name, field)} | {default} | {_cell(field.get('description', ''))} |"
     yield ""
-    for rule in schema.get("x-kubernetes-validations", []):
-        yield f"- {_cell(rule['message'])}"
-    if schema.get("x-kubernetes-validations"):
-        yield ""
+    yield from _rules(path, schema)
     for name, field in fields.items():
         inner = field.get("items", field)
         if inner.get("properties"):
             yield from _section(_child(path, name, field), inner)
+
+
+def _rules(path: str, schema: Schema) -> Iterator[str]:
+    if rules := schema.get("x-kubernetes-validations"):
+        yield f"### Rules of {path}"
+        yield ""
+        yield "The API server refuses an object that breaks one of them, and says which field is wrong, why, and what to change:"
+        yield ""
+        yield from (f"- {_cell(rule['message'])}" for rule in rules)
+        yield ""
 
 
 def _child(path: str, name: str, field: Schema) -> str:

@@ -227,7 +227,7 @@ ROLLOUT_RULES = (
     Rule(
         "rollout.minReplicas",
         RL.implies((MINIMUM <= REPLICAS) | REPLAYED | COLOCATED),
-        "generation would wait forever: {0}",
+        "generation would wait forever for more servers than {0}",
         "set at most spec.rollout.replicas",
         (REPLICAS,),
     ),
@@ -418,7 +418,7 @@ SCHEDULING_RULES = (
     Rule(
         "scheduling.priority",
         BACKEND.equals("builtin") | field("scheduling.priority").equals(0),
-        "orders the jobs of the builtin backend, and {0}",
+        "{0} does not read it: it orders the jobs of the builtin backend",
         "remove it; spec.trainer.template.priorityClassName is for the others",
         (BACKEND,),
     ),
