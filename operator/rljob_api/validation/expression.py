@@ -7,6 +7,7 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 Literal = bool | int | float | str | tuple[str, ...]
@@ -71,6 +72,7 @@ class Expression:
         return ~self | other
 
 
+@cache
 def field(path: str) -> Expression:
     """The value at a path of camelCase names below the spec, or below a list's item."""
     names = [re.sub(r"[A-Z]", lambda found: "_" + found[0].lower(), part) for part in path.split(".")]
