@@ -95,6 +95,9 @@ class Seconds(NamedTuple):
 class Bench:
     """One run."""
 
+    stages: tuple[Path, ...] = ()
+    """Of pods, for KWOK."""
+
     def __init__(self, plane: ControlPlane, args: argparse.Namespace) -> None:
         self.plane, self.args = plane, args
         account = kopf.ConnectionInfo(server=plane.url, insecure=True, token=TOKEN)
@@ -104,7 +107,7 @@ class Bench:
 
     async def start(self) -> None:
         await self.nodes()
-        kwok.start(self.plane)
+        kwok.start(self.plane, self.stages)
         command = [sys.executable, "-m", "rljob_operator", "--qps", "500", "--burst", "500"]
         os.environ |= {"KUBECONFIG": str(self.plane.kubeconfig), "PYTHONPATH": str(self.args.tree / "operator")}
         self.operator = self.plane.spawn("operator", *command, "--health-port", str(self.port))

@@ -5,11 +5,8 @@
 Kueue reads the certificate of its metrics from a fixed place in /etc, so it runs in a mount namespace of its own, where that is ours.
 """
 
-import base64
 import os
-import subprocess
 import urllib.request
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import yaml
 from e2e.cluster.binaries import COMPONENTS, KUEUE, KWOK, build, is_built
 from e2e.cluster.steps import BIN
 from e2e.control_plane import ControlPlane, free_ports
+from e2e.controllers import certificates, configuration, install_crd, install_hooks, source
 
 QUEUE = "team"
 API, VERSION = "/apis/kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta2"
@@ -28,19 +26,20 @@ HOOKED = ("v1-pod", "statefulset", "batch-v1-job", "kueue-x-k8s-io")
 def start(plane: ControlPlane, levels: list[str], gpus: int) -> None:
     """Kueue with a topology of these node labels and a quota of GPUs, for nodes with the label `gpu: h200`."""
     hook, health = free_ports(2)
-    certificates = _certificates(plane.directory / "etc" / "kueue" / "metrics" / "certs")
-    for crd in sorted((_source() / "crd" / "bases").glob("*.yaml")):
-        plane.install_crd(_unconverted(crd, plane.directory / crd.name))
+    keys = certificates(plane.directory / "etc" / "kueue" / "metrics" / "certs")
+    for crd in sorted((_manifests() / "crd" / "bases").glob("*.yaml")):
+        install_crd(plane, crd)
     plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": "kueue-system"}})
     config = plane.directory / "kueue.yaml"
-    config.write_text(yaml.safe_dump(_configuration(hook, health, certificates)))
+    config.write_text(yaml.safe_dump(_configuration(hook, health, keys)))
     mount = f"mount -t overlay overlay -o lowerdir={plane.directory}/etc:/etc /etc"
     # its API for pending workloads wants a certificate at another fixed place
     flags = f"--config={config} --kubeconfig={plane.kubeconfig} --feature-gates=VisibilityOnDemand=false"
     os.environ["KUBECONFIG"] = str(plane.kubeconfig)
     plane.spawn("kueue", "unshare", "--mount", "sh", "-c", f"{mount} && exec {BIN / 'kueue'} {flags}")
     plane.until("kueue", lambda: urllib.request.urlopen(f"http://127.0.0.1:{health}/readyz", timeout=2).status == 200)
-    _hooks(plane, hook, (certificates / "tls.crt").read_bytes())
+    manifests = _manifests() / "webhook" / "manifests.yaml"
+    install_hooks(plane, "kueue", manifests, hook, (keys / "tls.crt").read_bytes(), parts=HOOKED)
     _queue(plane, levels, gpus)
 
 
@@ -61,51 +60,14 @@ def is_admitted(workload: dict[str, Any]) -> bool:
     return any(c["type"] == "Admitted" and c["status"] == "True" for c in conditions)
 
 
-@cache
-def _source() -> Path:
-    """Its manifests, in the module that it was compiled from."""
-    command = ("go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kueue")
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=KUEUE.directory, timeout=300)
-    return Path(done.stdout.strip()) / "config" / "components"
+def _manifests() -> Path:
+    return source(KUEUE, "sigs.k8s.io/kueue") / "config" / "components"
 
 
-def _certificates(directory: Path) -> Path:
-    directory.mkdir(parents=True)
-    files = ("-keyout", directory / "tls.key", "-out", directory / "tls.crt")
-    who = ("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1")
-    command = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *files, *who)
-    subprocess.run(command, check=True, capture_output=True)
-    return directory
-
-
-def _unconverted(crd: Path, target: Path) -> Path:
-    """Without the webhook between its versions: we speak only the one that is stored."""
-    raw = yaml.safe_load(crd.read_text())
-    raw["spec"].pop("conversion", None)
-    target.write_text(yaml.safe_dump(raw))
-    return target
-
-
-def _configuration(hook: int, health: int, certificates: Path) -> dict[str, Any]:
-    raw: dict[str, Any] = yaml.safe_load((_source() / "manager" / "controller_manager_config.yaml").read_text())
-    return raw | {
-        "webhook": {"host": "127.0.0.1", "port": hook, "certDir": str(certificates)},
-        "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
-        "metrics": {"bindAddress": "0"},
-        "leaderElection": {"leaderElect": False},
-        "internalCertManagement": {"enable": False},
-        "integrations": {"frameworks": ["batch/job", "pod", "statefulset"]},
-    }
-
-
-def _hooks(plane: ControlPlane, port: int, authority: bytes) -> None:
-    for raw in yaml.safe_load_all((_source() / "webhook" / "manifests.yaml").read_text()):
-        hooks = [h for h in raw["webhooks"] if any(part in h["clientConfig"]["service"]["path"] for part in HOOKED)]
-        for hook in hooks:
-            url = f"https://127.0.0.1:{port}{hook['clientConfig']['service']['path']}"
-            hook["clientConfig"] = {"url": url, "caBundle": base64.b64encode(authority).decode()}
-        where = f"/apis/{raw['apiVersion']}/{raw['kind'].lower()}s"
-        plane.call("POST", where, raw | {"webhooks": hooks})
+def _configuration(hook: int, health: int, keys: Path) -> dict[str, Any]:
+    raw: dict[str, Any] = yaml.safe_load((_manifests() / "manager" / "controller_manager_config.yaml").read_text())
+    integrations = {"frameworks": ["batch/job", "pod", "statefulset"]}
+    return raw | configuration(hook, health, keys) | {"integrations": integrations}
 
 
 def _queue(plane: ControlPlane, levels: list[str], gpus: int) -> None:

@@ -1,5 +1,7 @@
 """KWOK with a control plane: nodes of 8 GPUs, and pods that run in their status only."""
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -23,10 +25,14 @@ conditions:
 """
 
 
-def start(plane: ControlPlane) -> None:
-    """Without leases the controller manager would take the nodes for lost, again and again."""
+def start(plane: ControlPlane, of_pods: Iterable[Path] = ()) -> None:
+    """Without leases the controller manager would take the nodes for lost, again and again.
+
+    `of_pods`: files with the stages of pods; KWOK's own if there are none, which complete what belongs to a Job as soon as it runs.
+    """
     config = plane.directory / "kwok.yaml"
-    config.write_text(yaml.safe_dump_all([_stage("ready", "NotIn", 0), _stage("heartbeat", "In", HEARTBEAT)]))
+    stages = [_stage("ready", "NotIn", 0), _stage("heartbeat", "In", HEARTBEAT)]
+    config.write_text(yaml.safe_dump_all([*stages, *(yaml.safe_load(file.read_text()) for file in of_pods)]))
     flags = ("--manage-all-nodes=true", "--node-lease-duration-seconds=40", f"--config={config}")
     plane.spawn("kwok", BIN / "kwok", f"--kubeconfig={plane.kubeconfig}", *flags)
 

@@ -60,6 +60,9 @@ KWOK = Component("kwok", ("kwok",))
 """Nodes and pods that only say that they run: for benchmarks/scale.py, which builds it itself."""
 KUEUE = Component("kueue", ("kueue",))
 """For tests/kueue; see e2e/kueue.py, which builds it."""
+JOBSET = Component("jobset", ("jobset",))
+LWS = Component("lws", ("lws",), rename=(("cmd", "lws"),))
+"""Controllers of JobSets and LeaderWorkerSets: for benchmarks/peers.py, which builds them itself."""
 NVIDIA_DEVICE_PLUGIN = Component("nvidia-device-plugin", ("nvidia-device-plugin",), cgo=True)
 """Makes a node's GPUs a resource: for benchmarks/gpu_cluster, which builds it. It loads the driver's library, so not static."""
 KUBE_ROUTER = Component("kube-router", ("kube-router",))

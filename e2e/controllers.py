@@ -1,0 +1,73 @@
+"""Controllers of others as processes alongside a control plane: what their manifests would install, with webhooks on loopback."""
+
+import base64
+import subprocess
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from e2e.cluster.binaries import Component
+from e2e.control_plane import ControlPlane
+
+
+@cache
+def source(component: Component, module: str) -> Path:
+    """The module that it was compiled from."""
+    command = ("go", "list", "-m", "-f", "{{.Dir}}", module)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=component.directory, timeout=300)
+    return Path(done.stdout.strip())
+
+
+def certificates(directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    files = ("-keyout", directory / "tls.key", "-out", directory / "tls.crt")
+    who = ("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1")
+    command = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *files, *who)
+    subprocess.run(command, check=True, capture_output=True)
+    return directory
+
+
+def install_crd(plane: ControlPlane, file: Path) -> None:
+    """Without a webhook between its versions: we speak only the one that is stored."""
+    raw = yaml.safe_load(file.read_text())
+    raw["spec"].pop("conversion", None)
+    target = plane.directory / file.name
+    target.write_text(yaml.safe_dump(raw))
+    plane.install_crd(target)
+
+
+def install_hooks(
+    plane: ControlPlane,
+    name: str,
+    manifests: Path,
+    port: int,
+    authority: bytes,
+    *,
+    parts: Collection[str] = ("",),
+    label: str = "",
+) -> None:
+    """Those whose path has one of these parts. `name`: whose they are. `label`: of the pods that they ask about; empty: of all."""
+    for raw in yaml.safe_load_all(manifests.read_text()):
+        hooks = [h for h in raw["webhooks"] if any(part in h["clientConfig"]["service"]["path"] for part in parts)]
+        for hook in hooks:
+            where = hook["clientConfig"]["service"]["path"]
+            if label and where.endswith("v1-pod"):
+                hook["objectSelector"] = {"matchExpressions": [{"key": label, "operator": "Exists"}]}
+            url = f"https://127.0.0.1:{port}{where}"
+            hook["clientConfig"] = {"url": url, "caBundle": base64.b64encode(authority).decode()}
+        where, meta = f"/apis/{raw['apiVersion']}/{raw['kind'].lower()}s", {"name": f"{name}-{raw['metadata']['name']}"}
+        plane.call("POST", where, raw | {"metadata": meta, "webhooks": hooks})
+
+
+def configuration(hook: int, health: int, certificates: Path) -> dict[str, Any]:
+    """What controllers made with kubebuilder have in common."""
+    return {
+        "webhook": {"host": "127.0.0.1", "port": hook, "certDir": str(certificates)},
+        "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
+        "metrics": {"bindAddress": "0"},
+        "leaderElection": {"leaderElect": False},
+        "internalCertManagement": {"enable": False},
+    }
