@@ -93,6 +93,14 @@ def test_any_value_at_any_key_makes_a_job_of_the_schema_or_is_refused(system: st
         ("rlinf/grpo.yaml", "algorithm.loss_agg_func", ["x"], "['x'] is no value that this key can have"),
         ("rlinf/grpo.yaml", "runner.logger.logger_backends", 0.5, "0.5 is no value that this key can have"),
         ("verl/grpo.sh", "algorithm.adv_estimator", ["x"], "['x'] is no value that this key can have"),
+        ("llamafactory/lora-dpo.yaml", "output_dir", True, "true is no value that this key can have"),
+        ("llamafactory/v1-sft.yaml", "output_dir", False, "false is no value that this key can have"),
+        ("roll/rlvr-moe.yaml", "exp_name", True, "true is no value that this key can have"),
+        ("trinity/dapo.yaml", "name", ["x"], "['x'] is no value that this key can have"),
+        ("rlinf/grpo.yaml", "runner.experiment_name", True, "true is no value that this key can have"),
+        ("verl/grpo.sh", "trainer.experiment_name", True, "true is no value that this key can have"),
+        ("verl/ppo.yaml", "trainer.experiment_name", False, "false is no value that this key can have"),
+        ("verl/grpo.sh", "actor_rollout_ref.model.path", True, "true is no value that this key can have"),
         ("verl/grpo.sh", "trainer.nnodes", 0, "would be spec.trainer.nodes = 0, which must be at least 1"),
         (
             "rlinf/grpo.yaml",
@@ -106,6 +114,12 @@ def test_a_value_that_cannot_be_is_refused_once_with_its_key(case: str, key: str
     path: Path = (key,) if case.endswith(".sh") else tuple(key.split("."))
     found = imported(case.split("/")[0], text_of(case, path, odd), "file", options_of(case))
     assert [(p.key.split(" = ")[0], p.text) for p in found.problems if p.text == said] == [(key, said)]
+
+
+@pytest.mark.parametrize("word", ["true", "No", "on", "y", "null"])
+def test_a_name_that_yaml_would_read_as_no_text_stays_one(word: str) -> None:
+    found = imported("rlinf", text_of("rlinf/grpo.yaml", ("runner", "experiment_name"), word), "file", Options())
+    assert yaml.safe_load(found.manifest)["metadata"]["name"] == word.lower()
 
 
 def test_of_several_values_that_cannot_be_one_is_named() -> None:

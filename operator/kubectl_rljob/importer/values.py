@@ -48,16 +48,23 @@ def items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def text_of(value: Any) -> str:
+    """A path or a name, which may look like a number."""
+    if value is None or isinstance(value, bool | list | dict):
+        raise ValueError("is no text")
+    return str(value)
+
+
 def place(value: Any, root: str) -> str:
     """An absolute path: relative ones, those below a home directory, and names of a hub are below `root`."""
-    text = str(value).strip().removeprefix("file://")
+    text = text_of(value).strip().removeprefix("file://")
     text = text if text.startswith("/") else f"{root}/{re.sub(r'^~/?', '', text)}"
     return "/" + posixpath.normpath(re.sub(r"\s+", "_", text)).lstrip("/")
 
 
 def job_name(parts: Iterable[Any]) -> str:
     """A name that Kubernetes takes: lower-case letters, digits and dashes."""
-    text = re.sub(r"[^a-z0-9]+", "-", "-".join(str(p) for p in parts if p).lower())
+    text = re.sub(r"[^a-z0-9]+", "-", "-".join(text_of(p) for p in parts if p not in (None, "")).lower())
     return re.sub(r"^[^a-z]+", "", text)[: names.MAX_JOB_NAME].strip("-") or "imported"
 
 

@@ -21,7 +21,7 @@ def write(found: Imported, heading: str) -> str:
         f"apiVersion: {names.API_VERSION}",
         f"kind: {names.KIND}",
         "metadata:",
-        _line(1, f"name: {found.name}", found.comments.get(NAME, "")),
+        _line(1, f"name: {flow(found.name)}", found.comments.get(NAME, "")),
         "spec:",
     ]
     spec = {key: found.spec[key] for key in sorted(found.spec, key=ORDER.index)}
