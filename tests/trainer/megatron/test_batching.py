@@ -125,22 +125,26 @@ def test_pairs_lie_whole_in_one_micro_batch(seed: int) -> None:
     assert max(sum(int(pairs.length[row]) - 1 for row in micro) for micro in micros) <= 40
 
 
-def test_samples_with_the_same_images_share_micro_batches_of_which_no_more_are_needed() -> None:
+@pytest.mark.parametrize("ranks", [1, 4, 8])
+@pytest.mark.parametrize("budget", [4096, 8192, 16384])
+def test_samples_with_the_same_images_share_micro_batches_of_which_hardly_more_are_needed(
+    budget: int, ranks: int
+) -> None:
     """So that their images go through the tower once for several of them."""
-    draw = random.Random(0)
-    whole = columns([draw.randrange(8, 256) for _ in range(512)], samples=8)
-    train = {"promptsPerStep": 64, "samplesPerPrompt": 8, "tokensPerMicroBatch": 4096}
+    draw = random.Random(budget + ranks)
+    whole = columns([draw.randrange(300, 560) for _ in range(512)], samples=8)
+    train = {"promptsPerStep": 64, "samplesPerPrompt": 8, "tokensPerMicroBatch": budget}
     counts, loads, passes = {}, {}, {}
     for key in (None, "images"):
         spec = make_spec(train=train, data={"train": ["/data/train.parquet"], "imageKey": key})
-        (cut,) = plan_step(whole, spec, Layout(4)).mini_batches
+        (cut,) = plan_step(whole, spec, Layout(ranks)).mini_batches
         assert flat(cut) == list(range(512))
         counts[key] = len(cut[0])
         loads[key] = [sum(int(whole.length[row]) for micro in rank for row in micro) for rank in cut]
         passes[key] = sum(len({row // 8 for row in micro}) for rank in cut for micro in rank)
-    assert counts["images"] == counts[None]
-    assert max(loads["images"]) < 1.02 * min(loads["images"])
-    assert passes["images"] < 0.4 * passes[None]
+    assert counts["images"] <= 1.1 * counts[None]
+    assert max(loads["images"]) < 1.04 * min(loads["images"])
+    assert passes["images"] < {4096: 1, 8192: 0.7, 16384: 0.4}[budget] * passes[None]
 
 
 def test_a_pair_longer_than_the_budget_is_an_error_though_its_sequences_fit() -> None:

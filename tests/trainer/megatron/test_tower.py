@@ -57,7 +57,7 @@ def test_a_tower_that_is_given_its_tables_sees_the_same_and_what_it_launches_doe
 ) -> None:
     """The second pass over such pictures, with the attention of GPUs as one operator."""
     built, pixels = make_tower(kind), make_pixels()
-    assert torch.equal(tower.see(built, pixels, GRIDS).pooler_output, built(pixels, grid_thw=GRIDS).pooler_output)
+    assert torch.equal(tower.run_tower(built, pixels, GRIDS).pooler_output, built(pixels, grid_thw=GRIDS).pooler_output)
     monkeypatch.setattr(tower, "varlen_attn", lambda q, *_, **__: q + 0)
     AttentionInterface.register(tower.AT_ONCE, tower.attend)
     built.config._attn_implementation = tower.AT_ONCE
@@ -68,9 +68,9 @@ def test_a_tower_that_is_given_its_tables_sees_the_same_and_what_it_launches_doe
 
 
 def _second_pass(built: Any, pixels: torch.Tensor, grids: torch.Tensor) -> Any:
-    tower.see(built, pixels, grids)
+    tower.run_tower(built, pixels, grids)
     with Operators() as operators:
-        tower.see(built, pixels, grids)
+        tower.run_tower(built, pixels, grids)
     return operators.found
 
 

@@ -15,8 +15,9 @@ from rljob_trainer.batch import Columns
 Plan = list[list[list[int]]]
 """[data-parallel rank][micro-batch] -> indices of sequences, ascending; a micro-batch may be empty."""
 
-SAME_IMAGES = 4
-"""A micro-batch has room for so many sets of samples with the same images: these share their way through the tower, and yet are cut evenly."""
+SETS_PER_MICRO_BATCH = (2, 4, 8)
+"""A micro-batch has room for so many sets of samples with the same images, which go through the tower once: the first number with which at most
+a tenth more micro-batches are needed. The tokens are the same, and a pass of the tower is most of what a sample with images costs."""
 MANY = 16
 """Sequences that are so many in a micro-batch waste little of it."""
 
@@ -73,12 +74,16 @@ def plan_units(units: Sequence[Sequence[int]], lengths: Sequence[int], spec: RLJ
 def _plan(groups: list[list[int]], pairs: bool, lengths: list[int], spec: RLJobSpec, layout: Layout) -> Plan:
     if pairs:
         return plan_units(groups, lengths, spec, layout)
-    most = spec.train.tokens_per_micro_batch // SAME_IMAGES if spec.data.image_key else 0
-    units = [unit for group in groups for unit in sets(group, lengths, most)]
-    return plan_units(units, lengths, spec, layout)
+    alone = plan_units([[row] for group in groups for row in group], lengths, spec, layout)
+    if not spec.data.image_key:
+        return alone
+    maximums = (spec.train.tokens_per_micro_batch // count for count in SETS_PER_MICRO_BATCH)
+    units = ([unit for group in groups for unit in bounded_sets(group, lengths, most)] for most in maximums)
+    plans = (plan_units(found, lengths, spec, layout) for found in units)
+    return next((found for found in plans if 10 * len(found[0]) <= 11 * len(alone[0])), alone)
 
 
-def sets(rows: Sequence[int], lengths: Sequence[int], most: int) -> list[list[int]]:
+def bounded_sets(rows: Sequence[int], lengths: Sequence[int], most: int) -> list[list[int]]:
     """The rows in sets of at most so many tokens, or of one row."""
     found, size = [[rows[0]]], lengths[rows[0]]
     for row in rows[1:]:

@@ -39,10 +39,9 @@ class Passes:
     def backward(self, batch: MiniBatch, loss: Measure) -> list[Any]:
         """Add gradients to the buffers. `loss` gives a micro-batch's part of the loss, and what it measured, which is returned as by `forward`."""
         # the auxiliary loss of a router, where transformerConfig asks for one, is a sum over tokens (router.py attach_and_log_load_balancing_loss)
-        scale = torch.tensor(1.0 / batch.read_tokens, device=batch.micro_batches[0].tokens.device)
-        self.config.moe_grad_scale_func = lambda: (
-            scale
-        )  # each micro-batch asks, and what comes from the host waits for the device
+        # each micro-batch asks for it: a tensor that is copied from the host would wait for the device each time
+        scale = torch.full((), 1.0 / batch.read_tokens, device=batch.micro_batches[0].tokens.device)
+        self.config.moe_grad_scale_func = lambda: scale
         return self._run(batch.micro_batches, partial(_triple, loss), training=True)
 
     def _run(self, micro_batches: Sequence[MicroBatch], measure: Measure, training: bool) -> list[Any]:

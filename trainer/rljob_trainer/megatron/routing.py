@@ -97,10 +97,9 @@ def returned_experts(
         whole[start : start + len(experts)] = torch.from_numpy(experts)
     # with tensor parallelism, layers with experts train on sequence-parallel shares
     part = whole[row.share].chunk(parallel.layout.tensor)[dist.get_rank(parallel.tensor_group)]
-    at_once = (
-        part.transpose(0, 1).contiguous().to(parallel.device)
-    )  # a layer at a time, every pass would wait for the device in each
-    return dict(enumerate(at_once, 1))
+    # in one copy: layer by layer, every pass would wait for the device in each
+    by_layer = part.transpose(0, 1).contiguous().to(parallel.device)
+    return dict(enumerate(by_layer, 1))
 
 
 def _recorded(router: RouterReplay) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""A vision tower on GPUs: all pictures of a micro-batch, or all windows of them, go through attention in one kernel, and where their patches lie is
+"""A vision tower on GPUs: all images of a micro-batch, or all windows of them, go through attention in one kernel, and where their patches lie is
 worked out on the CPU.
 
-The towers are those of transformers, whose attention in torch goes through the pictures one after the other (Qwen2_5_VLVisionAttention in
-models/qwen2_5_vl/modeling_qwen2_5_vl.py): Qwen2.5-VL has 16 windows in a picture of 448 x 448, and the GPU waits for their many small kernels.
+The towers are those of transformers, whose attention in torch goes through the images one after the other (Qwen2_5_VLVisionAttention in
+models/qwen2_5_vl/modeling_qwen2_5_vl.py): Qwen2.5-VL has 16 windows in an image of 448 x 448, and the GPU waits for their many small kernels.
 Attention functions are an extension point of transformers (`AttentionInterface.register`); a name with `flash` in it is given all sequences at once.
-Tables of places are another (vision_utils.py): without them a tower makes them picture by picture, with small kernels and waits for the GPU.
+Tables of places are another (vision_utils.py): without them a tower makes them image by image, with small kernels and waits for the GPU.
 """
 
 from collections.abc import Iterable
@@ -26,29 +26,30 @@ AT_ONCE = "rljob_flash"
 _KNOWN = "rljob_longest"
 
 
-def see(tower: Any, pixels: torch.Tensor, grids: torch.Tensor) -> Any:
-    """What a tower of transformers makes of pictures: `pixels` as MicroBatch.images has them, `grids` [i, 3] on CPU."""
+def run_tower(tower: Any, pixels: torch.Tensor, grids: torch.Tensor) -> Any:
+    """The output of a tower of transformers for images: `pixels` as MicroBatch.images has them, `grids` [i, 3] on CPU."""
     window = (tower.window_size, tower.patch_size) if hasattr(tower, "window_size") else None
-    side, pictures = getattr(tower, "num_grid_per_side", None), tuple(map(tuple, grids.tolist()))
-    places = tables(pictures, tower.spatial_merge_size, window, side, pixels.device)
+    side, sizes = getattr(tower, "num_grid_per_side", None), tuple(map(tuple, grids.tolist()))
+    places = tables(sizes, tower.spatial_merge_size, window, side, pixels.device)
     return tower(pixels.to(tower.dtype), grid_thw=grids, **places)
 
 
 @lru_cache(maxsize=32)
 def tables(
-    pictures: tuple[tuple[int, ...], ...],
+    sizes: tuple[tuple[int, ...], ...],
     merge: int,
     window: tuple[int, int] | None,
     side: int | None,
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
-    """By the names that a tower takes. Passes over the same micro-batch, and others with as many pictures of one size, share them.
+    """By the names that a tower takes. Passes over the same micro-batch, and others with as many images of the same sizes, share them.
 
     Args:
+        sizes: of each image, as a row of `image_grid_thw`
         window: its width and that of a patch in pixels, of a tower with windows
         side: of the square of learnt positions, of a tower that has some
     """
-    grids = torch.tensor(pictures)
+    grids = torch.tensor(sizes)
     found = {"position_ids": get_vision_position_ids(grids, merge), "cu_seqlens": get_vision_cu_seqlens(grids)}
     if window:
         places = get_vision_window_index(grids, merge, *window)

@@ -24,7 +24,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 from rljob_trainer.megatron.compat import VERSIONS
 from rljob_trainer.megatron.compat.mixtral import LLAMA
 from rljob_trainer.megatron.compat.qwen_vl import continued, put, scattered
-from rljob_trainer.megatron.tower import see
+from rljob_trainer.megatron.tower import run_tower
 from rljob_trainer.patches import Patch
 
 _TEXT, _LAYERS = "model.language_model.", "language_model.decoder.layers.*."
@@ -94,7 +94,7 @@ class Qwen3VLModel(MegatronModule):
         embedded, self._added = self.language_model.embedding(input_ids=input_ids, position_ids=None), []
         if pixel_values is not None:
             assert image_grid_thw is not None and image_places is not None and image_rows is not None
-            found = see(self.visual, pixel_values, image_grid_thw)
+            found = run_tower(self.visual, pixel_values, image_grid_thw)
             embedded = self._with_images(embedded, partial(put, places=image_places, rows=image_rows), found)
         return continued(self, embedded, position_ids, attention_mask, **kwargs)
 

@@ -16,7 +16,7 @@ from megatron.bridge.models.qwen_vl.qwen25_vl_bridge import Qwen25VLBridge
 from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region
 
 from rljob_trainer.megatron.compat import VERSIONS
-from rljob_trainer.megatron.tower import see
+from rljob_trainer.megatron.tower import run_tower
 from rljob_trainer.patches import Patch
 
 
@@ -35,14 +35,14 @@ def forward(
     embedded = self.language_model.embedding(input_ids=input_ids, position_ids=None)
     if pixel_values is not None:
         assert image_grid_thw is not None and image_places is not None and image_rows is not None
-        seen = see(self.visual, pixel_values, image_grid_thw).pooler_output
+        seen = run_tower(self.visual, pixel_values, image_grid_thw).pooler_output
         embedded = put(embedded, image_places, seen, image_rows)
     return continued(self, embedded, position_ids, attention_mask, **kwargs)
 
 
 def put(row: torch.Tensor, places: torch.Tensor, seen: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """`row` [s, 1, h] with the `rows` [v] of `seen` at `places` [v]. Rows repeat: `embedding` adds their gradients in float32, in a fixed order."""
-    return row.index_copy(0, places, F.embedding(rows, seen).to(row)[:, None])
+    """`row` [s, 1, h] with the `rows` [v] of `seen` at `places` [v]. Rows repeat, and the gradients of a repeated one are added in float32."""
+    return row.index_copy(0, places, F.embedding(rows, seen.float()).to(row)[:, None])
 
 
 def scattered(model: Any, row: torch.Tensor) -> torch.Tensor:
