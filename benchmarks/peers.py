@@ -3,7 +3,8 @@
     python -m benchmarks.peers [--nodes 200] [--crowd 100] [--gang 64] [--small 16] [--repeats 3]
 
 As benchmarks.scale, with both other controllers alongside ours, each at 500 requests a second, their webhooks on loopback. A pod is lost in the way
-that each kind looks for: ours and LeaderWorkerSet's is deleted, JobSet's fails. Prints a Markdown table. Compiles the controllers.
+that each kind looks for: ours and a StatefulSet's is deleted by force, LeaderWorkerSet's is deleted, JobSet's fails. Prints a Markdown table.
+Compiles the controllers.
 """
 
 import argparse
@@ -47,6 +48,10 @@ LABELS = {"jobset": "jobset.sigs.k8s.io/jobset-name", "lws": "leaderworkerset.si
 """Of the pods that their webhooks look at, as their installation patches the manifests."""
 UNCOUNTED = {"leases", "nodes", "events"}
 """Kinds of requests that are not for one job or another."""
+RECREATED = {"JobSet", "LeaderWorkerSet"}
+"""Kinds that make all pods of a gang anew when one is lost. The others replace that one."""
+WHOLE_SECONDS = 60
+"""Within which a gang has to be whole again."""
 Make = Callable[[str, str, int], Object]
 """From namespace, name and number of pods."""
 
@@ -158,18 +163,18 @@ class Peers(Bench):
         self.stages = (fast / "pod-ready.yaml", fast / "pod-delete.yaml")  # JobSet's pods do not end either
 
     async def time_crowd(self, kind: str) -> dict[str, float]:
-        count, before = self.args.crowd, self.requests_of_all()
+        count, before = self.args.crowd, self.writes_of_all()
         bound, gone = await self.life(kind, count, 4)
-        requests = (self.requests_of_all() - before) / count
+        writes = (self.writes_of_all() - before) / count
         what = f"{count} jobs of 4 pods"
-        return {f"{what}: bound, s": bound, f"{what}: deleted, s": gone, "requests of all programs for a job": requests}
+        return {f"{what}: bound, s": bound, f"{what}: deleted, s": gone, "writes of all programs for a job": writes}
 
     async def time_gang(self, kind: str) -> dict[str, float]:
         bound, gone = await self.life(kind, 1, self.args.gang)
         return {f"a gang of {self.args.gang}: bound, s": bound, f"a gang of {self.args.gang}: deleted, s": gone}
 
     async def time_loss(self, kind: str) -> dict[str, float]:
-        """Of the last pod of a gang, until the gang is whole again. A StatefulSet replaces the pod and knows no gang."""
+        """Of the last pod of a gang, until the gang is whole again, and how many of its pods are new then."""
         pods, namespace = self.args.small, await self.namespace(kind)
         version = (await self.api.listing("Pod", namespace)).version
         await self.api.create(MAKERS[kind](namespace, "lossy", pods))
@@ -177,11 +182,11 @@ class Peers(Bench):
         before = {pod["metadata"]["uid"]: pod for pod in (await self.api.listing("Pod", namespace)).objects}
         start, lost = time.monotonic(), max(before.values(), key=lambda pod: str(pod["metadata"]["name"]))
         await self.lose(kind, lost)
-        while not await self.whole(namespace, lost["metadata"]["uid"], pods):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        found = await self.whole(namespace, set(before) if kind in RECREATED else {lost["metadata"]["uid"]}, pods)
         seconds = time.monotonic() - start
         await self.clear(kind, namespace)
-        return {f"a lost pod of {pods}: whole again, s": seconds}
+        what = f"a lost pod of {pods}"
+        return {f"{what}: whole again, s": seconds, f"{what}: pods made anew": len(found - set(before))}
 
     async def lose(self, kind: str, pod: Object) -> None:
         name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
@@ -190,14 +195,24 @@ class Peers(Bench):
             failed, merge = {"status": {"phase": "Failed"}}, "application/merge-patch+json"
             await self.api._request("PATCH", "Pod", f"{where}/status", failed, content=merge)
         else:
-            await self.api.delete("Pod", namespace, name, pod["metadata"]["uid"], force=True)
+            force = kind != "LeaderWorkerSet"  # which acts on a pod that it sees with a deletionTimestamp
+            await self.api.delete("Pod", namespace, name, pod["metadata"]["uid"], force=force)
 
-    async def whole(self, namespace: str, lost: str, pods: int) -> bool:
-        found = (await self.api.listing("Pod", namespace)).objects
-        alive = [pod for pod in found if pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]]
-        return len(alive) == len(found) == pods and all(
-            pod["metadata"]["uid"] != lost and pod["status"]["phase"] != "Failed" for pod in alive
-        )
+    async def whole(self, namespace: str, gone: set[str], pods: int) -> set[str]:
+        """The pods' uids, as soon as those that must be gone are, and so many are bound."""
+        alive = found = list[Object]()
+        try:
+            async with asyncio.timeout(WHOLE_SECONDS):
+                while not len(alive) == len(found) == pods:
+                    found = (await self.api.listing("Pod", namespace)).objects
+                    alive = [pod for pod in found if pod["metadata"]["uid"] not in gone and _is_alive(pod)]
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise SystemExit(
+                f"{namespace}: {len(found)} pods, {len(alive)} of them new or spared and bound, "
+                f"not {pods} within {WHOLE_SECONDS} s"
+            ) from None
+        return {pod["metadata"]["uid"] for pod in alive}
 
     async def life(self, kind: str, count: int, pods: int) -> tuple[float, float]:
         """Seconds until all are bound, and from their deletion until nothing is left."""
@@ -228,7 +243,7 @@ class Peers(Bench):
                 await asyncio.sleep(0.1)
         return time.monotonic() - start
 
-    def requests_of_all(self) -> float:
+    def writes_of_all(self) -> float:
         """Writes that the API server has answered."""
         text = self.plane.call("GET", "/metrics")
         found = re.findall(r"^apiserver_request_total\{(.+)\} (\S+)$", text, re.MULTILINE)
@@ -238,6 +253,11 @@ class Peers(Bench):
 def _is_counted(labels: dict[str, str]) -> bool:
     writes = labels["verb"] in ("POST", "PUT", "PATCH", "APPLY", "DELETE")
     return writes and labels.get("resource") not in UNCOUNTED
+
+
+def _is_alive(pod: Object) -> bool:
+    failed = pod["status"]["phase"] == "Failed"
+    return bool(pod["spec"].get("nodeName")) and "deletionTimestamp" not in pod["metadata"] and not failed
 
 
 if __name__ == "__main__":

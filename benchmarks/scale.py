@@ -37,7 +37,7 @@ from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.rate_limit import RateLimiter
 
 PAUSE_SECONDS = 4
-"""After each, so that the next finds the request budgets of the controllers full: 30 requests, and 20 more a second."""
+"""The pause that follows each run lets the request budgets of the controllers fill again: 30 requests, and 20 more a second."""
 Phase = Callable[["Bench"], Awaitable[None]]
 SMALL = {"trainer": 3, "rollout": 1}
 """A job of four pods."""
@@ -160,7 +160,7 @@ class Bench:
             floor, one = [x[i] for x in floors], [x[i] for x in ours]
             ratios = [b / a for a, b in zip(floor, one, strict=True)]
             spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-            print(f"| {name} | {median(floor):.1f} s | {median(one):.1f} s | {spread} |")
+            print(f"| {name} | {median(floor):.2f} s | {median(one):.2f} s | {spread} |")
         print(
             f"| operator's processor time a job | | {(spent(self.operator.pid) - cpu) / count / self.args.repeats * 1000:.0f} ms | |"
         )
