@@ -11,6 +11,7 @@ from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Row, Sai
 
 MOST = 2**31 - 1
 """That an RLJob counts."""
+REFUSED = "is no value that this key can have"
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ def _converted(settings: Settings, row: Row, convert: Any) -> Said:
     except ValueError as error:
         return Problem(settings.origin(row.key), f"{show(value)} {error}")
     except (ArithmeticError, AttributeError, LookupError, TypeError):
-        return Problem(settings.origin(row.key), f"{show(value)} is no value that this key can have")
+        return Problem(settings.origin(row.key), f"{show(value)} {REFUSED}")
     if row.key not in settings:
         return Field(row.field, ours, f"default of {row.key}")
     source = settings.given[row.key].name

@@ -5,12 +5,11 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from kubectl_rljob.importer.settings import Given, NotANumber, Rule, Settings, show
+from kubectl_rljob.importer.settings import REFUSED, Given, NotANumber, Rule, Settings, show
 from kubectl_rljob.importer.table import Problem, Said
 
 UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What computing with a value raises that has another type, or is out of all bounds."""
-REFUSED = "is no value that this key can have"
 
 
 def said_by(rule: Rule, settings: Settings) -> Iterator[Said]:
