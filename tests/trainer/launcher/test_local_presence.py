@@ -1,7 +1,12 @@
 """What a job reads is looked for on this machine before anything starts."""
 
+import os
+import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,10 @@ VOLUMES = [
 ]
 
 
+NOBODY = 65534
+AGENT = {"python": {"path": "/data/no.py"}, "maxTurns": 2, "maxTokens": 8}
+
+
 def written(directory: Path, **changes: Any) -> Path:
     file = directory / "m.yaml"
     file.write_text(yaml.safe_dump(HEAD | {"spec": raw_spec(**{"volumes": VOLUMES} | changes)}))
@@ -31,6 +40,32 @@ def said(file: Path, *mounts: str) -> list[str]:
     except ManifestError as error:
         return str(error).splitlines()
     return []
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that every user may search, unlike tmp_path."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
+@contextmanager
+def locking(directory: Path) -> Iterator[None]:
+    directory.chmod(0)
+    yield
+    directory.chmod(0o777)
+
+
+@contextmanager
+def not_root() -> Iterator[None]:
+    """Another user if this one is root, who may search everything."""
+    user = os.geteuid()
+    os.setresuid(user or NOBODY, user or NOBODY, user)
+    try:
+        yield
+    finally:
+        os.setresuid(user, user, user)
 
 
 def test_all_that_is_missing_is_said_at_once_without_torch_and_without_a_process(tmp_path: Path) -> None:
@@ -78,7 +113,7 @@ def test_a_checkpoint_directory_that_cannot_be_made_is_said(tmp_path: Path) -> N
     [
         {"model": {"source": "hf://org/model@main"}},
         {"task": "sft", "data": {"validation": ["/data/no.parquet"]}},
-        {"train": {"batches": {"replay": "/data/model"}}, "rollout": {"agent": {"python": {"path": "/data/no.py"}}}},
+        {"train": {"batches": {"replay": "/data/model"}}, "rollout": {"agent": AGENT}},
         {"task": "pretrain", "data": {"train": ["/data/indexed"]}},
     ],
 )
@@ -87,7 +122,50 @@ def test_what_a_run_does_not_read_or_fetches_itself_need_not_be_there(tmp_path: 
         (tmp_path / "model").mkdir()
     for name in ("train.parquet", "indexed.idx", "indexed.bin"):
         (tmp_path / name).touch()
-    assert not [line for line in said(written(tmp_path, **changes), f"/data={tmp_path}") if "on this machine" in line]
+    assert said(written(tmp_path, **changes), f"/data={tmp_path}") == []
+
+
+def test_an_agent_that_a_run_reads_must_be_there(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "train.parquet").touch()
+    (line,) = said(written(tmp_path, rollout={"agent": AGENT}), f"/data={tmp_path}")
+    assert line.startswith(
+        f"spec.rollout.agent.python.path = /data/no.py: there is no {tmp_path}/no.py on this machine"
+    )
+
+
+def test_a_wrong_mount_is_said_with_all_other_mistakes_and_no_file_is_called_missing(tmp_path: Path) -> None:
+    file = written(tmp_path, trainer={"device": "cpu", "nodes": 3, "parallelism": {"tensor": 2}})
+    mount, other, layout = said(file, "/data=/nowhere", f"data={tmp_path}")
+    rule = "must be /PATH=DIR with an absolute path and a directory that exists"
+    assert (mount, other) == (f"--mount /data=/nowhere: {rule}", f"--mount data={tmp_path}: {rule}")
+    assert "nodes x processesPerNode = 3 is not divisible" in layout
+
+
+@pytest.mark.parametrize(
+    ("locked", "lines"),
+    [
+        ("", ["--mount /data={here}: must be /PATH=DIR with an absolute path and a directory that exists"]),
+        (
+            "here",
+            [
+                "spec.model.path = /data/model: {here} cannot be searched on this machine",
+                "spec.data.train[0] = /data/train.parquet: {here} cannot be searched on this machine",
+                "spec.checkpoint.path = /data/run: {here}/run cannot be written on this machine",
+            ],
+        ),
+        ("here/model", ["spec.model.path = {here}/model: {here}/model/config.json cannot be read on this machine"]),
+    ],
+)
+def test_a_directory_that_this_user_may_not_search_is_said(public: Path, locked: str, lines: list[str]) -> None:
+    here = public / "outer/here"
+    (here / "model").mkdir(parents=True)
+    (here / "train.parquet").touch()
+    here.chmod(0o777)
+    file = written(public)
+    with locking(public / "outer" / locked), not_root():
+        found = said(file, f"/data={here}")
+    assert [re.split(": Permission denied|; ", line)[0] for line in found] == [line.format(here=here) for line in lines]
 
 
 def test_a_run_that_resumes_does_not_need_what_it_began_from(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from rljob_api.manifest import ManifestError, read
 from rljob_api.overrides import OverrideError
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.result import Violation, lines
-from rljob_trainer.local.presence import absent, on_this_machine
+from rljob_trainer.local.presence import absent, on_this_machine, there
 from rljob_trainer.machine import VISIBLE
 from rljob_trainer.preflight import adapter_violations, model_config
 
@@ -41,25 +41,28 @@ def load(file: Path, mounts: list[str], settings: Sequence[str] = ()) -> Job:
     if len(jobs) > 1:
         raise ManifestError(f"{file}: holds {len(jobs)} jobs ({', '.join(j.name for j in jobs)}): keep one in a file")
     (job,) = jobs
-    directories = parse_mounts(mounts)
+    directories, wrong = parse_mounts(mounts)
     here = mounted(job.spec, directories)
     config, broken = _model_config(here)
     result = job.validate(config)
     found = [*broken, *result.violations, *_adapter_violations(result.spec, config, here)]
-    if violations := [*found, *(absent(result.spec, MOUNTED, directories) if result.spec else ())]:
-        raise ManifestError(lines(violations))
+    if result.spec and not wrong:  # else nobody knows where the files are
+        found += absent(result.spec, MOUNTED, directories)
+    if wrong or found:
+        raise ManifestError("\n".join(filter(None, (*wrong, lines(found)))))
     return Job(job.name, job.namespace or "default", RLJobSpec.model_validate(here))
 
 
-def parse_mounts(mounts: list[str]) -> dict[str, str]:
-    """Absolute directories by the path that they stand for."""
-    found = {}
+def parse_mounts(mounts: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Absolute directories by the path that they stand for, and what is wrong with the others."""
+    found, wrong = {}, []
     for mount in mounts:
         path, equals, directory = mount.partition("=")
-        if not equals or not path.startswith("/") or not Path(directory).is_dir():
-            raise ManifestError(f"--mount {mount}: must be /PATH=DIR with an absolute path and a directory that exists")
-        found[path.rstrip("/")] = str(Path(directory).resolve())
-    return found
+        if equals and path.startswith("/") and there(directory) and Path(directory).is_dir():
+            found[path.rstrip("/")] = str(Path(directory).resolve())
+        else:
+            wrong.append(f"--mount {mount}: must be /PATH=DIR with an absolute path and a directory that exists")
+    return found, wrong
 
 
 def mounted(spec: dict[str, Any], mounts: dict[str, str]) -> dict[str, Any]:
@@ -94,7 +97,11 @@ def _mounted(value: Any, mounts: Mapping[str, str]) -> Any:
 def _model_config(spec: dict[str, Any]) -> tuple[dict[str, Any], list[Violation]]:
     """Of a spec that may have any mistake."""
     model = spec.get("model")
-    return model_config(str(model.get("path", ""))) if isinstance(model, dict) else ({}, [])
+    directory = str(model.get("path", "")) if isinstance(model, dict) else ""
+    try:
+        return model_config(directory) if directory else ({}, [])
+    except OSError as error:
+        return {}, _unreadable("spec.model.path", directory, error)
 
 
 def _adapter_violations(spec: RLJobSpec | None, model: dict[str, Any], here: dict[str, Any]) -> Iterable[Violation]:
@@ -103,4 +110,13 @@ def _adapter_violations(spec: RLJobSpec | None, model: dict[str, Any], here: dic
     if not (spec and spec.model.lora and spec.model.lora.path):
         return ()
     directory = here["model"]["lora"]["path"]
-    return adapter_violations(spec.model.lora, model, directory) if Path(directory).is_dir() else ()
+    try:
+        return [*adapter_violations(spec.model.lora, model, directory)] if Path(directory).is_dir() else ()
+    except OSError as error:
+        return _unreadable("spec.model.lora.path", directory, error)
+
+
+def _unreadable(field: str, directory: str, error: OSError) -> list[Violation]:
+    """A file in a directory that is there; `absent` says it of one that is not."""
+    rule = f"{error.filename} cannot be read on this machine: {error.strerror}"
+    return [Violation(field, directory, rule, "let this user read it")] if there(directory) else []

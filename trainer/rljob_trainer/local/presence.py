@@ -25,12 +25,10 @@ def absent(spec: RLJobSpec, sections: tuple[str, ...], mounts: Mapping[str, str]
         if not inside or not _read(spec, field, mounts) or any(Path(path).is_relative_to(d) for d in fetched):
             continue
         mount = mount_of(path, mounts)
-        here = Path(on_this_machine(path, mounts))
-        if field == WRITTEN:
-            if not _creatable(here):
-                yield Violation(field, path, f"{here} cannot be written on this machine", _fix(spec, path, mount))
-        elif not here.exists() and not Path(f"{here}.idx").is_file():
-            yield Violation(field, path, f"there is no {here} on this machine", _fix(spec, path, mount))
+        here = on_this_machine(path, mounts)
+        problem = _unwritable(here) if field == WRITTEN else _missing(here)
+        if problem:
+            yield Violation(field, path, f"{problem} on this machine", _fix(spec, path, mount))
 
 
 def mount_of(path: str, mounts: Mapping[str, str]) -> str | None:
@@ -43,6 +41,11 @@ def on_this_machine(path: str, mounts: Mapping[str, str]) -> str:
     return path if mount is None else mounts[mount] + path[len(mount) :]
 
 
+def there(path: str | Path) -> bool:
+    """Also where this user may not look: `Path.exists` raises."""
+    return os.access(path, os.F_OK)
+
+
 def _fix(spec: RLJobSpec, path: str, mount: str | None) -> str:
     if mount is not None:
         return f"put it there, or name another directory with --mount {mount or '/'}=DIR"
@@ -53,15 +56,31 @@ def _fix(spec: RLJobSpec, path: str, mount: str | None) -> str:
 def _read(spec: RLJobSpec, field: str, mounts: Mapping[str, str]) -> bool:
     """Whether a run reads (or writes) what the field names, whatever happens."""
     if field.endswith(".megatronCheckpoint") or field in STARTING_POINTS:
-        return not Path(on_this_machine(spec.checkpoint.path, mounts)).exists()
+        return not there(on_this_machine(spec.checkpoint.path, mounts))
     if field.startswith("spec.data.validation"):
         return not spec.supervised or spec.evaluation.takes_place
     return not (field.startswith("spec.rollout.agent.") and spec.train.batches.replay)
 
 
-def _creatable(directory: Path) -> bool:
-    there = next(d for d in (directory, *directory.parents) if d.exists())
-    return there.is_dir() and os.access(there, os.W_OK)
+def _missing(path: str) -> str:
+    """Empty: it is there."""
+    if there(path) or there(f"{path}.idx"):
+        return ""
+    above = _nearest(path)
+    locked = Path(above).is_dir() and not os.access(above, os.X_OK)
+    return f"{above} cannot be searched" if locked else f"there is no {path}"
+
+
+def _unwritable(directory: str) -> str:
+    """Empty: it can be written, or made."""
+    above = _nearest(directory)
+    writable = Path(above).is_dir() and os.access(above, os.W_OK | os.X_OK)
+    return "" if writable else f"{directory} cannot be written"
+
+
+def _nearest(path: str) -> str:
+    """The path, or the innermost directory around it that is there."""
+    return str(next(p for p in (Path(path), *Path(path).parents) if there(p)))
 
 
 def _paths(section: Model, field: str) -> Iterator[tuple[str, str]]:
