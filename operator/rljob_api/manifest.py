@@ -9,7 +9,7 @@ import yaml
 from rljob_api import names
 from rljob_api.kubernetes_yaml import Document, documents
 from rljob_api.overrides import Override, applied
-from rljob_api.type_errors import path_of
+from rljob_api.type_errors import as_written, path_of
 from rljob_api.validation import ValidationResult, Violation, validate
 
 HINTS = {
@@ -70,8 +70,10 @@ def _manifest(document: Document) -> Manifest:
     if given.get("apiVersion") != names.API_VERSION:
         raise ManifestError(f"apiVersion = {given.get('apiVersion')}: must be {names.API_VERSION}")
     metadata, spec = given.get("metadata"), given.get("spec")
-    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
+    if not isinstance(metadata, dict) or metadata.get("name") is None:
         raise ManifestError("metadata.name is missing: a job needs a name")
+    if not isinstance(metadata["name"], str):
+        raise ManifestError(f"metadata.name = {as_written(metadata['name'])}: must be a text")
     if not isinstance(spec, dict):
         raise ManifestError("spec is missing or not an object; see `kubectl explain rljob.spec`")
     return Manifest(metadata["name"], str(metadata.get("namespace") or ""), spec, tuple(_ambiguous(document)))

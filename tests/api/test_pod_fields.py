@@ -60,3 +60,13 @@ def test_right_ones_are_taken() -> None:
 )
 def test_a_toleration_that_kubernetes_refuses_is_refused(toleration: dict[str, Any], field: str) -> None:
     assert fields(tolerations=[{"operator": "Exists"}, toleration]) == [f"spec.trainer.template.tolerations[1]{field}"]
+
+
+def test_a_value_of_another_type_is_said_as_it_is_written_with_the_type_that_belongs_there() -> None:
+    given = raw_spec()
+    given["trainer"] = given["trainer"] | {"template": {"tolerations": [{"key": {"x": 1}, "tolerationSeconds": "1"}]}}
+    key, seconds = (
+        str(violation).split(";")[0].partition("[0].")[2] for violation in validate(given, "demo").violations
+    )
+    assert key == 'key = {"x": 1}: must be a text'
+    assert seconds == "tolerationSeconds = 1: must be a whole number"

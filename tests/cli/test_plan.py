@@ -253,6 +253,10 @@ def test_every_job_of_a_file_is_checked(tmp_path: Path, capsys: pytest.CaptureFi
         ("kind: RLJob\napiVersion: rljob.dev/v1", "apiVersion = rljob.dev/v1: must be rljob.dev/v1alpha1"),
         ("kind: RLJob\napiVersion: rljob.dev/v1alpha1", "metadata.name is missing"),
         ("kind: RLJob\napiVersion: rljob.dev/v1alpha1\nmetadata: {name: x}", "spec is missing"),
+        (
+            "kind: RLJob\napiVersion: rljob.dev/v1alpha1\nmetadata: {name: {x: 1}}",
+            'metadata.name = {"x": 1}: must be a text',
+        ),
     ],
 )
 def test_a_file_that_holds_no_job_says_why(

@@ -89,7 +89,7 @@ class Settings:
         elif name in self.options.allowed:
             self.notes.append(Note(Outcome.LACKING, name, "passed over, as --allow says"))
         else:
-            self.problems.append(Problem(name, self._unknown(name)))
+            self.problems.append(self._misplaced(name, value) or Problem(name, self._unknown(name)))
 
     def _below(self, name: str) -> Row | None:
         parts = name.split(".")
@@ -102,6 +102,14 @@ class Settings:
     def _leads(self, name: str) -> bool:
         """Whether other keys begin with it: nothing in their place says nothing."""
         return any(key.startswith(f"{name}.") for key in self._names)
+
+    def _misplaced(self, name: str, value: Any) -> Problem | None:
+        """A value where keys belong, or keys where a value belongs."""
+        if self._leads(name):
+            return Problem(name, f"{show(value)} {REFUSED}")
+        parts = name.split(".")
+        around = next((key for n in range(1, len(parts)) if (key := ".".join(parts[:n])) in self._names), "")
+        return Problem(around, f"a mapping {REFUSED}") if around and not self._leads(around) else None
 
     def _unknown(self, name: str) -> str:
         known = [*self._names, *(f"{row.key[:-1]}{key}" for row in self.system.rows for key in row.known)]

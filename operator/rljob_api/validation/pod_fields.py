@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rljob_api.spec import RLJobSpec
+from rljob_api.type_errors import as_written
 from rljob_api.validation.pods import templates
 from rljob_api.validation.result import Violation
 
@@ -14,6 +15,7 @@ LONGEST_NAME, LONGEST_PREFIX = 63, 253
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 TOLERATION = {"key": str, "operator": str, "value": str, "effect": str, "tolerationSeconds": int}
 """Fields and their types."""
+TYPES = {str: "text", int: "whole number"}
 
 
 def key_violations(spec: RLJobSpec) -> Iterator[Violation]:
@@ -48,15 +50,16 @@ def toleration_violations(spec: RLJobSpec) -> Iterator[Violation]:
         for i, toleration in enumerate(given.tolerations):
             for key, rule in _toleration(toleration):
                 field = f"{section}.template.tolerations[{i}]" + (f".{key}" if key else "")
-                value = str(toleration.get(key, "unset") if key else toleration)
-                yield Violation(field, value, rule, "see `kubectl explain pod.spec.tolerations`")
+                value = toleration.get(key, "unset") if key else toleration
+                shown = value if isinstance(value, str) else as_written(value)
+                yield Violation(field, shown, rule, "see `kubectl explain pod.spec.tolerations`")
 
 
 def _toleration(t: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Field and rule. As ValidateTolerations of Kubernetes."""
     wrong = [k for k, v in t.items() if k not in TOLERATION or not isinstance(v, TOLERATION[k]) or isinstance(v, bool)]
     for key in wrong:
-        yield key, f"must be a {TOLERATION[key].__name__}" if key in TOLERATION else "is no field of a toleration"
+        yield key, f"must be a {TYPES[TOLERATION[key]]}" if key in TOLERATION else "is no field of a toleration"
     if wrong:
         return
     operator = t.get("operator") or "Equal"
