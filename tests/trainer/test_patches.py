@@ -121,6 +121,15 @@ rank.main()
     assert "patches of the trainer are proven on torch 1.0 only" in failure.message
 
 
+def test_another_transformers_is_refused_with_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, megatron_patches: list[Patch]
+) -> None:
+    relied_on = [found for found in megatron_patches if found.package == "transformers"]
+    monkeypatch.setattr(patches, "installed_version", lambda package: "5.18.0")
+    with pytest.raises(UnsupportedVersionError, match=r"transformers 5.18.0: .*transformers 5.12.1 or 5.17.0 only"):
+        patches.install(relied_on)
+
+
 def test_upstream_did_not_change_what_vllms_patches_replace() -> None:
     names = {f.stem for f in Path(vllm_compat.__file__).parent.glob("*.py")} - {"__init__", "pieces"}
     assert names == set(vllm_compat.MODULES)

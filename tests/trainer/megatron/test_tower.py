@@ -67,6 +67,13 @@ def test_a_tower_that_is_given_its_tables_sees_the_same_and_what_it_launches_doe
     assert "aten._local_scalar_dense.default" not in few, "a number of the device's is waited for"
 
 
+def test_weighed_places_are_named_as_either_version_of_transformers_names_them() -> None:
+    found = tower.tables(((1, 4, 4),), 2, None, 4, torch.device("cpu"))
+    assert found["bilinear_weights"].shape == (4, 16)
+    assert torch.equal(found["interp_indices"], found["bilinear_indices"].T)
+    assert torch.equal(found["interp_weights"], found["bilinear_weights"].T)
+
+
 def _second_pass(built: Any, pixels: torch.Tensor, grids: torch.Tensor) -> Any:
     tower.run_tower(built, pixels, grids)
     with Operators() as operators:

@@ -55,8 +55,9 @@ def tables(
         places = get_vision_window_index(grids, merge, *window)
         found |= zip(("window_index", "cu_window_seqlens"), places, strict=True)
     if side:
-        weighed = get_vision_bilinear_indices_and_weights(grids, side, merge)
-        found |= zip(("bilinear_indices", "bilinear_weights"), weighed, strict=True)
+        indices, weights = get_vision_bilinear_indices_and_weights(grids, side, merge)
+        found |= {"bilinear_indices": indices, "bilinear_weights": weights}
+        found |= {"interp_indices": indices.T, "interp_weights": weights.T}  # as transformers 5.17 wants them
     return {name: table.to(device) for name, table in found.items()}
 
 

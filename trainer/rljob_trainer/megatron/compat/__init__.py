@@ -1,4 +1,4 @@
-"""What we change in torch, megatron-core and megatron-bridge, each change in a module of its own.
+"""What we change in torch, megatron-core and megatron-bridge, and rely on in transformers, each in a module of its own.
 
 `install` makes megatron run here: on CPU when there is no GPU, in torch layers when there is no Transformer Engine. Call it before anything
 imports megatron; nothing else of this package may be imported before.
@@ -30,6 +30,7 @@ MODULES = (
     "phi3",
     "gemma3",
     "glm4",
+    "vision_tower",
     "qwen_vl",
     "qwen3_vl",
     "load_progress",
