@@ -19,7 +19,9 @@ PLACING = "Placing"  # pods have nodes assigned and are not running there yet, o
 UNPLACEABLE = (
     "Unplaceable"  # there is no room for the whole gang; the message says what is missing where; also the event
 )
-NOT_BOUND = "NotBound"  # event: a pod was not bound to its node and is placed elsewhere
+NOT_BOUND = (
+    "NotBound"  # a pod was not bound to its node and is placed elsewhere; the message has the causes; also the event
+)
 UNSCHEDULABLE = "Unschedulable"  # no node takes a pod, for example because its claim does not exist; also the event
 
 # Rollouts

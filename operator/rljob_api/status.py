@@ -178,6 +178,8 @@ class Exclusion(Wire):
     """Name of the node."""
     until: str
     """When the node may be used again."""
+    cause: str = ""
+    """Why the node did not take the pod, in the scheduler's words."""
 
 
 class Crossing(Wire):

@@ -1,13 +1,11 @@
 """Conditions, by the Kubernetes conventions: all set from the first pass on, each with the generation it speaks of."""
 
-from collections import Counter
-
 from rljob_api import reasons
-from rljob_api.sizing.layout import required_pods
 from rljob_api.status import Condition, ConditionType, JobStatus, State
 from rljob_api.text import plain
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.refusal import on_nodes, refusal
 from rljob_operator.times import stamp
 
 ConditionValue = tuple[bool | None, str, str]
@@ -69,8 +67,9 @@ def _placed(s: Snapshot, status: JobStatus) -> ConditionValue:
         return False, reasons.UNPLACEABLE, status.placement.problem
     if status.placement and status.placement.unschedulable:
         return False, reasons.UNSCHEDULABLE, status.placement.unschedulable
-    on_nodes = Counter(p.role for p in s.pods if p.node and not p.deleting)
-    placed = all(on_nodes[role] >= count for role, count in required_pods(spec).items())
+    if why := refusal(s, status):
+        return False, reasons.NOT_BOUND, why
+    placed = on_nodes(s, status)
     return placed, reasons.PLACED if placed else reasons.PLACING, ""
 
 

@@ -13,6 +13,7 @@ from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.causes import Cause
 from rljob_operator.policies.opening import problems
 from rljob_operator.policies.progress import current
+from rljob_operator.policies.refusal import refusal
 from rljob_operator.policies.state import postponed, runs
 from rljob_operator.policies.suspension import saved, wanted
 from rljob_operator.times import seconds
@@ -76,7 +77,7 @@ def _of_open(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
         return f"waiting for {_listed(progress.loading)} to load"
     if progress and progress.phase == "waiting":
         unplaced = [status.placement.problem] if status.placement and status.placement.problem else []
-        troubles = "; ".join([*unplaced, *_troubles(s, s.servers)])
+        troubles = "; ".join([*unplaced, *_troubles(s, status, s.servers)])
         return f"waiting for {_servers(status)}" + (f": {troubles}" if troubles else "")
     return "; ".join(s.unreadable.values()) or f"attempt {attempt.number} is starting{_start(status)}"
 
@@ -100,7 +101,7 @@ def _of_waiting(s: Snapshot, status: JobStatus) -> str:
         return f"{after}the next starts at {status.restarts.not_before}"
     if status.placement and status.placement.problem:
         return f"{after}waiting for room: {status.placement.problem}"
-    troubles = list(_troubles(s, s.launchers))
+    troubles = _troubles(s, status, s.launchers)
     found = troubles or list(s.unreadable.values()) or list(problems(s, status))
     return f"{after}waiting for {_launchers(s)} pods: {'; '.join(found[:3])}" if found else after.rstrip("; ")
 
@@ -115,11 +116,12 @@ def _listed(roles: Iterable[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _troubles(s: Snapshot, pods: tuple[Pod, ...]) -> list[str]:
+def _troubles(s: Snapshot, status: JobStatus, pods: tuple[Pod, ...]) -> list[str]:
     """What a user has to mend: image, quota, memory, nodes, the rollout's own complaint."""
-    return [
-        one_line(f"{pod.name}: {why}") for pod in pods if not (pod.ready or pod.deleting) and (why := _trouble(s, pod))
-    ]
+    refused = refusal(s, status)
+    waiting = [pod for pod in pods if not (pod.ready or pod.deleting or (refused and not pod.node))]
+    found = [one_line(f"{pod.name}: {why}") for pod in waiting if (why := _trouble(s, pod))]
+    return [one_line(refused), *found] if refused else found
 
 
 def _trouble(s: Snapshot, pod: Pod) -> str:

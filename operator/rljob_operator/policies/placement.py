@@ -11,6 +11,7 @@ from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.scheduling import SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Change, Event, Ungate, set_
+from rljob_operator.policies.refusal import cause, causes
 from rljob_operator.schedulers.builtin.request import (
     EXCLUDED_SECONDS,
     excluded_nodes,
@@ -33,6 +34,9 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
     if not is_scheduled_here(spec, status):
         return Change(set_(status, placement=None) if status.placement else status)
     before = status.placement or PlacementStatus()
+    if before.excluded:
+        avoided = excluded_nodes(status, s.now)
+        before = before.model_copy(update={"excluded": [e for e in before.excluded if e.node in avoided]})
     if refused := [p for p in _late(s) if not ON_NO_NODE.match(p.unschedulable)]:
         return _back_out(s, status, before, refused)
     placement, events = _seated(s, before)
@@ -84,8 +88,7 @@ def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tupl
 
     Without room for the whole gang only pods that are on their nodes keep them: two jobs that each wait with a part would wait for each other.
     """
-    excluded = [e for e in before.excluded if e.node in excluded_nodes(s.status, s.now)]
-    result = s.scheduling
+    result, excluded = s.scheduling, before.excluded
     if result is None:
         wanted = set[str]().union(*_names(s).values())
         kept = [x for x in before.assignments if x.pod in wanted]
@@ -151,7 +154,11 @@ def _back_out(s: Snapshot, status: JobStatus, before: PlacementStatus, refused: 
     nodes = {x.pod: x.node for x in before.assignments}
     until = stamp(s.now + EXCLUDED_SECONDS)
     excluded = {e.node: e for e in before.excluded}
-    excluded |= {nodes[p.name]: Exclusion(node=nodes[p.name], until=until) for p in refused if p.name in nodes}
+    excluded |= {
+        node: Exclusion(node=node, until=until, cause=cause(p.unschedulable))
+        for p in refused
+        if (node := nodes.get(p.name))
+    }
     gone = {p.name for p in refused}
     placement = before.model_copy(
         update={
@@ -159,13 +166,17 @@ def _back_out(s: Snapshot, status: JobStatus, before: PlacementStatus, refused: 
             "excluded": list(excluded.values()),
         }
     )
-    events = tuple(Event("Warning", reasons.NOT_BOUND, _not_bound(p, nodes.get(p.name, ""))) for p in refused)
-    return Change(set_(status, placement=placement), events, (s.now,), delete=tuple(refused))
+    why = causes(placement)
+    news = () if why == causes(before) else (Event("Warning", reasons.NOT_BOUND, _not_bound(refused, nodes, why)),)
+    return Change(set_(status, placement=placement), news, (s.now,), delete=tuple(refused))
 
 
-def _not_bound(pod: Pod, node: str) -> str:
-    why = f": {pod.unschedulable}" if pod.unschedulable else ""
-    return f"pod {pod.name} did not get onto node {node} in {UNBOUND_SECONDS:.0f} s and is placed anew{why}"
+def _not_bound(refused: Sequence[Pod], nodes: Mapping[str, str], why: str) -> str:
+    """Said when there is another cause, not for each node that has the same."""
+    first = refused[0].name
+    others = f", as are {len(refused) - 1} more" if len(refused) > 1 else ""
+    where = f"did not get onto node {nodes.get(first, '')} in {UNBOUND_SECONDS:.0f} s"
+    return f"pod {first} {where} and is placed anew{others}: {why}"
 
 
 def _ungated(s: Snapshot, placement: PlacementStatus) -> Iterator[Ungate]:

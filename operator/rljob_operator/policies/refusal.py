@@ -1,0 +1,44 @@
+"""Why pods did not get onto the nodes that were chosen for them: the causes of all nodes together, so that what is said does not change with each."""
+
+import re
+from collections import Counter
+
+from rljob_api.sizing.layout import required_pods
+from rljob_api.status import JobStatus, PlacementStatus
+from rljob_operator.model.snapshot import Snapshot
+
+LONGEST, MOST = 200, 3
+"""Characters of a cause, and causes in a sentence."""
+SILENT = "the scheduler does not say why"
+ALL_NODES = re.compile(r"0/\d+ nodes are available: (.*?)\.( |$)")
+"""The scheduler's message: how many nodes are out for what."""
+COUNTED = re.compile(r"\d+ (.+?)(?=, \d+ |$)")
+PINNED = re.compile(r"node affinity/selector|prefilter result|didn't satisfy plugin")
+"""What it says of every node but the one that the pod is pinned to."""
+
+
+def cause(unschedulable: str) -> str:
+    """Of one pod, from the scheduler's message, without counts."""
+    listed = ALL_NODES.match(unschedulable)
+    found = COUNTED.findall(listed[1]) if listed else []
+    own = [one for one in found if not PINNED.search(one)] or found or [unschedulable or SILENT]
+    return ", ".join(sorted(set(own)))[:LONGEST]
+
+
+def causes(placement: PlacementStatus) -> str:
+    """For which nodes are avoided: the first ones by name. Empty: there is none."""
+    found = sorted({excluded.cause for excluded in placement.excluded if excluded.cause})
+    return "; ".join([*found[:MOST], *(["and others"] if found[MOST:] else [])])
+
+
+def refusal(s: Snapshot, status: JobStatus) -> str:
+    """In one sentence; empty: every pod of the gang is on a node, or no node has refused one lately."""
+    why = causes(status.placement) if status.placement else ""
+    return "" if not why or on_nodes(s, status) else f"pods did not get onto their nodes and are placed anew: {why}"
+
+
+def on_nodes(s: Snapshot, status: JobStatus) -> bool:
+    """Whether every pod of the gang is on a node."""
+    spec = s.spec_of(status.attempt)
+    there = Counter(p.role for p in s.pods if p.node and not p.deleting)
+    return spec is not None and all(there[role] >= count for role, count in required_pods(spec).items())

@@ -1,0 +1,100 @@
+"""Why pods did not get onto their nodes is said once, whichever node is the next to refuse them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rljob_api import names, reasons
+from rljob_api.status import Exclusion, JobStatus, PlacementStatus, PodAssignment
+from rljob_operator.policies.placement import UNBOUND_SECONDS
+from rljob_operator.policies.refusal import MOST, SILENT, cause, causes
+from simulator.makers import NOW, Job, make_job
+
+CPU = (
+    "0/4 nodes are available: 1 Insufficient cpu, 3 node(s) didn't match Pod's node affinity/selector. preemption: 0/4"
+)
+TAINT = "0/4 nodes are available: 1 node(s) had untolerated taint {example.com/x: y}, 3 node(s) didn't match Pod's node affinity/selector."
+TAINTED = "node(s) had untolerated taint {example.com/x: y}"
+SAID = {"a": TAINT, "b": CPU, "c": TAINT, "d": CPU}
+"""By the scheduler, of a pod that is pinned to the node."""
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (CPU, "Insufficient cpu"),
+        (TAINT, TAINTED),
+        ("0/2 nodes are available: 1 Insufficient memory, 1 Insufficient cpu.", "Insufficient cpu, Insufficient memory"),
+        ("0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", "node(s) didn't match Pod's node affinity/selector"),
+        ("rejected by a plugin", "rejected by a plugin"),
+        ("", SILENT),
+    ],
+)  # fmt: skip
+def test_the_cause_is_that_of_the_node_to_which_the_pod_is_pinned(said: str, found: str) -> None:
+    assert cause(said) == found
+
+
+def test_causes_are_said_once_each_by_name_whatever_the_order_of_nodes_and_not_too_many() -> None:
+    def of(*found: str) -> str:
+        excluded = [Exclusion(node=str(i), until="", cause=one) for i, one in enumerate(found)]
+        return causes(PlacementStatus(excluded=excluded))
+
+    assert of("b", "a", "b") == of("a", "b", "a") == "a; b"
+    assert of(*"edcba") == of(*"abcd") == "a; b; c; and others"
+    assert len(of(*"abc").split("; ")) == MOST
+    assert of() == of("") == ""
+
+
+def waiting(node: str, status: JobStatus | None = None, **pod: Any) -> Job:
+    """A job whose second trainer waits for a node, which the first one has."""
+    seats = [PodAssignment(pod=f"demo-trainer-{i}", node=found, rank=i) for i, found in enumerate(("z", node))]
+    job = make_job(nodes=2, scheduling={"backend": "builtin"})
+    job = replace(job, status=status) if status else job
+    before = job.status.placement or PlacementStatus()
+    job = job.with_status(placement=before.model_copy(update={"assignments": seats})).with_pods(node="z")
+    return job.changing_pod(1, node="", running=False, ready=False, phase="Pending", **pod)
+
+
+def texts(status: JobStatus) -> tuple[str, str, str]:
+    (placed,) = [c for c in status.conditions if c.type == "Placed"]
+    return placed.reason, placed.message, status.message
+
+
+def test_nodes_that_refuse_a_pod_in_turn_for_two_causes_change_neither_event_nor_condition_each_minute() -> None:
+    status, events, found = None, [], []
+    for minute in range(12):
+        now, node = NOW + minute * UNBOUND_SECONDS, "abcd"[minute % 4]
+        late = waiting(node, status, released=now - UNBOUND_SECONDS, unschedulable=SAID[node]).decide(now)
+        assert [pod.name for pod in late.delete] == ["demo-trainer-1"]
+        events += [e.message for e in late.events if e.reason == reasons.NOT_BOUND]
+        anew = waiting(node, late.status, gates=(names.GATE,)).decide(now + 5)
+        third = waiting(node, anew.status, released=now, unschedulable=SAID[node]).decide(now + 30)
+        found += [texts(decision.status) for decision in (late, anew, third)]
+        status = third.status
+    said = "pod demo-trainer-1 did not get onto node"
+    both = f"Insufficient cpu; {TAINTED}"
+    assert events == [
+        f"{said} a in 60 s and is placed anew: {TAINTED}",
+        f"{said} b in 60 s and is placed anew: {both}",
+    ]
+    refusal = f"pods did not get onto their nodes and are placed anew: {both}"
+    assert set(found[3:]) == {(reasons.NOT_BOUND, refusal, f"waiting for trainer pods: {refusal}")}
+
+
+def test_pods_that_are_on_their_nodes_are_not_said_to_have_been_refused() -> None:
+    late = waiting("a", released=NOW - UNBOUND_SECONDS, unschedulable=CPU).decide()
+    there = replace(waiting("b"), status=late.status).with_pods(node="z").with_rollout(node="z")
+    assert texts(there.decide(NOW + 10).status)[:2] == (reasons.PLACED, "")
+
+
+def test_several_pods_that_are_refused_at_once_are_one_event_with_their_causes() -> None:
+    job = make_job(nodes=3, scheduling={"backend": "builtin"})
+    seats = [PodAssignment(pod=f"demo-trainer-{i}", node="abc"[i], rank=i) for i in range(3)]
+    job = job.with_status(placement=PlacementStatus(assignments=seats))
+    job = job.with_pods(node="", running=False, phase="Pending", released=NOW - UNBOUND_SECONDS, unschedulable=TAINT)
+    (event,) = job.changing_pod(0, unschedulable=CPU).decide().events
+    assert (
+        event.message
+        == f"pod demo-trainer-0 did not get onto node a in 60 s and is placed anew, as are 2 more: Insufficient cpu; {TAINTED}"
+    )
