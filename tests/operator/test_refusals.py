@@ -15,6 +15,7 @@ CPU = (
     "0/4 nodes are available: 1 Insufficient cpu, 3 node(s) didn't match Pod's node affinity/selector. preemption: 0/4"
 )
 TAINT = "0/4 nodes are available: 1 node(s) had untolerated taint {example.com/x: y}, 3 node(s) didn't match Pod's node affinity/selector."
+NO_CLAIM = '0/4 nodes are available: persistentvolumeclaim "data" not found. not found'
 TAINTED = "node(s) had untolerated taint {example.com/x: y}"
 SAID = {"a": TAINT, "b": CPU, "c": TAINT, "d": CPU}
 """By the scheduler, of a pod that is pinned to the node."""
@@ -86,6 +87,15 @@ def test_pods_that_are_on_their_nodes_are_not_said_to_have_been_refused() -> Non
     late = waiting("a", released=NOW - UNBOUND_SECONDS, unschedulable=CPU).decide()
     there = replace(waiting("b"), status=late.status).with_pods(node="z").with_rollout(node="z")
     assert texts(there.decide(NOW + 10).status)[:2] == (reasons.PLACED, "")
+
+
+def test_condition_and_message_agree_when_a_pod_that_a_node_refused_fits_no_node_now() -> None:
+    late = waiting("a", released=NOW - UNBOUND_SECONDS, unschedulable=CPU).decide()
+    now = NOW + UNBOUND_SECONDS + 5
+    status = waiting("b", late.status, released=NOW + 5, unschedulable=NO_CLAIM).decide(now).status
+    why = 'no node takes demo-trainer-1: persistentvolumeclaim "data" not found'
+    message = f"waiting for trainer pods: demo-trainer-1: cannot be scheduled: {NO_CLAIM}"
+    assert texts(status) == (reasons.UNSCHEDULABLE, why, message)
 
 
 def test_several_pods_that_are_refused_at_once_are_one_event_with_their_causes() -> None:

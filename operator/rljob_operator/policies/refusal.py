@@ -32,9 +32,12 @@ def causes(placement: PlacementStatus) -> str:
 
 
 def refusal(s: Snapshot, status: JobStatus) -> str:
-    """In one sentence; empty: every pod of the gang is on a node, or no node has refused one lately."""
-    why = causes(status.placement) if status.placement else ""
-    return "" if not why or on_nodes(s, status) else f"pods did not get onto their nodes and are placed anew: {why}"
+    """In one sentence; empty: every pod of the gang is on a node, no node has refused one lately, or something else keeps them from nodes now."""
+    placement = status.placement
+    if placement is None or placement.problem or placement.unschedulable or on_nodes(s, status):
+        return ""
+    why = causes(placement)
+    return f"pods did not get onto their nodes and are placed anew: {why}" if why else ""
 
 
 def on_nodes(s: Snapshot, status: JobStatus) -> bool:
