@@ -7,7 +7,7 @@ import pytest
 
 from rljob_api import names, reasons
 from rljob_api.status import Exclusion, JobStatus, PlacementStatus, PodAssignment
-from rljob_operator.policies.placement import UNBOUND_SECONDS
+from rljob_operator.policies.placement import EXCLUDED_SECONDS, UNBOUND_SECONDS
 from rljob_operator.policies.refusal import MOST, SILENT, cause, causes
 from simulator.makers import NOW, Job, make_job
 
@@ -17,6 +17,7 @@ CPU = (
 TAINT = "0/4 nodes are available: 1 node(s) had untolerated taint {example.com/x: y}, 3 node(s) didn't match Pod's node affinity/selector."
 NO_CLAIM = '0/4 nodes are available: persistentvolumeclaim "data" not found. not found'
 TAINTED = "node(s) had untolerated taint {example.com/x: y}"
+LATELY = "in the last 10 minutes nodes refused pods"
 SAID = {"a": TAINT, "b": CPU, "c": TAINT, "d": CPU}
 """By the scheduler, of a pod that is pinned to the node."""
 
@@ -79,7 +80,7 @@ def test_nodes_that_refuse_a_pod_in_turn_for_two_causes_change_neither_event_nor
         f"{said} a in 60 s and is placed anew: {TAINTED}",
         f"{said} b in 60 s and is placed anew: {both}",
     ]
-    refusal = f"pods did not get onto their nodes and are placed anew: {both}"
+    refusal = f"{LATELY}: {both}"
     assert set(found[3:]) == {(reasons.NOT_BOUND, refusal, f"waiting for trainer pods: {refusal}")}
 
 
@@ -96,6 +97,29 @@ def test_condition_and_message_agree_when_a_pod_that_a_node_refused_fits_no_node
     why = 'no node takes demo-trainer-1: persistentvolumeclaim "data" not found'
     message = f"waiting for trainer pods: demo-trainer-1: cannot be scheduled: {NO_CLAIM}"
     assert texts(status) == (reasons.UNSCHEDULABLE, why, message)
+
+
+def test_a_refusal_is_history_until_its_node_may_be_used_again() -> None:
+    late = waiting("a", released=NOW - UNBOUND_SECONDS, unschedulable=CPU).decide()
+    released = waiting("b", late.status, released=NOW + 5)
+    assert texts(released.decide(NOW + 10).status)[:2] == (reasons.NOT_BOUND, f"{LATELY}: Insufficient cpu")
+    gone = waiting("b", late.status).without_pod(1)
+    assert gone.status.placement
+    seats = [*gone.status.placement.assignments, PodAssignment(pod="demo-rollout-0", node="z")]
+    gone = gone.with_status(placement=gone.status.placement.model_copy(update={"assignments": seats}))
+    assert gone.decide(NOW + 10).requeue_after == EXCLUDED_SECONDS - 10
+    assert texts(gone.decide(NOW + EXCLUDED_SECONDS).status)[:2] == (reasons.PLACING, "")
+
+
+def test_what_is_wrong_with_a_pod_is_said_after_refusals_unless_it_is_about_another_node() -> None:
+    late = waiting("a", released=NOW - UNBOUND_SECONDS, unschedulable=CPU).decide()
+
+    def message(**pod: Any) -> str:
+        return texts(waiting("b", late.status, released=NOW + 5, **pod).decide(NOW + 10).status)[2]
+
+    lately = f"waiting for trainer pods: {LATELY}: Insufficient cpu"
+    assert message(unschedulable=TAINT) == lately
+    assert message(unschedulable=NO_CLAIM) == f"{lately}; demo-trainer-1: cannot be scheduled: {NO_CLAIM}"
 
 
 def test_several_pods_that_are_refused_at_once_are_one_event_with_their_causes() -> None:

@@ -13,7 +13,7 @@ from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.causes import Cause
 from rljob_operator.policies.opening import problems
 from rljob_operator.policies.progress import current
-from rljob_operator.policies.refusal import refusal
+from rljob_operator.policies.refusal import is_refused, refusal
 from rljob_operator.policies.state import postponed, runs
 from rljob_operator.policies.suspension import saved, wanted
 from rljob_operator.times import seconds
@@ -119,7 +119,7 @@ def _listed(roles: Iterable[str]) -> str:
 def _troubles(s: Snapshot, status: JobStatus, pods: tuple[Pod, ...]) -> list[str]:
     """What a user has to mend: image, quota, memory, nodes, the rollout's own complaint."""
     refused = refusal(s, status)
-    waiting = [pod for pod in pods if not (pod.ready or pod.deleting or (refused and not pod.node))]
+    waiting = [pod for pod in pods if not (pod.ready or pod.deleting or (refused and is_refused(pod)))]
     found = [one_line(f"{pod.name}: {why}") for pod in waiting if (why := _trouble(s, pod))]
     return [one_line(refused), *found] if refused else found
 

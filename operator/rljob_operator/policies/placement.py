@@ -1,6 +1,5 @@
 """Seats: which pod goes to which node, with which rank. They are written before any pod is released (see placement/)."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from rljob_api import names, reasons
@@ -11,7 +10,7 @@ from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.scheduling import SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Change, Event, Ungate, set_
-from rljob_operator.policies.refusal import cause, causes
+from rljob_operator.policies.refusal import ON_NO_NODE, cause, causes
 from rljob_operator.schedulers.builtin.request import (
     EXCLUDED_SECONDS,
     excluded_nodes,
@@ -19,14 +18,12 @@ from rljob_operator.schedulers.builtin.request import (
     pod_names,
     required_names,
 )
-from rljob_operator.times import stamp
+from rljob_operator.times import seconds, stamp
 
 UNBOUND_SECONDS = 60.0
 """How long a released pod may stay without its node: somebody else was faster, or the scheduler knows better."""
 RETRY = 60.0
 """Seconds between two looks for room. A watch that sees a pod go, or a node come, wakes waiting jobs before that."""
-ON_NO_NODE = re.compile(r"0/\d+ nodes are available: (\D.*?)\.( |$)")
-"""What the cluster's scheduler says of a pod that fits nowhere, such as one whose claim does not exist. Where nodes differ it counts them instead."""
 
 
 def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
@@ -47,6 +44,7 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
     due += [s.now + RETRY] if _incomplete(s, placement) else []
     ungate = tuple(_ungated(s, placement))
     due += [s.now + UNBOUND_SECONDS] if ungate else []
+    due += [seconds(e.until) for e in placement.excluded]
     return Change(set_(status, placement=placement), events, tuple(due), ungate=ungate)
 
 

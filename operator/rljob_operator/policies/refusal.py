@@ -5,7 +5,9 @@ from collections import Counter
 
 from rljob_api.sizing.layout import required_pods
 from rljob_api.status import JobStatus, PlacementStatus
+from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.schedulers.builtin.request import EXCLUDED_SECONDS
 
 LONGEST, MOST = 200, 3
 """Characters of a cause, and causes in a sentence."""
@@ -13,6 +15,8 @@ SILENT = "the scheduler does not say why"
 ALL_NODES = re.compile(r"0/\d+ nodes are available: (.*?)\.( |$)")
 """The scheduler's message: how many nodes are out for what."""
 COUNTED = re.compile(r"\d+ (.+?)(?=, \d+ |$)")
+ON_NO_NODE = re.compile(r"0/\d+ nodes are available: (\D.*?)\.( |$)")
+"""What it says of a pod that fits nowhere, such as one whose claim does not exist. Where nodes differ it counts them instead."""
 PINNED = re.compile(r"node affinity/selector|prefilter result|didn't satisfy plugin")
 """What it says of every node but the one that the pod is pinned to."""
 
@@ -37,7 +41,12 @@ def refusal(s: Snapshot, status: JobStatus) -> str:
     if placement is None or placement.problem or placement.unschedulable or on_nodes(s, status):
         return ""
     why = causes(placement)
-    return f"pods did not get onto their nodes and are placed anew: {why}" if why else ""
+    return f"in the last {EXCLUDED_SECONDS / 60:.0f} minutes nodes refused pods: {why}" if why else ""
+
+
+def is_refused(pod: Pod) -> bool:
+    """Whether the scheduler speaks of a node: its next message may be about another node, and another cause."""
+    return bool(pod.unschedulable) and not ON_NO_NODE.match(pod.unschedulable)
 
 
 def on_nodes(s: Snapshot, status: JobStatus) -> bool:
