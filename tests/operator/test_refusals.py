@@ -122,6 +122,22 @@ def test_what_is_wrong_with_a_pod_is_said_after_refusals_unless_it_is_about_anot
     assert message(unschedulable=NO_CLAIM) == f"{lately}; demo-trainer-1: cannot be scheduled: {NO_CLAIM}"
 
 
+def test_a_pod_that_is_deleted_without_an_assignment_is_an_event_even_if_its_cause_is_known() -> None:
+    late: dict[str, Any] = {"released": NOW - UNBOUND_SECONDS, "unschedulable": CPU}
+    known = waiting("a", **late).decide().status
+    for status in (None, known):
+        job = waiting("b", status, **late)
+        assert job.status.placement
+        seats = job.status.placement.assignments[:1]
+        job = job.with_status(placement=job.status.placement.model_copy(update={"assignments": seats}))
+        decision = job.decide()
+        assert [pod.name for pod in decision.delete] == ["demo-trainer-1"]
+        (event,) = decision.events
+        assert (
+            event.message == "pod demo-trainer-1 did not get onto a node in 60 s and is placed anew: Insufficient cpu"
+        )
+
+
 def test_several_pods_that_are_refused_at_once_are_one_event_with_their_causes() -> None:
     job = make_job(nodes=3, scheduling={"backend": "builtin"})
     seats = [PodAssignment(pod=f"demo-trainer-{i}", node="abc"[i], rank=i) for i in range(3)]

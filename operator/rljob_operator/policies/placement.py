@@ -164,16 +164,18 @@ def _back_out(s: Snapshot, status: JobStatus, before: PlacementStatus, refused: 
             "excluded": list(excluded.values()),
         }
     )
-    why = causes(placement)
-    news = () if why == causes(before) else (Event("Warning", reasons.NOT_BOUND, _not_bound(refused, nodes, why)),)
+    why = causes(placement, refused)
+    known = why == causes(before) and gone <= nodes.keys()
+    news = () if known else (Event("Warning", reasons.NOT_BOUND, _not_bound(refused, nodes, why)),)
     return Change(set_(status, placement=placement), news, (s.now,), delete=tuple(refused))
 
 
 def _not_bound(refused: Sequence[Pod], nodes: Mapping[str, str], why: str) -> str:
-    """Said when there is another cause, not for each node that has the same."""
+    """Said when there is another cause, not for each node that has the same. No node is avoided for a pod without assignment: that is always said."""
     first = refused[0].name
     others = f", as are {len(refused) - 1} more" if len(refused) > 1 else ""
-    where = f"did not get onto node {nodes.get(first, '')} in {UNBOUND_SECONDS:.0f} s"
+    node = f"node {nodes[first]}" if first in nodes else "a node"
+    where = f"did not get onto {node} in {UNBOUND_SECONDS:.0f} s"
     return f"pod {first} {where} and is placed anew{others}: {why}"
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 
 from rljob_api.sizing.layout import required_pods
 from rljob_api.status import JobStatus, PlacementStatus
@@ -29,9 +30,10 @@ def cause(unschedulable: str) -> str:
     return ", ".join(sorted(set(own)))[:LONGEST]
 
 
-def causes(placement: PlacementStatus) -> str:
-    """For which nodes are avoided: the first ones by name. Empty: there is none."""
-    found = sorted({excluded.cause for excluded in placement.excluded if excluded.cause})
+def causes(placement: PlacementStatus, refused: Iterable[Pod] = ()) -> str:
+    """For which nodes are avoided, and those of `refused` pods: the first ones by name. Empty: there is none."""
+    avoided = {excluded.cause for excluded in placement.excluded if excluded.cause}
+    found = sorted(avoided | {cause(pod.unschedulable) for pod in refused})
     return "; ".join([*found[:MOST], *(["and others"] if found[MOST:] else [])])
 
 
