@@ -179,7 +179,7 @@ class Exclusion(Wire):
     until: str
     """When the node may be used again."""
     cause: str = ""
-    """Why the node did not take the pod, in the scheduler's words."""
+    """Why the node did not take the pod: in the scheduler's words, or that the scheduler does not say why."""
 
 
 class Crossing(Wire):

@@ -8,7 +8,7 @@ import pytest
 from rljob_api import names, reasons
 from rljob_api.status import Exclusion, JobStatus, PlacementStatus, PodAssignment
 from rljob_operator.policies.placement import EXCLUDED_SECONDS, UNBOUND_SECONDS
-from rljob_operator.policies.refusal import MOST, SILENT, cause, causes
+from rljob_operator.policies.refusal import MOST, SILENT, refusal_reason, refusal_reasons
 from simulator.makers import NOW, Job, make_job
 
 CPU = (
@@ -34,13 +34,13 @@ SAID = {"a": TAINT, "b": CPU, "c": TAINT, "d": CPU}
     ],
 )  # fmt: skip
 def test_the_cause_is_that_of_the_node_to_which_the_pod_is_pinned(said: str, found: str) -> None:
-    assert cause(said) == found
+    assert refusal_reason(said) == found
 
 
 def test_causes_are_said_once_each_by_name_whatever_the_order_of_nodes_and_not_too_many() -> None:
     def of(*found: str) -> str:
         excluded = [Exclusion(node=str(i), until="", cause=one) for i, one in enumerate(found)]
-        return causes(PlacementStatus(excluded=excluded))
+        return refusal_reasons(PlacementStatus(excluded=excluded))
 
     assert of("b", "a", "b") == of("a", "b", "a") == "a; b"
     assert of(*"edcba") == of(*"abcd") == "a; b; c; and others"

@@ -10,7 +10,7 @@ from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.scheduling import SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Change, Event, Ungate, set_
-from rljob_operator.policies.refusal import ON_NO_NODE, cause, causes
+from rljob_operator.policies.refusal import ON_NO_NODE, refusal_reason, refusal_reasons
 from rljob_operator.schedulers.builtin.request import (
     EXCLUDED_SECONDS,
     excluded_nodes,
@@ -153,7 +153,7 @@ def _back_out(s: Snapshot, status: JobStatus, before: PlacementStatus, refused: 
     until = stamp(s.now + EXCLUDED_SECONDS)
     excluded = {e.node: e for e in before.excluded}
     excluded |= {
-        node: Exclusion(node=node, until=until, cause=cause(p.unschedulable))
+        node: Exclusion(node=node, until=until, cause=refusal_reason(p.unschedulable))
         for p in refused
         if (node := nodes.get(p.name))
     }
@@ -164,8 +164,8 @@ def _back_out(s: Snapshot, status: JobStatus, before: PlacementStatus, refused: 
             "excluded": list(excluded.values()),
         }
     )
-    why = causes(placement, refused)
-    known = why == causes(before) and gone <= nodes.keys()
+    why = refusal_reasons(placement, refused)
+    known = why == refusal_reasons(before) and gone <= nodes.keys()
     news = () if known else (Event("Warning", reasons.NOT_BOUND, _not_bound(refused, nodes, why)),)
     return Change(set_(status, placement=placement), news, (s.now,), delete=tuple(refused))
 

@@ -1,4 +1,4 @@
-"""Why pods did not get onto the nodes that were chosen for them: the causes of all nodes together, so that what is said does not change with each."""
+"""Why pods did not get onto the nodes that were chosen for them: those of all nodes together, so that what is said does not change with each."""
 
 import re
 from collections import Counter
@@ -11,7 +11,7 @@ from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.schedulers.builtin.request import EXCLUDED_SECONDS
 
 LONGEST, MOST = 200, 3
-"""Characters of a cause, and causes in a sentence."""
+"""Characters of a reason, and reasons in a sentence."""
 SILENT = "the scheduler does not say why"
 ALL_NODES = re.compile(r"0/\d+ nodes are available: (.*?)\.( |$)")
 """The scheduler's message: how many nodes are out for what."""
@@ -22,7 +22,7 @@ PINNED = re.compile(r"node affinity/selector|prefilter result|didn't satisfy plu
 """What it says of every node but the one that the pod is pinned to."""
 
 
-def cause(unschedulable: str) -> str:
+def refusal_reason(unschedulable: str) -> str:
     """Of one pod, from the scheduler's message, without counts."""
     listed = ALL_NODES.match(unschedulable)
     found = COUNTED.findall(listed[1]) if listed else []
@@ -30,10 +30,10 @@ def cause(unschedulable: str) -> str:
     return ", ".join(sorted(set(own)))[:LONGEST]
 
 
-def causes(placement: PlacementStatus, refused: Iterable[Pod] = ()) -> str:
+def refusal_reasons(placement: PlacementStatus, refused: Iterable[Pod] = ()) -> str:
     """For which nodes are avoided, and those of `refused` pods: the first ones by name. Empty: there is none."""
     avoided = {excluded.cause for excluded in placement.excluded if excluded.cause}
-    found = sorted(avoided | {cause(pod.unschedulable) for pod in refused})
+    found = sorted(avoided | {refusal_reason(pod.unschedulable) for pod in refused})
     return "; ".join([*found[:MOST], *(["and others"] if found[MOST:] else [])])
 
 
@@ -42,12 +42,12 @@ def refusal(s: Snapshot, status: JobStatus) -> str:
     placement = status.placement
     if placement is None or placement.problem or placement.unschedulable or on_nodes(s, status):
         return ""
-    why = causes(placement)
+    why = refusal_reasons(placement)
     return f"in the last {EXCLUDED_SECONDS / 60:.0f} minutes nodes refused pods: {why}" if why else ""
 
 
 def is_refused(pod: Pod) -> bool:
-    """Whether the scheduler speaks of a node: its next message may be about another node, and another cause."""
+    """Whether the scheduler speaks of a node: its next message may be about another node, for another reason."""
     return bool(pod.unschedulable) and not ON_NO_NODE.match(pod.unschedulable)
 
 
