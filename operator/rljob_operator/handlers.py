@@ -1,7 +1,7 @@
 """What becomes of every event: the object enters the cache, and the jobs that it concerns are reconciled.
 
 All handlers are `on.event`: the other kinds of handlers write finalizers or annotations into the objects they serve. All are coroutines, because
-kopf runs plain functions in threads, and the cache belongs to one. Events of what a job is made of come from reflector.py, to `take` as well.
+kopf runs plain functions in threads, and the cache belongs to one. Events of pods and reports come from reflector.py, to `take` as well.
 """
 
 import logging
@@ -23,10 +23,10 @@ EVERYWHERE = ("Node", "Pod")
 """Kinds that are watched in all namespaces: they say what is free on the nodes."""
 SERVED = ("RLJob", "ConfigMap", *CHILD_KINDS)
 """Kinds that are watched where jobs are served."""
-REFLECTED = ("Pod", "ConfigMap", *CHILD_KINDS)
+REFLECTED = ("Pod", "ConfigMap")
 """Kinds that kopf does not watch (see reflector.py)."""
 SELECTORS = dict.fromkeys((*EVERYWHERE, "RLJob"), "") | dict.fromkeys(("ConfigMap", *CHILD_KINDS), OURS)
-"""By kind, the label selector with which the API server narrows lists and watches: not of kinds that kopf watches."""
+"""By kind, the label selector with which the API server narrows lists and watches."""
 ROOM_DELAY = 5.0
 """Seconds from when a pod frees its place to when waiting jobs are reconciled: in a busy cluster places become free all the time."""
 

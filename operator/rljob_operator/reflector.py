@@ -1,4 +1,4 @@
-"""Pods, reports and all other children: a list, then a watch from its version, for ever.
+"""Pods and reports: a list, then a watch from its version, for ever.
 
 kopf could watch these as well. But nearly all events are theirs, and kopf takes most of a millisecond of processor time for each event (a task, a
 queue, three loggers, the handler's arguments), about as much as everything else that the operator does for a job (docs/measurements.md).

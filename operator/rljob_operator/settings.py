@@ -6,6 +6,9 @@ from typing import Any
 
 import kopf
 
+from rljob_operator.handlers import SELECTORS
+from rljob_operator.kube.api import resource
+
 
 class Backoffs(Iterable[float]):
     """Seconds between kopf's attempts of one request: it never gives up. A process that ended at every outage would wait longer and longer for its
@@ -38,4 +41,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     found.watching.server_timeout = 300
     found.networking.request_timeout = 20
     found.networking.error_backoffs = Backoffs()
+    for kind, selector in SELECTORS.items():
+        if selector:
+            found.watching.label_selectors[resource(kind)] = selector
     return found

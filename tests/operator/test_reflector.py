@@ -1,4 +1,4 @@
-"""Pods and children, which kopf does not watch: before a small server that says what a real one says."""
+"""Pods and reports, which kopf does not watch: before a small server that says what a real one says."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from aiohttp import web
 
 from rljob_operator import reflector
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.handlers import REFLECTED, SELECTORS, EventHandlers
+from rljob_operator.handlers import EventHandlers
 from rljob_operator.kube.api import Object
 from rljob_operator.kube.client import KubernetesApi
 from rljob_operator.kube.credentials import Credentials
@@ -117,11 +117,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(reflector, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(reflector, "LONGEST_PAUSE", 0.01)
     yield
-
-
-def test_every_kind_of_which_the_server_shows_a_part_has_a_reflector() -> None:
-    """kopf's watches are not narrowed: it would deliver everybody's StatefulSets."""
-    assert all(kind in REFLECTED for kind, selector in SELECTORS.items() if selector)
 
 
 async def test_a_watch_begins_where_the_list_ended_and_continues_where_the_last_one_did() -> None:
