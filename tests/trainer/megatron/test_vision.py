@@ -118,6 +118,21 @@ def test_an_image_of_several_samples_goes_through_the_tower_once_and_is_learnt_f
     assert max(apart.values()) < 1e-5, apart
 
 
+@pytest.mark.slow
+def test_gradients_of_an_image_that_many_samples_share_are_added_in_32_bits(megatron: None) -> None:
+    """Against sums of the same numbers in 32 bits, which are rounded once."""
+    from rljob_trainer.megatron.compat.qwen_vl import put
+
+    torch.manual_seed(0)
+    rows = torch.arange(4).repeat(64)
+    seen = torch.randn(4, 8).bfloat16().requires_grad_()
+    weights = torch.randn(len(rows), 1, 8).bfloat16()
+    put(torch.zeros(len(rows), 1, 8).bfloat16(), torch.arange(len(rows)), seen, rows).mul(weights).sum().backward()
+    assert seen.grad is not None
+    expected = torch.zeros(4, 8).index_add(0, rows, weights[:, 0].float())
+    torch.testing.assert_close(seen.grad, expected.bfloat16(), rtol=0, atol=0)
+
+
 def _gradient(engine: Any, batch: Batch) -> tuple[dict[str, torch.Tensor], list[int]]:
     """Of a step, and how many patches each pass put through the tower."""
     seen: list[int] = []

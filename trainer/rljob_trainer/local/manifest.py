@@ -1,5 +1,6 @@
 """Reads an RLJob for this machine and checks all rules: paths of its volumes become directories here, GPUs are assigned."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from rljob_api.manifest import ManifestError, read
 from rljob_api.overrides import OverrideError
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.result import Violation, lines
-from rljob_trainer.local.presence import absent, on_this_machine, there
+from rljob_trainer.local.presence import absent, exists, on_this_machine
 from rljob_trainer.machine import VISIBLE
 from rljob_trainer.preflight import adapter_violations, model_config
 
@@ -58,7 +59,7 @@ def parse_mounts(mounts: list[str]) -> tuple[dict[str, str], list[str]]:
     found, wrong = {}, []
     for mount in mounts:
         path, equals, directory = mount.partition("=")
-        if equals and path.startswith("/") and there(directory) and Path(directory).is_dir():
+        if equals and path.startswith("/") and exists(directory) and Path(directory).is_dir():
             found[path.rstrip("/")] = str(Path(directory).resolve())
         else:
             wrong.append(f"--mount {mount}: must be /PATH=DIR with an absolute path and a directory that exists")
@@ -117,6 +118,6 @@ def _adapter_violations(spec: RLJobSpec | None, model: dict[str, Any], here: dic
 
 
 def _unreadable(field: str, directory: str, error: OSError) -> list[Violation]:
-    """A file in a directory that is there; `absent` says it of one that is not."""
+    """A file in a directory that can be read; `absent` says it of one that cannot."""
     rule = f"{error.filename} cannot be read on this machine: {error.strerror}"
-    return [Violation(field, directory, rule, "let this user read it")] if there(directory) else []
+    return [Violation(field, directory, rule, "let this user read it")] if os.access(directory, os.R_OK) else []

@@ -1,4 +1,4 @@
-"""Whether the files that a job reads are on this machine: looked for before any process starts. Pure but for the looking."""
+"""Whether the files that a job reads are on this machine: looked for before any process starts."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -26,9 +26,9 @@ def absent(spec: RLJobSpec, sections: tuple[str, ...], mounts: Mapping[str, str]
             continue
         mount = mount_of(path, mounts)
         here = on_this_machine(path, mounts)
-        problem = _unwritable(here) if field == WRITTEN else _missing(here)
+        problem, fix = (_unwritable(here), "") if field == WRITTEN else _unreadable(here)
         if problem:
-            yield Violation(field, path, f"{problem} on this machine", _fix(spec, path, mount))
+            yield Violation(field, path, f"{problem} on this machine", fix or _fix(spec, path, mount))
 
 
 def mount_of(path: str, mounts: Mapping[str, str]) -> str | None:
@@ -41,7 +41,7 @@ def on_this_machine(path: str, mounts: Mapping[str, str]) -> str:
     return path if mount is None else mounts[mount] + path[len(mount) :]
 
 
-def there(path: str | Path) -> bool:
+def exists(path: str | Path) -> bool:
     """Also where this user may not look: `Path.exists` raises."""
     return os.access(path, os.F_OK)
 
@@ -56,19 +56,22 @@ def _fix(spec: RLJobSpec, path: str, mount: str | None) -> str:
 def _read(spec: RLJobSpec, field: str, mounts: Mapping[str, str]) -> bool:
     """Whether a run reads (or writes) what the field names, whatever happens."""
     if field.endswith(".megatronCheckpoint") or field in STARTING_POINTS:
-        return not there(on_this_machine(spec.checkpoint.path, mounts))
+        return not exists(on_this_machine(spec.checkpoint.path, mounts))
     if field.startswith("spec.data.validation"):
         return not spec.supervised or spec.evaluation.takes_place
     return not (field.startswith("spec.rollout.agent.") and spec.train.batches.replay)
 
 
-def _missing(path: str) -> str:
-    """Empty: it is there."""
-    if there(path) or there(f"{path}.idx"):
-        return ""
+def _unreadable(path: str) -> tuple[str, str]:
+    """The problem, empty where it can be read, and what helps if that is not another place."""
+    if exists(path):
+        return ("", "") if os.access(path, os.R_OK) else (f"{path} cannot be read", "let this user read it")
+    if exists(f"{path}.idx"):
+        return "", ""
     above = _nearest(path)
-    locked = Path(above).is_dir() and not os.access(above, os.X_OK)
-    return f"{above} cannot be searched" if locked else f"there is no {path}"
+    if Path(above).is_dir() and not os.access(above, os.X_OK):
+        return f"{above} cannot be searched", "let this user search it"
+    return f"there is no {path}", ""
 
 
 def _unwritable(directory: str) -> str:
@@ -80,7 +83,7 @@ def _unwritable(directory: str) -> str:
 
 def _nearest(path: str) -> str:
     """The path, or the innermost directory around it that is there."""
-    return str(next(p for p in (Path(path), *Path(path).parents) if there(p)))
+    return str(next(p for p in (Path(path), *Path(path).parents) if exists(p)))
 
 
 def _paths(section: Model, field: str) -> Iterator[tuple[str, str]]:
