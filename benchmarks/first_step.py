@@ -61,7 +61,14 @@ def main() -> int:
 def measure(options: argparse.Namespace, model: Path) -> list[dict[str, Any]]:
     """A row for each attempt."""
     data, name = options.work / "data", "bench-first-step"
-    given = vars(options) | {"lora": 0, "lora_sync": "merged", "kl": 0.0, "reference": "shared", "quantization": ""}
+    given = vars(options) | {
+        "lora": 0,
+        "lora_sync": "merged",
+        "kl": 0.0,
+        "reference": "shared",
+        "quantization": "",
+        "share": 0.0,
+    }
     given |= {"placement": "colocated", "lengths": "fixed", "staleness": 0, "steps": 100_000, "expert": 1}
     spec = step.job(argparse.Namespace(**given), model, data)
     spec["checkpoint"]["everySteps"] = int(options.save)

@@ -1,24 +1,27 @@
-"""What a training step spends its time on, on one GPU: torch.profiler's kernels of two steps, summed by kind, with a lower bound for each.
+"""What a training step spends its time on: torch.profiler's kernels of two steps on each GPU, summed by kind, with a lower bound for each.
 
-    torchrun --nproc-per-node 1 -m benchmarks.gpu_time [--size NAME] [--shape packed] [--vision KIND] [--out FILE]
+    torchrun --nproc-per-node N -m benchmarks.gpu_time [--size NAME] [--shape packed] [--layout NAME] [--tokens N] [--vision KIND] [--out FILE]
 
-The product's own training phase, of a model without experts; `--vision`: of one of benchmarks/vision.py, without bounds. Of kernels that run at the
-same time, the one that began last counts; `idle` is the time without any, between the first and the last one. So the rows add up to the whole. On
-CPU, operations take the place of kernels.
+The product's own training phase, of a model without experts; `--layout`: one of benchmarks/training.py for N GPUs; `--tokens`: of a micro-batch;
+`--vision`: of one of benchmarks/vision.py, without bounds. `communication` is all that NCCL does, which includes waiting for the other GPU. Of
+kernels that run at the same time, the one that began last counts; `idle` is the time without any, between the first and the last one. So the rows
+add up to the whole. On CPU, operations take the place of kernels.
 
-A bound is the least FLOPs of a kind over the data sheet's rate, or its least bytes over that of the memory (`bounds`). Prints a Markdown table and
-the kernels that take most; FILE gets both as JSON lines. `unprofiled`: seconds of the fastest step before, without the profiler.
+A bound is the least FLOPs of a kind over the data sheet's rate, or its least bytes over that of the memory (`bounds`), of a GPU's even share. Prints
+a Markdown table and the kernels that take most, of one GPU after the other; FILE gets both of the first as JSON lines, FILE.1 those of the second.
+`unprofiled`: seconds of the fastest step before, without the profiler.
 """
 
 import argparse
 import heapq
 import json
+import os
 import re
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,7 @@ KINDS = {
     "optimizer": r"adam|multi_tensor|l2norm",
     "matrix products": r"gemm|nvjet|cutlass|splitk|cublas|aten::(add)?(mm|bmm)",
     "norm": r"norm",
-    "gradient reduction": r"nccl|reduce_scatter|all_?reduce|all_?gather",
+    "communication": r"nccl|reduce_scatter|all_?reduce|all_?gather",
     "copies and zeros": r"memcpy|memset|copy|fill|zero",
 }
 """The first whose expression is found in a kernel's name, in any case, is its kind."""
@@ -56,23 +59,39 @@ def main() -> None:
         "--size", choices=[name for name in MODELS if "num_experts" not in MODELS[name]], default="1.5b"
     )
     parser.add_argument("--shape", choices=list(shapes()), default="packed")
+    parser.add_argument("--layout", choices=[*training.ONE_GPU, *training.TWO_GPUS, *training.UNEVEN], default="tp1")
+    parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--vision", choices=list(vision.KINDS))
     parser.add_argument("--out", type=Path, default=Path("gpu_time.jsonl"))
     options = parser.parse_args()
-    engine, batch, least = of_images(options.vision) if options.vision else of_texts(options.size, options.shape)
+    engine, batch, least = of_images(options.vision) if options.vision else of_texts(options)
     batches = [batch(n) for n in range(1, WARM_UP + STEPS + 1)]
     unprofiled = min([training.timed_step(engine, batch)[0] for batch in batches[:WARM_UP]][1:])
     kernels = profiled(lambda: [training.timed_step(engine, batch) for batch in batches[WARM_UP:]])
     rows = [row | {"unprofiled": round(unprofiled, 4)} for row in summed(kernels, least)]
-    options.out.write_text(jobs.lines([*rows, *largest(kernels)]))
-    print(engine.backend, jobs.table(rows), jobs.table(largest(kernels)), sep="\n")
+    report(options.out, engine.backend, rows, largest(kernels))
 
 
-def of_texts(size: str, name: str) -> tuple[Any, Callable[[int], Any], dict[str, float]]:
-    """A rank, its batch of a step, and the least seconds of each kind."""
-    model, shape = MODELS[size], shapes()[name]
-    engine = training.start_engine(training.spec(model_of(size), "tp1"))
-    return engine, lambda step: training.sampled(shape, step, model["vocab_size"]), bounds(model, shape)
+def report(file: Path, backend: str, *tables: list[dict[str, Any]]) -> None:
+    """Of every rank, in their order."""
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    (file.with_name(f"{file.name}.{rank}") if rank else file).write_text(jobs.lines(chain.from_iterable(tables)))
+    for turn in range(dist.get_world_size()):
+        if turn == rank:
+            print(f"GPU {rank}, {backend}", *map(jobs.table, tables), sep="\n", flush=True)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def of_texts(options: argparse.Namespace) -> tuple[Any, Callable[[int], Any], dict[str, float]]:
+    """A rank, the batch of a step, and the least seconds of each kind."""
+    model, shape = MODELS[options.size], shapes()[options.shape]
+    engine = training.start_engine(training.spec(model_of(options.size), options.layout, options.tokens))
+    gpus = int(os.environ["WORLD_SIZE"])
+    least = {what: seconds / gpus for what, seconds in bounds(model, shape).items()}
+    return engine, lambda step: training.sampled(shape, step, model["vocab_size"]), least
 
 
 def of_images(kind: str) -> tuple[Any, Callable[[int], Any], dict[str, float]]:

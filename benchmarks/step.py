@@ -2,7 +2,7 @@
 
     python -m benchmarks.step [--placement separate|colocated] [--lengths fixed|mixed] [--staleness 0|1] [--size NAME] [--gpus N]
         [--tensor N] [--expert N] [--lora RANK] [--lora-sync merged|adapters] [--kl COEFFICIENT] [--reference shared|own]
-        [--offload] [--quantization NAME] [--prompts N] [--max-tokens N] [--steps N] [--device gpu|cpu] [--out FILE]
+        [--offload] [--share PART] [--quantization NAME] [--prompts N] [--max-tokens N] [--steps N] [--device gpu|cpu] [--out FILE]
 
 64 prompts (or `--prompts`) x 8 samples, 256 tokens of prompt and 1,024 of response (`mixed`: prompts of 128 to 256, responses of up to 2,048), GRPO
 without KL, one mini-batch. `--gpus N`: of the trainer; `--tensor N`: tensor parallelism of trainer and servers; `--expert N`: expert parallelism of
@@ -52,6 +52,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=0, help="of a response; 0: as --lengths says")
     parser.add_argument("--quantization", default="", help="of vLLM: fp8, for example")
+    parser.add_argument("--share", type=float, help="of a GPU, for a server")
     parser.add_argument("--staleness", type=int, choices=[0, 1], default=0)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
@@ -162,7 +163,7 @@ def micro_batch(options: argparse.Namespace) -> int:
 
 
 def rollout(options: argparse.Namespace) -> dict[str, Any]:
-    share = 0.9 if options.placement == "separate" else SHARES.get(options.size, 0.3)
+    share = options.share or (0.9 if options.placement == "separate" else SHARES.get(options.size, 0.3))
     arguments: dict[str, Any] = {"gpu-memory-utilization": share} if options.device == "gpu" else {}
     if options.quantization:
         arguments["quantization"] = options.quantization

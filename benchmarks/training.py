@@ -30,6 +30,9 @@ LIMIT_SECONDS = 420
 ONE_GPU: dict[str, dict[str, int]] = {"tp1": {}}
 TWO_GPUS = {"tp2": {"tensor": 2}, "pp2": {"pipeline": 2}, "dp2": {}, "cp2": {"context": 2}}
 EXPERTS = {"ep2": {"expert": 2}}
+UNEVEN = {"pp2-16": {"pipeline": 2}}
+SETTINGS = {"pp2-16": {"num_layers_in_first_pipeline_stage": 16}}
+"""Of transformerConfig. 16 of 28 layers: the head of a large vocabulary costs the last stage as much as four."""
 COLUMNS = ("what", "configuration", "layout", "shape", "tokens_per_s", "mfu", "peak_gib", "of_probe")
 
 
@@ -161,7 +164,7 @@ def spec(model: Path, layout: str, tokens: int = 16384) -> Any:
     """`tokens`: of a micro-batch."""
     from rljob_api.spec import RLJobSpec
 
-    parallelism = (ONE_GPU | TWO_GPUS | EXPERTS)[layout]
+    parallelism = (ONE_GPU | TWO_GPUS | UNEVEN | EXPERTS)[layout]
     return RLJobSpec.model_validate(
         {
             "image": "none",
@@ -169,7 +172,11 @@ def spec(model: Path, layout: str, tokens: int = 16384) -> Any:
             "data": {"train": ["/none"], "maxPromptTokens": 256},
             "rewards": [{"rule": "exactMatch"}],
             "train": {"steps": 100, "promptsPerStep": 2, "samplesPerPrompt": 2, "tokensPerMicroBatch": tokens},
-            "trainer": {"processesPerNode": int(os.environ["WORLD_SIZE"]), "parallelism": parallelism},
+            "trainer": {
+                "processesPerNode": int(os.environ["WORLD_SIZE"]),
+                "parallelism": parallelism,
+                "transformerConfig": SETTINGS.get(layout, {}),
+            },
             "rollout": {"sampling": {"maxTokens": 4096}},
             "checkpoint": {"path": "/tmp/none"},
         }

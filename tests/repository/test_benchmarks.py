@@ -3,11 +3,12 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from benchmarks import gpu_time, jobs, unproven
+from benchmarks import generation, gpu_time, jobs, unproven
 from benchmarks.gpu_time import Kernel
 from benchmarks.queue import Queue
 
@@ -76,3 +77,8 @@ def test_kernels_at_the_same_time_count_once_and_the_rows_add_up_to_the_whole() 
 )
 def test_a_kernel_has_the_kind_that_its_name_says(kernel: str, kind: str) -> None:
     assert gpu_time.kind(kernel) == kind
+
+
+def test_the_tail_says_when_each_part_of_the_responses_was_complete() -> None:
+    ends = [SimpleNamespace(metrics=SimpleNamespace(queued_ts=10.0, last_token_ts=10.0 + i)) for i in range(100, 0, -1)]
+    assert generation.tail(ends) == {"half": 50.0, "nine_tenths": 90.0, "99%": 99.0, "all": 100.0}
