@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
+from rljob_trainer.megatron.compat import pipeline_shapes
 from rljob_trainer.megatron.logprob import predictions
 from rljob_trainer.megatron.packing import MicroBatch
 from rljob_trainer.megatron.parallel_state import ParallelState
@@ -45,15 +46,18 @@ class Passes:
         return self._run(batch.micro_batches, partial(_triple, loss), training=True)
 
     def _run(self, micro_batches: Sequence[MicroBatch], measure: Measure, training: bool) -> list[Any]:
+        part = self.config.tensor_model_parallel_size if self.config.sequence_parallel else 1
+        lengths = [micro.tokens.shape[1] // part for micro in micro_batches]
         return get_forward_backward_func()(
             forward_step_func=partial(self._forward, measure=measure),
             data_iterator=[iter(micro_batches) for _ in self.chunks],
             model=list(self.chunks),
             num_microbatches=len(micro_batches),
-            seq_length=max(m.tokens.shape[1] for m in micro_batches),
+            seq_length=max(micro.tokens.shape[1] for micro in micro_batches),
             micro_batch_size=1,
             forward_only=not training,
             collect_non_loss_data=not training,
+            **pipeline_shapes.arguments(self.config, lengths, len(self.chunks)),
         )
 
     def _forward(self, data: Any, model: torch.nn.Module, measure: Measure) -> tuple[torch.Tensor, Callable[..., Any]]:

@@ -20,6 +20,7 @@ MODULES = (
     "gradient_fusion",
     "adam",
     "optimizer_gathering",
+    "pipeline_shapes",
     "torch_layers",
     "latent_attention",
     "router_bias",
