@@ -9,7 +9,7 @@ import pytest
 
 from rljob_operator.health import LIMIT, HealthCheck
 from rljob_operator.kube import leader_election as lease
-from rljob_operator.kube.api import Conflict, Object
+from rljob_operator.kube.api import ApiError, Conflict, Object
 from rljob_operator.kube.leader_election import LeaderElector
 from rljob_operator.reconcile import queue
 from rljob_operator.reconcile.queue import Key, Reconcile, WorkQueue
@@ -121,6 +121,22 @@ async def test_a_conflict_that_does_not_end_is_an_error_as_any_other(caplog: pyt
         found.add(A)
         await until(lambda: "research/a: 409: somebody took our label away; again in" in caplog.text)
     assert len(passes) == queue.CONFLICTS + 1, "the first of them were repeated at once"
+
+
+async def test_a_key_that_fails_for_days_does_not_end_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.0 ** 1024 is no float: at one retry a minute that is reached within a day."""
+    monkeypatch.setattr(queue, "COOL_DOWN", 0.0)
+    monkeypatch.setattr(queue, "LONGEST_RETRY", 0.0)
+    failures = 0
+
+    async def work(key: Key) -> None:
+        nonlocal failures
+        failures += 1
+        raise ApiError(500, "broken")
+
+    async with running(work) as found:
+        found.add(A)
+        await until(lambda: failures > 1100)
 
 
 async def test_the_queue_knows_how_far_it_is_behind() -> None:

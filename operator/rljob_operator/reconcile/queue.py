@@ -19,9 +19,11 @@ Reconcile = Callable[[Key], Awaitable[float | None]]
 COOL_DOWN, LONGEST_COOL_DOWN = 0.25, 0.5
 """Seconds between two reconciles of one key: as long as the last one took. A burst of events becomes one reconcile, the more so under load."""
 FIRST_RETRY, LONGEST_RETRY = 0.5, 60.0
-"""Seconds after a failed reconcile; doubles."""
+"""Seconds between a failed reconcile and the next one: doubles with each failure in a row."""
+MOST_DOUBLINGS = 30
+"""More would change nothing, and 2.0 ** 1024 is no float: a key that fails for a day would end the process."""
 CONFLICTS = 5
-"""In a row, that are repeated at once."""
+"""Conflicts in a row after which the key is retried at once; further ones count as failures."""
 
 
 class WorkQueue:
@@ -106,7 +108,7 @@ class WorkQueue:
         at_once = CONFLICTS if isinstance(error, Conflict) else 0
         if failures <= at_once:
             return 0.0
-        after = min(LONGEST_RETRY, FIRST_RETRY * 2 ** (failures - at_once - 1))
+        after = min(LONGEST_RETRY, FIRST_RETRY * 2 ** min(failures - at_once - 1, MOST_DOUBLINGS))
         known = isinstance(error, ApiError)
         log.error("%s/%s: %s; again in %.1f s", *key, error, after, exc_info=None if known else error)
         return after
