@@ -8,6 +8,7 @@ import pytest
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
+from rljob_operator.cache import cache as cache_module
 from rljob_operator.cache.cache import Cache
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.handlers import ROOM_DELAY, EventHandlers
@@ -44,6 +45,27 @@ def test_a_deletion_that_comes_after_its_successor_is_ignored() -> None:
     assert known.values() == [2]
     assert known.remove(thing(12)) == {JOB}
     assert known.of(JOB) == {}
+
+
+def test_an_object_that_was_deleted_does_not_come_back_from_a_list_or_an_answer_that_was_on_its_way() -> None:
+    known = store()
+    known.put(thing(3))
+    known.remove(thing(7))
+    assert known.put(thing(5)) == set() and known.values() == []
+    assert known.put(thing(9, 2, uid="successor")) == {JOB}
+    known.remove(thing(4, name="never seen"))
+    assert known.put(thing(2, name="never seen")) == set() and len(known) == 1
+
+
+def test_few_deletions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "DELETIONS", 10)
+    known = store()
+    for i in range(30):
+        known.put(thing(2 * i, name=f"pod-{i}"))
+        known.remove(thing(2 * i + 1, name=f"pod-{i}"))
+    remembered = [value for value in vars(known).values() if isinstance(value, dict)]
+    assert sum(map(len, remembered)) == 10
+    assert known.put(thing(58, name="pod-29")) == set(), "the newest ones"
 
 
 def test_a_list_removes_what_it_lacks_but_not_what_is_newer() -> None:

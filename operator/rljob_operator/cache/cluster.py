@@ -32,7 +32,7 @@ class Pods:
         """A pod that is new gives no place back."""
         new = self._usage.get(key_of(obj)) is None
         room = self._usage.put(obj)
-        return (set() if new else room) | (self._ours.put(obj) if is_of_a_job(obj) else self._ours.remove(obj))
+        return (set() if new else room) | (self._ours.put(obj) if is_of_a_job(obj) else self._ours.discard(obj))
 
     def remove(self, obj: Object) -> set[Key]:
         return self._usage.remove(obj) | self._ours.remove(obj)
