@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from pydantic import ValidationError
 
 from rljob_api.status import JobStatus, RoleStatus
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
@@ -98,19 +97,12 @@ class _Observed(Collector):
         yield GaugeMetricFamily(
             "rljob_queue_lag_seconds", "How long the most overdue job waits for a worker", self._lag()
         )
-        jobs = [(job, status) for job in self._cache.jobs.values() if (status := _status(job)) is not None]
+        jobs = [(job, status) for job in self._cache.jobs.values() if (status := job.readable_status)]
         yield _by_state(status for _, status in jobs)
         for name, (sentence, value) in PER_JOB.items():
             yield _gauge(name, sentence, ((job, value(job, status)) for job, status in jobs))
         for name, (sentence, label, values) in PER_JOB_AND_LABEL.items():
             yield _series(name, sentence, label, ((job, values(status)) for job, status in jobs))
-
-
-def _status(job: CachedJob) -> JobStatus | None:
-    try:
-        return job.status
-    except ValidationError:
-        return None
 
 
 def _by_state(statuses: Iterator[JobStatus]) -> Metric:

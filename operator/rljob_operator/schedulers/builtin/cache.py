@@ -38,11 +38,11 @@ class SchedulerCache:
         return [found for view in views if view and (found := scheduling_request(view, self.node))]
 
     def _view(self, job: CachedJob, now: float) -> JobView | None:
-        spec = job.validation.result.accepted
-        if spec is None or job.meta.deletion_timestamp:
+        spec, status = job.validation.result.accepted, job.readable_status
+        if spec is None or status is None or job.meta.deletion_timestamp:
             return None
         pods = [entry.value for entry in self._cache.pods.of(_key(job)).values()]
-        return JobView(job=job.meta, spec=spec, status=job.status, pods=pods, now=now)
+        return JobView(job=job.meta, spec=spec, status=status, pods=pods, now=now)
 
     def _assigned(self, job: CachedJob) -> Iterator[tuple[str, Resources]]:
         """By node: what assigned pods will take there in addition to what pods of their names take already.
@@ -50,7 +50,7 @@ class SchedulerCache:
         A pod that is still ending on another node has not arrived. One that is ending on its successor's node makes room for it: a StatefulSet
         gives a name to one pod at a time.
         """
-        placement = job.status.placement
+        placement = job.readable_status.placement if job.readable_status else None
         for seat in placement.assignments if placement and not job.meta.deletion_timestamp else ():
             seen = self._cache.usage.get((job.meta.namespace, seat.pod))
             there = (seen.value.requests if seen and seen.value.node == seat.node else None) or {}
