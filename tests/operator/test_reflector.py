@@ -79,7 +79,7 @@ class Case:
         self.api, self.watches = KubernetesApi(credentials, RateLimiter(1000, 1000)), Watches(credentials)
         handlers = EventHandlers(self.cache, lambda job, after: None, 0)
         self.relist = Relist(self.api, self.cache, (), handlers.changed)
-        self.reflector = Reflector(self.relist, self.watches, handlers.take, ("Pod", None))
+        self.reflector = Reflector(self.relist, self.watches, handlers.handle, ("Pod", None))
 
     def known(self) -> set[str]:
         return {name for name in ("a", "b", "c") if self.cache.usage.get(("research", name))}

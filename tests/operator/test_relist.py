@@ -160,7 +160,7 @@ async def test_everything_is_listed_again_after_a_while(monkeypatch: pytest.Monk
     async with case() as found:
         await found.kopf_lists_all()
         found.cluster.lists.clear()
-        monkeypatch.setattr(relist, "LONGEST", 0.05)
+        monkeypatch.setattr(relist, "RELIST_INTERVAL", 0.05)
         await found.kopf_lists("Pod")
         await until(lambda: set(found.cluster.lists) == {(kind, None) for kind in (*EVERYWHERE, *SERVED)})
 

@@ -116,7 +116,7 @@ def test_a_seat_on_a_node_that_takes_nobody_any_more_is_asked_for_again() -> Non
 def test_a_released_pod_has_a_minute_to_get_onto_its_node(age: float) -> None:
     seats = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
     job = placed().with_status(placement=PlacementStatus(assignments=seats)).with_pods()
-    job = job.changing_pod(1, node="", running=False, phase="Pending", released=NOW - age, unschedulable="0/2 nodes")
+    job = job.changing_pod(1, node="", running=False, phase="Pending", ungated_at=NOW - age, unschedulable="0/2 nodes")
     decision = job.decide()
     late = age >= UNBOUND_SECONDS
     assert [p.name for p in decision.delete] == (["demo-trainer-1"] if late else [])
@@ -129,7 +129,7 @@ def test_pods_that_no_node_takes_wait_and_say_once_why() -> None:
     """A claim that does not exist is no node's fault: they were placed again each minute, with an event for each pod."""
     seats = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
     no_claim = '0/3 nodes are available: persistentvolumeclaim "data" not found. not found'
-    waiting = {"node": "", "running": False, "phase": "Pending", "released": NOW, "unschedulable": no_claim}
+    waiting = {"node": "", "running": False, "phase": "Pending", "ungated_at": NOW, "unschedulable": no_claim}
     job = placed().with_status(placement=PlacementStatus(assignments=seats)).with_pods(**waiting)
     events = []
     for now in (NOW + UNBOUND_SECONDS * minute for minute in range(10)):

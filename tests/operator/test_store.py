@@ -11,7 +11,7 @@ from rljob_api.status import JobStatus
 from rljob_operator.cache import cache as cache_module
 from rljob_operator.cache.cache import Cache
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.handlers import ROOM_DELAY, EventHandlers
+from rljob_operator.handlers import CAPACITY_DELAY, EventHandlers
 from rljob_operator.kube.api import Key, Object
 from simulator.feed import HOSTILE
 from simulator.makers import make_job
@@ -144,7 +144,7 @@ async def test_a_pod_that_goes_wakes_who_waits_for_room() -> None:
         cache.put({"kind": "RLJob", "metadata": meta, "spec": {}, "status": {"placement": {"problem": problem}}})
     assert await seen(Event("ADDED", pod(3, "n1")), cache=cache) == {}, "one that comes gives nobody room"
     ended = Event("MODIFIED", pod(4, "n1", phase="Succeeded"))
-    assert await seen(ended, cache=cache) == {("research", "waits"): ROOM_DELAY}
+    assert await seen(ended, cache=cache) == {("research", "waits"): CAPACITY_DELAY}
 
 
 async def test_a_job_that_is_deleted_wakes_who_waits_for_its_seats() -> None:
@@ -156,7 +156,7 @@ async def test_a_job_that_is_deleted_wakes_who_waits_for_its_seats() -> None:
     assert await seen(Event("MODIFIED", changed), kind="RLJob", cache=cache) == {("research", "goes"): 0.0}
     gone = Event("DELETED", {"kind": "RLJob", "metadata": meta | {"resourceVersion": "4"}})
     woken = await seen(gone, kind="RLJob", cache=cache)
-    assert woken == {("research", "goes"): 0.0, ("research", "waits"): ROOM_DELAY}
+    assert woken == {("research", "goes"): 0.0, ("research", "waits"): CAPACITY_DELAY}
 
 
 async def test_a_heartbeat_wakes_its_job_when_its_progress_is_due() -> None:

@@ -69,13 +69,13 @@ class CachedJob:
             return None
 
     @property
-    def lacks_room(self) -> bool:
-        """Whether pods wait for capacity. Reads the unparsed status, since it is asked of all jobs whenever a pod ends."""
+    def waits_for_capacity(self) -> bool:
+        """Whether pods lack a node because no capacity is left. Reads the unparsed status, since all jobs are asked whenever a pod ends."""
         placement = (self.object.get("status") or {}).get("placement") or {}
         return bool(placement.get("problem")) or "" in placement.get("report", {}).get("rollouts", [])
 
 
-def cached(obj: Object, before: CachedJob | None, policy: JobPolicy) -> CachedJob:
+def transform(obj: Object, before: CachedJob | None, policy: JobPolicy) -> CachedJob:
     raw = obj.get("spec") or {}
     same = before is not None and before.validation.raw == raw
     validation = before.validation if before and same else LazyValidation(raw, obj["metadata"]["name"], policy)

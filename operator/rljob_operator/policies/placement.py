@@ -66,9 +66,9 @@ def _late(s: Snapshot) -> list[Pod]:
 
 def _bound_by(pod: Pod) -> float | None:
     """When a released pod that has no node yet should have one."""
-    if pod.released is None or pod.node or pod.deleting:
+    if pod.ungated_at is None or pod.node or pod.deleting:
         return None
-    return pod.released + UNBOUND_SECONDS
+    return pod.ungated_at + UNBOUND_SECONDS
 
 
 def _unschedulable(s: Snapshot) -> str:

@@ -4,7 +4,7 @@ from rljob_api import reasons
 from rljob_api.protocol import Checkpoint, Progress
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, CheckpointStatus, JobStatus, ProgressStatus, Restarts
-from rljob_operator.cache.reports import stage
+from rljob_operator.cache.reports import coarse_phase
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Change, Event, just_ended, set_
@@ -110,7 +110,7 @@ def _same(a: ProgressStatus, b: ProgressStatus) -> bool:
 
 def _urgent(p: ProgressStatus) -> tuple[object, ...]:
     """What is written at once. The phases within a step change several times per step and are not among it."""
-    return (p.attempt, p.started_from, p.export, p.evaluation, p.backend, stage(p.phase), p.steps)
+    return (p.attempt, p.started_from, p.export, p.evaluation, p.backend, coarse_phase(p.phase), p.steps)
 
 
 def _stable(status: JobStatus, p: Progress) -> Restarts:

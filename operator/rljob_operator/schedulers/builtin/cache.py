@@ -21,7 +21,7 @@ class SchedulerCache:
 
     def node(self, name: str) -> Node | None:
         entry = self._cache.nodes.get(("", name))
-        return entry.value.place if entry else None
+        return entry.value.schedulable if entry else None
 
     def cluster(self, assumed: Iterable[Mapping[str, Resources]] = ()) -> Cluster:
         """Free is what neither pods on a node take, nor assigned pods on their way to it, nor `assumed`: by node, not yet in any status."""
@@ -30,7 +30,7 @@ class SchedulerCache:
         assigned = (found for job in self._cache.jobs.values() for found in self._assigned(job))
         for node, requests in itertools.chain(used, assigned, *(p.items() for p in assumed)):
             taken[node] = add(taken[node], requests) if node in taken else requests
-        return Cluster(tuple(node.place for node in self._cache.nodes.values())).without(taken)
+        return Cluster(tuple(node.schedulable for node in self._cache.nodes.values())).without(taken)
 
     def pending(self, now: float, but: Collection[Key]) -> list[SchedulingRequest]:
         """Requests of all jobs but these."""
