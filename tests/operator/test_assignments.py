@@ -10,7 +10,7 @@ from rljob_api.status import PlacementStatus, PodAssignment
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.scheduling import SchedulingRequest
 from rljob_operator.policies.describe import is_display
-from rljob_operator.policies.placement import UNBOUND_SECONDS, assign
+from rljob_operator.policies.placement import UNBOUND_SECONDS, assign_ranks
 from rljob_operator.schedulers.builtin.cycle import schedule_pending
 from rljob_operator.schedulers.builtin.gate import operations, pinned
 from rljob_operator.schedulers.builtin.request import JobView, scheduling_request
@@ -35,9 +35,9 @@ def wish(job: Job, uid: str = "job-uid", **changes: Any) -> SchedulingRequest:
 def test_who_stays_keeps_his_rank_and_the_others_take_what_is_left() -> None:
     pods = ["t-0", "t-1", "t-2"]
     nodes = ["a", "b", "b"]
-    assert assign(pods, nodes, {}, {}) == {"t-0": 0, "t-1": 1, "t-2": 2}
-    assert assign(pods, nodes, {"t-0": "b", "t-2": "a"}, {"t-0": 2, "t-2": 0}) == {"t-0": 2, "t-1": 1, "t-2": 0}
-    assert assign(pods, nodes, {"t-0": "b"}, {"t-0": 0}) == {"t-0": 1, "t-1": 0, "t-2": 2}, (
+    assert assign_ranks(pods, nodes, {}, {}) == {"t-0": 0, "t-1": 1, "t-2": 2}
+    assert assign_ranks(pods, nodes, {"t-0": "b", "t-2": "a"}, {"t-0": 2, "t-2": 0}) == {"t-0": 2, "t-1": 1, "t-2": 0}
+    assert assign_ranks(pods, nodes, {"t-0": "b"}, {"t-0": 0}) == {"t-0": 1, "t-1": 0, "t-2": 2}, (
         "its node has other ranks now"
     )
 
