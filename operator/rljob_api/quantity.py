@@ -1,4 +1,4 @@
-"""Kubernetes quantities, as whole thousandths of the unit, so that sums are exact."""
+"""Kubernetes quantities as integers, in thousandths of the unit, so that sums are exact."""
 
 import math
 import re
@@ -44,7 +44,7 @@ def rounded(thousandths: int) -> str:
 
 
 def exact(thousandths: int) -> str:
-    """As a quantity."""
+    """The amount as a Kubernetes quantity, without rounding."""
     return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
 
 
