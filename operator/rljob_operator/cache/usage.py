@@ -62,7 +62,7 @@ def _quantities(amounts: Any) -> Object:
 def _is_quantity(amount: object) -> bool:
     try:
         parse(amount)
-    except (ValueError, ArithmeticError):
+    except ValueError:
         return False
     return True
 
