@@ -19,10 +19,11 @@ from rljob_api.sizing.memory import (
     cache_memory,
     gang_memory,
     phases,
+    pool_cache,
+    pool_weights,
     rollout_memory,
     trainer_memory,
 )
-from rljob_api.sizing.pools import pool_cache, pool_weights
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import PlacementReport

@@ -16,7 +16,7 @@ from pydantic.alias_generators import to_camel
 from rljob_api.unreadable import UNREADABLE
 
 NO_NAMES = set[str]()
-"""Shared by all models."""
+"""The empty set of fields that were set, which all models share."""
 LENIENT = "lenient"
 """Context of a validation that never fails: fields that are missing or cannot be read are UNREADABLE, unknown ones are left out."""
 
@@ -29,7 +29,7 @@ class _Contract(BaseModel):
     )
 
     def model_post_init(self, context: Any, /) -> None:
-        """Nobody asks which fields were written, and the sets of their names were a quarter of what the operator keeps of a job."""
+        """Drops the names of the fields that were set. Nothing reads them, and they were a quarter of what the operator caches of a job."""
         object.__setattr__(self, "__pydantic_fields_set__", NO_NAMES)
 
     def dump(self) -> dict[str, object]:
@@ -41,14 +41,14 @@ class _Contract(BaseModel):
 
 
 class Model(_Contract):
-    """What a user writes: unknown fields are refused. As for the API server, a null is a field that is not written, and a text no number."""
+    """What a user writes. Unknown fields are refused. As for the API server, null is a field that is not written, and a text is no number."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, given: Any, info: ValidationInfo) -> Any:
-        """Of fields that there are: an unknown one is refused, whatever it holds."""
+        """Drops known fields that are null. An unknown field is refused, whatever it holds."""
         if not isinstance(given, dict):
             return given
         if any(value is None for value in given.values()):
@@ -58,7 +58,7 @@ class Model(_Contract):
 
     @classmethod
     def _completed(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """What is known of it, with UNREADABLE for the required fields that it lacks."""
+        """The known fields, with UNREADABLE for required ones that are missing."""
         required = {str(f.alias): UNREADABLE for f in cls.model_fields.values() if f.is_required()}
         return required | {f.alias: given[f.alias] for f in cls.model_fields.values() if f.alias in given}
 
@@ -74,6 +74,6 @@ class Model(_Contract):
 
 
 class Wire(_Contract):
-    """What another version of us may have written: fields that we do not know are ignored, the protocol number decides."""
+    """What another release of rljob may have written. Unknown fields are ignored; the protocol number says whether we understand it."""
 
     model_config = ConfigDict(extra="ignore")

@@ -1,5 +1,5 @@
-"""The families of models that a job can train, and what is proven of each. Validation, sizes and docs/models.md are made of this table, and the
-tests iterate over it (tests/trainer/megatron/test_families.py, tests/trainer/rollout/test_families.py): a line that they do not cover fails."""
+"""The families of models that a job can train, and what is proven for each. Validation, sizing and docs/models.md use this table, and the tests
+iterate over it (tests/trainer/megatron/test_families.py, tests/trainer/rollout/test_families.py): a line that they do not cover fails."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ EXPERTS: tuple[Way, ...] = (*DENSE, "expert")
 TENSOR: tuple[Way, ...] = ("tensor",)
 ATTENTION = ("linear_qkv", "linear_proj")
 ADAPTED = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
-"""Matrices of a layer that LoRA is trained next to."""
+"""Matrices of a layer that LoRA can adapt, by megatron-core's names."""
 LATENTS = "queries, keys and values come from latents"
 OF_EXPERTS = "its feed-forward layers are experts"
-"""Why others have no adapters."""
+"""Reasons for which the other matrices of a family have no adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Family:
 
     model_type: str
     models: str
-    """By the names that people know."""
+    """Names of well-known models of the family."""
     layouts: tuple[Way, ...] = DENSE
     """Kinds of parallelism other than data parallelism."""
     rotations: tuple[str, ...] = ("default",)
@@ -36,22 +36,22 @@ class Family:
     latent: bool = False
     """Multi-latent attention."""
     adapters: tuple[str, ...] = ()
-    """Matrices next to which LoRA is trained."""
+    """Matrices that LoRA can adapt."""
     together: str = ""
-    """What one tensor of the files has, next to which adapters are not written."""
+    """Matrices that are one tensor in the family's files, so that adapters of them cannot be written; empty: none."""
     fused: bool = False
-    """One tensor of its files has queries, keys and values, and one gate and up: their adapters have one A."""
+    """Whether queries, keys and values, and gate and up, are one tensor each in the family's files: their adapters have one A."""
     vision: bool = False
     """Reads images: a vision tower and the projector behind it come before the language model."""
     servers: tuple[Device, ...] = ("cpu", "gpu")
-    """On which vLLM's weights can be updated, and its log-probabilities are those of the trainer: by the tests on CPU, by benchmarks/families.py
-    on GPUs."""
+    """Devices on which vLLM's weights can be updated and its log-probabilities equal the trainer's: as shown by the tests on CPU, and by
+    benchmarks/families.py on GPUs."""
     whole_experts: bool = False
     """Experts are not cut over ranks: `expertTensor` is 1."""
     values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Keys of config.json that may have these values only, or be left out."""
     rope: dict[str, Any] = field(default_factory=dict)
-    """Likewise numbers of the rope type."""
+    """Numbers of the rope type that may have this value only, or be left out."""
 
     @property
     def unadapted(self) -> str:
@@ -153,7 +153,7 @@ FAMILIES = {
 
 
 def targets_of(targets: Sequence[str] | None, config: dict[str, Any]) -> tuple[str, ...]:
-    """Of adapters in the model of a config.json; None: all that its family has them for."""
+    """Matrices that get adapters in the model of a config.json. `targets` None: all that its family has adapters for."""
     family = FAMILIES.get(config.get("model_type") or "")
     return tuple(targets) if targets else (family.adapters if family and family.adapters else ADAPTED)
 
@@ -165,7 +165,7 @@ def language_of(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_latent_attention(config: dict[str, Any]) -> bool:
-    """Of a config.json: keys and values come from a latent of `kv_lora_rank` numbers."""
+    """Whether keys and values of a config.json's model come from a latent of `kv_lora_rank` numbers."""
     return bool(config.get("kv_lora_rank"))
 
 

@@ -15,14 +15,14 @@ TAKE_LEVELS = ("builtin", "kueue")
 
 
 class SchedulingDefaults(Model):
-    """Of spec.scheduling."""
+    """Defaults of spec.scheduling."""
 
     topology_levels: Annotated[list[LabelKey], Field(max_length=8)] | None = None
     """Labels of nodes, from the widest domain to the narrowest, for jobs whose backend reads them."""
 
 
 class TemplateDefaults(Model):
-    """Of the pods of every role."""
+    """Defaults of the `template` of every role."""
 
     tolerations: list[Verbatim] | None = None
     """Kubernetes tolerations, for roles that have none of their own."""
@@ -31,7 +31,7 @@ class TemplateDefaults(Model):
     annotations: dict[str, str] | None = None
     """Further annotations of pods."""
     priority_class_name: str | None = None
-    """A Kubernetes PriorityClass."""
+    """Name of a Kubernetes PriorityClass, for roles that have none of their own."""
 
 
 class JobDefaults(Model):
@@ -54,11 +54,11 @@ class JobDefaults(Model):
     """Pod settings of every role that has pods."""
 
     def completed(self, spec: Mapping[str, Any]) -> Completed:
-        """A raw spec with the defaults in what it leaves open."""
+        """A raw spec with the defaults for fields that it leaves open, and which of them it took."""
         return merged(dict(spec), self._of(spec), ("spec",))
 
     def _of(self, spec: Mapping[str, Any]) -> dict[str, Any]:
-        """The defaults in the places that such a spec has for them; a section without any is left out."""
+        """The defaults for such a spec, as a partial spec."""
         own = self.model_dump(by_alias=True, exclude_none=True, exclude={"scheduling", "template"})
         takes_levels = _section(spec, "scheduling").get("backend", SchedulingSpec().backend) in TAKE_LEVELS
         levels = {"scheduling": self.scheduling.dump()} if takes_levels and self.scheduling.dump() else {}
@@ -66,7 +66,7 @@ class JobDefaults(Model):
 
 
 def _templates(spec: Mapping[str, Any], template: dict[str, Any]) -> dict[str, Any]:
-    """In every section that describes pods."""
+    """A partial spec with `template` in every section that describes pods."""
     rewards = [{"model": template} if _is_gang(reward, "model") else {} for reward in _list(spec, "rewards")]
     lists = {"pools": [template for _ in _list(spec, "pools")], "rewards": rewards}
     return dict.fromkeys(("trainer", *_roles(spec)), template) | {name: found for name, found in lists.items() if found}
@@ -83,7 +83,7 @@ def _list(spec: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _roles(spec: Mapping[str, Any]) -> Iterator[str]:
-    """Of rollouts and of other models, where they have pods of their own."""
+    """Sections, besides the trainer's, of rollouts and other models that have pods of their own."""
     rollout = _section(spec, "rollout")
     if spec.get("task") in (None, "rl") and rollout.get("placement") in (None, "separate"):
         yield "rollout"

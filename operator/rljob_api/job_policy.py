@@ -30,26 +30,27 @@ class Range(Model):
 
 
 class Limits(Model):
-    """What jobs may choose. The defaults are not held against them."""
+    """Limits of what jobs may choose. The administrator's own defaults need not keep them."""
 
     user_ids: Range = Range()
     group_ids: Range = Range()
     runtime_class_names: list[str] = []
-    """None: all."""
+    """RuntimeClasses that jobs may choose; empty: all."""
 
 
 class JobPolicy(Model):
-    """The values `jobs` of the chart that are about jobs' specs."""
+    """The values under `jobs` of the chart that are about the specs of jobs."""
 
     pod_security: PodSecurity = IMAGE_USER
     """A field that it leaves open is left out of the pods, so that the platform chooses, as OpenShift does."""
     runtime_class_name: str = ""
-    """Empty: that of the nodes."""
+    """RuntimeClass of jobs that choose none; empty: the default of the nodes."""
     limits: Limits = Limits()
     defaults: JobDefaults = JobDefaults()
 
     def admit(self, spec: Mapping[str, Any], name: str, model_config: dict[str, Any] | None = None) -> "Admitted":
-        """As `validation.validate`, of a raw spec with the defaults in what it leaves open, and with a violation for each limit that it exceeds."""
+        """Validates a raw spec, with the defaults for fields that it leaves open, and with a violation for each limit that it exceeds. The arguments
+        are those of `validation.validate`."""
         completed = self.defaults.completed(spec)
         found = validate(completed.value, name, model_config)
         violations = tuple(_of_the_cluster(v, completed.taken) for v in found.violations)
@@ -59,7 +60,7 @@ class JobPolicy(Model):
         return Admitted(ValidationResult(self.completed(found.spec), (*violations, *exceeded)), completed.taken)
 
     def completed(self, spec: RLJobSpec) -> RLJobSpec:
-        """With the defaults in place of what it leaves open."""
+        """The spec with the policy's pod security and RuntimeClass where it sets none."""
         security = self.pod_security.model_copy(update=spec.pod_security.model_dump(exclude_none=True))
         runtime = spec.runtime_class_name or self.runtime_class_name or None
         return spec.model_copy(update={"pod_security": security, "runtime_class_name": runtime})
@@ -81,22 +82,22 @@ DEFAULT_POLICY = JobPolicy()
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A raw spec after all rules, and after the administrator's."""
+    """The result of validating a raw spec by all rules and by the administrator's policy."""
 
     result: ValidationResult
     taken: dict[str, Any]
-    """The defaults of `jobs.defaults` that it took, by their path in the spec."""
+    """Defaults of `jobs.defaults` that the spec took, by their path in it."""
 
 
 def _of_the_cluster(violation: Violation, taken: Mapping[str, Any]) -> Violation:
-    """Nobody finds in their manifest what stands in the chart's values."""
+    """The violation, with a note if its field is a default of the cluster: the user would not find it in the manifest."""
     if not any(violation.field.startswith(path) for path in taken):
         return violation
     return replace(violation, rule=f"{violation.rule} (a default of the cluster: jobs.defaults)")
 
 
 def _outside(ids: dict[str, int | None], limits: Range) -> Iterator[Violation]:
-    """By field of spec.podSecurity."""
+    """Violations of ids outside the limits. `ids`: by field of spec.podSecurity."""
     for field, given in ids.items():
         if given is not None and not limits.minimum <= given <= limits.maximum:
             rule = f"the administrator allows {limits.minimum} to {limits.maximum}"

@@ -1,4 +1,4 @@
-"""YAML as kubectl reads it: keys and dates are texts, and 1e-6 is a number. Keys that stand twice are found, of which any other reader keeps one."""
+"""YAML as kubectl reads it: keys and dates are strings, and 1e-6 is a number. Duplicate keys, of which other readers keep one, are reported."""
 
 import re
 from collections.abc import Hashable, Iterator
@@ -9,11 +9,11 @@ import yaml
 
 FLOAT, DATE, MERGE = (f"tag:yaml.org,2002:{name}" for name in ("float", "timestamp", "merge"))
 NUMBER = re.compile(r"^([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$")
-"""Of YAML 1.2's core schema (yaml.org/spec/1.2.2, section 10.3.2)."""
+"""A number of YAML 1.2's core schema (yaml.org/spec/1.2.2, section 10.3.2)."""
 
 
 class Loader(yaml.SafeLoader):
-    """Of JSON's types only, but for what is tagged otherwise."""
+    """Reads values of JSON's types only, unless they are tagged."""
 
     yaml_implicit_resolvers = {
         first: [found for found in tags if found[0] not in (FLOAT, DATE)]
@@ -30,7 +30,7 @@ Loader.add_implicit_resolver(FLOAT, NUMBER, list("-+.0123456789"))
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """A key that stands twice in one object."""
+    """A key that occurs twice in one object."""
 
     location: tuple[str | int, ...]
     values: tuple[str, str]
@@ -39,14 +39,14 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One of a stream."""
+    """One document of a YAML stream."""
 
     value: Any
     duplicates: list[Duplicate]
 
 
 def documents(text: str) -> Iterator[Document]:
-    """All of a stream, also of JSON. Raises yaml.YAMLError."""
+    """All documents of a YAML stream, or of a JSON text. Raises yaml.YAMLError."""
     loader = Loader(text)
     try:
         while loader.check_node() and (node := loader.get_node()):
@@ -57,7 +57,7 @@ def documents(text: str) -> Iterator[Document]:
 
 
 def value_of(text: str) -> Any:
-    """One value, as on the right of a colon. Raises yaml.YAMLError."""
+    """One YAML value, such as stands on the right of a colon. Raises yaml.YAMLError."""
     return next((document.value for document in documents(text)), None)
 
 
@@ -68,7 +68,7 @@ def _key(node: yaml.Node) -> str:
 
 
 def _duplicates(node: yaml.Node, location: tuple[str | int, ...], open_: dict[int, bool]) -> Iterator[Duplicate]:
-    """In a node and what is below it. `open_`: nodes that were looked into before, since aliases lead to them again, and whether this is inside."""
+    """Duplicate keys in a node and below it. `open_`: nodes that were visited before, since aliases lead to them again; True while inside one."""
     if open_.get(id(node)):
         raise yaml.constructor.ConstructorError(None, None, "an alias leads into itself", node.start_mark)
     if id(node) in open_:

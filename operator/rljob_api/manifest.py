@@ -21,22 +21,22 @@ HINTS = {
 
 
 class ManifestError(ValueError):
-    """A text without an RLJob that could be checked; one message for the user."""
+    """The text holds no RLJob that can be checked. The message is for the user."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One RLJob, not checked yet beyond being one."""
+    """One RLJob whose spec is not validated yet."""
 
     name: str
     namespace: str
     """Empty: not given."""
     spec: dict[str, Any]
     ambiguous: tuple[Violation, ...] = ()
-    """What the text says twice."""
+    """Keys that the text has twice."""
 
     def validate(self, model_config: dict[str, Any] | None = None) -> ValidationResult:
-        """As `validation.validate`, and what the text says twice."""
+        """The result of `validation.validate`, with a violation for each key that the text has twice."""
         result = validate(self.spec, self.name, model_config)
         return replace(result, violations=(*self.ambiguous, *result.violations))
 

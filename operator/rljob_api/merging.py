@@ -1,4 +1,4 @@
-"""Defaults in the places that a raw object leaves open, and which of them were taken."""
+"""Fills defaults into the fields that a raw object leaves open, and notes which of them were taken."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -9,11 +9,11 @@ from rljob_api.type_errors import path_of
 Location = tuple[str | int, ...]
 """Keys and indices from the root of the object."""
 CLAIMS = ("name", "mountPath")
-"""Fields of an entry of a list of which there is one each: a default gives way to a job's entry that has the same."""
+"""Fields that identify an entry of a list: a default is left out if the job has an entry with the same value."""
 SECTIONS = ("pools", "rewards")
-"""Lists whose entries are sections of the spec, each with defaults of its own: as many as the object has."""
+"""Lists whose entries are sections of the spec: each entry of the object gets its own defaults."""
 NAMED = ("env", "imagePullSecrets", "volumes")
-"""Lists of entries with names: an object gets the defaults that its own entries leave room for."""
+"""Lists of named entries: the object also gets the defaults whose names it does not use itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Completed:
 
 
 def merged(given: Any, default: Any, at: Location) -> Completed:
-    """An empty list is open: the API server puts one where there is none. `given` of another type than the default stays as it is: validation
-    says what is wrong with it."""
+    """`given` with the defaults filled in. An empty list counts as left open, since the API server adds one where there is none. A value of another
+    type than the default is kept: validation says what is wrong with it."""
     if given is None or given == []:
         return Completed(default, dict(_leaves(default, at)))
     if isinstance(given, dict) and isinstance(default, dict):

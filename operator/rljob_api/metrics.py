@@ -117,7 +117,7 @@ METRICS: dict[str, str] = {
 REWARD_METRICS, EVALUATION_METRICS = "reward_metrics/", "evaluation_metrics/"
 DATA_SOURCES, EVALUATION_DATA_SOURCES = "data_source_reward/", "evaluation_data_source_reward/"
 EVALUATION_SETS = "evaluation_sets/"
-"""Begin the metrics that a job's own reward functions, data and evaluation sets name."""
+"""Prefixes of metrics whose names come from a job's reward functions, data and evaluation sets."""
 OWN_METRICS = {
     REWARD_METRICS: "Mean, over the step's samples that have it, of a number that a Python reward returned in addition to its `score`.",
     EVALUATION_METRICS: "The same, over the held-out samples.",
@@ -126,17 +126,17 @@ OWN_METRICS = {
     EVALUATION_SETS: "Of the set before the last `/`, with k responses to each prompt. `avg@k`: mean reward; `pass@k`: probability that one of k "
     "responses is correct; `maj@k`: fraction of prompts whose most frequent answer is correct.",
 }
-"""What they mean, by how they begin."""
+"""Meanings of these metrics, by prefix."""
 MOST_REWARD_METRICS = 16
-"""At most so many of a reward function, and so many data sources."""
+"""Largest number of metrics that a reward function may return, and of data sources."""
 MOST_OWN = dict.fromkeys(OWN_METRICS, MOST_REWARD_METRICS) | {EVALUATION_SETS: 64}
-"""That a status holds, by how they begin."""
+"""Largest number of them that a status holds, by prefix."""
 OWN_NAME = re.compile(r"[A-Za-z0-9_.@/-]{1,64}")
-"""What such a metric may be called."""
+"""What may follow the prefix."""
 
 
 def own_name(text: str) -> str:
-    """A name of that form: other characters are replaced by `_`, and what is too long is cut."""
+    """A name that matches OWN_NAME: other characters become `_`, and a name that is too long is cut."""
     return re.sub(r"[^A-Za-z0-9_.@/-]", "_", text)[:64] or "_"
 
 

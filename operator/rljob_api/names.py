@@ -17,7 +17,8 @@ PROTOCOL = 1
 MAX_JOB_NAME = 42
 """A StatefulSet's name may have 52 characters (its revision label adds 11 to reach 63); our longest suffix is that of a pool, a `-` and its name."""
 MAX_POOL_NAME = 9
-"""With the job's name it names a StatefulSet. Like every role it has no `-`: what precedes the last one is the job, so no two jobs share a name."""
+"""With the job's name, a pool's name makes the name of a StatefulSet. No role has a `-`: what precedes the last one is the job, so that no two jobs
+have children of the same name."""
 
 # Labels and annotations
 LABEL_JOB = f"{GROUP}/job"
@@ -40,13 +41,13 @@ OPERATOR_NAMESPACE = "rljob-system"
 ROLE_TRAINER = "trainer"
 ROLE_ROLLOUT = "rollout"
 ROLES = (ROLE_TRAINER, ROLE_ROLLOUT)
-"""Of pods of every job. Further ones are gangs of other models, and pools by their names."""
+"""Roles of every job's pods. Others are the gangs of other models, and pools, by their names."""
 ROLE_CRITIC = "critic"
 ROLE_REFERENCE = "reference"
 ROLE_REWARD = "reward"
-"""Followed by the place in spec.rewards, see `reward_role`."""
+"""Prefix of a reward model's role: its index in spec.rewards follows, see `reward_role`."""
 MODEL_ROLES = (ROLE_TRAINER, ROLE_CRITIC, ROLE_REFERENCE)
-"""Of models that are computed with Megatron, as are those of `reward_role`; `trainer` is the policy."""
+"""Roles of models that Megatron computes, besides those of `reward_role`; `trainer` is the policy."""
 RESERVED_ROLES = (*MODEL_ROLES, ROLE_REWARD, ROLE_ROLLOUT)
 """Names that no pool may have: its name is the role of its pods."""
 
@@ -74,7 +75,7 @@ RESERVED_ENV = (
     *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     *("PATH", "PYTHONPATH", "PYTHONHOME"),
 )
-"""Of torchrun, and of the images: by these they find python, rljob and what they brought along."""
+"""Variables that torchrun sets, and by which the images find python and their packages."""
 
 # Ports
 ROLLOUT_PORT = 8000
@@ -100,7 +101,7 @@ def selector(job: str, role: str | None = None) -> str:
 
 
 def gang(job: str, role: str) -> str:
-    """StatefulSet of a role."""
+    """The StatefulSet of a role."""
     return f"{job}-{role}"
 
 
@@ -136,7 +137,7 @@ def role_of(job: str, pod: str) -> str:
 
 
 def pod_group(job: str) -> str:
-    """All pods of a job, for Kueue and Volcano."""
+    """The group of all pods of a job, for Kueue and Volcano."""
     return f"{job}-gang"
 
 
@@ -149,9 +150,10 @@ def report(pod_name: str) -> str:
 
 
 def token(job: str, uid: str, number: int = 1) -> str:
-    """The Secret that holds the token of the job's rollout servers. Nobody may read it to see whose it is, so its name says so.
+    """The Secret that holds the token of the job's rollout servers. Its name has the job's uid, since the operator may not read it to see whose it
+    is.
 
-    `number`: status.token. Another value has another name, so that pods which hold different values are told apart.
+    `number`: status.token. Another value has another name, so that pods with different values can be told apart.
     """
     return f"{job}-token-{uid[:8]}-{number}"
 
@@ -180,12 +182,12 @@ def huggingface_dir(root: Path, step: int) -> Path:
 
 
 def adapter_dir(root: Path, step: int) -> Path:
-    """Of the peft library's files."""
+    """Directory of the peft library's files."""
     return step_dir(root, step) / "adapter"
 
 
 def exports_dir(root: Path) -> Path:
-    """Of Hugging Face directories that are no part of a checkpoint."""
+    """Directory of exports that are not part of a checkpoint."""
     return root / "exports"
 
 

@@ -1,4 +1,4 @@
-"""Values from a command line in place of those of a file: `--set train.steps=500`, as Helm reads it."""
+"""Values from the command line that replace those of a file: `--set train.steps=500`, in Helm's syntax."""
 
 import re
 from collections.abc import Iterable
@@ -18,12 +18,12 @@ FIX = "write PATH=VALUE, for example train.steps=500 or rewards[0].rule=math"
 
 
 class OverrideError(ValueError):
-    """One message for the user."""
+    """An override that cannot be applied. The message is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One value. None: the field is as if it were not written."""
+    """One value of a spec. None removes the field."""
 
     text: str
     """As the user wrote it."""
@@ -44,7 +44,8 @@ class Override:
             raise OverrideError(f"--set {text}: the value is not YAML: {error}") from error
 
     def applied(self, given: Any, depth: int = 0) -> Any:
-        """A copy of what is at the first `depth` keys of the path, the whole spec at 0, with the value in it. Raises OverrideError."""
+        """A copy of `given` with the value put in. `given`: what the first `depth` keys of the path lead to, at 0 the whole spec. Raises
+        OverrideError."""
         if depth == len(self.location):
             return self.value
         key = self.location[depth]
@@ -69,12 +70,12 @@ class Override:
 
 
 def applied(spec: dict[str, Any], overrides: Iterable[Override]) -> dict[str, Any]:
-    """A copy with all of them, in their order. Raises OverrideError."""
+    """A copy of the spec with all overrides applied in their order. Raises OverrideError."""
     return reduce(lambda found, override: override.applied(found), overrides, spec)
 
 
 def _location(path: str) -> tuple[str | int, ...]:
-    """Empty: it is no path."""
+    """Keys and indices of a path; empty: it is no path."""
     parts = list(KEY.finditer(path))
     if "".join(part[0] for part in parts) != path:
         return ()

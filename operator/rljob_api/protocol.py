@@ -1,4 +1,4 @@
-"""The messages between operator and trainer, in Kubernetes as two kinds of ConfigMap, on one machine as two kinds of file.
+"""The messages between operator and trainer: two kinds of ConfigMaps in Kubernetes, two kinds of files on a single machine.
 
 Control (`<job>-control`, written by the operator only) says which attempt runs, with which members. Report (`<pod>-report`, one per pod,
 written by that pod's launcher) says what came of it. Reports are untrusted input: they are parsed, never believed beyond their own pod.
@@ -20,10 +20,11 @@ from rljob_api.spec.job import MOST_CHECKPOINTS
 from rljob_api.text import one_line, plain
 
 Text = Annotated[str, StringConstraints(max_length=4096), AfterValidator(plain)]
-"""Several lines."""
+"""Text of any number of lines."""
 Line = Annotated[str, StringConstraints(max_length=2048), AfterValidator(one_line)]
+"""Text on one line."""
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
-"""Of steps, attempts and ranks."""
+"""Number of a step, an attempt or a rank."""
 Time = Annotated[float, Field(ge=0, le=253_402_300_799, allow_inf_nan=False)]
 """Seconds since the epoch, before the year 10000."""
 Command = Literal["run", "drain", "stop"]
@@ -53,7 +54,7 @@ class GangAddress(Wire):
     address: str
     """IP of the pod of rank 0."""
     master_port: int
-    """Of the ranks' store."""
+    """Port of the ranks' TCP store (MASTER_PORT)."""
 
 
 class RolloutEndpoint(Wire):
@@ -82,15 +83,15 @@ class Control(Wire):
     attempt: int = 0
     """0: none yet."""
     command: Command = "stop"
-    """run; drain: finish the step, save, end; stop: end now."""
+    """run; drain: finish the step, save and end; stop: end now."""
     members: list[Member] = []
     gangs: dict[str, GangAddress] = {}
-    """Of the members, by role."""
+    """Addresses of the members' gangs, by role."""
     service_port: int = 0
-    """Where the trainer, at its rank 0, answers the other gangs; 0: there are none."""
+    """Port at which the trainer's rank 0 answers the gangs of other models; 0: there are none."""
     resume: Resume
     rollouts: list[RolloutEndpoint] = []
-    """Change while an attempt runs, as `pools` do; everything else but `command` is fixed per attempt."""
+    """Rollout servers that are ready. They and `pools` change while an attempt runs; everything else but `command` is fixed per attempt."""
     pools: dict[str, list[RolloutEndpoint]] = {}
     """Servers of each pool."""
     spec: RLJobSpec
@@ -106,19 +107,20 @@ class Failure(Wire):
     """Why a process ended an attempt."""
 
     kind: Literal["application", "configuration", "collective", "killed"]
-    """configuration: the user has to fix it, a restart cannot help; collective: a peer was lost, the cause is elsewhere; killed: by a signal."""
+    """Kind of the failure. `application`: an exception; `configuration`: a mistake that the user has to fix, so that a restart cannot help;
+    `collective`: another rank was lost, and the cause is there; `killed`: a process was ended by a signal."""
     rank: Count | None = None
-    """Global rank of the process that failed."""
+    """Global rank of the process that failed; unset: it has none."""
     exception: Text = ""
-    """Class name, or `Signal 9 (SIGKILL)`."""
+    """Class of the exception, or the signal, such as `Signal 9 (SIGKILL)`."""
     message: Text = ""
     """Message of the exception."""
     lines: Annotated[list[Text], Field(max_length=20)] = []
-    """Last lines of the traceback, or of a server's log; none of a mistake of the user's, which `message` explains."""
+    """Last lines of the traceback, or of a server's log. Empty for a mistake of the user, which `message` explains."""
     time: Time = 0.0
-    """By the pod's clock."""
+    """When the process failed, in seconds since the epoch, by the pod's clock; 0: not known."""
     field: Line = ""
-    """Path of the spec's field, for kind configuration."""
+    """Path of the wrong field of the spec, with kind `configuration`."""
 
 
 RESUME_STEP = "resume step"
@@ -129,17 +131,17 @@ class Checkpoint(Wire):
     """One complete checkpoint."""
 
     step: Count
-    """Step that it was saved after."""
+    """Step after which it was saved."""
     attempt: Count
     """Number of the attempt that saved it."""
     path: Line
-    """Its directory."""
+    """Directory of the checkpoint."""
     digest: Line = ""
     """Digest of the policy's weights."""
     layout: Line = ""
-    """For example `tp2-pp1-dp1`."""
+    """Parallel layout that it was saved in, for example `tp2-pp1-dp1`."""
     reshardable: bool = True
-    """Can be loaded into another layout with its optimizer."""
+    """Whether it can be loaded, with its optimizer states, into another parallel layout."""
     time: Time = 0.0
     """When it was saved, in seconds since the epoch."""
 
@@ -149,9 +151,9 @@ class RolloutState(Wire):
 
     pod: Line
     policy_step: Count | None = None
-    """Step of the policy it serves; None: not brought up yet."""
+    """Step of the policy that it serves; None: it has none of this attempt's yet."""
     unauthorized: bool = False
-    """It refuses the job's token (401): trainer and rollout hold different ones."""
+    """Whether it refuses the job's token (401), because trainer and rollout hold different ones."""
 
 
 class Point(Wire):
@@ -164,7 +166,7 @@ class Point(Wire):
     loss: float
     """Loss of the step."""
     seconds: float
-    """Duration of the step."""
+    """Duration of the step, in seconds."""
 
 
 def _is_number(value: object) -> bool:
@@ -173,7 +175,7 @@ def _is_number(value: object) -> bool:
 
 
 def _known(names_: Collection[str]) -> Callable[[Any], Any]:
-    """Only entries of these names, and only numbers."""
+    """A validator that keeps the entries of these names whose values are numbers."""
 
     def kept(given: Any) -> Any:
         if not isinstance(given, Mapping):
@@ -184,7 +186,7 @@ def _known(names_: Collection[str]) -> Callable[[Any], Any]:
 
 
 def _metrics(given: Any) -> Any:
-    """Those of the table, and a bounded number of those that the job names."""
+    """Keeps the metrics of the table, and a bounded number of those that the job names itself."""
     if not isinstance(given, Mapping):
         return given
     own = sorted(name for name in given if isinstance(name, str) and is_own_metric(name) and _is_number(given[name]))
@@ -193,7 +195,7 @@ def _metrics(given: Any) -> Any:
 
 
 def _complete(given: Any) -> Any:
-    """Only points that hold numbers: a loss may be NaN, which no JSON holds."""
+    """Keeps the points that hold numbers: a loss may be NaN, which JSON does not have."""
     if not isinstance(given, list):
         return given
     return [p for p in given if not isinstance(p, Mapping) or _is_point(p)]
@@ -210,7 +212,8 @@ class Progress(Wire):
     phase: Literal[
         "fetching", "loading", "waiting", "evaluating", "generating", "training", "syncing", "saving", "finishing"
     ] = "loading"
-    """fetching: the files of model.source and data.sources; waiting: fewer than minReplicas rollouts have the current policy."""
+    """What the trainer is doing. fetching: it copies the files of model.source and data.sources; waiting: fewer than minReplicas rollouts have the
+    current policy."""
     fetching: Line = ""
     """What is fetched and how much of it is there: `hf://ORG/MODEL@REVISION, 3.2 of 15.2 GB`."""
     loading: Annotated[list[Line], Field(max_length=64)] = []
@@ -218,19 +221,19 @@ class Progress(Wire):
     heartbeat: Annotated[int, Field(ge=0, le=2**62)] = 0
     """Advances with every piece of progress: a sample, a micro-batch, a bucket, a file."""
     step: Count = 0
-    """Steps done."""
+    """Steps that are done."""
     steps: Count = 0
-    """Of the whole job, also where the spec gives `epochs`; 0: not known yet."""
+    """Steps of the whole job, also if the spec has `epochs`; 0: not known yet."""
     started_from: Count | None = None
-    """Step of the checkpoint this attempt started from; 0: from the model; None: not decided yet."""
+    """Step of the checkpoint that this attempt started from; 0: from the model; None: not decided yet."""
     policy_step: Count = 0
     digest: Line = ""
     metrics: Annotated[dict[str, float], BeforeValidator(_metrics)] = {}
-    """The last step's, by the names of the metric table and of reward functions. Others, and values that are no finite numbers, are left out."""
+    """Metrics of the last step, by the names of the metric table and of reward functions. Others, and values that are not finite, are left out."""
     history: Annotated[list[Point], Field(max_length=64), BeforeValidator(_complete)] = []
-    """Points whose values are finite."""
+    """Main metrics of earlier steps. Points whose values are not finite are left out."""
     checkpoints: Annotated[list[Checkpoint], Field(max_length=MOST_CHECKPOINTS)] = []
-    """Complete ones of the lineage, oldest first."""
+    """Complete checkpoints of the lineage, oldest first."""
     rollouts: Annotated[list[RolloutState], Field(max_length=4096)] = []
     unauthorized: Annotated[list[Line], Field(max_length=4096)] = []
     """Pods of pools whose servers refuse the job's token (401): they hold another one."""
@@ -239,7 +242,7 @@ class Progress(Wire):
     evaluation: Annotated[dict[str, float], BeforeValidator(_known(("first", "last")))] = {}
     """`first` and `last` mean reward on the held-out prompts; without rewards, mean loss on the held-out examples."""
     backend: Line = ""
-    """Which layers and kernels are in use."""
+    """Layers and kernels that are in use."""
 
 
 class Report(Wire):
@@ -256,4 +259,4 @@ class Report(Wire):
     """How that attempt ended, when stopped."""
     failure: Failure | None = None
     progress: Progress | None = None
-    """From the pod of rank 0."""
+    """Progress of the run; only in the report of rank 0's pod."""

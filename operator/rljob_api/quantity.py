@@ -1,4 +1,4 @@
-"""Kubernetes quantities, as whole thousandths of the unit, so that sums are exact."""
+"""Kubernetes quantities as integers, in thousandths of the unit, so that sums are exact."""
 
 import math
 import re
@@ -9,14 +9,14 @@ SUFFIXES = {
     "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15), "E": Decimal(10**18),
     "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
-NUMBER = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]{1,3})?)([A-Za-z]*)")
+NUMBER = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)([A-Za-z]*)")
 
 Resources = dict[str, int]
 """Thousandths by resource name."""
 
 
 def parse(text: object) -> int:
-    """Thousandths, rounded up. Raises ValueError for what is no quantity."""
+    """A quantity in thousandths, rounded up. Raises ValueError for what is none."""
     found = NUMBER.fullmatch(str(text).strip())
     if not found or found[2] not in SUFFIXES:
         raise ValueError(f"{text!r} is no Kubernetes quantity")
@@ -44,7 +44,7 @@ def rounded(thousandths: int) -> str:
 
 
 def exact(thousandths: int) -> str:
-    """As a quantity."""
+    """The amount as a Kubernetes quantity, without rounding."""
     return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
 
 

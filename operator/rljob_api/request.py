@@ -1,4 +1,4 @@
-"""A one-shot request of a user, carried by an annotation that neither GitOps nor the spec owns: consumed once, by its nonce."""
+"""A request of a user, in an annotation that belongs neither to GitOps nor to the spec. It is consumed once, by its nonce."""
 
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ class Request(Wire):
     """`kubectl rljob suspend|resume|restart` writes it; the operator copies its nonce into status and never acts on it again."""
 
     job_uid: Line
-    """Of the object it was meant for: a re-created one ignores it."""
+    """UID of the job that it is meant for: one that was created again under the same name ignores it."""
     nonce: Annotated[Line, Field(max_length=253)]
     action: Literal["suspend", "resume", "restart"]
     """restart: drain the attempt that runs and open the next one."""

@@ -1,4 +1,4 @@
-"""The status of an RLJob: what was decided (authoritative), what was observed, and conditions for people and tools."""
+"""The status of an RLJob: decisions, which are authoritative, observations, and conditions for people and tools."""
 
 from typing import Literal
 
@@ -29,42 +29,42 @@ class Condition(Wire):
     type: ConditionType
     """Name of the condition."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds; Unknown: not known yet."""
+    """Whether the condition holds; Unknown: not known yet."""
     reason: str
-    """Why, in one word for programs."""
+    """Why it does or does not hold, in one word for programs."""
     message: str = ""
-    """Why, in one sentence for people."""
+    """Why it does or does not hold, in one sentence for people."""
     last_transition_time: str
     """When `status` last changed."""
     observed_generation: int
-    """Generation of the spec that it was computed from."""
+    """Generation of the spec that the condition was computed from."""
 
 
 class Attempt(Wire):
-    """The current or last life of the gang. Written before anything acts on it."""
+    """The current or last attempt: one life of the whole gang. It is written before anything acts on it."""
 
     number: int
-    """Counts from 1, over the whole life of the job."""
+    """Number of the attempt, from 1, over the whole life of the job."""
     command: Command = "run"
     """Command in the control message: run, drain or stop."""
     reason: str = ""
-    """Why `command` is drain or stop."""
+    """Why `command` is drain or stop, in one word."""
     members: list[Member] = []
-    """The pods that run it: the trainer's, and those of gangs of other models."""
+    """The pods that run the attempt: the trainer's, and those of gangs of other models."""
     resume_step: int | None = None
-    """The checkpoint that was asked for; None: the newest."""
+    """Step of the checkpoint that a request resumes from; unset: the newest."""
     generation: int = 0
-    """Generation of the spec that it runs."""
+    """Generation of the spec that the attempt runs."""
     started_at: str = ""
-    """When it was opened."""
+    """When the attempt was opened."""
     commanded_at: str = ""
-    """When `command` became drain or stop."""
+    """When `command` became drain or stop; empty: it is run."""
     ended_at: str = ""
-    """When its last member had stopped; empty: it may still be alive."""
+    """When the last member had stopped; empty: some may still run."""
     failure: Failure | None = None
-    """Root cause of its failure, if it failed."""
+    """Root cause of the attempt's failure, if it failed."""
     failed_pod: str = ""
-    """The pod whose failure ended it."""
+    """Name of the pod whose failure ended the attempt."""
 
     def of(self, role: str) -> list[Member]:
         """Members of one gang."""
@@ -82,9 +82,9 @@ class Restarts(Wire):
     total: int = 0
     """How often another attempt followed one that did not finish, for whatever reason."""
     counted: int = 0
-    """Application failures in a row, held against maxRestarts; a stable run resets them."""
+    """Failures in a row that count against `lifecycle.maxRestarts`. An attempt that has done three steps and saved a checkpoint resets them."""
     not_before: str = ""
-    """End of the back-off."""
+    """When the next attempt may start at the earliest: the end of the delay before a counted restart."""
 
 
 class Override(Wire):
@@ -93,35 +93,35 @@ class Override(Wire):
     suspend: bool
     """What was requested: true to suspend, false to resume."""
     spec_suspend: bool
-    """spec.suspend when the request was consumed."""
+    """Value of spec.suspend when the request was consumed."""
 
 
 class RoleStatus(Wire):
     ready: int = 0
-    """Pods that are ready."""
+    """Number of pods that are ready."""
     desired: int = 0
-    """Pods that there should be now; 0 while the job is suspended and when it has ended."""
+    """Number of pods that there should be now; 0 while the job is suspended and when it has ended."""
     text: str = ""
-    """`ready/desired`, for a column of `kubectl get`; `-` while there should be none and none is ready."""
+    """`ready/desired`, for a column of `kubectl get`; `-` if no pod is ready and none should be."""
     selector: str = ""
-    """Label selector of its pods, for the scale subresource."""
+    """Label selector of the role's pods, for the scale subresource."""
 
 
 class ProgressStatus(Wire):
     """Progress as rank 0 reports it, refreshed at most every 30 s while nothing else changes."""
 
     attempt: int = 0
-    """Whose steps these are: the last that has chosen its checkpoint."""
+    """Number of the attempt that this progress is of: the last one that has chosen its checkpoint."""
     step: int = 0
     """Steps that are done."""
     steps: int = 0
     """Steps of the whole job; 0: not known yet."""
     text: str = ""
-    """`120/500`, for a column of `kubectl get`."""
+    """Steps that are done and steps of the whole job, such as `120/500`, for a column of `kubectl get`."""
     phase: str = ""
-    """What the trainer is doing: loading, waiting, generating, training, syncing, saving, evaluating or finishing."""
+    """What the trainer is doing: fetching, loading, waiting, generating, training, syncing, saving, evaluating or finishing."""
     policy_step: int = 0
-    """Step of the policy that the rollout servers got last."""
+    """Step of the policy that rollout servers received last."""
     metric: str = ""
     """Main metric of the last step, for a column of `kubectl get`: `reward 0.612` (the mean), or `loss 1.234` for tasks without rewards."""
     metrics: dict[str, float] = {}
@@ -133,7 +133,7 @@ class ProgressStatus(Wire):
     export: str = ""
     """Directory of the exported Hugging Face model, once it is written."""
     started_from: int | None = None
-    """Step of the checkpoint that the attempt started from; 0: the model itself."""
+    """Step of the checkpoint that the attempt started from; 0: the model itself; unset: it has not chosen one yet."""
     backend: str = ""
     """Layers and kernels that the trainer uses."""
     updated_at: str = ""
@@ -153,11 +153,11 @@ class LastFailure(Wire):
     reason: str
     """Kind of the failure, in one word."""
     pod: str = ""
-    """The pod where it began."""
+    """Name of the pod in which it began."""
     failure: Failure | None = None
-    """What that pod reported."""
+    """Failure that the pod reported, or that the operator observed."""
     time: str = ""
-    """When the operator recorded it."""
+    """When the operator recorded the failure."""
 
 
 class PodAssignment(Wire):
@@ -168,29 +168,30 @@ class PodAssignment(Wire):
     node: str
     """Node that the pod is pinned to."""
     rank: int | None = None
-    """Node rank of a gang's pod in the next attempt."""
+    """Node rank that the pod will have in its gang in the next attempt; unset: a rollout's or a pool's pod, which has none."""
 
 
 class Exclusion(Wire):
-    """A node that did not take its pod and is not used for a while."""
+    """A node that refused a pod of this job, and is avoided for a while."""
 
     node: str
     """Name of the node."""
     until: str
     """When the node may be used again."""
     cause: str = ""
-    """Why the node did not take the pod: in the scheduler's words, or that the scheduler does not say why."""
+    """Why the node refused the pod, as the cluster's scheduler says it."""
 
 
 class Crossing(Wire):
-    """What crosses a level, and none wider."""
+    """Traffic that crosses one level of the topology. Each pair of pods counts at the widest level that separates it."""
 
     level: str
-    """Label key, or `node`."""
+    """Label key of the level, or `node`."""
     pairs: int
     """Pairs of pods that exchange bytes across this level."""
     bytes_per_step: int
-    """Estimated for a model of 8 billion parameters, since the operator cannot read config.json; `kubectl rljob plan --model` can."""
+    """Bytes per step across this level. Estimated for a model of 8 billion parameters, since the operator cannot read config.json;
+    `kubectl rljob plan --model` can."""
 
 
 class PlacementReport(Wire):
@@ -209,39 +210,39 @@ class PlacementReport(Wire):
 
 
 class RolloutFailure(Wire):
-    """The last time that a rollout server failed. It was started again in its pod; no attempt ends by that."""
+    """The last failure of a rollout server, or of a pool's. Its pod has restarted the server, and the attempt continues."""
 
     pod: str
-    """The rollout pod whose server failed."""
+    """Name of the pod whose server failed."""
     failure: Failure
-    """What that pod reported."""
+    """Failure that the pod reported."""
 
 
 class PlacementStatus(Wire):
     """Which pod goes to which node. Written before a pod's gate is removed."""
 
     assignments: list[PodAssignment] = []
-    """Node of each pod."""
+    """Node of each pod that has one assigned."""
     requests: dict[str, dict[str, int]] = {}
-    """What a pod requests, by role, in thousandths: room for assigned pods that are not on their nodes yet is reserved."""
+    """Requests of a pod, by role, in thousandths of each resource's unit. They are reserved for assigned pods that are not on their nodes yet."""
     excluded: list[Exclusion] = []
-    """Nodes that are avoided for ten minutes, since a pod could not be bound to them."""
+    """Nodes that are avoided for ten minutes, because a pod could not be bound to them."""
     problem: str = ""
-    """Why pods have no assignment."""
+    """Why the gang cannot be placed; empty: it is placed, or was not tried."""
     unschedulable: str = ""
-    """Why no node takes pods that were released to one, such as a claim that does not exist."""
+    """Why no node of the cluster takes a pod, for example because its claim does not exist; empty: none says so."""
     report: PlacementReport = PlacementReport()
 
 
 class JobStatus(Wire):
-    """The whole status."""
+    """What the operator has decided about the job, and what it observes."""
 
     observed_generation: int = 0
     """Generation of the spec that this status was computed from; -1: the operator has not seen the job yet."""
     state: State = "Pending"
-    """For display; computed from the rest and never read by the operator."""
+    """Summary of the status, for display: the operator computes it from the other fields and never reads it."""
     message: str = ""
-    """One sentence: what is happening, or what to do."""
+    """What is happening, or what to do, in one sentence."""
     attempt: Attempt | None = None
     """The current or last attempt: one life of the whole gang."""
     restarts: Restarts = Restarts()
@@ -251,47 +252,47 @@ class JobStatus(Wire):
     outcome_reason: str = ""
     """Why the job ended, in one word."""
     outcome_message: str = ""
-    """Why, if no failure of an attempt says it."""
+    """Why the job ended, in one sentence; empty: `lastFailure` says it, or the job succeeded."""
     finished_at: str = ""
-    """When the outcome was reached."""
+    """When the job ended."""
     cleaned_up: bool = False
-    """ttlSecondsAfterFinished has passed: the children are deleted."""
+    """Whether the children are deleted, because `lifecycle.ttlSecondsAfterFinished` has passed."""
     pending_since: str = ""
-    """When the first attempt, or the first after a resume, began to wait for its pods."""
+    """When the job began to wait for the pods of its first attempt, or of the first after a resume; empty: it does not wait."""
     active_seconds: float = 0.0
-    """Total run time of attempts that have ended."""
+    """Total run time of attempts that have ended, in seconds, held against `lifecycle.activeDeadlineSeconds`."""
     suspended: bool = False
-    """The pods are released because of spec.suspend or a request."""
+    """Whether the pods are deleted because of spec.suspend or a request."""
     override: Override | None = None
     """A request to suspend or resume that overrides `spec.suspend`."""
     token: int = 1
-    """Number of the Secret with the token of the rollout servers: the next one after it was deleted or changed."""
+    """Number of the Secret that holds the rollout servers' token. If the Secret is deleted or changed, all pods get one with the next number."""
     request: str = ""
-    """Nonce of the last request that was consumed."""
+    """Nonce of the last request of `kubectl rljob` that was consumed."""
     resume_step: int | None = None
-    """A checkpoint that was asked for and that no attempt has started from yet."""
+    """Step of a checkpoint that a request resumes from, until an attempt has started from it."""
     last_failure: LastFailure | None = None
     """The last failed attempt, with its root cause."""
     last_rollout_failure: RolloutFailure | None = None
-    """The last failed rollout server."""
+    """The last failure of a rollout server, or of a pool's."""
     lost_steps: int = 0
     """Steps that were not saved and had to be repeated by a later attempt."""
     first_step_at: str = ""
     """When the first step was done."""
     trainer: RoleStatus = RoleStatus()
-    """Trainer pods."""
+    """Counts of the trainer pods."""
     gangs: dict[str, RoleStatus] = {}
-    """Pods of gangs of other models, by role: `critic`, `reference`, or `reward` with the place in spec.rewards."""
+    """Counts of the pods of gangs of other models, by role: `critic`, `reference`, or `reward` with the place in spec.rewards."""
     rollout: RoleStatus = RoleStatus()
-    """Rollout pods; empty for tasks without rollouts."""
+    """Counts of the rollout pods; empty for tasks without rollouts."""
     pools: dict[str, RoleStatus] = {}
-    """Pods of each pool, by the pool's name."""
+    """Counts of the pods of each pool, by the pool's name."""
     progress: ProgressStatus = ProgressStatus()
     """Progress of the training, as rank 0 reports it."""
     checkpoint: CheckpointStatus = CheckpointStatus()
     """Complete checkpoints of the job."""
     placement: PlacementStatus | None = None
-    """Nodes of the pods, with `scheduling.backend: builtin`, while the job wants pods."""
+    """Nodes of the pods, with `scheduling.backend: builtin`; unset while the job needs no pods."""
     conditions: list[Condition] = []
     """Conditions, for people and for `kubectl wait`."""
 
@@ -302,7 +303,7 @@ class JobStatus(Wire):
 
 
 class RLJobMeta(Model):
-    """What we read of an object's metadata."""
+    """The part of an RLJob's metadata that the operator reads."""
 
     name: str
     namespace: str

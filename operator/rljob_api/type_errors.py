@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a value, in words for users: what has to hold, and what to write."""
+"""Errors of pydantic as messages for users: which rule is broken, and what to write instead."""
 
 import difflib
 import json
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 LONGEST, QUOTE = 80, "'"
-"""Letters of a value in a message; what pydantic puts around names."""
+"""Longest value in a message, in characters; the quotes that pydantic puts around names."""
 
 
 class TypeProblem(NamedTuple):
@@ -37,18 +37,18 @@ def path_of(location: Iterable[str | int]) -> str:
 
 
 def problems(error: ValidationError) -> list[TypeProblem]:
-    """All of them, in the order of the fields."""
+    """All errors, in the order of the fields."""
     return [_problem(found["type"], found) for found in error.errors(include_url=False)]
 
 
 def first_problem(error: ValidationError) -> str:
-    """Field and rule of the first one, without the value: for objects that we and not users write."""
+    """Field and rule of the first error, without the value: for objects that rljob writes, not users."""
     first = problems(error)[0]
     return f"{first.path[:200]}: {first.rule}" if first.path else first.rule
 
 
 def as_written(value: object) -> str:
-    """As it would stand in YAML, on one line, shortened."""
+    """A value as YAML, on one line, shortened to LONGEST characters."""
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else f"{'-' if value < 0 else ''}.inf"
     text = json.dumps(value, ensure_ascii=False, default=str)
@@ -65,7 +65,7 @@ def _problem(kind: str, found: Mapping[str, Any]) -> TypeProblem:
 Sentence = tuple[str, str]
 """Rule and fix."""
 Say = Callable[[Any, Mapping[str, Any]], Sentence]
-"""Of a value, and of what pydantic says about the rule it breaks."""
+"""Makes the rule and the fix from a value and pydantic's context of the rule that it breaks."""
 
 
 def _whole_number(value: Any, _: Mapping[str, Any]) -> Sentence:
@@ -170,7 +170,7 @@ PATTERNS = {
     ),
     r"^-?[0-9]+$": ("must be a whole number, in quotes", 'write for example "8"'),
 }
-"""Of texts, by pattern."""
+"""Rule and fix for strings, by the pattern that they have to match."""
 
 ELSEWHERE = re.compile(r"[a-z0-9]+://\S+|[\w.-]+/[\w.-]+(@\S+)?")
 """What people write for a directory: an address, or the name of a model or of a set in a hub."""

@@ -1,4 +1,4 @@
-"""In place of a value that cannot be read. Whoever computes with it stops, so that nothing is said about what depends on it."""
+"""UNREADABLE stands for a value of a spec that cannot be read. Every rule that uses it ends, so that it says nothing about what depends on it."""
 
 from typing import Final, NoReturn
 

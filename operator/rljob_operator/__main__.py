@@ -16,12 +16,12 @@ from rljob_api.type_errors import first_problem
 from rljob_operator.kube.leader_election import LeaseLost
 from rljob_operator.operator import Options, operate
 
-GARBAGE = (20_000, 20, 100)
-"""Python's defaults would go through the whole cache again and again while events are parsed, for two thirds of the time that takes."""
+GC_THRESHOLDS = (20_000, 20, 100)
+"""For gc.set_threshold. With Python's defaults, two thirds of the time in which events are parsed go into walking the whole cache for garbage."""
 
 
 class PlainFormatter(logging.Formatter):
-    """One line for each message, whoever wrote parts of it, and no control characters."""
+    """Writes each message on one line, without control characters: pods and users write parts of some messages."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         return one_line(super().formatMessage(record))
@@ -31,7 +31,7 @@ class PlainFormatter(logging.Formatter):
 
 
 def read_job_policy(file: str) -> JobPolicy:
-    """Raises ArgumentTypeError."""
+    """The administrator's policy, from a JSON file. Raises ArgumentTypeError."""
     try:
         return JobPolicy.model_validate_json(Path(file).read_text())
     except OSError as error:
@@ -49,7 +49,7 @@ def parse_options() -> Options:
         dest="namespaces",
         help="serve this namespace only; may be repeated; default: all",
     )
-    parser.add_argument("--lease-namespace", default="default", help="where the operator's own lease lives")
+    parser.add_argument("--lease-namespace", default="default", help="namespace of the operator's own lease")
     parser.add_argument("--identity", default=socket.gethostname(), help="holder of the lease; the pod's name")
     parser.add_argument(
         "--progress-interval", type=float, default=30.0, help="seconds between writes of progress to a job's status"
@@ -58,17 +58,17 @@ def parse_options() -> Options:
         "--network-policies",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="make a NetworkPolicy for each job; those that exist stay until their jobs go",
+        help="create a NetworkPolicy for each job; existing ones stay until their jobs are deleted",
     )
     parser.add_argument(
         "--job-policy",
         type=read_job_policy,
         default=DEFAULT_POLICY,
         metavar="FILE",
-        help="JSON: what jobs get that leave it open, and limits of what they may set",
+        help="JSON file with defaults for jobs, and limits of what they may set",
     )
-    parser.add_argument("--qps", type=float, default=300.0, help="requests a second to the API server, in the long run")
-    parser.add_argument("--burst", type=int, default=600, help="requests to the API server at once")
+    parser.add_argument("--qps", type=float, default=300.0, help="requests per second to the API server, on average")
+    parser.add_argument("--burst", type=int, default=600, help="requests to the API server that may be made at once")
     parser.add_argument("--health-port", type=int, default=8080, help="port of /healthz")
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     found = vars(parser.parse_args())
@@ -80,8 +80,8 @@ def parse_options() -> Options:
 
 def main() -> None:
     options = parse_options()
-    gc.set_threshold(*GARBAGE)
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event of each object
+    gc.set_threshold(*GC_THRESHOLDS)
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # it logs a line for each event
     try:
         asyncio.run(operate(options))
     except* LeaseLost as lost:

@@ -1,7 +1,7 @@
-"""What becomes of every event: the object enters the cache, and the jobs that it concerns are reconciled.
+"""Event handlers: each event's object enters the cache, and the jobs that it concerns are reconciled.
 
-All handlers are `on.event`: the other kinds of handlers write finalizers or annotations into the objects they serve. All are coroutines, because
-kopf runs plain functions in threads, and the cache belongs to one. Events of pods and reports come from reflector.py, to `take` as well.
+All of kopf's handlers here are `on.event`, since its other kinds write finalizers or annotations into the objects they serve. All are coroutines,
+since kopf runs plain functions in threads, and the cache belongs to the thread of the event loop. Events of pods and reports come from reflector.py.
 """
 
 import logging
@@ -13,57 +13,60 @@ import kopf
 
 from rljob_api import names
 from rljob_operator.cache.cache import job_of
-from rljob_operator.cache.cluster import CHILD_KINDS, ROOM, ClusterCache
+from rljob_operator.cache.cluster import CAPACITY, CHILD_KINDS, ClusterCache
 from rljob_operator.kube.api import Key, Object, resource
 
 log = logging.getLogger(__name__)
 
 OURS = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
 EVERYWHERE = ("Node", "Pod")
-"""Kinds that are watched in all namespaces: they say what is free on the nodes."""
+"""Kinds that are watched in all namespaces, because they decide what is free on the nodes."""
 SERVED = ("RLJob", "ConfigMap", *CHILD_KINDS)
-"""Kinds that are watched where jobs are served."""
+"""Kinds that are watched in the namespaces whose jobs are served."""
 REFLECTED = ("Pod", "ConfigMap")
 """Kinds that kopf does not watch (see reflector.py)."""
 SELECTORS = dict.fromkeys((*EVERYWHERE, "RLJob"), "") | dict.fromkeys(("ConfigMap", *CHILD_KINDS), OURS)
 """By kind, the label selector with which the API server narrows lists and watches."""
-ROOM_DELAY = 5.0
-"""Seconds from when a pod frees its place to when waiting jobs are reconciled: in a busy cluster places become free all the time."""
+CAPACITY_DELAY = 5.0
+"""Seconds after a pod has freed capacity until waiting jobs are reconciled: in a busy cluster, pods end all the time."""
 
 
 class EventHandlers:
-    """`add_after(job, seconds)` asks for a reconcile. `progress_interval`: the seconds that the numbers of a report may wait for one."""
+    """`add_after(job, seconds)` asks for a reconcile. `progress_interval`: seconds until a report of nothing but numbers is reconciled."""
 
     def __init__(self, cache: ClusterCache, add_after: Callable[[Key, float], None], progress_interval: float) -> None:
         self._cache, self._add_after, self._interval = cache, add_after, progress_interval
         self.events = Counter[str]()
-        """How many there were, by kind."""
+        """Number of events, by kind."""
 
     def register(self, registry: kopf.OperatorRegistry, kinds: Iterable[str]) -> None:
         for kind in kinds:
             kopf.on.event(*resource(kind), id=f"cache-{kind}", param=kind, registry=registry)(self.on_event)
 
     async def on_event(self, *, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
-        """`param`: the kind. An event of type None is part of a list."""
-        self.take(param, {**event["object"], "kind": param}, gone=event["type"] == "DELETED")
+        """kopf's handler of all kinds. `param`: the kind. kopf gives the objects of a list as events of type None."""
+        self.handle(param, {**event["object"], "kind": param}, gone=event["type"] == "DELETED")
 
-    def take(self, kind: str, obj: Object, *, gone: bool = False) -> None:
+    def handle(self, kind: str, obj: Object, *, gone: bool = False) -> None:
+        """An object was added or changed, or deleted (`gone`)."""
         self.events[kind] += 1
         cache = self._cache.of_kind(kind)
         self.changed(kind, cache.remove(obj) if gone else cache.put(obj))
-        if kind == "ConfigMap" and (job := job_of(obj)):  # a report, perhaps of nothing but a heartbeat and numbers
+        if kind == "ConfigMap" and (
+            job := job_of(obj)
+        ):  # a report of nothing but a heartbeat and numbers changes no group
             self._add_after(job, self._interval)
 
     def changed(self, kind: str, groups: set[Key]) -> None:
-        """Something is new for these groups of the kind's cache."""
+        """Asks for reconciles after a change of the kind's cache for these groups."""
         for job in self._cache.jobs_of(kind, groups):
             self._add_after(job, 0.0)
-        if self._frees_room(kind, groups):
-            for job in self._cache.waiting():
-                self._add_after(job, ROOM_DELAY)
+        if self._frees_capacity(kind, groups):
+            for job in self._cache.waiting_for_capacity():
+                self._add_after(job, CAPACITY_DELAY)
 
-    def _frees_room(self, kind: str, groups: set[Key]) -> bool:
-        """A job that is gone frees its assignments, also those that no pod has taken yet."""
+    def _frees_capacity(self, kind: str, groups: set[Key]) -> bool:
+        """Whether waiting jobs may fit now. A deleted job frees its assignments, including those that no pod has taken yet."""
         if kind == "RLJob":
             return any(self._cache.jobs.get(job) is None for job in groups)
-        return ROOM in groups or (kind == "Node" and bool(groups))
+        return CAPACITY in groups or (kind == "Node" and bool(groups))

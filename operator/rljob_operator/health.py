@@ -1,4 +1,4 @@
-"""Liveness that answers for real progress: the lease is asked for, and no job waits for a worker."""
+"""/healthz, the liveness probe: it fails when the operator does not ask for its lease any more, or when a job has waited too long for a worker."""
 
 import time
 from collections.abc import Callable
@@ -6,21 +6,21 @@ from collections.abc import Callable
 from aiohttp import web
 
 LIMIT = 180.0
-"""Seconds."""
+"""Seconds without a request for the lease, or of a job's wait, after which the process should be restarted."""
 
 
 class HealthCheck:
-    """An API server that does not answer is no reason to start this process again; one that is asked no more is."""
+    """An API server that does not answer is no reason to restart this process, so a request for the lease counts whatever its result."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
 
     def heartbeat(self) -> None:
-        """The lease was asked for, whatever came of it."""
+        """The lease has just been asked for."""
         self._last = time.monotonic()
 
     def problem(self, lag: float) -> str:
-        """Empty when all is well. `lag`: see WorkQueue.lag."""
+        """Why the process should be restarted; empty: it is healthy. `lag`: see WorkQueue.lag."""
         silence = time.monotonic() - self._last
         if silence > LIMIT:
             return f"the lease has not been asked for for {silence:.0f} s"
@@ -28,7 +28,7 @@ class HealthCheck:
 
 
 async def serve(port: int, problem: Callable[[], str], metrics: Callable[[], bytes]) -> web.AppRunner:
-    """GET /healthz and /metrics on all addresses."""
+    """Serves /healthz and /metrics on all addresses."""
 
     async def healthz(_: web.Request) -> web.Response:
         why = problem()

@@ -1,11 +1,10 @@
-"""What Prometheus reads at /metrics: how the operator works, and how every job does, from its status. Nothing is counted twice, nothing is stored."""
+"""Prometheus metrics at /metrics: of the operator itself, and of every job, read from the caches at each scrape, so that nothing is counted twice."""
 
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from pydantic import ValidationError
 
 from rljob_api.status import JobStatus, RoleStatus
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
@@ -14,7 +13,7 @@ from rljob_operator.reconcile.queue import Reconcile
 from rljob_operator.times import seconds
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Seconds."""
+"""Upper bounds of the histogram of reconciles, in seconds."""
 PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]] = {
     "rljob_job_step": ("Steps done", lambda job, s: s.progress.step),
     "rljob_job_steps": ("Steps wanted", lambda job, s: s.progress.steps),
@@ -37,18 +36,18 @@ PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]
         lambda job, s: s.rollout.ready if s.rollout.text else None,
     ),
 }
-"""Name, sentence, value; None: not known yet, or the task has none."""
+"""By metric name: its help text, and its value for a job; None: not known yet, or the task has none."""
 PER_JOB_AND_LABEL: Mapping[str, tuple[str, str, Callable[[JobStatus], Mapping[str, float]]]] = {
     "rljob_job_state": ("1 for the job's state", "state", lambda s: {s.state: 1}),
     "rljob_job_ready_pool_servers": ("Pods of a pool that are ready", "pool", lambda s: _ready(s.pools)),
     "rljob_job_ready_gang_pods": ("Pods of another model's gang that are ready", "role", lambda s: _ready(s.gangs)),
     "rljob_job_metric": ("The last step's metrics, by their names", "metric", lambda s: s.progress.metrics),
 }
-"""Name, sentence, a further label, and a value for each of what that label tells apart."""
+"""By metric name: its help text, a further label, and the values for a job, by that label."""
 
 
 class Metrics:
-    """`calls`: requests by verb and kind; `events`: of watches, by kind; `lag`: see WorkQueue.lag."""
+    """`calls`: counts of requests, by verb and kind; `events`: counts of watch events, by kind; `lag`: see WorkQueue.lag."""
 
     def __init__(
         self,
@@ -98,19 +97,12 @@ class _Observed(Collector):
         yield GaugeMetricFamily(
             "rljob_queue_lag_seconds", "How long the most overdue job waits for a worker", self._lag()
         )
-        jobs = [(job, status) for job in self._cache.jobs.values() if (status := _status(job)) is not None]
+        jobs = [(job, status) for job in self._cache.jobs.values() if (status := job.readable_status)]
         yield _by_state(status for _, status in jobs)
         for name, (sentence, value) in PER_JOB.items():
             yield _gauge(name, sentence, ((job, value(job, status)) for job, status in jobs))
         for name, (sentence, label, values) in PER_JOB_AND_LABEL.items():
             yield _series(name, sentence, label, ((job, values(status)) for job, status in jobs))
-
-
-def _status(job: CachedJob) -> JobStatus | None:
-    try:
-        return job.status
-    except ValidationError:
-        return None
 
 
 def _by_state(statuses: Iterator[JobStatus]) -> Metric:

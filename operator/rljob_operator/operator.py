@@ -30,15 +30,15 @@ from rljob_operator.settings import kopf_settings
 log = logging.getLogger(__name__)
 
 CRD_PAUSE, LOGIN_PAUSE = 2.0, 1.0
-"""Seconds between two looks whether the CRD is installed, and between two logins."""
+"""Seconds between two checks for the CRD, and between two logins."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Of the command line."""
+    """Options of the command line, see `__main__.parse_options`."""
 
     namespaces: Sequence[str] = ()
-    """None: all."""
+    """Namespaces that are served; empty: all."""
     lease_namespace: str = "default"
     identity: str
     progress_interval: float = 30.0
@@ -50,13 +50,15 @@ class Options:
 
 
 class Operator:
-    """Needs a running event loop."""
+    """The parts of the process and how they are connected. Create it in a running event loop."""
 
     def __init__(self, options: Options, credentials: Credentials) -> None:
         self._options, self._credentials = options, credentials
         self._api = KubernetesApi(credentials, RateLimiter(options.qps, options.burst))
         self._watches = Watches(credentials)
-        self._lease_api = KubernetesApi(credentials, RateLimiter(qps=5, burst=10), 1)  # renewals wait behind nothing
+        self._lease_api = KubernetesApi(
+            credentials, RateLimiter(qps=5, burst=10), 1
+        )  # so that a renewal never waits behind other requests
         cache = ClusterCache(time.time, options.job_policy)
         self._handlers = EventHandlers(
             cache, lambda key, seconds: self._queue.add_after(key, seconds), options.progress_interval
@@ -72,7 +74,7 @@ class Operator:
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Until a signal, or an error."""
+        """Runs until a signal or an error. Raises an ExceptionGroup with LeaseLost when the lease could not be renewed."""
         server = await health.serve(
             self._options.health_port, lambda: self._health.problem(self._queue.lag()), self._metrics.text
         )
@@ -92,7 +94,7 @@ class Operator:
             await self._lease_api.close()
 
     def _watched(self) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
-        """Kinds and namespaces (none: all), for one operator of kopf each: it has one list of namespaces for all kinds."""
+        """Kinds and namespaces (empty: all) of each of kopf's operators: kopf has one list of namespaces for all kinds, so there may be two."""
         everywhere, served = ([kind for kind in kinds if kind not in REFLECTED] for kinds in (EVERYWHERE, SERVED))
         if self._options.namespaces:
             yield everywhere, ()
@@ -101,7 +103,7 @@ class Operator:
             yield [*everywhere, *served], ()
 
     async def _kopf(self, kinds: Sequence[str], namespaces: Sequence[str]) -> None:
-        """All stop as soon as one does."""
+        """Runs one of kopf's operators. When one stops, `_cleanup` stops the other."""
         registry = kopf.OperatorRegistry()
         kopf.on.startup(registry=registry)(self._startup)
         kopf.on.login(registry=registry)(self._login())
@@ -117,7 +119,7 @@ class Operator:
         )
 
     async def _startup(self, **_: Any) -> None:
-        """Waits for the CRD: what kopf cannot discover when it begins, it never watches."""
+        """Waits for the CRD: kopf never watches a kind that it cannot discover when it starts."""
         waiting = False
         while True:
             try:
@@ -130,11 +132,11 @@ class Operator:
             await asyncio.sleep(CRD_PAUSE)
 
     def _login(self) -> Callable[..., Awaitable[kopf.AiohttpSession]]:
-        """The login handler of one operator of kopf: called when its credentials have expired, or were refused."""
+        """The login handler of one of kopf's operators, which kopf calls when credentials have expired or were refused."""
         limiter, watches = RateLimiter(1.0 / LOGIN_PAUSE, 1), WatchLimiter()
 
         async def login(**_: Any) -> kopf.AiohttpSession:
-            await limiter.wait()  # credentials that are refused for good
+            await limiter.wait()  # kopf would call again at once if credentials are refused for good
             self._credentials.renew()
             return kopf.AiohttpSession(
                 server=self._credentials.server,
@@ -150,12 +152,12 @@ class Operator:
         await asyncio.wait([self._acting])
 
     async def _act(self) -> None:
-        """What only the leader does."""
+        """Waits for the lease, then does what only the leader may: reconcile, and list and watch what kopf does not."""
         await self._elector.acquire()
         log.info("%s holds the lease", self._options.identity)
         try:
             async with asyncio.TaskGroup() as group:
-                reflectors = reflect(self._relist, self._watches, self._handlers.take)
+                reflectors = reflect(self._relist, self._watches, self._handlers.handle)
                 for work in (self._elector.renew(), self._relist.run(), reflectors, self._reconcile_all()):
                     group.create_task(work)
         except asyncio.CancelledError:

@@ -1,8 +1,8 @@
-"""What kopf does not say: when everything has been listed, and which objects vanished while a watch was down.
+"""Lists, which tell what kopf does not: when everything is known, and which objects vanished while a watch was down.
 
-kopf lists a kind when it begins, and again when the API server has forgotten the version from which a watch would continue (410). Whatever is gone by
-then is never reported as deleted. So whenever kopf has listed, the same is listed here, and what the list lacks leaves the cache. All lists are made
-here, also those of what kopf does not watch (reflector.py).
+kopf lists a kind when it starts, and again when the API server has forgotten the version from which a watch would continue (410). It never reports
+what was deleted in between. So whenever kopf has listed a kind, it is listed here again, and what the list lacks leaves the cache. The lists of
+kinds that kopf does not watch (reflector.py) are made here, too.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ from rljob_operator.kube.api import Api, ApiError, Key, scope_of
 log = logging.getLogger(__name__)
 
 Scope = tuple[str, str | None]
-"""A kind, and one namespace or all."""
+"""A kind, and a namespace; None: all namespaces."""
 
-RETRY, LONGEST = 5.0, 600.0
-"""Seconds: after a list that failed; between two lists of everything, in case events were lost."""
+RETRY, RELIST_INTERVAL = 5.0, 600.0
+"""Seconds after a list that failed until the next try; seconds between two lists of everything, in case that events were lost."""
 
 
 class Relist:
-    """`namespaces`: those that are served, or none for all. `changed(kind, groups)` gets the groups of the caches for which something is new.
+    """`namespaces`: those that are served; empty: all. `changed(kind, groups)` is called with the groups of a cache that a list has changed.
 
-    A namespace is served while all of its kinds, and those of the whole cluster, could be listed. One that is deleted takes the operator's rights
-    in it along; it is served again when it exists again. The others are served meanwhile.
+    A namespace is served while all of its kinds, and those of the whole cluster, can be listed. When a namespace is deleted, the operator loses its
+    rights in it: it is served again as soon as it can be listed again, and the others are served meanwhile.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Relist:
     async def observe(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """A middleware for the session of kopf: sees what it lists, and what it may not read."""
+        """Middleware of kopf's aiohttp client: notes what kopf lists, and what it may not read."""
         response = await handler(request)
         query, scope = request.url.query, scope_of(request.url.path)
         if scope in self.scopes and "continue" not in query:
@@ -53,25 +53,25 @@ class Relist:
         return response
 
     def serves(self, namespace: str) -> bool:
-        """Whether everything of this namespace is known. Before, what is not known yet would look absent."""
+        """Whether everything in this namespace is known. Until then, what was not listed yet would look absent."""
         return (namespace if namespace in self._namespaces else None) in self._served
 
     async def complete(self) -> None:
-        """Waits until everything has been listed that may be."""
+        """Waits until everything has been listed that may be read."""
         async with self._news:
             await self._news.wait_for(lambda: self.scopes <= self._listed | self._forbidden)
 
     async def run(self) -> None:
-        """For ever."""
+        """Makes the lists that are due, until cancelled."""
         while True:
             await self._wait()
-            failed = [scope for scope in self._take() if not await self._tried(*scope)]
+            failed = [scope for scope in self._next() if not await self._try_list(*scope)]
             if failed:
                 await asyncio.sleep(RETRY)
                 self._due |= set(failed) - self._forbidden
 
     async def seen(self, kind: str, namespace: str | None, status: int, *, watch: bool) -> None:
-        """kopf's request for this scope was answered."""
+        """A list, or a watch (`watch`), of this scope was answered with this status code, by kopf's request or a reflector's."""
         scope = (kind, namespace)
         async with self._news:
             if status == 403:
@@ -91,19 +91,19 @@ class Relist:
 
     async def _wait(self) -> None:
         try:
-            async with asyncio.timeout(LONGEST), self._news:
+            async with asyncio.timeout(RELIST_INTERVAL), self._news:
                 await self._news.wait_for(lambda: self._due)
         except TimeoutError:
             self._due = self.scopes - self._forbidden
 
-    def _take(self) -> list[Scope]:
-        """Jobs first, also if only others are due: children of a job that vanished as well are not to be made again."""
+    def _next(self) -> list[Scope]:
+        """The scopes that are due, after all jobs: if a job has vanished with its children, that must be known first, or they would be made again."""
         due, self._due = self._due, set()
         jobs = {scope for scope in _scopes(["RLJob"], self._namespaces) if scope not in self._forbidden}
         return [*jobs, *(due - jobs)]
 
-    async def _tried(self, kind: str, namespace: str | None) -> bool:
-        """Whether it could be listed."""
+    async def _try_list(self, kind: str, namespace: str | None) -> bool:
+        """Lists a scope. False if that failed."""
         try:
             await self._list(kind, namespace)
         except ApiError as error:
@@ -112,7 +112,7 @@ class Relist:
         return True
 
     async def list_after_jobs(self, kind: str, namespace: str | None) -> str:
-        """The version of the list, from which a watch may continue. Raises ApiError."""
+        """Lists the jobs of the namespace, then this kind. Returns the list's resourceVersion, for a watch. Raises ApiError."""
         if ("RLJob", namespace) in self.scopes - self._forbidden:
             await self._list("RLJob", namespace)
         return await self._list(kind, namespace)
@@ -132,7 +132,7 @@ class Relist:
         return version
 
     def _serve(self) -> None:
-        """Jobs of a namespace that is served from now on are reconciled."""
+        """Updates which namespaces are served, and reconciles the jobs of those that are from now on."""
         before, everywhere = self._served, _scopes(EVERYWHERE, [None])
         self._served = {n for n in self._namespaces if self._listed >= {*everywhere, *_scopes(SERVED, [n])}}
         if new := self._served - before:

@@ -1,4 +1,4 @@
-"""How kopf works here: it watches and delivers, and writes nothing."""
+"""Settings of kopf, which here watches and delivers events and writes nothing."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -11,15 +11,15 @@ from rljob_operator.kube.api import resource
 
 
 class Backoffs(Iterable[float]):
-    """Seconds between kopf's attempts of one request: it never gives up. A process that ended at every outage would wait longer and longer for its
-    next start, and one namespace that may not be read must not end those that may."""
+    """Seconds between kopf's attempts of one request, without an end. If the process ended at every outage, the kubelet would restart it later and
+    later; and a namespace that may not be read must not stop the others."""
 
     def __iter__(self) -> Iterator[float]:
         return itertools.chain((0.5, 1.0, 2.0, 4.0, 8.0), itertools.repeat(15.0))
 
 
 class NoDiffBase(kopf.DiffBaseStorage):
-    """Decisions rest on what is, not on what has changed: nothing is noted in objects, and no event costs a copy of its object."""
+    """Keeps no last-handled state: we reconcile what is there, not what has changed. So kopf writes no annotations and copies no objects."""
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
         return kopf.BodyEssence()

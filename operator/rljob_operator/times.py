@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 
 def stamp(seconds: float) -> str:
-    """Rounded up, so that a wait is never shorter than was decided."""
+    """A time from seconds since the epoch. Rounded up, so that no wait becomes shorter than was decided."""
     return datetime.fromtimestamp(math.ceil(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

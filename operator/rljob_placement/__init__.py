@@ -1,7 +1,7 @@
-"""Where the pods of a gang go, as a pure function: used by the operator, and by `kubectl rljob plan` as a preview.
+"""Places the pods of a gang on nodes, as a pure function: for the operator, and for the preview of `kubectl rljob plan`.
 
-nodes, pods -> cluster.Cluster      what is free where
-spec        -> gang.Gang            what is needed, and who talks to whom
-both        -> plan.plan            a node for every pod, or why not
-all three   -> report.report        domains, crossings and bytes
+nodes, pods -> cluster.Cluster      what is free on which node
+spec        -> gang.Gang            which pods are needed, and how much they exchange
+both        -> plan.plan            a node for every pod, or why there is none
+all three   -> report.report        topology domains, and bytes between them
 """

@@ -1,4 +1,4 @@
-"""Nodes and what is free on them, from the API's objects."""
+"""Nodes and what is free on them, from Kubernetes objects. Amounts are thousandths (see rljob_api/quantity.py)."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node. `free`: allocatable less what the pods on it, and pods on their way to it, request."""
+    """One node. `free`: allocatable less the requests of the pods on it and of those on their way to it."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -20,7 +20,7 @@ class Node:
     size: Mapping[str, int] = field(default_factory=dict)
     """Allocatable: what would be free on it without any pods."""
     closed: str = ""
-    """Why it takes no new pod, whoever asks."""
+    """Why it takes no new pods, such as `cordoned`; empty: it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Cluster:
 
     @staticmethod
     def of(nodes: Iterable[Object], pods: Iterable[Object]) -> "Cluster":
-        """`pods`: of all namespaces; those that are not on a node, or have ended, take nothing."""
+        """The cluster, from its nodes and the pods of all namespaces. Pods that are on no node, or have ended, take nothing."""
         taken: dict[str, Resources] = {}
         for pod in pods:
             if name := occupied(pod):
@@ -39,16 +39,16 @@ class Cluster:
         return Cluster(tuple(parse_node(n, taken.get(n["metadata"]["name"], {})) for n in nodes))
 
     def without(self, taken: Mapping[str, Resources]) -> "Cluster":
-        """The same with less free, by node."""
+        """The cluster with this much less free, by node."""
         return Cluster(tuple(_less(n, taken[n.name]) if n.name in taken else n for n in self.nodes))
 
     def joined(self, other: "Cluster") -> "Cluster":
-        """With what is free in another part of the same nodes."""
+        """The cluster with what is free in both: parts of the same nodes."""
         pairs = zip(self.nodes, other.nodes, strict=True)
         return Cluster(tuple(replace(one, free=add(dict(one.free), dict(two.free))) for one, two in pairs))
 
     def closing(self, names: Collection[str], why: str) -> "Cluster":
-        """The same with some nodes closed."""
+        """The cluster with some nodes closed, and why."""
         return Cluster(tuple(replace(n, closed=n.closed or why) if n.name in names else n for n in self.nodes))
 
 
@@ -67,7 +67,7 @@ def parse_node(obj: Object, taken: Resources) -> Node:
 
 
 def occupied(pod: Object) -> str:
-    """The node of which a pod takes something; empty: it is on none yet, or has ended."""
+    """Name of the node on which a pod takes resources; empty: it is on none yet, or has ended."""
     ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
     node: str = "" if ended else pod["spec"].get("nodeName", "")
     return node
@@ -78,8 +78,8 @@ def _less(node: Node, taken: Resources) -> Node:
 
 
 def requests(pod: Object) -> Resources:
-    """As the scheduler counts a pod's spec: containers and sidecars together, or the largest init container; what is requested
-    for the pod as a whole in their place (KEP-2837); and overhead, and one of `pods`."""
+    """Requests of a pod's spec as kube-scheduler counts them: those of containers and sidecars together, or of the largest init container if that is
+    more; pod-level requests in their place (KEP-2837); the overhead; and one of `pods`."""
     total: Resources = {}
     for container in pod.get("containers", []):
         total = add(total, _container(container))
@@ -98,11 +98,11 @@ def requests(pod: Object) -> Resources:
 
 
 def _container(container: Object) -> Resources:
-    """A limit without a request is a request."""
+    """Requests of a container. A limit without a request counts as the request."""
     resources = container.get("resources", {})
     return {k: _amount(v) for k, v in {**resources.get("limits", {}), **resources.get("requests", {})}.items()}
 
 
 def _amount(quantity: Any) -> int:
-    """Nobody makes room by asking for less than nothing."""
+    """A quantity, at least 0: a negative request would free capacity."""
     return max(0, parse(quantity))

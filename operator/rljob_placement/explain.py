@@ -1,4 +1,4 @@
-"""Why a gang cannot be placed, as a scheduler says it: what is needed, how much room there is per level, and what bars the other nodes."""
+"""Why a gang cannot be placed, in a scheduler's words: what is needed, how much room each level has, and why the other nodes are out."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -9,12 +9,12 @@ from rljob_placement.gang import Demand, Gang
 from rljob_placement.space import capacity, refusal
 
 DOMAINS = 4
-"""Domains of a level that are named."""
+"""Domains of a level that a message names, at most."""
 
 
 def why(cluster: Cluster, gang: Gang, kept: int, staying: int, role: str) -> str:
-    """`role`: of the gang; `kept`, `staying`: trainers and rollouts that are there. One sentence per role that lacks room; when
-    each fits alone, one about both."""
+    """One sentence for each role that lacks room, or one for both if each would fit alone. `role`: of the gang; `kept`, `staying`: numbers of
+    trainers and rollouts that stay on their nodes."""
     roles = ((role, gang.trainer, gang.trainers - kept), ("rollout", gang.rollout, gang.minimum - staying))
     rooms = [_room(cluster, gang, demand) for _, demand, _ in roles]
     short = [
@@ -30,12 +30,12 @@ def why(cluster: Cluster, gang: Gang, kept: int, staying: int, role: str) -> str
 
 
 def lacking(cluster: Cluster, gang: Gang, word: str, demand: Demand, wanted: int) -> str:
-    """Of so many pods of one role, that there is less room than they need."""
+    """A sentence that there is too little room for `wanted` pods of one role. `word`: the role's name."""
     return _lack(cluster, gang, word, demand, wanted, _room(cluster, gang, demand))
 
 
 def _room(cluster: Cluster, gang: Gang, demand: Demand) -> dict[str, int]:
-    """Pods that each node has room for."""
+    """Number of pods that fit onto each node, by its name."""
     return {n.name: 0 if refusal(n, gang, demand) else capacity(n, demand) for n in cluster.nodes}
 
 
@@ -51,7 +51,7 @@ def _lack(cluster: Cluster, gang: Gang, word: str, demand: Demand, wanted: int, 
 
 
 def _level(cluster: Cluster, gang: Gang, level: int, room: Mapping[str, int]) -> str:
-    """`rack: b1/r1 has room for 3, b1/r2 for 2, none in 4 others`."""
+    """Room by domain of a level: `b1/r1 has room for 3, b1/r2 for 2, 4 others for none`."""
     rooms: Counter[str] = Counter()
     for node in cluster.nodes:
         path = [node.labels.get(key) for key in gang.levels[: level + 1]]
@@ -65,7 +65,7 @@ def _level(cluster: Cluster, gang: Gang, level: int, room: Mapping[str, int]) ->
 
 
 def _barred(cluster: Cluster, gang: Gang, demand: Demand, room: Mapping[str, int]) -> str:
-    """`0/12 nodes have room for one more: 8 insufficient nvidia.com/gpu, 3 cordoned, 1 without label rack`."""
+    """Counts of nodes without room, by reason: `0/12 nodes have room for such a pod: 8 insufficient nvidia.com/gpu, 4 cordoned`."""
     open_ = sum(1 for count in room.values() if count)
     reasons = Counter(refusal(n, gang, demand) or _short(n, demand) for n in cluster.nodes if not room[n.name])
     text = f"{open_}/{len(cluster.nodes)} nodes have room for such a pod"
@@ -73,7 +73,7 @@ def _barred(cluster: Cluster, gang: Gang, demand: Demand, room: Mapping[str, int
 
 
 def _too_large(cluster: Cluster, demand: Demand) -> Iterator[str]:
-    """`no node has more than 23Gi memory`: waiting does not help."""
+    """Resources of which no node has enough, even when it is empty, so that waiting does not help: `no node has more than 23Gi memory`."""
     for name, each in demand.requests.items():
         most = max((node.size.get(name, 0) for node in cluster.nodes), default=0)
         if cluster.nodes and most < each:

@@ -1,4 +1,4 @@
-"""What a job needs of a cluster: so many pods of each role, on which nodes they may run, and who exchanges how much."""
+"""What a job needs of a cluster: the number of pods of each role, the nodes that they may run on, and how much they exchange."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from rljob_api.spec import RLJobSpec
 from rljob_placement.cluster import Node, requests
 
 Term = Mapping[str, Any]
-"""One of a node affinity's required terms."""
+"""A nodeSelectorTerm of a required node affinity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One pod of a role."""
+    """What each pod of a role requests, and what it demands of its node."""
 
     requests: Resources
     selector: Mapping[str, str]
@@ -34,7 +34,7 @@ class Demand:
         return Demand(wanted, t.node_selector, tuple(terms), tuple(t.tolerations))
 
     def refuses(self, node: Node) -> str:
-        """Why the pod may not run on the node, however much is free there; empty if it may."""
+        """Why the pod may not run on the node, whatever is free there; empty: it may."""
         if node.closed:
             return node.closed
         untolerated = next((t for t in node.taints if not any(_tolerates(x, t) for x in self.tolerations)), None)
@@ -47,7 +47,7 @@ class Demand:
         return ""
 
     def __str__(self) -> str:
-        """What people count: extended resources, else processors and memory."""
+        """The requests that matter to people: extended resources, or without any, cpu and memory."""
         named = {k: v for k, v in self.requests.items() if k != "pods"}
         chosen = {k: v for k, v in named.items() if "/" in k} or named
         return " and ".join(f"{show(v)} {k}" for k, v in chosen.items()) or "no request"
@@ -64,10 +64,12 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """Trainers are numbered by node rank from 0, rollouts continue after them; the first `minimum` of these belong to the gang, and so do all
-    servers of the pools and all pods of the gangs of other models.
+    """All pods of a job. Trainers are numbered by node rank from 0, and rollouts after them. Trainers, the first `minimum` rollouts, all servers of
+    pools and all pods of other models' gangs are placed together or not at all.
 
-    Of such a gang the trainers are its own pods, and there is one rollout: the job's trainer of rank 0, which is there already."""
+    A gang of another model is one as well: its own pods are the `trainers`, and the job's trainer of rank 0, which has a node already, is its only
+    rollout.
+    """
 
     trainers: int
     rollouts: int
@@ -76,15 +78,15 @@ class Gang:
     rollout: Demand
     links: tuple[Link, ...]
     levels: tuple[str, ...]
-    """Label keys, widest first."""
+    """Label keys of the topology levels, widest first."""
     stages: int = 1
-    """Pipeline stages."""
+    """Number of pipeline stages."""
     pools: tuple[Pool, ...] = ()
     gangs: Mapping[str, "Gang"] = field(default_factory=dict)
-    """Of other models, by role."""
+    """Gangs of other models, by role."""
 
     def demand(self, role: str) -> Demand:
-        """Of one pod."""
+        """What each pod of a role needs."""
         own = {names.ROLE_TRAINER: self.trainer, names.ROLE_ROLLOUT: self.rollout}
         own |= {name: gang.trainer for name, gang in self.gangs.items()}
         return own[role] if role in own else next(pool.demand for pool in self.pools if pool.name == role)
@@ -106,7 +108,7 @@ class Gang:
 
     @staticmethod
     def of_role(spec: RLJobSpec, shape: Shape, role: str) -> "Gang":
-        """Of another model."""
+        """The gang of another model."""
         trainer = spec.of_gang(role).trainer
         return Gang(
             trainers=trainer.nodes,
@@ -121,7 +123,7 @@ class Gang:
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    """k8s.io/component-helpers/scheduling/corev1: an empty key with Exists tolerates all."""
+    """As Toleration.ToleratesTaint of k8s.io/api/core/v1: an empty key with Exists tolerates every taint."""
     if toleration.get("effect") not in (None, "", taint.get("effect")):
         return False
     if toleration.get("key") not in (None, "", taint["key"]):
@@ -132,7 +134,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
 
 
 def _matches(term: Term, node: Node) -> bool:
-    """All expressions of a term; an empty term matches nothing."""
+    """Whether all expressions of a term hold. An empty term matches no node."""
     expressions, fields = term.get("matchExpressions", []), term.get("matchFields", [])
     about = {"metadata.name": node.name}
     holds = [_holds(e, node.labels) for e in expressions] + [_holds(e, about) for e in fields]

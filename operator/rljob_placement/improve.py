@@ -1,5 +1,5 @@
-"""The search: exchange two pods, or move one, while that lowers the cost (Kernighan and Lin 1970, with single exchanges); for small gangs then branch
-and bound, which finds the best placement there is, if it ends within its bound."""
+"""Improves a placement: two pods are exchanged, or one is moved, as long as that lowers the cost (Kernighan and Lin 1970, with single exchanges).
+For small gangs, branch and bound then finds the best placement, if it ends within its limit."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,17 +7,19 @@ from dataclasses import dataclass, field
 from rljob_placement.problem import Places, Problem
 
 ALL_PAIRS = 48
-"""Pods up to which every exchange is tried; beyond, only those that bring a pod near one it exchanges bytes with."""
+"""Largest gang, in pods, for which every exchange is tried. In a larger one, only those that bring a pod near one that it exchanges bytes with."""
 NEIGHBOURS = 8
-"""Of a larger gang's pod: places that are tried for each pod that it exchanges with."""
+"""Exchanges that are tried for a pod of a larger gang, for each domain of a pod that it exchanges bytes with."""
 EPSILON = 1e-9
+"""Smallest relative gain that counts."""
 LARGEST = 10
-"""Pods of a gang that is searched exactly."""
+"""Largest gang, in pods, that is searched exactly."""
 BRANCHES = 20_000
+"""Branches after which the exact search ends."""
 
 
 def improve(places: Places, limit: int) -> None:
-    """In place; ends when nothing helps, or when the problem has looked up `limit` costs."""
+    """Improves `places` in place, until nothing helps or the problem has looked up `limit` costs."""
     problem = places.problem
     better = True
     while better and problem.looked < limit:
@@ -36,7 +38,7 @@ def _improve(places: Places, pod: int) -> bool:
 
 
 def _partners(places: Places, pod: int) -> Iterator[int]:
-    """Pods of the same kind that this one might change places with."""
+    """Pods of the same kind with which exchanges are tried."""
     problem = places.problem
     kind = range(problem.trainers) if problem.is_trainer(pod) else range(problem.trainers, problem.pods)
     free = (other for other in kind if other != pod and other not in problem.fixed)
@@ -67,7 +69,7 @@ def _exchange(places: Places, one: int, other: int) -> bool:
 
 
 def _move(places: Places, pod: int) -> bool:
-    """To a node with room; of nodes that are equally near only one is looked at."""
+    """Moves a pod to the best node with room. Of nodes in the same domain only one is tried."""
     problem = places.problem
     if not places.may_leave(pod):
         return False
@@ -91,7 +93,7 @@ def _move(places: Places, pod: int) -> bool:
 
 @dataclass(slots=True)
 class Search:
-    """Depth first, nearest nodes first; of nodes that nothing tells apart only the first is tried."""
+    """Branch and bound: depth first, cheapest nodes first. Of nodes that do not differ only the first is tried."""
 
     problem: Problem
     best: float
@@ -128,14 +130,14 @@ class Search:
             yield n
 
     def _must(self, places: Places, depth: int) -> bool:
-        """So few trainers are left that all have to go where a pod stays."""
+        """Whether all trainers that are left have to go to nodes where pods stay, since no more than these are left."""
         kept = self.problem.space.kept
         unmet = sum(max(0, k - places.trainers.get(n, 0)) for n, k in enumerate(kept))
         return unmet >= sum(self.problem.is_trainer(pod) for pod in self.order[depth:])
 
 
 def perfect(places: Places) -> Places:
-    """The best there is, or what was given."""
+    """The best placement of a small gang, if it is found; otherwise the given one."""
     problem = places.problem
     if problem.pods > LARGEST:
         return places
@@ -147,4 +149,5 @@ def perfect(places: Places) -> Places:
 
 
 def _between_fixed(problem: Problem, start: Places) -> float:
+    """Cost of the links between pods that stay."""
     return sum(problem.at(pod, node, start.of) for pod, node in problem.fixed.items() if pod < problem.pods) / 2

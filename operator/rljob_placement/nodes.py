@@ -1,4 +1,4 @@
-"""Nodes by pod: of those that stay where they are, and of all by a plan."""
+"""Nodes of pods: of those that stay where they are, and of all pods in a plan."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,52 +10,53 @@ from rljob_placement.gang import Demand, Gang
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """Pods of the gang that are on nodes and stay there."""
+    """Nodes of the pods that stay where they are."""
 
     trainers: Sequence[str] = ()
-    """Nodes of trainers whose ranks are planned again."""
+    """Nodes of trainers that stay, but may get other ranks."""
     ranks: Mapping[int, str] = field(default_factory=dict)
     """Nodes by rank, when all trainers stay as they are; then `trainers` is empty."""
     rollouts: Mapping[int, str] = field(default_factory=dict)
-    """Node by number, from 0."""
+    """Nodes by number of the rollout, from 0."""
     pools: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    """The same for each pool."""
+    """Nodes by number of the server, for each pool."""
     gangs: Mapping[str, "Stay"] = field(default_factory=dict)
-    """Trainers or ranks of the gang of each other model."""
+    """`trainers` or `ranks` of the other models' gangs, by role."""
 
     def servers(self, role: str) -> Mapping[int, str]:
-        """Of rollouts or of a pool."""
+        """Nodes of the rollouts, or of a pool's servers."""
         return self.rollouts if role == names.ROLE_ROLLOUT else self.pools.get(role, {})
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Node names."""
+    """The names of the nodes that pods are placed on."""
 
     trainers: tuple[str, ...] = ()
-    """By node rank."""
+    """Nodes by node rank."""
     rollouts: tuple[str, ...] = ()
-    """By number; empty where there is no room for a further one."""
+    """Nodes by number of the rollout; empty for one beyond the minimum that does not fit."""
     pools: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By number, for each pool."""
+    """Nodes by number of the server, for each pool."""
     gangs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By node rank, for the gang of each other model."""
+    """Nodes by node rank, for the gang of each other model."""
     problem: str = ""
     """Why the gang cannot be placed; then there are no nodes."""
     cost: float = 0.0
+    """What the links between trainers and rollouts cost: bytes per step, weighted by distance (see space.py)."""
     looked: int = 0
-    """Costs that the search looked up."""
+    """Number of costs that the search looked up."""
 
     def members(self, role: str) -> tuple[str, ...]:
-        """Of the trainer or of another gang."""
+        """Nodes of the trainer, or of another model's gang, by node rank."""
         return self.trainers if role == names.ROLE_TRAINER else self.gangs[role]
 
     def servers(self, role: str) -> tuple[str, ...]:
-        """Of rollouts or of a pool."""
+        """Nodes of the rollouts, or of a pool's servers."""
         return self.rollouts if role == names.ROLE_ROLLOUT else self.pools[role]
 
     def nodes(self) -> set[str]:
-        """All that are used."""
+        """All nodes that the plan uses."""
         found = (self.trainers, self.rollouts, *self.gangs.values(), *self.pools.values())
         return {node for nodes in found for node in nodes if node}
 
@@ -70,7 +71,7 @@ class Plan:
                     yield node, gang.demand(role)
 
     def taken(self, gang: Gang, stay: Stay) -> dict[str, Resources]:
-        """By node: what they request."""
+        """Requests of the pods that had no node before, by node."""
         found: dict[str, Resources] = {}
         for node, demand in self.newcomers(gang, stay):
             found[node] = add(found.get(node, {}), demand.requests)
@@ -78,7 +79,7 @@ class Plan:
 
 
 def _fresh(nodes: Sequence[str], stay: Stay) -> Iterator[str]:
-    """Of a gang's nodes, once for each pod that was not there."""
+    """Nodes of a gang, once for each of its pods that was not there before."""
     there = list(stay.ranks.values() or stay.trainers)
     for node in nodes:
         if node in there:

@@ -1,7 +1,7 @@
-"""Whether pods of several sizes fit onto the nodes together: a search of all ways, for the rare cluster where one gang after the other has no room.
+"""Packs pods of several sizes onto nodes: an exhaustive search, for the rare cluster on which gangs that are placed one after another do not fit.
 
-Nodes are filled one by one, each with pods to which none of those left could be added: a pod for which there is room could always be moved here from
-a later node. What is left of each kind, and which node is next, is all that later choices depend on, so that no such state is searched twice.
+Nodes are filled one by one, each as far as possible: a pod that still fits could always be moved there from a later node. Later choices depend only
+on how many pods of each kind are left and on which node is next, so no such state is searched twice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,26 +9,26 @@ from dataclasses import dataclass
 
 from rljob_api.quantity import Resources, add
 
-LOOKS = 50_000
-"""Ways to fill a node that a search may look at: about a third of a second."""
+MOST_TRIES = 50_000
+"""Ways to fill a node that a search may try: about a third of a second."""
 Counts = tuple[int, ...]
-"""Pods of each kind."""
+"""Number of pods of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Pods of one size."""
+    """A number of pods that request the same."""
 
     requests: Resources
     count: int
     nodes: frozenset[int]
-    """Numbers of those that may take them."""
+    """Indices of the nodes that may take them."""
 
 
-def pack(free: Sequence[Resources], kinds: Sequence[Kind], looks: int = LOOKS) -> list[Counts] | None:
-    """By node, pods of each kind, so that all have a place; None: there is no way, or none was found within so many looks. It is found sooner
-    when kinds of large pods come first. `free`: of each node."""
-    search = _Search(free, kinds, looks)
+def pack(free: Sequence[Resources], kinds: Sequence[Kind], tries: int = MOST_TRIES) -> list[Counts] | None:
+    """Numbers of pods of each kind, by node, so that all fit. None: they do not, or no way was found within this number of tries. `free`: what is
+    free on each node. Put kinds of large pods first: that finds a way sooner."""
+    search = _Search(free, kinds, tries)
     left = [tuple(kind.count for kind in kinds)]
     chosen: list[Counts] = []
     ways = [search.ways(0, left[0])]
@@ -51,14 +51,14 @@ def _less(left: Counts, way: Counts) -> Counts:
 
 
 class _Search:
-    def __init__(self, free: Sequence[Resources], kinds: Sequence[Kind], looks: int) -> None:
-        self._free, self._kinds, self._looks = free, kinds, looks
+    def __init__(self, free: Sequence[Resources], kinds: Sequence[Kind], tries: int) -> None:
+        self._free, self._kinds, self._tries = free, kinds, tries
         self.hopeless: set[tuple[int, Counts]] = set()
-        """From which node on, with what left."""
+        """Node and pods left from which on there is no way."""
         self._sums: list[Resources] = [{}]
-        """What is free from a node on."""
+        """What is free, in sum, on a node and all after it."""
         self._rooms: list[Counts] = [(0,) * len(kinds)]
-        """For pods of each kind alone, from a node on."""
+        """How many pods of each kind alone fit onto a node and all after it."""
         for node in reversed(range(len(free))):
             here = tuple(self._room(k, node, free[node]) for k in range(len(kinds)))
             self._rooms.append(tuple(a + b for a, b in zip(self._rooms[-1], here, strict=True)))
@@ -67,18 +67,18 @@ class _Search:
         self._rooms.reverse()
 
     def ways(self, node: int, left: Counts) -> Iterator[Counts]:
-        """To fill a node; none where that cannot lead anywhere."""
+        """Ways to fill a node; none if no way can be completed on the nodes after it."""
         if (node, left) in self.hopeless or not self._may_fit(node, left):
             return
         for way, rest in self._filled(node, self._free[node], left, 0):
-            self._looks -= 1
-            if self._looks < 0:
+            self._tries -= 1
+            if self._tries < 0:
                 return
             if not any(min(count, self._room(k, node, rest)) for k, count in enumerate(_less(left, way))):
                 yield way
 
     def _may_fit(self, node: int, left: Counts) -> bool:
-        """On this node and those after it: by the sum of each resource, and by the room for each kind alone."""
+        """Whether the pods left may fit onto this node and those after it, by the sum of each resource and by the room for each kind alone."""
         wanted: Resources = {}
         for kind, count in zip(self._kinds, left, strict=True):
             wanted = add(wanted, {name: count * each for name, each in kind.requests.items()})
@@ -86,7 +86,7 @@ class _Search:
         return enough and all(room >= count for room, count in zip(self._rooms[node], left, strict=True))
 
     def _filled(self, node: int, free: Resources, left: Counts, kind: int) -> Iterator[tuple[Counts, Resources]]:
-        """With pods from this kind on, many first; and what they leave."""
+        """Ways to add pods of this kind and those after it, large numbers first, and what is free then."""
         if kind == len(left):
             yield (), free
             return
@@ -97,7 +97,7 @@ class _Search:
                 yield (count, *others), after
 
     def _room(self, kind: int, node: int, free: Resources) -> int:
-        """For pods of one kind."""
+        """How many pods of one kind fit."""
         wanted = self._kinds[kind]
         if node not in wanted.nodes:
             return 0

@@ -1,6 +1,9 @@
-"""The plan of a job: a node for every pod of its gangs, all or nothing. Trainers and rollouts are planned together, by their links (search.py);
-each further gang by its own links and its edge to the trainer of rank 0; pools, which exchange next to nothing with them, near that trainer. One
-follows the other in what is left, and where that is too little, in the other order, and then in parts of the nodes on which all fit (sharing.py)."""
+"""The plan of a job: a node for every pod of its gangs, all or nothing.
+
+Trainers and rollouts are placed together, by their links (search.py); each further gang by its own links and its link to the trainer of rank 0;
+pools, which exchange next to nothing with them, near that trainer. Each is placed in what those before it have left. If that does not work, the
+order is reversed, and then every role gets a part of the nodes, so that all fit (sharing.py).
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,10 +18,11 @@ from rljob_placement.search import search
 from rljob_placement.sharing import share
 
 POOLS = "pools"
-"""All of them: one step of an order. The other steps are the roles of gangs."""
+"""The step of an order that places all pools. The other steps are the roles of gangs."""
 
 
 def plan(cluster: Cluster, gang: Gang, stay: Stay | None = None) -> Plan:
+    """The plan, or the problem of the first try. `stay`: pods that keep their nodes."""
     stay = stay or Stay()
     if not gang.pools and not gang.gangs:
         return search(cluster, gang, stay)
@@ -33,7 +37,8 @@ def plan(cluster: Cluster, gang: Gang, stay: Stay | None = None) -> Plan:
 
 
 def _attempts(cluster: Cluster, gang: Gang, stay: Stay) -> Iterator[Plan]:
-    """With no more rollouts than the minimum: trainers first, the other way round, and each role in its part of nodes on which all fit together."""
+    """Plans with no more rollouts than the minimum: in order from the trainers on, in the reverse order, and with a part of the nodes for each
+    role."""
     steps = (names.ROLE_TRAINER, *gang.gangs, *([POOLS] if gang.pools else []))
     yield _in_order(cluster, gang, stay, steps)
     yield _in_order(cluster, gang, stay, steps[::-1])
@@ -42,7 +47,7 @@ def _attempts(cluster: Cluster, gang: Gang, stay: Stay) -> Iterator[Plan]:
 
 
 def _in_order(cluster: Cluster, gang: Gang, stay: Stay, order: Sequence[str]) -> Plan:
-    """One after the other, in what is left."""
+    """Places one step after another, each in what is left."""
     found = Plan()
     for step in order:
         rest = cluster.without(found.taken(gang, stay))
@@ -54,7 +59,7 @@ def _in_order(cluster: Cluster, gang: Gang, stay: Stay, order: Sequence[str]) ->
 
 
 def _in_parts(shares: Mapping[str, Cluster], gang: Gang, stay: Stay) -> Plan:
-    """Each role in a part of its own, trainers and rollouts in one."""
+    """Places each role in its part of the nodes, and trainers and rollouts together in theirs."""
     both = shares[names.ROLE_TRAINER].joined(shares[names.ROLE_ROLLOUT])
     found = _step(both, gang, stay, names.ROLE_TRAINER, "")
     for role in gang.gangs:
@@ -76,7 +81,7 @@ def _joined(found: Plan, part: Plan) -> Plan:
 
 
 def _step(rest: Cluster, gang: Gang, stay: Stay, step: str, first: str) -> Plan:
-    """`first`: the node of the trainer of rank 0, if it is known."""
+    """Places one step. `first`: the node of the trainer of rank 0; empty: not known yet."""
     if step == names.ROLE_TRAINER:
         return search(rest, replace(gang, rollouts=gang.minimum), stay)
     if step == POOLS:

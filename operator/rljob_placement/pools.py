@@ -1,4 +1,4 @@
-"""Nodes for the servers of pools: the nearest to the trainer of rank 0, to which they answer, and of these the fullest."""
+"""Nodes for the servers of pools: the nearest to the trainer of rank 0, which asks them, and of equally near ones the fullest."""
 
 from collections.abc import Mapping
 
@@ -14,9 +14,9 @@ Servers = tuple[str, ...]
 def place(
     cluster: Cluster, gang: Gang, stay: Mapping[str, Mapping[int, str]], near: str = ""
 ) -> dict[str, Servers] | Pool:
-    """For every server of every pool, or the pool that has no room. The pool that has least comes first.
+    """Nodes of every server, by pool; or the pool that does not fit. Pools with the least room are placed first.
 
-    `stay`: by pool and number, nodes of servers that are there and take no more room; `near`: the node of rank 0, if it is known.
+    `stay`: nodes of servers that stay, by pool and number; `near`: the node of the trainer of rank 0; empty: not known yet.
     """
     found: dict[str, Servers] = {}
     for pool in sorted(gang.pools, key=lambda pool: sum(_room(node, gang, pool.demand) for node in cluster.nodes)):
@@ -29,7 +29,7 @@ def place(
 
 
 def _placed(cluster: Cluster, gang: Gang, pool: Pool, stay: Mapping[int, str], near: str) -> Servers:
-    """Empty names for those without room."""
+    """Nodes of a pool's servers; empty for those that do not fit."""
     nodes = {node.name: node for node in cluster.nodes}
     rooms = {name: _room(node, gang, pool.demand) for name, node in nodes.items()}
     order = sorted(rooms, key=lambda name: (_apart(gang, nodes.get(near), nodes[name]), rooms[name]))
@@ -42,7 +42,7 @@ def _room(node: Node, gang: Gang, demand: Demand) -> int:
 
 
 def _apart(gang: Gang, one: Node | None, other: Node) -> int:
-    """Levels that two nodes do not share."""
+    """Number of levels that two nodes do not share; 0: they are the same, or one is not known."""
     if one is None or one.name == other.name:
         return 0
     paths = [tuple(node.labels.get(key, "") for key in gang.levels) for node in (one, other)]

@@ -8,18 +8,18 @@ from rljob_placement.space import Space
 
 @dataclass(slots=True)
 class Problem:
-    """The gang on the space. Pods: trainers by rank, then the rollouts that are placed with them."""
+    """A gang that is to be placed on a space. Pods are numbered: trainers by rank, then the rollouts of the minimum."""
 
     space: Space
     trainers: int
     rollouts: int
-    """Of the gang's minimum."""
+    """Number of rollouts of the gang's minimum."""
     fixed: dict[int, int]
-    """Pods that stay: node by pod. Of the trainers all or none."""
+    """Nodes of pods that stay, by pod: of all trainers or of none."""
     near: list[list[tuple[int, float]]]
-    """By pod: who it exchanges bytes with, and how many."""
+    """By pod: the pods that it exchanges bytes with, and how many."""
     looked: int = 0
-    """Costs that were looked up: what the search is bounded by, and measured in."""
+    """Number of costs that were looked up, by which the search is bounded."""
 
     @staticmethod
     def of(s: Space, gang: Gang, fixed: dict[int, int]) -> "Problem":
@@ -36,7 +36,7 @@ class Problem:
 
     @property
     def loose(self) -> int:
-        """Trainers that are to be placed, or whose ranks are."""
+        """Number of trainers that get a node or a rank: all or none."""
         return 0 if 0 in self.fixed else self.trainers
 
     @property
@@ -44,7 +44,7 @@ class Problem:
         return self.trainers + self.rollouts
 
     def at(self, pod: int, node: int, places: list[int], but: int = -1) -> float:
-        """What a pod's links cost if it were on a node; unplaced pods (-1) and one pod are left out."""
+        """What a pod's links would cost if it were on a node, without those to unplaced pods (-1) and to the pod `but`."""
         self.looked += len(self.near[pod])
         return sum(
             volume * self.space.apart(node, places[other])
@@ -61,7 +61,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Places:
-    """Nodes by pod, -1 where there is none yet, and counts by node."""
+    """A placement: the node of each pod (-1: none yet), and the numbers of trainers and rollouts on each node."""
 
     problem: Problem
     of: list[int] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Places:
 
     @staticmethod
     def empty(problem: Problem) -> "Places":
-        """Those that stay are there already, and take no room."""
+        """The placement of only those pods that stay. They take no room, which counts further pods."""
         return Places(problem, [problem.fixed.get(pod, -1) for pod in range(problem.pods)])
 
     def copy(self) -> "Places":
@@ -94,7 +94,7 @@ class Places:
         return self.problem.space.fits(node, *more)
 
     def may_leave(self, pod: int) -> bool:
-        """Not where a pod stays that nobody else would be."""
+        """Whether a pod may be moved: as many trainers must be on a node as stay there."""
         node = self.of[pod]
         if self.problem.is_trainer(pod):
             return self.trainers[node] > self.problem.space.kept[node]

@@ -1,4 +1,4 @@
-"""What a placement amounts to: where stages and rollouts are, and how many bytes per step cross each level."""
+"""The report of a placement: where stages and rollouts are, and how many bytes per step cross each level."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ NODE = "node"
 
 
 def report(cluster: Cluster, gang: Gang, plan: Plan) -> PlacementReport:
-    """Of a plan without a problem."""
+    """The report of a plan without a problem."""
     paths = {n.name: (*(n.labels.get(key, "") for key in gang.levels), n.name) for n in cluster.nodes}
     parts = [(gang, (*plan.trainers, *plan.rollouts))]
     parts += [(gang.gangs[role], (*nodes, plan.trainers[0])) for role, nodes in plan.gangs.items()]
@@ -27,14 +27,14 @@ def report(cluster: Cluster, gang: Gang, plan: Plan) -> PlacementReport:
 
 
 def _stages(gang: Gang, paths: Mapping[str, Path], nodes: Sequence[str]) -> list[str]:
-    """Domain of each pipeline stage."""
+    """The domain of each pipeline stage. `nodes`: by node rank."""
     share = max(1, gang.trainers // gang.stages)
     stages = [nodes[s * gang.trainers // gang.stages :][:share] for s in range(gang.stages)]
     return [_domain([paths[name] for name in names]) for names in stages]
 
 
 def _domain(paths: Sequence[Path]) -> str:
-    """The narrowest domain that holds all: `b1/r3`, with a node's name if it is one node; empty if only the cluster does."""
+    """The narrowest domain that holds all of them, such as `b1/r3`, or with the node's name if it is one node; empty: only the cluster does."""
     shared = min(common(paths[0], path) for path in paths)
     return "/".join(part for part in paths[0][:shared] if part)
 
@@ -42,8 +42,8 @@ def _domain(paths: Sequence[Path]) -> str:
 def _crossings(
     keys: Sequence[str], paths: Mapping[str, Path], parts: Sequence[tuple[Gang, Sequence[str]]]
 ) -> list[Crossing]:
-    """Pairs of pods by the widest level that lies between them. Pods on one node cross nothing. `parts`: gangs, with the nodes that their links
-    count."""
+    """Pairs of pods, by the widest level that separates them; pods on one node cross none. `parts`: gangs, with the nodes of the pods that their
+    links refer to."""
     levels = [*keys, NODE]
     pairs: list[set[tuple[int, int, int]]] = [set() for _ in levels]
     volume = [0.0] * len(levels)

@@ -1,4 +1,4 @@
-"""A node for every trainer and every rollout of the minimum, all or nothing, and for as many of the further rollouts as there is room."""
+"""Finds a node for every trainer and every rollout of the minimum, all or nothing, and for as many further rollouts as fit."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,13 +14,13 @@ from rljob_placement.space import Space, space
 from rljob_placement.start import nearest, starts
 
 BEST = 2
-"""Starting points that are improved."""
-LOOKS = 200_000
-"""Costs that a search may look up: about a third of a second."""
+"""Number of starting points that are improved: the cheapest ones."""
+MOST_LOOKUPS = 200_000
+"""Number of costs that a search may look up: about a third of a second."""
 
 
 def search(cluster: Cluster, gang: Gang, stay: Stay, role: str = names.ROLE_TRAINER) -> Plan:
-    """`role`: whose gang it is, for the sentence about what lacks room. Raises ValueError if only some of the ranks stay."""
+    """The plan of one gang, or its problem. `role`: of the gang, for the message. Raises ValueError if only some of the ranks stay."""
     present = {node.name for node in cluster.nodes}
     if stay.ranks and (len(stay.ranks) < gang.trainers or not present.issuperset(stay.ranks.values())):
         raise ValueError("ranks stay all or not at all")
@@ -45,7 +45,7 @@ def search(cluster: Cluster, gang: Gang, stay: Stay, role: str = names.ROLE_TRAI
 
 
 def _valued(problem: Problem, found: Iterable[Places]) -> Iterator[tuple[float, Places]]:
-    """With their costs; nothing is better than one that costs nothing, as on a single node."""
+    """Placements with their costs, up to the first one that costs nothing, as on a single node: none is better."""
     for places in found:
         cost = problem.cost(places.of)
         yield cost, places
@@ -55,12 +55,12 @@ def _valued(problem: Problem, found: Iterable[Places]) -> Iterator[tuple[float, 
 
 def _best(problem: Problem, candidates: list[Places]) -> Places:
     for places in candidates:
-        improve(places, problem.looked + LOOKS // BEST)
+        improve(places, problem.looked + MOST_LOOKUPS // BEST)
     return perfect(min(candidates, key=lambda p: problem.cost(p.of)))
 
 
 def _further(places: Places, gang: Gang, s: Space, stays: Mapping[int, str]) -> list[str]:
-    """Rollouts: the gang's own, those that stay, and each further one as near to rank 0 as there is room."""
+    """Nodes of all rollouts: those of the minimum, those that stay, and each further one as near to rank 0 as it fits; empty: it does not."""
     problem = places.problem
     found = [s.nodes[n].name for n in places.of[gang.trainers :]]
     for i in range(gang.minimum, gang.rollouts):

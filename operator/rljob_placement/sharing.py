@@ -1,4 +1,4 @@
-"""Parts of the nodes for the roles of a job, so that pods of all sizes fit together."""
+"""Divides the nodes among the roles of a job, so that pods of all sizes fit together."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -13,7 +13,8 @@ from rljob_placement.space import refusal
 
 
 def share(cluster: Cluster, gang: Gang, stay: Stay) -> Mapping[str, Cluster] | None:
-    """By role, the cluster with what its pods take of each node and no more; None: they do not fit together. Further rollouts are not counted."""
+    """A cluster for each role, with just what its pods take of each node; None: the pods do not fit together. Rollouts beyond the minimum are not
+    counted."""
     counts = _counts(gang, stay, {node.name for node in cluster.nodes})
     roles = sorted(counts, key=lambda role: _size(gang.demand(role)), reverse=True)
     ways = pack([dict(n.free) for n in cluster.nodes], [_kind(cluster, gang, role, counts[role]) for role in roles])
@@ -23,7 +24,7 @@ def share(cluster: Cluster, gang: Gang, stay: Stay) -> Mapping[str, Cluster] | N
 
 
 def _counts(gang: Gang, stay: Stay, present: set[str]) -> dict[str, int]:
-    """Pods of each role that have no node yet."""
+    """Number of pods of each role that have no node yet. `present`: names of the nodes."""
     found = {names.ROLE_TRAINER: gang.trainers - _staying(stay, present)}
     found[names.ROLE_ROLLOUT] = gang.minimum - _servers(stay.rollouts, gang.minimum, present)
     for role, own in gang.gangs.items():
@@ -42,7 +43,7 @@ def _servers(stay: Mapping[int, str], count: int, present: set[str]) -> int:
 
 
 def _size(demand: Demand) -> tuple[int, int]:
-    """Devices, and processor time."""
+    """Sort key of roles: devices, then cpu."""
     return max((n for name, n in demand.requests.items() if "/" in name), default=0), demand.requests.get("cpu", 0)
 
 

@@ -1,4 +1,4 @@
-"""The cluster as numbers, for one gang: how many of its pods each node has room for, and how far nodes are apart."""
+"""The cluster as one gang sees it, in numbers: how many of its pods fit onto each node, and how far nodes are apart."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -7,39 +7,41 @@ from rljob_placement.cluster import Cluster, Node
 from rljob_placement.gang import Demand, Gang
 
 FACTOR = 4
-"""A byte that crosses a level costs so many times as much as one that crosses the next narrower; between nodes of one narrowest domain it costs 1."""
+"""How much more a byte costs that crosses a level than one that crosses the next narrower level. Between nodes of one narrowest domain it costs 1."""
 
 
 @dataclass(slots=True)
 class Domain:
-    """A domain of a level, or the whole cluster: what lies in it."""
+    """A domain of a topology level, or the whole cluster."""
 
     name: str = ""
     children: list["Domain"] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
     room: int = 0
-    """Further trainers."""
+    """Number of further trainers that fit."""
     kept: int = 0
-    """Trainers that are there and stay."""
+    """Number of trainers that stay in it."""
 
 
 @dataclass(slots=True)
 class Space:
-    """Nodes that may take a pod of the gang or hold one that stays, in the order of the tree."""
+    """The nodes that may take a pod of the gang or hold one that stays, in the order of the tree of domains."""
 
     nodes: list[Node]
     paths: list[tuple[str, ...]]
-    """Domains of each node, widest first."""
+    """The domains of each node, widest first."""
     room: list[list[int]]
-    """room[n][a]: further rollouts on node n beside a further trainers; its length says how many trainers."""
+    """room[n][a]: how many further rollouts fit onto node n alongside `a` further trainers; len(room[n]) - 1: how many further trainers fit."""
     kept: list[int]
+    """Number of trainers that stay on each node."""
     tree: Domain
+    """The whole cluster."""
     levels: list[list[Domain]]
     """Domains by level, widest first, nodes last."""
     _apart: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = field(default_factory=dict)
 
     def apart(self, one: int, other: int) -> int:
-        """What a byte between two nodes costs."""
+        """Cost of a byte between two nodes."""
         if one == other:
             return 0
         key = (self.paths[one], self.paths[other])
@@ -49,20 +51,21 @@ class Space:
         return found
 
     def fits(self, node: int, trainers: int, rollouts: int) -> bool:
-        """`trainers`: all of the gang's there, with those that stay."""
+        """Whether these numbers fit onto a node. `trainers`: with those that stay; `rollouts`: without."""
         fresh = max(0, trainers - self.kept[node])
         return fresh < len(self.room[node]) and rollouts <= self.room[node][fresh]
 
 
 def common(one: tuple[str, ...], other: tuple[str, ...]) -> int:
-    """How many levels two nodes share, from the widest on: below one that differs nothing is shared."""
+    """Number of levels, from the widest on, that two nodes share. Below a level that differs, none is shared."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
 
 
 def space(
     cluster: Cluster, gang: Gang, kept: Mapping[str, int], ranks: Collection[str], rollouts: Collection[str]
 ) -> Space:
-    """Of those that stay and need no room: `kept`: trainers by node; `ranks`, `rollouts`: nodes of trainers with their ranks and of rollouts."""
+    """The space of a gang. The arguments are about pods that stay, and so need no room: `kept` is the number of trainers by node, `ranks` are the
+    nodes of trainers that also keep their ranks, `rollouts` those of rollouts."""
     rows, there = [], {*kept, *ranks, *rollouts}
     trainers = gang.trainers - len(ranks) - sum(kept.values())
     for node in cluster.nodes:
@@ -77,26 +80,28 @@ def space(
 
 
 def refusal(node: Node, gang: Gang, demand: Demand) -> str:
-    """Why the node takes no pod of a role; empty if it may."""
+    """Why the node takes no pod of a role; empty: it may."""
     missing = next((key for key in gang.levels if key not in node.labels), "")
     return f"without label {missing}" if missing else demand.refuses(node)
 
 
-def capacity(node: Node, demand: Demand, beside: int = 0, other: Demand | None = None) -> int:
-    """How many pods fit into what is free, beside so many others."""
+def capacity(node: Node, demand: Demand, alongside: int = 0, other: Demand | None = None) -> int:
+    """How many pods fit into what is free on the node, next to `alongside` pods of another role."""
     fits = None
     for name, each in demand.requests.items():
         if each:
-            free = node.free.get(name, 0) - (beside * other.requests.get(name, 0) if other else 0)
+            free = node.free.get(name, 0) - (alongside * other.requests.get(name, 0) if other else 0)
             fits = free // each if fits is None else min(fits, free // each)
     return max(0, fits or 0)
 
 
 def _room(node: Node, gang: Gang, trainers: int, rollouts: int) -> list[int]:
+    """The node's row of `Space.room`."""
     most = 0 if refusal(node, gang, gang.trainer) else min(trainers, capacity(node, gang.trainer))
     barred = bool(refusal(node, gang, gang.rollout))
     return [
-        0 if barred else min(rollouts, capacity(node, gang.rollout, beside, gang.trainer)) for beside in range(most + 1)
+        0 if barred else min(rollouts, capacity(node, gang.rollout, alongside, gang.trainer))
+        for alongside in range(most + 1)
     ]
 
 

@@ -7,11 +7,11 @@ from rljob_placement.problem import Places, Problem
 from rljob_placement.space import Domain, Space
 
 TIGHTEST = 3
-"""Domains of a level that are tried."""
+"""Number of domains that are tried on the narrowest level that has any."""
 
 
 def starts(problem: Problem, stages: int) -> Iterator[Places]:
-    """Whole placements of the gang. None: there is no room, which is exact."""
+    """Placements of the whole gang. If there are none, it does not fit: that is exact (see `quotas`)."""
     found = False
     orders = _orders(problem)
     units = sorted({1, max(1, problem.trainers // stages), min(stages, problem.trainers)}, reverse=True)
@@ -37,14 +37,14 @@ def starts(problem: Problem, stages: int) -> Iterator[Places]:
 
 
 def _regions(problem: Problem) -> Iterator[Domain]:
-    """Domains that hold the whole gang, narrow ones first, and in the end the cluster."""
+    """Domains that the whole gang fits into, narrow ones first, and last the cluster."""
     s, stay = problem.space, sum(problem.space.kept)
     more, first = problem.loose - stay, True
     for level in reversed(s.levels):
         fitting = [d for d in level if d.room >= more and d.kept == stay]
         fitting.sort(key=lambda d: d.room)
         yield from fitting[: TIGHTEST if first else 1]
-        if fitting and not first:  # the widest of its kind leaves most for rollouts
+        if fitting and not first:  # the one with most room leaves most for rollouts
             yield fitting[-1]
         first = first and not fitting
     if s.tree.room >= more:
@@ -52,7 +52,7 @@ def _regions(problem: Problem) -> Iterator[Domain]:
 
 
 def _slots(problem: Problem, domain: Domain, unit: int) -> Iterator[int]:
-    """Nodes of all trainers, in the order of the tree: those that stay and the further ones."""
+    """The node of each trainer, in the order of the tree: of those that stay and of the further ones."""
     s = problem.space
     taken = [0] * len(s.nodes)
     _share(s, domain, problem.loose - sum(s.kept), unit, taken)
@@ -61,7 +61,7 @@ def _slots(problem: Problem, domain: Domain, unit: int) -> Iterator[int]:
 
 
 def _share(s: Space, domain: Domain, wanted: int, unit: int, taken: list[int]) -> None:
-    """Share further trainers among the children of a domain: as few as will do, in multiples of `unit` where that is possible."""
+    """Distributes further trainers over the children of a domain: over as few as possible, and in multiples of `unit` if possible."""
     if not wanted:
         return
     if not domain.children:
@@ -80,7 +80,7 @@ def _share(s: Space, domain: Domain, wanted: int, unit: int, taken: list[int]) -
 
 
 def _next(left: list[Domain], usable: dict[int, int], wanted: int) -> Domain:
-    """The fullest that holds all that is wanted, else the emptiest; where pods stay first."""
+    """The domain with the least room that holds all that is wanted, else the one with most; those where pods stay come first."""
     whole = [d for d in left if usable[id(d)] >= wanted]
     if whole:
         return min(whole, key=lambda d: (-d.kept, d.room))
@@ -88,7 +88,8 @@ def _next(left: list[Domain], usable: dict[int, int], wanted: int) -> Domain:
 
 
 def _orders(problem: Problem) -> list[list[int]]:
-    """By rank, and by connection; both also from the other end, where the first domain is not the one with room for rollouts."""
+    """Orders in which trainers fill the slots: by rank, and by connection. Both are also reversed, in case the last domain has the room for
+    rollouts."""
     if not problem.loose:
         return [[]]
     ranks = list(range(problem.trainers))
@@ -98,7 +99,7 @@ def _orders(problem: Problem) -> list[list[int]]:
 
 
 def _grown(problem: Problem) -> list[int]:
-    """From rank 0 on always the rank that exchanges most with those before it (greedy graph growing, Karypis and Kumar 1998)."""
+    """Ranks from 0 on, each followed by the rank that exchanges most with all before it (greedy graph growing, Karypis and Kumar 1998)."""
     pull = [0.0] * problem.trainers
     heap, order, done = [(0.0, 0)], list[int](), set[int]()
     for other in range(1, problem.trainers):
@@ -117,7 +118,7 @@ def _grown(problem: Problem) -> list[int]:
 
 
 def _fill(problem: Problem, slots: tuple[int, ...], order: list[int]) -> Places | None:
-    """Trainers onto the slots, then each rollout as near as there is room; None if there is not."""
+    """Puts trainers into the slots, then each rollout as near as it fits; None: one does not fit."""
     places = _with_trainers(problem, slots, order)
     for pod in range(problem.trainers, problem.pods):
         if places.of[pod] < 0 and not nearest(places, pod):
@@ -133,7 +134,7 @@ def _with_trainers(problem: Problem, slots: tuple[int, ...], order: list[int]) -
 
 
 def nearest(places: Places, pod: int) -> bool:
-    """Put a pod where its links cost least; of equals, where least room is left. False: there is no room."""
+    """Puts a pod on the node where its links cost least; of equal ones, where least room is left. False: it fits nowhere."""
     problem = places.problem
     best: tuple[float, int, int] | None = None
     costs: dict[tuple[str, ...], float] = {}
@@ -154,11 +155,10 @@ def nearest(places: Places, pod: int) -> bool:
 
 
 def quotas(problem: Problem) -> list[tuple[int, int]] | None:
-    """Whether trainers and rollouts fit together, exactly, for the rare cluster on which filling greedily fails: further trainers and rollouts
-    by node, or None if there is no way.
+    """Numbers of further trainers and rollouts by node, so that all fit; None: they do not. For the rare cluster on which filling greedily fails.
 
-    Dynamic programming over nodes: best[a] is the most rollouts alongside `a` trainers so far. Nodes that hold only one of the two kinds are counted,
-    not searched.
+    Dynamic programming over nodes: best[a] is the largest number of rollouts that fit alongside `a` trainers on the nodes so far. Nodes that hold
+    only one of the two kinds are counted, not searched.
     """
     s = problem.space
     trainers = problem.loose - sum(s.kept)
@@ -168,7 +168,7 @@ def quotas(problem: Problem) -> list[tuple[int, int]] | None:
     best: list[int] = [0] + [-1] * trainers
     chosen: list[list[int]] = []
     for room in s.room:
-        best, choice = _beside(best, room)
+        best, choice = _with_node(best, room)
         chosen.append(choice)
     if best[trainers] < rollouts:
         return None
@@ -179,8 +179,8 @@ def quotas(problem: Problem) -> list[tuple[int, int]] | None:
     return found
 
 
-def _beside(best: list[int], room: list[int]) -> tuple[list[int], list[int]]:
-    """With one more node: the new best, and how many trainers it takes for each total."""
+def _with_node(best: list[int], room: list[int]) -> tuple[list[int], list[int]]:
+    """`best` with one more node, and the number of trainers on that node for each total."""
     if len(room) == 1:
         return [b + room[0] if b >= 0 else b for b in best], [0] * len(best)
     new, choice = [-1] * len(best), [0] * len(best)

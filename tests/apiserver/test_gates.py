@@ -54,7 +54,7 @@ async def test_a_gated_pod_is_pinned_and_released_once(plane: ControlPlane, case
         terms = released["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
         assert all(term["matchFields"][0]["values"] == ["a"] for term in terms)
         assert parse_pod(released).gates == () and "managedFields" not in released["metadata"]
-        assert parse_pod(released).released == 1_000_000.0
+        assert parse_pod(released).ungated_at == 1_000_000.0
         with pytest.raises(ApiError) as again:
             await api.patch("Pod", NAMESPACE, pod.name, patch)
         assert again.value.code == 422

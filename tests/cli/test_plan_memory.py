@@ -186,6 +186,11 @@ def test_a_gpu_is_found_as_its_maker_or_a_nodes_label_names_it(name: str, card: 
     assert device_bytes(name) == DEVICES[card] * GIB
 
 
+def test_a_gpu_that_is_neither_a_name_nor_a_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"neither a size, such as 80Gi, nor one of a100-40g"):
+        device_bytes("1.2.3")
+
+
 def test_a_gpu_without_a_model_to_hold_against_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "-f", str(RECIPE / "rljob.yaml"), "--gpu", "h100", "--offline"]) == 1
     assert capsys.readouterr().err == "error: --gpu needs --model, without which no memory is estimated\n"

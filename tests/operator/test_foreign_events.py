@@ -67,9 +67,9 @@ def test_no_object_ends_the_operator(objects: list[Object]) -> None:
     cache = ClusterCache(lambda: 0.0)
     handlers = EventHandlers(cache, lambda job, after: None, 30.0)
     for obj in objects:
-        handlers.take(obj["kind"], obj)
+        handlers.handle(obj["kind"], obj)
         handlers.changed(obj["kind"], cache.of_kind(obj["kind"]).prune({key_of(obj)}, "5", None))
-        handlers.take(obj["kind"], obj, gone=True)
+        handlers.handle(obj["kind"], obj, gone=True)
 
 
 def test_an_object_that_cannot_be_read_is_named_and_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:

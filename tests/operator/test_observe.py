@@ -16,7 +16,7 @@ from rljob_operator.model.observer import Observer
 from rljob_operator.model.reconciler_state import ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.times import seconds
-from rljob_placement.cluster import Node as Place
+from rljob_placement.cluster import Node as SchedulableNode
 from simulator.cluster import FakeCluster
 from simulator.feed import PROMPT, Faults, Feed
 from simulator.objects import job_object, node_object
@@ -106,7 +106,9 @@ def test_a_node_that_does_not_answer_and_one_that_is_out_of_service() -> None:
     taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
     assert parse_node(silent | {"spec": {"taints": [taint]}}).out_of_service
     pods = {"pods": 110_000}
-    assert parse_node(node_object(True)) == Node(name="node-1", place=Place("node-1", free=pods, size=pods))
+    assert parse_node(node_object(True)) == Node(
+        name="node-1", schedulable=SchedulableNode("node-1", free=pods, size=pods)
+    )
 
 
 def report_meta(job: dict[str, Any], pod: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from random import Random
 
 import pytest
+from pydantic import ValidationError
 
 from rljob_api import names, reasons
 from rljob_operator.model.scheduling import SchedulingRequest, SchedulingResult
@@ -47,6 +48,23 @@ async def test_jobs_that_compete_are_placed_whole_one_after_the_other() -> None:
         crowd.delete("one")
         await crowd.turns(6)
         assert [len(crowd.on_nodes(job)) for job in ("two", "three")] == [3, 0]
+
+
+async def test_a_job_whose_status_cannot_be_read_keeps_no_other_from_its_nodes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Another release may have written it, or whoever may write any status."""
+    crowd = Crowd({"a": 6})
+    crowd.apply("broken", trainers=2)
+    await crowd.turns(3)
+    crowd.cluster.edit(names.KIND, NAMESPACE, "broken")["status"]["attempt"] = {}
+    crowd.apply("sound", trainers=2)
+    for _ in range(4):
+        await crowd.turn(["sound"])
+    assert len(crowd.on_nodes("sound")) == 3
+    with pytest.raises(ValidationError):
+        await crowd.turn(["broken"])
+    assert caplog.text.count("the status of research/broken cannot be read: attempt.number") == 1, "once per version"
 
 
 async def test_priority_comes_before_age() -> None:

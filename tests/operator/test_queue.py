@@ -9,7 +9,7 @@ import pytest
 
 from rljob_operator.health import LIMIT, HealthCheck
 from rljob_operator.kube import leader_election as lease
-from rljob_operator.kube.api import Conflict, Object
+from rljob_operator.kube.api import ApiError, Conflict, Object
 from rljob_operator.kube.leader_election import LeaderElector
 from rljob_operator.reconcile import queue
 from rljob_operator.reconcile.queue import Key, Reconcile, WorkQueue
@@ -123,6 +123,22 @@ async def test_a_conflict_that_does_not_end_is_an_error_as_any_other(caplog: pyt
     assert len(passes) == queue.CONFLICTS + 1, "the first of them were repeated at once"
 
 
+async def test_a_key_that_fails_for_days_does_not_end_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.0 ** 1024 is no float: at one retry a minute that is reached within a day."""
+    monkeypatch.setattr(queue, "COOL_DOWN", 0.0)
+    monkeypatch.setattr(queue, "LONGEST_RETRY", 0.0)
+    failures = 0
+
+    async def work(key: Key) -> None:
+        nonlocal failures
+        failures += 1
+        raise ApiError(500, "broken")
+
+    async with running(work) as found:
+        found.add(A)
+        await until(lambda: failures > 1100)
+
+
 async def test_the_queue_knows_how_far_it_is_behind() -> None:
     async def work(key: Key) -> None:
         await asyncio.sleep(10)
@@ -170,7 +186,7 @@ def test_the_health_check_is_bad_when_nobody_asks_for_the_lease(monkeypatch: pyt
 async def test_an_api_server_that_does_not_answer_is_no_reason_to_start_the_operator_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lease, "PERIOD", 0.01)
+    monkeypatch.setattr(lease, "RETRY_PERIOD", 0.01)
     beats: list[int] = []
     waiting = LeaderElector(BrokenCluster(), "rljob-system", "one", lambda: beats.append(1))
     asking = asyncio.create_task(waiting.acquire())
@@ -179,7 +195,7 @@ async def test_an_api_server_that_does_not_answer_is_no_reason_to_start_the_oper
 
 
 async def test_a_second_operator_waits_for_the_lease_and_gets_a_released_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "PERIOD", 0.01)
+    monkeypatch.setattr(lease, "RETRY_PERIOD", 0.01)
     cluster = FakeCluster()
     beats: list[int] = []
     first, second = (LeaderElector(cluster, "rljob-system", name, lambda: beats.append(1)) for name in ("one", "two"))
@@ -195,16 +211,16 @@ async def test_a_second_operator_waits_for_the_lease_and_gets_a_released_one(mon
 
 
 async def test_the_lease_of_a_dead_operator_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "PERIOD", 0.01)
-    monkeypatch.setattr(lease, "LIFETIME", 0.1)
+    monkeypatch.setattr(lease, "RETRY_PERIOD", 0.01)
+    monkeypatch.setattr(lease, "LEASE_DURATION", 0.1)
     cluster = FakeCluster()
     await LeaderElector(cluster, "rljob-system", "dead", lambda: None).acquire()
     await asyncio.wait_for(LeaderElector(cluster, "rljob-system", "next", lambda: None).acquire(), SECONDS)
 
 
 async def test_an_operator_that_cannot_renew_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "PERIOD", 0.01)
-    monkeypatch.setattr(lease, "PATIENCE", 0.05)
+    monkeypatch.setattr(lease, "RETRY_PERIOD", 0.01)
+    monkeypatch.setattr(lease, "RENEW_DEADLINE", 0.05)
     with pytest.raises(lease.LeaseLost):
         await asyncio.wait_for(LeaderElector(BrokenCluster(), "rljob-system", "one", lambda: None).renew(), SECONDS)
 
@@ -225,7 +241,7 @@ class FadingCluster(FakeCluster):
 
 async def test_an_operator_gives_up_before_another_can_take_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted from when it asked for what was granted last, and though it waits for an answer."""
-    for name, seconds in (("PERIOD", 0.1), ("PATIENCE", 1.0), ("LIFETIME", 2.5)):
+    for name, seconds in (("RETRY_PERIOD", 0.1), ("RENEW_DEADLINE", 1.0), ("LEASE_DURATION", 2.5)):
         monkeypatch.setattr(lease, name, seconds)
     cluster = FadingCluster()
     first, second = (LeaderElector(cluster, "rljob-system", name, lambda: None) for name in ("one", "two"))
@@ -238,7 +254,7 @@ async def test_an_operator_gives_up_before_another_can_take_the_lease(monkeypatc
 
 
 async def test_an_operator_that_sees_another_holder_ends_itself_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "PERIOD", 0.01)
+    monkeypatch.setattr(lease, "RETRY_PERIOD", 0.01)
     cluster = FakeCluster()
     held = LeaderElector(cluster, "rljob-system", "one", lambda: None)
     await held.acquire()

@@ -13,7 +13,7 @@ from aiohttp import web
 from rljob_operator import reflector
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.handlers import EventHandlers
-from rljob_operator.kube.api import Object
+from rljob_operator.kube.api import ApiError, Object
 from rljob_operator.kube.client import KubernetesApi
 from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.rate_limit import RateLimiter
@@ -79,7 +79,7 @@ class Case:
         self.api, self.watches = KubernetesApi(credentials, RateLimiter(1000, 1000)), Watches(credentials)
         handlers = EventHandlers(self.cache, lambda job, after: None, 0)
         self.relist = Relist(self.api, self.cache, (), handlers.changed)
-        self.reflector = Reflector(self.relist, self.watches, handlers.take, ("Pod", None))
+        self.reflector = Reflector(self.relist, self.watches, handlers.handle, ("Pod", None))
 
     def known(self) -> set[str]:
         return {name for name in ("a", "b", "c") if self.cache.usage.get(("research", name))}
@@ -96,7 +96,7 @@ async def case(
 ) -> AsyncIterator[Case]:
     server, app = Server(), web.Application()
     server.watches, server.pods, server.later = list(watches), list(pods), list(later)
-    app.router.add_get("/{path:.*}", server.answer)
+    app.router.add_get("/{path:.*}", lambda request: server.answer(request))
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -141,6 +141,19 @@ async def test_a_watch_that_fails_is_begun_again_without_a_list(code: int) -> No
 async def test_what_may_not_be_watched_is_listed_again_when_it_may() -> None:
     async with case(403, pods=(pod("a", 9),)) as found:
         await found.until({"a"}, ["list", "10", "list", "10"])
+
+
+async def test_an_answer_that_is_no_json_is_an_error_of_the_api() -> None:
+    """As a proxy's page of maintenance: who lists or renews the lease tries again, and the process goes on."""
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text="<html>back soon</html>", content_type="text/html")
+
+    async with case(pods=(pod("a", 9),)) as found:
+        await found.until({"a"}, ["list", "10"])
+        found.server.answer = page  # type: ignore[method-assign]
+        with pytest.raises(ApiError, match="0: GET /api/v1/pods: the answer is not JSON: <html>back soon"):
+            await found.api.listing("Pod", None)
 
 
 @pytest.mark.parametrize("size", [7, 1000, 10**6])

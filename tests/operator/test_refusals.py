@@ -67,11 +67,11 @@ def test_nodes_that_refuse_a_pod_in_turn_for_two_causes_change_neither_event_nor
     status, events, found = None, [], []
     for minute in range(12):
         now, node = NOW + minute * UNBOUND_SECONDS, "abcd"[minute % 4]
-        late = waiting(node, status, released=now - UNBOUND_SECONDS, unschedulable=SAID[node]).decide(now)
+        late = waiting(node, status, ungated_at=now - UNBOUND_SECONDS, unschedulable=SAID[node]).decide(now)
         assert [pod.name for pod in late.delete] == ["demo-trainer-1"]
         events += [e.message for e in late.events if e.reason == reasons.NOT_BOUND]
         anew = waiting(node, late.status, gates=(names.GATE,)).decide(now + 5)
-        third = waiting(node, anew.status, released=now, unschedulable=SAID[node]).decide(now + 30)
+        third = waiting(node, anew.status, ungated_at=now, unschedulable=SAID[node]).decide(now + 30)
         found += [texts(decision.status) for decision in (late, anew, third)]
         status = third.status
     said = "pod demo-trainer-1 did not get onto node"
@@ -85,23 +85,23 @@ def test_nodes_that_refuse_a_pod_in_turn_for_two_causes_change_neither_event_nor
 
 
 def test_pods_that_are_on_their_nodes_are_not_said_to_have_been_refused() -> None:
-    late = waiting("a", released=NOW - UNBOUND_SECONDS, unschedulable=CPU).decide()
+    late = waiting("a", ungated_at=NOW - UNBOUND_SECONDS, unschedulable=CPU).decide()
     there = replace(waiting("b"), status=late.status).with_pods(node="z").with_rollout(node="z")
     assert texts(there.decide(NOW + 10).status)[:2] == (reasons.PLACED, "")
 
 
 def test_condition_and_message_agree_when_a_pod_that_a_node_refused_fits_no_node_now() -> None:
-    late = waiting("a", released=NOW - UNBOUND_SECONDS, unschedulable=CPU).decide()
+    late = waiting("a", ungated_at=NOW - UNBOUND_SECONDS, unschedulable=CPU).decide()
     now = NOW + UNBOUND_SECONDS + 5
-    status = waiting("b", late.status, released=NOW + 5, unschedulable=NO_CLAIM).decide(now).status
+    status = waiting("b", late.status, ungated_at=NOW + 5, unschedulable=NO_CLAIM).decide(now).status
     why = 'no node takes demo-trainer-1: persistentvolumeclaim "data" not found'
     message = f"waiting for trainer pods: demo-trainer-1: cannot be scheduled: {NO_CLAIM}"
     assert texts(status) == (reasons.UNSCHEDULABLE, why, message)
 
 
 def test_a_refusal_is_history_until_its_node_may_be_used_again() -> None:
-    late = waiting("a", released=NOW - UNBOUND_SECONDS, unschedulable=CPU).decide()
-    released = waiting("b", late.status, released=NOW + 5)
+    late = waiting("a", ungated_at=NOW - UNBOUND_SECONDS, unschedulable=CPU).decide()
+    released = waiting("b", late.status, ungated_at=NOW + 5)
     assert texts(released.decide(NOW + 10).status)[:2] == (reasons.NOT_BOUND, f"{LATELY}: Insufficient cpu")
     gone = waiting("b", late.status).without_pod(1)
     assert gone.status.placement
@@ -112,10 +112,10 @@ def test_a_refusal_is_history_until_its_node_may_be_used_again() -> None:
 
 
 def test_what_is_wrong_with_a_pod_is_said_after_refusals_unless_it_is_about_another_node() -> None:
-    late = waiting("a", released=NOW - UNBOUND_SECONDS, unschedulable=CPU).decide()
+    late = waiting("a", ungated_at=NOW - UNBOUND_SECONDS, unschedulable=CPU).decide()
 
     def message(**pod: Any) -> str:
-        return texts(waiting("b", late.status, released=NOW + 5, **pod).decide(NOW + 10).status)[2]
+        return texts(waiting("b", late.status, ungated_at=NOW + 5, **pod).decide(NOW + 10).status)[2]
 
     lately = f"waiting for trainer pods: {LATELY}: Insufficient cpu"
     assert message(unschedulable=TAINT) == lately
@@ -123,7 +123,7 @@ def test_what_is_wrong_with_a_pod_is_said_after_refusals_unless_it_is_about_anot
 
 
 def test_a_pod_that_is_deleted_without_an_assignment_is_an_event_even_if_its_cause_is_known() -> None:
-    late: dict[str, Any] = {"released": NOW - UNBOUND_SECONDS, "unschedulable": CPU}
+    late: dict[str, Any] = {"ungated_at": NOW - UNBOUND_SECONDS, "unschedulable": CPU}
     known = waiting("a", **late).decide().status
     for status in (None, known):
         job = waiting("b", status, **late)
@@ -142,7 +142,7 @@ def test_several_pods_that_are_refused_at_once_are_one_event_with_their_causes()
     job = make_job(nodes=3, scheduling={"backend": "builtin"})
     seats = [PodAssignment(pod=f"demo-trainer-{i}", node="abc"[i], rank=i) for i in range(3)]
     job = job.with_status(placement=PlacementStatus(assignments=seats))
-    job = job.with_pods(node="", running=False, phase="Pending", released=NOW - UNBOUND_SECONDS, unschedulable=TAINT)
+    job = job.with_pods(node="", running=False, phase="Pending", ungated_at=NOW - UNBOUND_SECONDS, unschedulable=TAINT)
     (event,) = job.changing_pod(0, unschedulable=CPU).decide().events
     assert (
         event.message

@@ -24,12 +24,16 @@ class Refusing(FakeCluster):
         super().__init__()
         self.lists: list[tuple[str, str | None]] = []
         self.broken: set[tuple[str, str | None]] = set()
+        self.meanwhile: dict[str, Callable[[], None]] = {}
+        """What happens, by kind, while the next list of it is on its way."""
 
     async def listing(self, kind: str, namespace: str | None, selector: str = "") -> Listing:
         self.lists.append((kind, namespace))
         if (kind, namespace) in self.broken:
             raise ApiError(500, "broken")
-        return await super().listing(kind, namespace, selector)
+        found = await super().listing(kind, namespace, selector)
+        self.meanwhile.pop(kind, lambda: None)()
+        return found
 
 
 class Case:
@@ -105,6 +109,25 @@ async def test_what_a_list_after_kopfs_lacks_is_gone() -> None:
         assert len(found.cache.jobs) == 1
 
 
+@pytest.mark.parametrize("kind", ["RLJob", "Pod"])
+async def test_what_is_deleted_while_a_list_is_on_its_way_stays_gone(kind: str) -> None:
+    """Its watch is ahead of the list and tells of the deletion once: a job that came back would get pods again."""
+    async with case() as found:
+        pod = {"kind": "Pod", "metadata": {"name": "a", "namespace": "research"}, "spec": {"nodeName": "node-1"}}
+        stored = {"Pod": found.cluster.put(pod), "RLJob": found.cluster.objects[("RLJob", *OTHER)]}[kind]
+        await found.kopf_lists_all()
+        cached = {"Pod": found.cache.usage, "RLJob": found.cache.jobs}[kind]
+        before = len(cached)
+
+        def delete() -> None:
+            found.cluster.remove(stored)
+            found.cache.of_kind(kind).remove(stored)
+
+        found.cluster.meanwhile[kind] = delete
+        await found.kopf_lists(kind)
+        assert not found.cluster.meanwhile and len(cached) == before - 1
+
+
 async def test_a_kind_that_kopf_goes_on_watching_is_not_listed_again() -> None:
     async with case() as found:
         await found.kopf_lists_all()
@@ -137,7 +160,7 @@ async def test_everything_is_listed_again_after_a_while(monkeypatch: pytest.Monk
     async with case() as found:
         await found.kopf_lists_all()
         found.cluster.lists.clear()
-        monkeypatch.setattr(relist, "LONGEST", 0.05)
+        monkeypatch.setattr(relist, "RELIST_INTERVAL", 0.05)
         await found.kopf_lists("Pod")
         await until(lambda: set(found.cluster.lists) == {(kind, None) for kind in (*EVERYWHERE, *SERVED)})
 

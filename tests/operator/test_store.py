@@ -8,9 +8,10 @@ import pytest
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
+from rljob_operator.cache import cache as cache_module
 from rljob_operator.cache.cache import Cache
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.handlers import ROOM_DELAY, EventHandlers
+from rljob_operator.handlers import CAPACITY_DELAY, EventHandlers
 from rljob_operator.kube.api import Key, Object
 from simulator.feed import HOSTILE
 from simulator.makers import make_job
@@ -44,6 +45,27 @@ def test_a_deletion_that_comes_after_its_successor_is_ignored() -> None:
     assert known.values() == [2]
     assert known.remove(thing(12)) == {JOB}
     assert known.of(JOB) == {}
+
+
+def test_an_object_that_was_deleted_does_not_come_back_from_a_list_or_an_answer_that_was_on_its_way() -> None:
+    known = store()
+    known.put(thing(3))
+    known.remove(thing(7))
+    assert known.put(thing(5)) == set() and known.values() == []
+    assert known.put(thing(9, 2, uid="successor")) == {JOB}
+    known.remove(thing(4, name="never seen"))
+    assert known.put(thing(2, name="never seen")) == set() and len(known) == 1
+
+
+def test_few_deletions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "DELETIONS", 10)
+    known = store()
+    for i in range(30):
+        known.put(thing(2 * i, name=f"pod-{i}"))
+        known.remove(thing(2 * i + 1, name=f"pod-{i}"))
+    remembered = [value for value in vars(known).values() if isinstance(value, dict)]
+    assert sum(map(len, remembered)) == 10
+    assert known.put(thing(58, name="pod-29")) == set(), "the newest ones"
 
 
 def test_a_list_removes_what_it_lacks_but_not_what_is_newer() -> None:
@@ -122,7 +144,7 @@ async def test_a_pod_that_goes_wakes_who_waits_for_room() -> None:
         cache.put({"kind": "RLJob", "metadata": meta, "spec": {}, "status": {"placement": {"problem": problem}}})
     assert await seen(Event("ADDED", pod(3, "n1")), cache=cache) == {}, "one that comes gives nobody room"
     ended = Event("MODIFIED", pod(4, "n1", phase="Succeeded"))
-    assert await seen(ended, cache=cache) == {("research", "waits"): ROOM_DELAY}
+    assert await seen(ended, cache=cache) == {("research", "waits"): CAPACITY_DELAY}
 
 
 async def test_a_job_that_is_deleted_wakes_who_waits_for_its_seats() -> None:
@@ -134,7 +156,7 @@ async def test_a_job_that_is_deleted_wakes_who_waits_for_its_seats() -> None:
     assert await seen(Event("MODIFIED", changed), kind="RLJob", cache=cache) == {("research", "goes"): 0.0}
     gone = Event("DELETED", {"kind": "RLJob", "metadata": meta | {"resourceVersion": "4"}})
     woken = await seen(gone, kind="RLJob", cache=cache)
-    assert woken == {("research", "goes"): 0.0, ("research", "waits"): ROOM_DELAY}
+    assert woken == {("research", "goes"): 0.0, ("research", "waits"): CAPACITY_DELAY}
 
 
 async def test_a_heartbeat_wakes_its_job_when_its_progress_is_due() -> None:

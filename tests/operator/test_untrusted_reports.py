@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rljob_api import names
 from rljob_api.metrics import METRICS
 from rljob_api.status import JobStatus
-from rljob_operator.cache.reports import CachedConfigMap, cached
+from rljob_operator.cache.reports import CachedConfigMap, transform
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.decide import Decision, decide
 from rljob_operator.reconcile.events import event_object
@@ -25,7 +25,7 @@ def kept(report: Any) -> CachedConfigMap:
     """The report of demo-trainer-0 as it is cached."""
     meta = {"name": names.report("demo-trainer-0"), "namespace": META.namespace, "resourceVersion": "1", "uid": "u"}
     text = report if isinstance(report, str) else json.dumps(report)
-    return cached(lambda: NOW)({"kind": "ConfigMap", "metadata": meta, "data": {names.REPORT_KEY: text}}, None)
+    return transform(lambda: NOW)({"kind": "ConfigMap", "metadata": meta, "data": {names.REPORT_KEY: text}}, None)
 
 
 def observed(note: CachedConfigMap) -> Snapshot:
@@ -33,7 +33,7 @@ def observed(note: CachedConfigMap) -> Snapshot:
     job = make_job().with_attempt(1).running(step=2).with_rollout()
     reports = {pod: report for pod, report in job.reports.items() if pod != "demo-trainer-0"}
     reports |= {note.report.pod: note.report} if note.report else {}
-    return job.having(reports=reports, unreadable={note.pod: note.trouble} if note.trouble else {}).snapshot()
+    return job.having(reports=reports, unreadable={note.pod: note.problem} if note.problem else {}).snapshot()
 
 
 def check(decision: Decision) -> None:
@@ -92,7 +92,7 @@ def test_a_report_with_a_field_of_any_other_kind_changes_nothing_about_that(repo
 def test_a_report_that_is_no_report_at_all_is_named(text: str) -> None:
     note = kept(text)
     assert note.report is None
-    assert note.trouble.isprintable() and len(note.trouble) < 1000
+    assert note.problem.isprintable() and len(note.problem) < 1000
     check(decide_on(text))
 
 

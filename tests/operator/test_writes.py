@@ -8,7 +8,7 @@ import pytest
 from api.specs import raw_spec
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import ApiError, Conflict, Object
-from rljob_operator.kube.client import owned_by_creation
+from rljob_operator.kube.client import managed_fields_upgrade
 from rljob_operator.reconcile.reconciler import Reconciler
 from rljob_operator.reconcile.writer import covers, together
 from simulator.cluster import FakeCluster
@@ -195,12 +195,12 @@ def test_what_others_add_does_not_matter() -> None:
 def test_fields_of_a_creation_become_fields_of_an_apply() -> None:
     entries = [{"manager": "launcher", "operation": "Apply"}, {"manager": "rljob-operator", "operation": "Update"}]
     live = {"metadata": {"resourceVersion": "7", "managedFields": entries}}
-    assert owned_by_creation(live) == [
+    assert managed_fields_upgrade(live) == [
         {"op": "replace", "path": "/metadata/managedFields/1/operation", "value": "Apply"},
         {"op": "replace", "path": "/metadata/resourceVersion", "value": "7"},
     ]
     entries[1]["operation"] = "Apply"
-    assert owned_by_creation(live) == []
+    assert managed_fields_upgrade(live) == []
 
 
 class BusyCluster(FakeCluster):

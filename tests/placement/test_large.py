@@ -8,7 +8,7 @@ from benchmarks.placement import cluster, gang
 from placement.makers import make_cluster, make_gang, make_racks
 from rljob_placement.plan import plan
 from rljob_placement.report import report
-from rljob_placement.search import LOOKS
+from rljob_placement.search import MOST_LOOKUPS
 
 
 def test_a_gang_of_256_pods_on_1000_nodes_looks_at_a_bounded_number_of_costs() -> None:
@@ -16,7 +16,7 @@ def test_a_gang_of_256_pods_on_1000_nodes_looks_at_a_bounded_number_of_costs() -
     for pipeline in (1, 4, 8):
         found = plan(cluster(1000, busy=400, random=Random(1)), gang(224, 32, pipeline))
         assert len(found.trainers) == 224 and "" not in found.rollouts
-        assert found.looked < 2 * LOOKS
+        assert found.looked < 2 * MOST_LOOKUPS
 
 
 def test_twice_the_nodes_do_not_cost_twice_the_search() -> None:

@@ -1,5 +1,6 @@
 """What is free on a node, and which nodes take which pods."""
 
+import re
 from typing import Any
 
 import pytest
@@ -31,9 +32,10 @@ def test_quantities_are_whole_thousandths(text: object, thousandths: int) -> Non
     assert parse(text) == thousandths
 
 
-def test_what_is_no_quantity_says_so() -> None:
-    with pytest.raises(ValueError, match="'1.5Q' is no Kubernetes quantity"):
-        parse("1.5Q")
+@pytest.mark.parametrize("text", ["1.5Q", "1.2.3", ".", "12e", "1e1000", "", "1,5"])
+def test_what_is_no_quantity_says_so(text: str) -> None:
+    with pytest.raises(ValueError, match=f"'{re.escape(text)}' is no Kubernetes quantity"):
+        parse(text)
 
 
 def test_quantities_are_shown_as_people_write_them() -> None:

@@ -54,6 +54,6 @@ def test_a_large_cluster_is_packed_and_refused_with_few_looks() -> None:
     sizes = {8: 990, 5: 10, 3: 10}
     free = [{"gpu": 8, "cpu": 64}] * len(nodes)
     full = [kind((size, 1), count, nodes) for size, count in sizes.items()]
-    assert pack(free, full, looks=2000) is not None
+    assert pack(free, full, tries=2000) is not None
     sizes |= {5: 11, 3: 8}
-    assert pack(free, [kind((size, 1), count, nodes) for size, count in sizes.items()], looks=2000) is None
+    assert pack(free, [kind((size, 1), count, nodes) for size, count in sizes.items()], tries=2000) is None

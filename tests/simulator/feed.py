@@ -47,7 +47,7 @@ class Feed:
         due = [event for event in self._queue if event[0] <= self._turn]
         self._queue = [event for event in self._queue if event[0] > self._turn]
         for _, gone, obj in due:
-            self.handlers.take(obj["kind"], obj, gone=gone)
+            self.handlers.handle(obj["kind"], obj, gone=gone)
         self._turn += 1
 
     def relist(self) -> None:

@@ -1,4 +1,4 @@
-"""What the API server itself checks of an RLJob: rules of single objects (`validation/object_rules.py`), and what may not change."""
+"""Rules that the API server checks itself, as CEL: those of validation/object_rules.py, the job's name, and fields that may not change."""
 
 from rljob_api import names
 from rljob_api.validation.object_rules import OBJECT_RULES

@@ -32,7 +32,7 @@ _COLUMNS = [
 ]
 
 UNOBSERVED = {"observedGeneration": -1}
-"""Status of a job that no operator has seen: whoever waits by `observedGeneration` waits for it."""
+"""Status of a job that no operator has seen yet, so that tools which compare `observedGeneration` keep waiting."""
 
 _SCALE = {
     "specReplicasPath": ".spec.rollout.replicas",
@@ -122,7 +122,7 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _own(default: dict[str, Any], schema: Schema) -> dict[str, Any]:
-    """What an object's default says beyond the defaults of its fields, which the API server fills in."""
+    """An object's default without what equals the defaults of its fields, which the API server fills in anyway."""
     fields = schema.get("properties", {})
     nested = {
         k: _own(v, fields[k]) if isinstance(v, dict) and "properties" in fields.get(k, {}) else v
@@ -132,7 +132,7 @@ def _own(default: dict[str, Any], schema: Schema) -> dict[str, Any]:
 
 
 def _open(schema: Schema) -> Schema:
-    """A status takes what the operator writes: no required fields and no defaults, which would claim what was not observed."""
+    """The schema of a status: without required fields, and without defaults, which would claim what was not observed."""
     out = {k: v for k, v in schema.items() if k not in ("required", "default")}
     for key in ("items", "additionalProperties"):
         if isinstance(out.get(key), dict):

@@ -1,4 +1,4 @@
-"""A structural schema as Helm reads one for values: JSON schema, draft 07.
+"""The schema of a chart's values, from the CRD's structural schema: JSON schema, draft 07, which Helm reads.
 
 python -m rljob_api.schema.values FILE    # write that of the chart rljob-job
 """
@@ -16,7 +16,7 @@ _KUBERNETES = ("x-kubernetes-validations", "x-kubernetes-preserve-unknown-fields
 
 
 def values_schema(structural: Schema) -> Schema:
-    """Objects refuse unknown keys, unless they are verbatim or maps; nothing is put in that the values do not have."""
+    """A structural schema as JSON schema. Objects refuse unknown keys, unless they are verbatim or maps, and there are no defaults."""
     out = {k: v for k, v in structural.items() if k not in _KUBERNETES}
     if out.pop("exclusiveMinimum", False):
         out["exclusiveMinimum"] = out.pop("minimum")
@@ -32,7 +32,7 @@ def _all(properties: dict[str, Schema]) -> dict[str, Schema]:
 
 
 def job_chart() -> Schema:
-    """Of the chart rljob-job: a job as values. `global` is Helm's: a parent chart sets it."""
+    """The schema of the chart rljob-job, whose values are a job. `global` is Helm's: a parent chart sets it."""
     spec = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     texts = {"type": "object", "additionalProperties": {"type": "string"}}
     return {

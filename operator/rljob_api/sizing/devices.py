@@ -17,13 +17,14 @@ DEVICES: Mapping[str, float] = {
     "l40s-48g": 44.4,
     "rtx4090-24g": 23.6,
 }
-"""GiB, a little less than the name says, as torch.cuda.mem_get_info has them: measured on the H200, for the others from torch's messages of memory
-that ran out."""
+"""Memory by GPU, in GiB, as torch.cuda.mem_get_info reports it, which is a little less than the name says: measured on the H200, for the others from
+torch's out-of-memory messages."""
 
 PRODUCT, MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
-"""Labels that NVIDIA's GPU feature discovery gives to nodes: `NVIDIA-H100-80GB-HBM3`, and MiB as nvidia-smi counts them."""
+"""Labels of nodes from NVIDIA's GPU feature discovery: the product, such as `NVIDIA-H100-80GB-HBM3`, and its memory in MiB as nvidia-smi counts
+it."""
 DRIVER = 1.0 * GIB
-"""Of those, what a process does not see: between 0.6 (H200) and 0.9 GiB (A100)."""
+"""Bytes of that memory which no process sees, rounded up: between 0.6 (H200) and 0.9 GiB (A100)."""
 
 WITHOUT_MEANING = {"nvidia", "geforce", "sxm", "sxm4", "sxm5", "pcie", "hbm2e", "hbm3", "hbm3e"}
 """Words in a GPU's name that do not change its memory."""
@@ -31,14 +32,14 @@ WITHOUT_MEANING = {"nvidia", "geforce", "sxm", "sxm4", "sxm5", "pcie", "hbm2e", 
 
 @dataclass(frozen=True)
 class Device:
-    """The GPU that a job is held against. `bytes`: what a process sees. `found`: where the cluster says so; empty when somebody named it."""
+    """The GPU that a job's memory is compared with. `bytes`: what a process sees. `found`: where the size is known from; empty: the user named it."""
 
     bytes: float
     found: str = ""
 
 
 def smallest(nodes: Iterable[Mapping[str, str]]) -> Device | None:
-    """Of nodes by their labels; None when no label says it."""
+    """The smallest GPU of nodes, by their labels; None: no label says it."""
     sizes = [
         (int(labels[MEMORY]), labels.get(PRODUCT, "GPU")) for labels in nodes if labels.get(MEMORY, "").isdecimal()
     ]
@@ -51,7 +52,8 @@ def smallest(nodes: Iterable[Mapping[str, str]]) -> Device | None:
 
 
 def device_bytes(name: str) -> float:
-    """Of a GPU as DEVICES, its maker or a node's label names it, with or without its size, or of a Kubernetes quantity. Raises ValueError."""
+    """Bytes of a GPU by its name, with or without its size, as in DEVICES, by its maker or in a node's label; or of a Kubernetes quantity. Raises
+    ValueError for a name that is not known, or fits several GPUs."""
     cards = [card for card in DEVICES if _is(card, name)]
     if len(cards) > 1:
         raise ValueError(f"there are several: {', '.join(cards)}")

@@ -1,4 +1,4 @@
-"""An estimate of what the trainer keeps in the memory of its hosts: what left the GPUs for a while, and what a checkpoint is written from.
+"""An estimate of what the trainer keeps in host memory: what is offloaded from the GPUs, and copies that checkpoints are written from.
 
 A checkpoint of any layout, the last one or a drained job's, is gathered: every rank holds the moments and float32 copies of all that its stage learns
 (megatron/compat/optimizer_gathering.py in the trainer). One that is written while training continues is a copy of the rank's own shards, in pinned
@@ -19,7 +19,7 @@ from rljob_api.spec import RLJobSpec
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Bytes of a trainer pod, the one that holds most."""
+    """Bytes of host memory in the trainer pod that holds most."""
 
     offloaded: float
     """Parameters and moments of models that take turns on the GPUs. Gradients are not kept."""
@@ -43,7 +43,7 @@ def host_memory(spec: RLJobSpec, shape: Shape) -> HostMemory:
 
 
 def _written(spec: RLJobSpec, stage: Stage) -> float:
-    """By one rank. The weights are written by one copy of the model."""
+    """Bytes that one rank writes a checkpoint from. One copy of the model writes the weights."""
     trained = [n for n in stage.networks if n.gradients]
     weights = sum(n.gradients for n in trained) * BYTES[spec.model.dtype] / FLOAT
     gathered = sum(3 * n.gradients for n in trained)
@@ -58,7 +58,7 @@ def _pinned(size: float) -> float:
 
 
 def memory_limit(spec: RLJobSpec) -> float:
-    """Bytes that a trainer pod may use; 0: nobody has said. Raises ValueError for what is no quantity."""
+    """Bytes of memory that a trainer pod may use; 0: it has no limit. Raises ValueError for what is no quantity."""
     limits = spec.trainer.template.resources.limits
     return quantity.parse(limits["memory"]) / 1000 if "memory" in limits else 0.0
 
@@ -69,7 +69,7 @@ def _offloaded(network: Network) -> float:
 
 
 def _reference(spec: RLJobSpec, shape: Shape) -> float:
-    """A rank's. With adapters the reference is the frozen model itself, if no other is named."""
+    """Bytes of an offloaded reference, per rank. With adapters the reference is the frozen model itself, unless another is named."""
     elsewhere = names.ROLE_REFERENCE in spec.gangs or not spec.reference.offload
     if not spec.has_reference or elsewhere or (spec.model.lora and not spec.reference.path):
         return 0.0

@@ -22,7 +22,7 @@ class Layout:
 
     @staticmethod
     def of(spec: RLJobSpec, role: str) -> "Layout":
-        """Of a model's role: its own gang's, or the trainer's. Raises ValueError for the role of pods that hold no model of Megatron's."""
+        """The layout of a model, by its role: its own gang's, or the trainer's. Raises ValueError for roles whose model Megatron does not compute."""
         if not names.is_model_role(role):
             raise ValueError(f"unknown role {role!r}: must be trainer, critic, reference, or reward and a number")
         t = spec.of_gang(role).trainer
@@ -64,7 +64,7 @@ class Layout:
 
     @property
     def alignment(self) -> int:
-        """So is a whole micro-batch: sequence parallelism cuts each rank's share into equal parts."""
+        """A micro-batch is filled up to a multiple of this many tokens: sequence parallelism cuts each rank's share into equal parts."""
         return self.sequence_alignment * self.tensor
 
     @property
@@ -93,7 +93,7 @@ def rollout_pods(spec: RLJobSpec) -> int:
 
 
 def required_rollout_pods(spec: RLJobSpec) -> int:
-    """Of them, those without which generation waits."""
+    """Servers in pods of their own without which generation waits."""
     return 0 if spec.supervised else spec.rollout.required
 
 
@@ -114,7 +114,7 @@ def pods_of(spec: RLJobSpec) -> dict[str, int]:
 
 
 def required_pods(spec: RLJobSpec) -> dict[str, int]:
-    """Of them, those that are placed together or not at all: all but the rollouts beyond `minReplicas`."""
+    """Pods that are placed together or not at all, by role: all but the rollouts beyond `minReplicas`."""
     required = {names.ROLE_ROLLOUT: required_rollout_pods(spec)}
     return {role: required.get(role, count) for role, count in pods_of(spec).items()}
 
@@ -126,16 +126,16 @@ class Amounts:
     longest: int
     """Tokens of the longest sample."""
     groups_per_step: int
-    """What is drawn from the data: prompts, each with several samples; conversations; pairs of samples."""
+    """Groups per step: prompts, each with several samples; conversations; or pairs of samples."""
     group: int
-    """Samples of one of them."""
+    """Samples in a group."""
     samples_per_step: int
     groups_per_mini_batch: int
     samples_per_mini_batch: int
     updates: int
     """Optimizer steps per step."""
     optimizer_steps: int | None
-    """Of the whole job; None: only the trainer knows, which counts the data of `train.epochs`."""
+    """Optimizer steps of the whole job; None: with `train.epochs`, only the trainer knows, since it counts the data."""
 
     @staticmethod
     def of(spec: RLJobSpec) -> "Amounts":

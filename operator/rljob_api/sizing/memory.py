@@ -21,6 +21,7 @@ from rljob_api.sizing.serving import SERVER_SHARE, sequences, server_defaults
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import Stage, end_stages, held_by, own_parameters, stages, trained_network
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.roles import PoolSpec
 
 GIB = 2**30
 TRAINER_OVERHEAD, SERVER_OVERHEAD = 4 * GIB, 2 * GIB
@@ -61,13 +62,13 @@ class CacheMemory:
     """Bytes for keys and values on one GPU of a rollout server."""
 
     wanted: float
-    """For the samples that one server has in flight, at their longest."""
+    """Needed for the samples that one server generates at a time, at their longest."""
     there: float
-    """At most: vLLM's share of the GPU without the weights. Its own activations and graphs come off that."""
+    """What there is at most: vLLM's share of the GPU without the weights. Its own activations and graphs reduce it further."""
 
 
 def cache_memory(spec: RLJobSpec, shape: Shape, device: float) -> CacheMemory:
-    """Of a GPU of `device` bytes."""
+    """The cache of a rollout server on GPUs of `device` bytes."""
     needed, given = rollout_memory(spec, shape), server_defaults(spec) | spec.rollout.vllm_args
     share = float(given.get("gpu-memory-utilization", SERVER_SHARE))
     there = float(given.get("kv-cache-memory-bytes") or max(0.0, device * share - needed.weights))
@@ -80,8 +81,8 @@ def trainer_memory(spec: RLJobSpec, shape: Shape) -> TrainerMemory:
 
 
 def gang_memory(spec: RLJobSpec, shape: Shape, role: str) -> TrainerMemory:
-    """Of the gang of another model with as many parameters as the policy. A critic learns; the others run forward passes, one layer after the
-    other. Only the reference has logits."""
+    """Memory of another model's gang, if that model has as many parameters as the policy. A critic learns; the others run forward passes, one layer
+    after another. Only the reference has logits."""
     own = spec.of_gang(role)
     lay = Layout.of(own, names.ROLE_TRAINER)
     found = []
@@ -96,7 +97,7 @@ def gang_memory(spec: RLJobSpec, shape: Shape, role: str) -> TrainerMemory:
 
 
 def _at_most(spec: RLJobSpec, stage: Stage) -> TrainerMemory:
-    """While the policy trains."""
+    """Memory of a stage while the policy trains."""
     policy, *others = stage.networks
     optimizer, activations, logits = policy.optimizer, stage.activations, stage.logits
     if spec.trainer.offload.optimizer:  # it is there only when activations are not
@@ -139,7 +140,7 @@ class Phase:
 
 
 def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[Phase]:
-    """Of every phase the stage that holds most; `device`: bytes of the GPU.
+    """The phases of a step, each for the stage that holds most. `device`: bytes of the GPU.
 
     generate: the server is awake, the trainer rests. score: forward passes of one model after the other. train: the server sleeps. sync: both
     hold the weights. save: parameters and moments are brought back while the server is awake; for any layout, as at the end, also the gradient
@@ -175,7 +176,7 @@ def _outside_tensors(spec: RLJobSpec) -> float:
 
 
 def _server(spec: RLJobSpec, shape: Shape, device: float) -> tuple[float, float]:
-    """Weights of a colocated one, and all that it has when it generates."""
+    """Bytes of a colocated server's weights, and of all that it holds while it generates."""
     if spec.rollout.placement != "colocated":
         return 0.0, 0.0
     weights, given = rollout_memory(spec, shape).weights, server_defaults(spec) | spec.rollout.vllm_args
@@ -185,7 +186,7 @@ def _server(spec: RLJobSpec, shape: Shape, device: float) -> tuple[float, float]
 
 
 def rollout_memory(spec: RLJobSpec, shape: Shape) -> RolloutMemory:
-    """For one GPU of one server."""
+    """Memory of one GPU of a rollout server."""
     width, t = BYTES[spec.model.dtype], spec.rollout.tensor_parallel
     servers = spec.trainer.nodes * servers_per_pod(spec) or max(1, rollout_pods(spec))
     amounts = Amounts.of(spec)
@@ -195,7 +196,22 @@ def rollout_memory(spec: RLJobSpec, shape: Shape) -> RolloutMemory:
 
 
 def _cached(shape: Shape, tensor: int) -> float:
-    """Numbers that one GPU of a server keeps of a token, in each layer."""
+    """Numbers in the cache of one GPU of a server, per token and layer."""
     if shape.latent:
         return shape.latent.key_value + shape.latent.rotated
     return 2 * max(1.0, shape.groups / tensor) * shape.head
+
+
+def pool_weights(pool: PoolSpec, shape: Shape) -> float:
+    """Bytes of weights on one GPU of a pool's server, at most: vLLM loads 2 bytes per parameter unless `dtype` is float32. Quantization is not
+    counted."""
+    width = 4 if pool.vllm_args.get("dtype") in ("float", "float32") else 2
+    return width * shape.parameters / pool.tensor_parallel
+
+
+def pool_cache(pool: PoolSpec, shape: Shape, device: float) -> float:
+    """Bytes for keys and values on one GPU of `device` bytes, at most: vLLM's share without the weights. Negative if the weights do not fit."""
+    if given := pool.vllm_args.get("kv-cache-memory-bytes"):
+        return float(given)
+    share = float(pool.vllm_args.get("gpu-memory-utilization", SERVER_SHARE))
+    return device * share - pool_weights(pool, shape)

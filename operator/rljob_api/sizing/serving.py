@@ -1,4 +1,4 @@
-"""What a rollout server has unless `vllmArgs` says otherwise: it is started so, and plans count on it."""
+"""Settings of rollout servers unless `vllmArgs` says otherwise: servers are started with them, and plans use them."""
 
 from typing import Any
 
@@ -6,12 +6,13 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Device
 
 SEQUENCES: dict[Device, int] = {"cpu": 256, "gpu": 1024}
-"""Responses that one server generates at a time."""
+"""Responses that one server generates at a time, at most."""
 COLOCATED_SHARE = 0.5
-"""Of a GPU's memory, that a server has while it generates and the trainers rest."""
+"""Share of a GPU's memory that a colocated server has while it generates."""
 SERVER_SHARE = 0.92
-"""Of a GPU's memory, that a server in a pod of its own has: what vLLM takes unless its arguments say otherwise."""
+"""Share of a GPU's memory that a server in a pod of its own has: vLLM's default."""
 CPU_KV_CACHE_BYTES = 256 * 2**20
+"""Bytes for keys and values of a server on CPU."""
 
 
 def server_defaults(spec: RLJobSpec) -> dict[str, Any]:

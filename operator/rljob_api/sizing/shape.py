@@ -8,8 +8,9 @@ from rljob_api.sizing.tower import Tower
 from rljob_api.spec.model import LoraSpec
 
 BYTES = {"float32": 4, "bfloat16": 2}
-"""Of one parameter or activation, by `spec.model.dtype`."""
+"""Bytes of one parameter or activation, by `spec.model.dtype`."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of config.json that hold the number of experts."""
 
 
 def experts_of(config: dict[str, Any]) -> int:
@@ -24,10 +25,13 @@ class Latent:
     query: int
     """Width of a token's vector for queries; 0: queries are made of the hidden state."""
     key_value: int
+    """Width of a token's vector for keys and values."""
     content: int
-    """Of a head's query and key, what is not rotated."""
+    """Width of the part of a head's query and key that is not rotated."""
     rotated: int
+    """Width of the part that is rotated (RoPE)."""
     value: int
+    """Width of a head's value."""
 
     @staticmethod
     def of(config: dict[str, Any]) -> "Latent | None":
@@ -43,7 +47,7 @@ class Latent:
         )
 
     def parameters(self, hidden: int, heads: int) -> int:
-        """Of one layer: projections into the vectors, out of them, and the output's."""
+        """Parameters of one layer's attention: projections into the vectors, out of them, and of the output."""
         wide = heads * (self.content + self.rotated)
         queries = (hidden + wide) * self.query if self.query else hidden * wide
         into, out = hidden * (self.key_value + self.rotated), self.key_value * heads * (self.content + self.value)
@@ -62,7 +66,7 @@ class Shape:
     head: int
     """Width of one head."""
     feed_forward: int
-    """Of a dense layer."""
+    """Width of a dense layer's feed-forward part."""
     vocabulary: int
     tied: bool = False
     """The output layer is the embedding."""
@@ -70,18 +74,18 @@ class Shape:
     experts_per_token: int = 0
     expert_feed_forward: int = 0
     shared_feed_forward: int = 0
-    """Of the experts that every token has, together."""
+    """Width of the experts that every token goes through, together."""
     dense_layers: int = 0
     """Layers without experts in a model that has some: its first ones."""
     latent: Latent | None = None
     tower: Tower | None = None
-    """Of a model that reads images."""
+    """The vision tower; None: the model reads no images."""
     adapted: tuple[str, ...] = ADAPTED
     """Matrices next to which LoRA is trained, unless a job names some."""
 
     @staticmethod
     def of(config: dict[str, Any]) -> "Shape | None":
-        """None when config.json does not say enough."""
+        """The shape by a config.json; None: it does not say enough."""
         config = language_of(config)
         needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
         if not all(isinstance(config.get(key), int) for key in needed):
@@ -118,14 +122,14 @@ class Shape:
 
     @property
     def keys_and_values(self) -> int:
-        """Numbers of a token in one layer, as attention reads them."""
+        """Numbers per token and layer that attention reads: keys and values."""
         if self.latent:
             return self.heads * (self.latent.content + self.latent.rotated + self.latent.value)
         return 2 * self.groups * self.head
 
     @property
     def attended(self) -> int:
-        """Numbers that the attention of one layer makes of a token: queries, keys, values and the output."""
+        """Numbers per token that the attention of one layer computes: queries, keys, values and the output."""
         if self.latent:
             return 2 * self.heads * (self.latent.content + self.latent.rotated + self.latent.value)
         return 2 * self.head * (self.heads + self.groups)
@@ -170,10 +174,11 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Norms and biases left out: less than a thousandth."""
+        """Parameters of the model, without norms and biases, which are less than a thousandth."""
         language = round(self.layers * (self.dense + self.expert)) + self.embedding * (1 if self.tied else 2)
         return language + (self.tower.parameters() if self.tower else 0)
 
 
 NOMINAL = Shape(36, 4096, 32, 8, 128, 12288, 151936)
-"""8 billion parameters (Qwen3-8B): where nobody can read config.json, as in the operator. Which communicator moves most depends little on it."""
+"""8 billion parameters (Qwen3-8B), for where config.json cannot be read, as in the operator. Which communicator moves most depends little on the
+size."""

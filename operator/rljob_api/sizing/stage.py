@@ -29,14 +29,14 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import Offload
 
 FLOAT = 4
-
+"""Bytes of a float32."""
 
 Part = Literal["parameters", "gradients", "optimizer"]
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Bytes of one model's parts on a rank; one that does not learn has parameters alone."""
+    """Bytes of one model's parts on a rank. A model that does not learn has only parameters."""
 
     parameters: float
     gradients: float
@@ -44,13 +44,13 @@ class Network:
     offload: Offload
 
     def held(self, *used: Part) -> float:
-        """On the GPU while `used` are needed."""
+        """Bytes on the GPU while the parts `used` are needed: these, and what is not offloaded."""
         parts: tuple[Part, ...] = ("parameters", "gradients", "optimizer")
         return sum(getattr(self, part) for part in parts if part in used or not getattr(self.offload, part))
 
 
 def held_by(networks: Sequence[Network], busy: Network | None = None, *used: Part) -> float:
-    """By all of them while one uses these parts."""
+    """Bytes on the GPU of all models, while one of them (`busy`) needs the parts `used`."""
     return sum(n.held(*used) if n is busy else n.held() for n in networks)
 
 
@@ -63,11 +63,12 @@ class Stage:
     layer: float
     """Activations of one layer of one micro-batch."""
     activations: float
-    """Of all layers and micro-batches that wait for their backward pass."""
+    """Activations of all layers and micro-batches that wait for their backward pass."""
     logits: float
 
     @property
     def passing(self) -> float:
+        """Bytes of a forward and backward pass."""
         return self.activations + self.logits
 
 
@@ -130,7 +131,8 @@ def _cut(spec: RLJobSpec) -> int:
 
 
 def _kept(spec: RLJobSpec, layers: float) -> tuple[float, float, float]:
-    """Of a stage's layers: how many keep all activations and how many inputs are kept, per micro-batch, and how many are computed again at a time."""
+    """How recomputation changes a stage: per micro-batch, the number of layers that keep all activations and the number of inputs that are kept
+    instead; and the number of layers that are computed again at a time."""
     r = spec.trainer.recompute
     if r.granularity != "full":
         return layers, 0.0, 0.0
@@ -141,13 +143,15 @@ def _kept(spec: RLJobSpec, layers: float) -> tuple[float, float, float]:
 
 
 def _in_flight(lay: Layout, stage: int) -> float:
+    """Micro-batches whose activations a stage holds at a time."""
     if lay.virtual_pipeline > 1:
         return (lay.pipeline - stage) * (1 + (lay.pipeline - 1) / (lay.pipeline * lay.virtual_pipeline))
     return lay.pipeline - stage
 
 
 def _networks(spec: RLJobSpec, shape: Shape, dense: float, experts: float) -> list[Network]:
-    """Models of so many parameters that share the policy's ranks. A reference in host memory takes the policy's place and is none of its own."""
+    """The models that share the policy's ranks, with the rank's numbers of dense parameters and of its experts' parameters. A reference in host
+    memory takes the policy's place on the GPU, and is not counted."""
     lay, width = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype]
     tower = shape.tower.parameters() if shape.tower else 0
     learnt = shape.tower.parameters(tuple(spec.model.freeze)) if shape.tower else 0
@@ -161,12 +165,12 @@ def _networks(spec: RLJobSpec, shape: Shape, dense: float, experts: float) -> li
         found.append(replace(whole, offload=spec.critic.offload))
     if spec.has_reference and not spec.reference.offload and names.ROLE_REFERENCE not in spec.gangs:
         found.append(Network(weights, 0.0, 0.0, Offload()))
-    judges = [r.model for r in spec.rewards if r.model and not r.model.processes_per_node]
-    return found + [Network(weights, 0.0, 0.0, Offload(parameters=judge.offload)) for judge in judges]
+    scorers = [r.model for r in spec.rewards if r.model and not r.model.processes_per_node]
+    return found + [Network(weights, 0.0, 0.0, Offload(parameters=scorer.offload)) for scorer in scorers]
 
 
 def trained_network(spec: RLJobSpec, lay: Layout, frozen: float, dense: float, experts: float) -> Network:
-    """Of so many parameters that learn; `frozen`: bytes of those that do not."""
+    """A model with these numbers of parameters that learn; `frozen`: bytes of those that do not."""
     width = BYTES[spec.model.dtype]
     state = 2 * FLOAT + (FLOAT if width < FLOAT else 0)
     optimizer = state * (dense / (lay.data * lay.context) + experts / lay.expert_copies)

@@ -6,27 +6,27 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """Of Qwen2.5-VL (arXiv 2502.13923) and Qwen3-VL (arXiv 2511.21631). Every tensor-parallel rank has all of it."""
+    """A vision tower of Qwen2.5-VL (arXiv 2502.13923) or Qwen3-VL (arXiv 2511.21631). Every tensor-parallel rank has all of it."""
 
     depth: int
     hidden: int
     feed_forward: int
     patch: int
-    """Numbers of one patch."""
+    """Number of inputs of one patch: channels x time x height x width."""
     patches: int
-    """That become one token."""
+    """Number of patches that become one token."""
     out: int
     """Width of the language model."""
     matrices: int = 3
-    """Of a feed-forward layer: 3 with a gate, 2 without."""
+    """Matrices of a feed-forward layer: 3 with a gate, 2 without."""
     positions: int = 0
-    """That have an embedding of their own."""
+    """Number of positions that have a learnt embedding."""
     projectors: int = 1
-    """What the language model is given: behind the last layer, and with deepstack behind some before it."""
+    """Number of projectors: one after the last layer, and with deepstack one after some layers before it."""
 
     @staticmethod
     def of(config: dict[str, Any]) -> "Tower | None":
-        """None: the model has none, or config.json does not say enough."""
+        """The tower by a config.json; None: the model has none, or config.json does not say enough."""
         vision = config.get("vision_config") or {}
         needed = ("depth", "hidden_size", "intermediate_size", "out_hidden_size")
         if not all(isinstance(vision.get(key), int) for key in needed):
@@ -56,7 +56,7 @@ class Tower:
         return self.projectors * (wide * wide + wide * self.out)
 
     def parameters(self, frozen: tuple[str, ...] = ()) -> int:
-        """Of the parts that are not in `frozen`: `vision`, `projector`. Norms and biases left out."""
+        """Parameters of the parts `vision` and `projector` that are not in `frozen`, without norms and biases."""
         return sum(getattr(self, part) for part in ("vision", "projector") if part not in frozen)
 
     @property

@@ -46,7 +46,7 @@ class Link:
     one: int
     other: int
     bytes: float
-    """Per step, from one to the other."""
+    """Bytes per step from one to the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ class Volumes:
     expert_data: float
     pipeline: float
     weights: float
-    """From one pod to the next."""
+    """Bytes of an update of the rollouts, from one pod to the next."""
 
     @staticmethod
     def of(spec: RLJobSpec, shape: Shape, trainings: float, forwards: float) -> "Volumes":
-        """Of a gang that passes over the step's tokens so often, with and without a backward pass."""
+        """The volumes of a gang that makes this many passes over the step's tokens: `trainings` with a backward pass, `forwards` without."""
         lay, width = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype]
         t, c, e, p = lay.tensor, lay.context, lay.expert, lay.pipeline
         tokens = _tokens(spec) / (lay.data * c)

@@ -10,7 +10,7 @@ AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\s]*$", max_length
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-"""JSON has no others, and the API server takes none."""
+"""A finite number: JSON has no others, and the API server takes none."""
 PositiveFloat = Annotated[Number, Field(gt=0)]
 NonNegativeFloat = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
@@ -38,9 +38,9 @@ class Volume(Model):
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
     """Name of the volume inside the pods."""
     mount_path: AbsolutePath
-    """Where every container of the job sees it."""
+    """Path at which every container of the job sees the volume."""
     read_only: bool = False
-    """Mount without the right to write."""
+    """Mount the volume without the right to write."""
     source: Verbatim
     """A Kubernetes volume source, for example `{persistentVolumeClaim: {claimName: data}}`."""
 
@@ -82,13 +82,13 @@ class Template(Model):
     image: Image | None = None
     """Image of this role; the job's `image` when unset."""
     resources: Resources = Resources()
-    """Requests and limits. GPUs are added by the operator from `resourceName` and the process counts."""
+    """Requests and limits of this role's container. The operator adds GPUs, by `trainer.resourceName` and the number of processes."""
     node_selector: dict[str, str] = {}
-    """Labels that a node must have."""
+    """Labels that a node must have to run this role's pods."""
     tolerations: list[Verbatim] = []
-    """Kubernetes tolerations."""
+    """Kubernetes tolerations of this role's pods."""
     affinity: Verbatim | None = None
-    """A Kubernetes affinity."""
+    """Kubernetes affinity of this role's pods."""
     env: list[EnvVar] = []
     """Environment variables of this role; they win over the job's."""
     labels: dict[str, str] = {}
@@ -96,9 +96,9 @@ class Template(Model):
     annotations: dict[str, str] = {}
     """Further annotations of this role's pods."""
     priority_class_name: str | None = None
-    """A Kubernetes PriorityClass."""
+    """Name of the Kubernetes PriorityClass of this role's pods."""
     termination_grace_period_seconds: PositiveInt = 60
-    """How long a deleted pod has to finish its step and save."""
+    """Seconds that a deleted pod has to finish its step and save."""
 
 
 class Sampling(Model):

@@ -20,10 +20,9 @@ class EvaluationSampling(Sampling):
     top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
     """Sample from the most probable tokens whose probabilities add up to this; 1: from all. Needs a temperature above 0."""
     top_k: NonNegativeInt = 0
-    """Sample from so many of the most probable tokens; 0: from all. Needs a temperature above 0."""
+    """Sample from this number of the most probable tokens; 0: from all. Needs a temperature above 0."""
     min_p: Fraction = 0.0
-    """Sample from the tokens that are at least so probable, as a share of the most probable one's probability; 0: from all. Needs a temperature
-    above 0."""
+    """Sample from the tokens whose probability is at least this share of the most probable token's; 0: from all. Needs a temperature above 0."""
 
 
 class EvaluationSet(Model):
@@ -36,7 +35,7 @@ class EvaluationSet(Model):
     samples_per_prompt: Samples | None = None
     """Responses per prompt; unset: `evaluation.samplesPerPrompt`."""
     sampling: EvaluationSampling | None = None
-    """How its prompts are answered, in place of the whole of `evaluation.sampling`; unset: as that says."""
+    """How the set's prompts are answered, in place of the whole of `evaluation.sampling`; unset: `evaluation.sampling`."""
 
 
 class EvaluationSpec(Model):

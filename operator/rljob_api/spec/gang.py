@@ -12,7 +12,7 @@ class Parallelism(Model):
     tensor: PositiveInt = 1
     """Ranks that share every matrix. On GPUs all of them are in one pod."""
     pipeline: PositiveInt = 1
-    """Stages of consecutive layers."""
+    """Number of pipeline stages: groups of consecutive layers on ranks of their own."""
     virtual_pipeline: PositiveInt = 1
     """Pieces of each stage, run interleaved: a smaller pipeline bubble for more messages."""
     context: PositiveInt = 1
@@ -26,10 +26,10 @@ class Parallelism(Model):
 
 
 class Recompute(Model):
-    """Compute activations again in the backward pass in place of keeping them."""
+    """Compute activations again in the backward pass instead of keeping them."""
 
     granularity: Literal["none", "selective", "full"] = "none"
-    """`selective`: `modules` only; `full`: whole layers."""
+    """What is computed again. `none`: nothing; `selective`: `modules` only; `full`: whole layers."""
     modules: list[Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]] = [
         "core_attn"
     ]
@@ -41,8 +41,8 @@ class Recompute(Model):
 
 
 class Gang(Model):
-    """Where a model besides the policy is computed: on the trainer's ranks, in their layout, or on a gang of its own, which `processesPerNode`
-    asks for. The other fields are of such a gang."""
+    """Where a model besides the policy is computed: on the trainer's ranks, in their layout, or, with `processesPerNode`, on a gang of its own. The
+    other fields are settings of such a gang."""
 
     processes_per_node: PositiveInt | None = None
     """Ranks in each pod of a gang of the model's own; each has a GPU of its own. Unset: the trainer's ranks hold the model."""

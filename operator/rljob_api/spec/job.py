@@ -28,7 +28,7 @@ from rljob_api.spec.supervised import DpoSpec, SftSpec
 
 Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain"]
 Pods = TrainerSpec | RolloutSpec | PoolSpec | Gang
-"""What describes the pods of a role."""
+"""Sections of the spec that describe the pods of a role."""
 PAIRED: tuple[Task, ...] = ("dpo", "rewardModel")
 """Tasks whose samples are pairs of a better and a worse answer."""
 
@@ -53,10 +53,10 @@ MODEL_FILES = [
     "!original/*",
     "!consolidated*",
 ]
-"""What a model directory is read for. Repositories of models hold the weights in further formats, too."""
+"""Files of a model directory that are read. Repositories of models also hold the weights in other formats."""
 
 MOST_CHECKPOINTS = 64
-"""That are kept, and that a report holds. A launcher that could not read its progress would end, and so would the next one."""
+"""Checkpoints that are kept, and that a report holds, at most: with more of them, no launcher could read its own progress."""
 
 
 class CheckpointSpec(Model):
@@ -106,7 +106,7 @@ class SchedulingSpec(Model):
 
     @property
     def assigns_nodes(self) -> bool:
-        """Whether this operator chooses the nodes: status.placement holds them, and pods wait for it at a gate."""
+        """Whether the operator chooses the nodes: pods are gated until status.placement has their assignments."""
         return self.backend == "builtin"
 
 
@@ -114,22 +114,24 @@ class LifecycleSpec(Model):
     """Failures and time limits."""
 
     max_restarts: NonNegativeInt = 3
-    """Application failures after which the job fails. Lost nodes, evictions and drains are not counted."""
+    """Failures in a row that are followed by a restart; one more fails the job. Exceptions, killed processes and stalls count; lost nodes, evictions
+    and drains do not. An attempt that has done three steps and saved a checkpoint starts the count anew. A wrong configuration fails the job at
+    once."""
     backoff_seconds: NonNegativeInt = 5
-    """Delay before the first counted restart; doubles with each restart, up to ten minutes."""
+    """Seconds before the first counted restart. The delay doubles with each further one, up to ten minutes."""
     stall_timeout_seconds: PositiveInt = 1800
-    """An attempt fails when its heartbeat does not advance for this long."""
+    """Seconds without progress after which an attempt fails. Every sample, micro-batch, transfer and file counts as progress."""
     drain_timeout_seconds: PositiveInt = 600
-    """How long a drain waits for the end of the step and its checkpoint."""
+    """Seconds that a drain waits for the end of the step and its checkpoint, before it stops the attempt."""
     node_loss_seconds: PositiveInt = 120
-    """How long an unreachable node may stay away before its pod counts as lost."""
+    """Seconds that a node may be unreachable before its pods count as lost."""
     pending_deadline_seconds: PositiveInt | None = None
-    """The job fails when not all trainer pods have started within this time after it was created or resumed; unset: it waits."""
+    """Seconds after the job was created or resumed in which all trainer pods have to start; otherwise the job fails. Unset: it waits."""
     active_deadline_seconds: PositiveInt | None = None
-    """Total time that attempts may run. After it the job drains to a checkpoint and fails; unset: no limit."""
+    """Seconds that the job's attempts may run in total. Then the job drains to a checkpoint and fails. Unset: no limit."""
     ttl_seconds_after_finished: NonNegativeInt | None = None
-    """Delete the children of a finished job after this time; the RLJob itself stays, so that GitOps does not run it again. Unset: pods are released
-    at once and the other children stay."""
+    """Seconds after which the children of a finished job are deleted; the RLJob itself stays, so that GitOps does not run it again. Unset: the pods
+    are deleted at once, and the other children stay."""
 
 
 class RLJobSpec(Model):
@@ -156,12 +158,12 @@ class RLJobSpec(Model):
     evaluation: EvaluationSpec = EvaluationSpec()
     """Measurements on held-out data."""
     trainer: TrainerSpec = TrainerSpec()
-    """The gang of torchrun pods."""
+    """The gang of torchrun pods that trains the policy."""
     critic: CriticSpec | None = None
     """The value model. Required by `algorithm.advantage: gae`, refused otherwise."""
     reference: ReferenceSpec = ReferenceSpec()
-    """The frozen policy that the trained one is compared with: of `algorithm.kl` while its coefficient is above 0, of
-    `algorithm.distillation.reference`, and of `task: dpo` with a loss that has one."""
+    """The frozen policy that the trained one is compared with: by `algorithm.kl` if its coefficient is above 0, by
+    `algorithm.distillation.reference`, and by `task: dpo` with a loss that needs it."""
     rollout: RolloutSpec = RolloutSpec()
     """The vLLM servers that generate. For `task: rl`."""
     pools: Annotated[list[PoolSpec], Field(max_length=8)] = []
@@ -204,61 +206,61 @@ class RLJobSpec(Model):
 
     @property
     def supervised(self) -> bool:
-        """Learns from given data alone: no rollouts, no rewards."""
+        """Whether the task learns from given data alone, without rollouts and rewards."""
         return self.task != "rl"
 
     @property
     def paired(self) -> bool:
-        """A sample is a pair of answers."""
+        """Whether a sample is a pair of answers."""
         return self.task in PAIRED
 
     @property
     def has_reference(self) -> bool:
-        """A frozen policy is held."""
+        """Whether a frozen reference policy is needed."""
         return self.dpo.has_reference if self.task == "dpo" else self.algorithm.has_reference
 
     @property
     def generates_on(self) -> bool:
-        """Responses continue under the next policy, wherever they are when it comes."""
+        """Whether responses that are being generated when a new policy comes continue under it."""
         return self.train.staleness > 0 and self.rollout.interrupt == "continue"
 
     @property
     def keeps_groups(self) -> bool:
-        """What a step leaves over is kept for the next one."""
+        """Whether groups that a step leaves over are kept for the next one."""
         return self.generates_on or self.train.partial_rollouts is not None
 
     @property
     def max_age(self) -> int:
-        """Policy versions that a trajectory may begin before the policy that it trains."""
+        """Largest number of policy versions between the one under which a trajectory began and the one that it trains."""
         partial = self.train.partial_rollouts
         return max(self.train.staleness, partial.max_age if partial else 0)
 
     @property
     def longest_response(self) -> int:
-        """Tokens behind the prompt of a training sample at most: of one response, or of an agent's whole trajectory."""
+        """Most tokens after the prompt of a training sample: of one response, or of an agent's whole trajectory."""
         agent = self.rollout.agent
         return agent.max_tokens if agent else self.rollout.sampling.max_tokens
 
     @property
     def longest_response_field(self) -> str:
-        """Path of the field that says so."""
+        """Path of the field that sets `longest_response`."""
         return "spec.rollout.agent.maxTokens" if self.rollout.agent else "spec.rollout.sampling.maxTokens"
 
     @property
     def rollout_correction(self) -> RolloutCorrection:
-        """With what is unset chosen: quantized rollouts are corrected for."""
+        """spec.algorithm.rolloutCorrection with its unset fields filled in: by default, quantized rollouts are corrected for."""
         given = self.algorithm.rollout_correction
         usual = "token" if self.rollout.quantized and not given.bypass else "none"
         return given.model_copy(update={"importance_sampling": given.importance_sampling or usual})
 
     @property
     def last_step(self) -> int:
-        """The last one that is trained; 0 with evaluation.only."""
+        """The last step that is trained; 0 with evaluation.only."""
         return 0 if self.evaluation.only else self.train.total_steps
 
     @property
     def evaluation_sets(self) -> list[EvaluationSet]:
-        """Of `task: rl`: that of data.validation first, if there is one; each with what it leaves to spec.evaluation."""
+        """Held-out sets of `task: rl`: first that of data.validation, if there is one. Their unset fields are filled in from spec.evaluation."""
         e, files = self.evaluation, self.data.validation
         own = [EvaluationSet(name=VALIDATION, files=files)] if files else []
         return [
@@ -273,7 +275,7 @@ class RLJobSpec(Model):
 
     @property
     def models(self) -> dict[str, Gang]:
-        """Models besides the policy that Megatron computes, by role, wherever they are."""
+        """Models besides the policy that Megatron computes, by role, on the trainer's ranks or on gangs of their own."""
         critic: dict[str, Gang] = {names.ROLE_CRITIC: self.critic} if self.critic else {}
         reference = {names.ROLE_REFERENCE: self.reference} if self.has_reference else {}
         rewards = {names.reward_role(i): reward.model for i, reward in enumerate(self.rewards) if reward.model}
@@ -281,12 +283,12 @@ class RLJobSpec(Model):
 
     @property
     def gangs(self) -> dict[str, Gang]:
-        """Of them, those on gangs of their own."""
+        """Models besides the policy that have a gang of their own, by role."""
         return {role: model for role, model in self.models.items() if model.processes_per_node}
 
     def of_gang(self, role: str) -> "RLJobSpec":
-        """The spec as the ranks of a role's gang read it: what the gang has is in the place of the trainer's, and adapters are the policy's alone. Of
-        the trainer, and of models on its ranks, the spec itself."""
+        """The spec as the ranks of a role's gang read it: `trainer` has the gang's settings, and there are no adapters, which only the policy has.
+        For the trainer, and for models on its ranks, the spec itself."""
         gang = self.gangs.get(role)
         if gang is None:
             return self
@@ -307,7 +309,7 @@ class RLJobSpec(Model):
 
     @property
     def has_token(self) -> bool:
-        """Pods ask each other over HTTP, with a token of the job."""
+        """Whether the job has a token, with which its pods authenticate to each other over HTTP."""
         return not self.supervised or bool(self.gangs)
 
     @property
@@ -328,7 +330,7 @@ class RLJobSpec(Model):
         return self.pods[role].template
 
     def processes_of(self, role: str) -> int:
-        """Processes of one of the role's pods, each of which has a GPU if the job is on GPUs."""
+        """Processes in each pod of the role. With `trainer.device: gpu`, each has a GPU of its own."""
         settings = self.pods[role]
         if isinstance(settings, RolloutSpec | PoolSpec):
             return settings.tensor_parallel

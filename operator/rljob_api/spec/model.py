@@ -59,7 +59,7 @@ class LoraSpec(Model):
 
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""For which vLLM has room in its LoRA (0.26, vllm/config/lora.py, MaxLoRARanks)."""
+"""Values of vLLM's max-lora-rank (0.26, vllm/config/lora.py, MaxLoRARanks)."""
 
 
 class ModelSpec(Model):

@@ -1,4 +1,4 @@
-"""As whom the pods of a job run."""
+"""spec.podSecurity: user and groups of a job's pods."""
 
 from typing import Annotated, Literal
 

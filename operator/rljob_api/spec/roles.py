@@ -51,7 +51,7 @@ class TrainerSpec(Model):
     processes_per_node: PositiveInt = 1
     """Ranks in each trainer pod; each has a GPU of its own."""
     device: Device = "gpu"
-    """`cpu` runs the same code on gloo: laptops, tests, the demo."""
+    """`gpu`, or `cpu` for laptops, tests and the demo: the same code, on gloo."""
     resource_name: str = "nvidia.com/gpu"
     """The extended resource that a GPU is requested by."""
     parallelism: Parallelism = Parallelism()
@@ -65,7 +65,7 @@ class TrainerSpec(Model):
     transformer_config: Verbatim = {}
     """Fields of megatron-core's TransformerConfig, verbatim. Those that this spec names elsewhere are refused here."""
     shm_size: Quantity = "1Gi"
-    """Size of /dev/shm, in memory."""
+    """Size of /dev/shm in trainer pods, in memory."""
     template: Template = Template()
     """Pod settings of the trainers."""
 
@@ -119,10 +119,10 @@ class RolloutSpec(Model):
     `tensorParallel` of them. Colocated servers sleep while the policy is trained, and `replicas` and `minReplicas` are not read. While they
     generate, vllmArgs' `gpu-memory-utilization` is their share of the memory, 0.5 unless set."""
     replicas: Annotated[int, Field(ge=0, le=4096)] = 1
-    """Servers in pods of their own. 0 only when batches are replayed; not read when servers are colocated. A change takes effect at once, also by
-    `kubectl scale`, but not below the `minReplicas` that a running attempt started with."""
+    """Number of servers, each in a pod of its own. 0 only when batches are replayed; not read when servers are colocated. A change takes effect at
+    once, also by `kubectl scale`, but not below the `minReplicas` that a running attempt started with."""
     min_replicas: NonNegativeInt = 1
-    """Fewest servers that must have the current policy; generation waits while there are fewer."""
+    """Smallest number of servers with the current policy: generation waits while there are fewer."""
     tensor_parallel: PositiveInt = 1
     """Number of GPUs that one vLLM server cuts its model over, all in one pod."""
     interrupt: Literal["wait", "continue"] = "wait"
@@ -136,7 +136,7 @@ class RolloutSpec(Model):
     vllm_args: Verbatim = {}
     """Arguments of `vllm serve` by their long names without dashes in front, verbatim. Those that rljob sets are refused here."""
     shm_size: Quantity = "1Gi"
-    """Size of /dev/shm, in memory."""
+    """Size of /dev/shm in rollout pods, in memory."""
     template: Template = Template()
     """Pod settings of the rollouts."""
 
@@ -147,7 +147,7 @@ class RolloutSpec(Model):
 
     @property
     def quantized(self) -> bool:
-        """Servers round the policy's weights to fewer bits than those that are trained."""
+        """Whether servers round the policy's weights to fewer bits than are trained."""
         return self.vllm_args.get("quantization") is not None
 
     @property
@@ -157,7 +157,8 @@ class RolloutSpec(Model):
 
 
 class PoolSpec(Model):
-    """vLLM servers of the job with a model that is not trained, for rewards. They start, are suspended and end with the job."""
+    """vLLM servers of the job with a model that is not trained: for rewards, or the teacher of `algorithm.distillation`. They start, are suspended
+    and end with the job."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+$", max_length=names.MAX_POOL_NAME)]
     """Name by which `rewards[].vllm.pool` refers to the pool. It also names the pool's pods, `<job>-<name>-<n>`, and has no `-`, so that these
@@ -165,13 +166,14 @@ class PoolSpec(Model):
     model: AbsolutePath
     """Hugging Face directory that the pool's pods can read."""
     replicas: Annotated[int, Field(ge=1, le=256)] = 1
-    """Servers, one in a pod. All of them are placed with the trainers, or nothing is. A change takes effect with the next attempt."""
+    """Number of servers, each in a pod of its own. They are placed together with the trainers or not at all. A change takes effect with the next
+    attempt."""
     tensor_parallel: PositiveInt = 1
     """Number of GPUs that one vLLM server cuts its model over, all in one pod."""
     vllm_args: Verbatim = {}
     """Arguments of `vllm serve` by their long names without dashes in front, verbatim, for example `runner: pooling` for a reward model. Those that
     rljob sets are refused here."""
     shm_size: Quantity = "1Gi"
-    """Size of /dev/shm, in memory."""
+    """Size of /dev/shm in the pool's pods, in memory."""
     template: Template = Template()
     """Pod settings of the pool."""

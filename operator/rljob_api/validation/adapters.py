@@ -27,9 +27,9 @@ MODULES: dict[str, tuple[str, ...]] = {
 }
 """transformers' names, by target."""
 MODULES_OF_FUSED: dict[str, tuple[str, ...]] = {"linear_qkv": ("qkv_proj",), "linear_fc1": ("gate_up_proj",)}
-"""Likewise of families whose files have these as one tensor."""
+"""transformers' names, by target, in families whose files have these matrices as one tensor."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-"""Of a directory that `PeftModel.from_pretrained(base model, directory)` reads."""
+"""Files of a directory that `PeftModel.from_pretrained(base model, directory)` reads."""
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
 """How the names of an adapter's two tensors end, as the peft library has them."""
 PLAIN = {
@@ -45,7 +45,7 @@ PLAIN = {
     "target_parameters": ([],),
     "trainable_token_indices": ([],),
 }
-"""Values of an adapter_config.json that mean nothing but W x + (alpha / rank) B A x, of the same rank everywhere. None is one of each."""
+"""Values of an adapter_config.json that mean plain LoRA, W x + (alpha / rank) B A x with the same rank everywhere. None is allowed for each key."""
 
 
 def _target_violations(spec: RLJobSpec) -> Iterator[Violation]:
@@ -63,12 +63,12 @@ RULES = (_target_violations,)
 
 
 def settled(lora: LoraSpec, config: dict[str, Any]) -> LoraSpec:
-    """With the targets that it has in the model of a config.json."""
+    """The section with its targets filled in, for the model of a config.json."""
     return lora.model_copy(update={"targets": list(targets_of(lora.targets, config))})
 
 
 def with_targets(spec: RLJobSpec, config: dict[str, Any]) -> RLJobSpec:
-    """Likewise a job, if it has adapters."""
+    """The spec with the targets of its adapters filled in, if it has adapters."""
     if not (lora := spec.model.lora):
         return spec
     return spec.model_copy(update={"model": spec.model.model_copy(update={"lora": settled(lora, config)})})
@@ -109,12 +109,12 @@ def _family_violations(lora: LoraSpec, family: Family) -> Iterator[Violation]:
 
 
 def _matrix(target: str) -> str:
-    """The one that a target is a part of, or is."""
+    """megatron-core's matrix that a target is, or is a part of."""
     return next(m for m in ADAPTED if target == m or (target in PARTS and set(MODULES[target]) <= set(MODULES[m])))
 
 
 def modules_of(targets: Iterable[str], model: dict[str, Any] | None = None) -> list[str]:
-    """Those of transformers that get an adapter. `model`: the model's config.json."""
+    """transformers' names of the modules that get an adapter. `model`: the model's config.json."""
     names = _modules(model)
     return sorted({module for target in targets for module in names[target]})
 
@@ -127,8 +127,8 @@ def _modules(model: dict[str, Any] | None) -> dict[str, tuple[str, ...]]:
 def given_violations(
     lora: LoraSpec, model: dict[str, Any] | None, config: dict[str, Any], modules: Collection[str] | None
 ) -> Iterator[Violation]:
-    """The adapter_config.json of the directory to begin from, and the modules that its tensors are of (None: not known), against the spec.
-    `model`: the model's config.json, if it is known."""
+    """The adapters that a job starts from against its spec. `config`: their adapter_config.json; `modules`: the modules that they adapt (None: not
+    known); `model`: the model's config.json, if it is known."""
     for key, values in PLAIN.items():
         value = config.get(key)
         if value is not None and value not in values:
@@ -149,7 +149,7 @@ def given_violations(
 def beginning_violations(
     spec: RLJobSpec | None, model: dict[str, Any] | None, config: dict[str, Any] | None
 ) -> Iterable[Violation]:
-    """Likewise of a job, if it begins from adapters and `config` is known. `model`: the model's config.json, if it is known."""
+    """`given_violations` of a job, if it starts from adapters whose `config`, an adapter_config.json, is known."""
     lora = spec.model.lora if spec else None
     if not (lora and lora.path and config):
         return ()
@@ -163,7 +163,7 @@ def named_modules(config: dict[str, Any]) -> set[str] | None:
 
 
 def _fitting(modules: Collection[str], model: dict[str, Any] | None) -> str:
-    """How to name these modules."""
+    """The fix: targets that name exactly these modules, if there are any."""
     targets = parts_of(modules, model)
     if modules_of(targets, model) != sorted(modules):
         return "merge them into the model first"

@@ -1,4 +1,4 @@
-"""Contradictions in spec.algorithm, critic, reference, rewards and optimizers. What would have no effect is refused: it was meant."""
+"""Contradictions in spec.algorithm, critic, reference, rewards and optimizers. A setting without effect is refused, since somebody relies on it."""
 
 from collections.abc import Iterator
 
@@ -10,13 +10,13 @@ from rljob_api.spec.roles import ReferenceSpec
 from rljob_api.validation.result import Violation, as_given
 
 ROUNDING = 1e-6
-"""Of a fraction times a number of prompts."""
+"""Largest rounding error of a fraction times a number of prompts."""
 WIDEST_SEQUENCE_CLIP = 0.05
 """The ratio of a whole response, a geometric mean over its tokens, hardly leaves 1: a clip of 0.2 never binds (arXiv 2507.18071, section 5.1)."""
 
 
 def advantage_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """An advantage has what it needs, and nothing is set that it does not read."""
+    """Settings that the chosen advantage does not read."""
     a = spec.algorithm
     if a.advantage != "grpo" and (a.group.leave_one_out or not a.group.divide_by_std):
         yield Violation("spec.algorithm.group", as_given(a.group), f"{a.advantage} does not read it", "remove it")
@@ -60,7 +60,7 @@ def loss_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def kl_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """The divergence penalty and its reference."""
+    """The KL penalty and its reference."""
     kl = spec.algorithm.kl
     if kl.coefficient and kl.where == "loss" and kl.estimator == "k1":
         yield Violation(
@@ -86,7 +86,7 @@ def kl_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Which samples reach training."""
+    """Dynamic sampling, difficulty and penalties for length: which samples reach training."""
     a, longest = spec.algorithm, spec.longest_response
     if a.dynamic_sampling and spec.train.samples_per_prompt < 2:
         yield Violation(
@@ -122,7 +122,7 @@ def sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def staleness_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Tokens of an older policy are corrected for their age, and there is somebody who draws them."""
+    """Tokens of an older policy need a correction for their age."""
     correction, train = spec.rollout_correction, spec.train
     older = {
         "spec.train.staleness": str(train.staleness) if train.staleness else None,
@@ -139,7 +139,7 @@ def staleness_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def router_replay_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """There is a pass whose routing is replayed, and it is known when activations are computed again."""
+    """Router replay needs a pass whose routing is recorded, and that is still known when activations are recomputed."""
     correction = spec.algorithm.rollout_correction
     field, value = "spec.algorithm.rolloutCorrection.routerReplay", correction.router_replay
     if value == "none":
@@ -164,7 +164,7 @@ def router_replay_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def interrupt_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """What cannot continue under another policy."""
+    """Settings with which a response cannot continue under another policy."""
     if spec.rollout.interrupt == "continue" and spec.rollout.sampling.stop:
         yield Violation(
             "spec.rollout.interrupt",
@@ -175,7 +175,7 @@ def interrupt_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def over_sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """What is begun beyond the step, and who can continue it."""
+    """Over-sampling starts a whole number of prompts, and needs generation."""
     field, train = "spec.train.overSampling", spec.train
     value = f"{train.over_sampling:g}"
     more = train.over_sampling > 1
@@ -191,7 +191,7 @@ def over_sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def partial_rollouts_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """What may wait for the next step."""
+    """Partial rollouts need prompts that are left over, and settings with which they can continue."""
     field, train = "spec.train.partialRollouts", spec.train
     if train.partial_rollouts is None:
         return
@@ -226,7 +226,7 @@ def partial_rollouts_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def reward_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Reward models on the ranks score after the driver has chosen the samples."""
+    """Reward models on the trainer's ranks score after generation, so nothing may need their rewards during it."""
     users = {
         "spec.algorithm.dynamicSampling": spec.algorithm.dynamic_sampling is not None,
         "spec.algorithm.advantage": spec.algorithm.advantage == "remax",
@@ -234,7 +234,7 @@ def reward_violations(spec: RLJobSpec) -> Iterator[Violation]:
     }
     late = [i for i, reward in enumerate(spec.rewards) if reward.model]
     for field in (f for f, used in users.items() if used and late):
-        if field == "spec.evaluation" and not _judged_by_models_only(spec.rewards):
+        if field == "spec.evaluation" and not _scored_by_models_only(spec.rewards):
             continue
         yield Violation(
             field,
@@ -244,7 +244,7 @@ def reward_violations(spec: RLJobSpec) -> Iterator[Violation]:
         )
 
 
-def _judged_by_models_only(rewards: list[RewardSpec]) -> bool:
+def _scored_by_models_only(rewards: list[RewardSpec]) -> bool:
     return all(reward.model for reward in rewards)
 
 

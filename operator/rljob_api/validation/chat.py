@@ -18,11 +18,11 @@ _TOKENS = {
     "return_dict",
 }
 OWNED = _MESSAGES | _RENDERING | _TOKENS
-"""What transformers takes for itself when it applies a template."""
+"""Arguments that the trainer passes to apply_chat_template itself."""
 
 
 def argument_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Arguments reach the template, and nothing else."""
+    """Arguments of the template may not replace arguments of apply_chat_template."""
     for name in sorted(spec.data.chat_template.arguments.keys() & OWNED):
         rule = "the trainer says it whenever it applies the template"
         yield Violation(f"spec.data.chatTemplate.arguments.{name}", "set", rule, "remove it")

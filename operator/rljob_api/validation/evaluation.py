@@ -10,7 +10,7 @@ from rljob_api.validation.result import Violation
 
 
 def name_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Every set has metrics of its own."""
+    """Names of sets are unique: their metrics are told apart by them."""
     count = Counter(s.name for s in spec.evaluation_sets)
     for i, s in enumerate(spec.evaluation.sets):
         if count[s.name] > 1:
@@ -20,7 +20,7 @@ def name_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def greedy_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Several responses differ."""
+    """Several responses to a prompt need a temperature above 0."""
     e = spec.evaluation
     if spec.supervised:
         return
@@ -37,7 +37,7 @@ def greedy_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def narrowing_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """A greedy answer is the most probable token each time, whatever would narrow the choice."""
+    """topP, topK and minP have no effect on greedy answers."""
     e = spec.evaluation
     samplings = {"spec.evaluation": e.sampling} | {
         f"spec.evaluation.sets[{i}]": s.sampling for i, s in enumerate(e.sets)
@@ -55,7 +55,7 @@ def narrowing_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def only_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Somebody answers, and the run whose checkpoint is measured stays as it is."""
+    """`evaluation.only` needs rollouts, and may not change the run whose checkpoint it measures."""
     if not spec.evaluation.only:
         return
     if spec.train.batches.replay:

@@ -35,7 +35,7 @@ class Expression:
         return _binary("*", operator.mul, self, other)
 
     def __floordiv__(self, other: "Expression | int") -> "Expression":
-        """Of whole numbers that are not negative, for which CEL's `/` is the same."""
+        """For integers that are not negative: CEL's `/` rounds towards zero."""
         return _binary("/", operator.floordiv, self, other)
 
     def __mod__(self, other: "Expression | int") -> "Expression":

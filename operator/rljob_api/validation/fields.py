@@ -12,8 +12,8 @@ Location = Iterable[str | int]
 
 
 def section(location: Location) -> tuple[list[str], type[Model] | None]:
-    """The keys of a location that are fields of the spec, and the model that the last of them holds, if it holds one. Free keys, such as those of
-    labels, and what is below them are no fields."""
+    """The keys of a location that are fields of the spec, and the model of the last one's value, if it has one. Free keys, such as those of labels,
+    and what is below them are no fields."""
     found: list[str] = []
     model: type[Model] | None = RLJobSpec
     for key in location:
@@ -26,12 +26,12 @@ def section(location: Location) -> tuple[list[str], type[Model] | None]:
 
 
 def names_of(model: type[Model]) -> dict[str, type[Model] | None]:
-    """Its fields, as they are written, with the models that they hold, or that the items of their lists are."""
+    """A model's fields by their YAML names, with the models of their values, or of the items of their lists."""
     return {str(field.alias): _held(field.annotation) for field in model.model_fields.values()}
 
 
 def paths(model: type[Model] = RLJobSpec, above: str = "") -> Iterator[str]:
-    """Of all fields, without indices: `rewards.rule`."""
+    """Paths of all fields, without indices, such as `rewards.rule`."""
     for name, held in names_of(model).items():
         yield above + name
         if held:

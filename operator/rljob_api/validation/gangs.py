@@ -30,18 +30,18 @@ CHECKS: tuple[Callable[[RLJobSpec], Iterable[Violation]], ...] = (
     offload_violations,
     split_violations,
 )
-"""Of the trainer, and as good for any gang."""
+"""Rules about the trainer that hold for the gang of any model."""
 RECOMPUTE = {"recompute": CriticSpec.model_fields["recompute"]}
 
 
 def gang_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Each gang against the trainer's rules."""
+    """Violations of the trainer's rules by other models' gangs."""
     for role in spec.gangs:
         yield from of_gang(spec, role, *CHECKS)
 
 
 def of_gang(spec: RLJobSpec, role: str, *checks: Callable[[RLJobSpec], Iterable[Violation]]) -> Iterator[Violation]:
-    """What checks of the trainer find in a gang, in the gang's own fields."""
+    """What rules about the trainer find in a gang, with the gang's own fields in place of the trainer's."""
     own, section = spec.of_gang(role), spec.field_of(role)
     for violation in (v for check in checks for v in check(own)):
         if violation.field.startswith((TRAINER, TOKENS)):
@@ -51,7 +51,7 @@ def of_gang(spec: RLJobSpec, role: str, *checks: Callable[[RLJobSpec], Iterable[
 
 
 def unread_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Settings of a gang that there is not."""
+    """Settings of a gang for a model that is on the trainer's ranks."""
     for field, model in _models(spec):
         if model.processes_per_node is not None:
             continue
@@ -65,7 +65,7 @@ def unread_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def offload_of_gang_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """What would be taken from a GPU that nobody else uses. References and reward models have `offload` unless they say otherwise."""
+    """Offloading from GPUs that no other model uses. `offload` of references and reward models is true by default, so it is not refused."""
     critic = spec.critic
     if critic and critic.processes_per_node and critic.offload != Offload():
         rule = "the critic's gang has GPUs of its own, and shares them with no other model"
@@ -73,7 +73,7 @@ def offload_of_gang_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def _models(spec: RLJobSpec) -> Iterator[tuple[str, Gang]]:
-    """That may have a gang, by their fields."""
+    """Models that may have a gang of their own, with the paths of their sections."""
     if spec.critic:
         yield f"spec.{names.ROLE_CRITIC}", spec.critic
     yield f"spec.{names.ROLE_REFERENCE}", spec.reference

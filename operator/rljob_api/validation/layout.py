@@ -15,7 +15,7 @@ from rljob_api.validation.result import Violation
 PARALLELISM = "spec.trainer.parallelism"
 RECOMPUTE = "spec.trainer.recompute"
 COMPILED = ("layernorm", "moe_act")
-"""Modules whose recomputation hands a tensor's memory on, in C++ that Transformer Engine's environments can compile
+"""Modules whose recomputation passes a tensor's memory on, by a C++ extension that is compiled where Transformer Engine is installed
 (core/tensor_parallel/random.py, CheckpointWithoutOutput)."""
 NOT_OURS = {"mla_up_proj": "multi-latent attention", "shared_experts": "shared experts"}
 """Modules of megatron-core that no supported model has."""
@@ -75,7 +75,7 @@ def _indivisible(ranks: str, sizes: dict[str, int], product: int) -> Violation:
 
 
 def recompute_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Only what the granularity reads may be set: the rest was meant and would do nothing."""
+    """Settings of recomputation that the chosen granularity does not read, and modules that cannot be recomputed."""
     r, unset = spec.trainer.recompute, Recompute()
     if r.granularity != "selective" and r.modules != unset.modules:
         yield _not_read("modules", ", ".join(r.modules), r.granularity, "selective")
@@ -95,7 +95,7 @@ def recompute_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def unfit_module(module: str, rule: str) -> Violation:
-    """A module that is not to be recomputed here."""
+    """The violation of a module that cannot be recomputed here."""
     return Violation(f"{RECOMPUTE}.modules", module, rule, "remove it from the list")
 
 

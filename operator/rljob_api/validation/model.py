@@ -25,15 +25,15 @@ UNFIT = {
 }
 """Modules that only models with, or without, experts have."""
 REPLAYED_EXPERTS = 256
-"""Whose numbers fit into a byte."""
+"""Largest number of experts for router replay: the index of an expert is stored in a byte."""
 LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-"""vLLM's variable for who knows that a model can do with positions that its config.json does not promise."""
+"""vLLM's environment variable that allows more positions than the model's config.json has."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """The only frequencies of this rope scaling that megatron-core has (core/models/common/embeddings/rotary_pos_embedding.py, `_apply_scaling`)."""
 
 
 def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """A Hugging Face config.json against what can be trained, and against the layout. An empty one breaks no rule: it is not known yet."""
+    """A Hugging Face config.json against what can be trained, and against the layout. An empty config is not known yet, and breaks no rule."""
     if not config:
         return
     kind = config.get("model_type")
@@ -62,7 +62,7 @@ def _like_the_policy(spec: RLJobSpec) -> list[str]:
 
 
 def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """Variants of supported families that would be trained wrongly."""
+    """Features of a model, in a supported family, that would be trained wrongly."""
     family = FAMILIES.get(config.get("model_type") or "")
     rope_type, rope = rope_of(config)
     published = LLAMA3 if rope_type == "llama3" else family.rope if family else {}
@@ -85,14 +85,14 @@ def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
 
 
 def _groups_of_experts(config: dict[str, Any]) -> bool:
-    """Whether groups are chosen by another number of their experts than megatron-core takes (core/transformer/moe/moe_utils.py,
-    `group_limited_topk`): DeepSeek-V3 takes the best two."""
+    """Whether megatron-core would rank groups of experts by another number of their experts than DeepSeek-V3, which takes the best two. It takes
+    num_experts_per_tok / topk_group (core/transformer/moe/moe_utils.py, `group_limited_topk`)."""
     groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
     return groups > 1 and config.get("num_experts_per_tok", 0) // chosen != 2
 
 
 def _width_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """Heads and matrices over tensor-parallel ranks. Vocabularies are padded, so they divide always."""
+    """Heads and matrices over tensor-parallel ranks. Vocabularies are padded, so they always divide."""
     layout = Layout.of(spec, names.ROLE_TRAINER)
     heads, groups = _heads(config)
     if heads and heads % layout.tensor:
@@ -217,7 +217,7 @@ def _context_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
 
 
 def _positions(config: dict[str, Any]) -> float:
-    """That vLLM gives the model: those that it was trained on, times the factor by which they are stretched. 0: not said."""
+    """Number of positions that vLLM gives the model: those that it was trained on, times the factor of its rope scaling; 0: not known."""
     rope_type, rope = rope_of(config)
     trained, factor = config.get("max_position_embeddings") or 0, rope.get("factor", 1)
     if rope_type == "yarn":

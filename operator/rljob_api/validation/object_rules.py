@@ -6,9 +6,9 @@ from rljob_api.validation.expression import count, either, field, present, size
 from rljob_api.validation.rule import Rule
 
 GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce++-baseline", "opo")
-"""Compare the samples of one prompt."""
+"""Advantages that compare the samples of one prompt."""
 VALUED = ("gae", "python")
-"""Read the values of a critic."""
+"""Advantages that read the values of a critic."""
 REWARD_KINDS = ("rule", "python", "http", "vllm", "model")
 AGENT_KINDS = ("python", "tools", "environment")
 QUEUED = ("kueue", "volcano")
@@ -25,7 +25,7 @@ LONGEST = (field("data.maxPromptTokens") + either(AGENT, field("rollout.agent.ma
     "maxPromptTokens + maxTokens"
 )
 ALIGNMENT = TENSOR * either(CONTEXT > 1, CONTEXT * 2, 1)
-"""As `Layout.alignment`."""
+"""`Layout.alignment` as an expression."""
 ALIGNED = ((LONGEST + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT).named("rounded up for tensor and context parallelism")
 LONGEST_EXAMPLE = ((field("data.maxTokens") + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT * either(PAIRS, 2, 1)).named(
     "data.maxTokens, rounded up for tensor and context parallelism, twice for a pair"
@@ -34,7 +34,7 @@ LONGEST_EXAMPLE = ((field("data.maxTokens") + ALIGNMENT - 1) // ALIGNMENT * ALIG
 TOP_K, TAUGHT_BY_REFERENCE = present("algorithm.distillation.topK"), field("algorithm.distillation.reference")
 
 ONLY_TAUGHT = TEACHER & size("rewards").equals(0)
-"""No rewards that could be compared."""
+"""The job has a teacher and no rewards, so that samples are not compared."""
 REPLICAS, MINIMUM = field("rollout.replicas"), field("rollout.minReplicas")
 REPLAYED, COLOCATED = present("train.batches.replay"), field("rollout.placement").equals("colocated")
 CONTINUES = field("rollout.interrupt").equals("continue")
@@ -44,7 +44,7 @@ UPDATES = (field("train.miniBatches") * field("train.epochsPerStep")).named("min
 
 LORA = present("model.lora")
 ALONE = LORA & field("model.lora.sync").equals("adapters")
-"""Adapters come to the rollouts without the model."""
+"""Rollouts receive adapters alone, without the model."""
 
 KINDS = count(tuple(present(kind) for kind in REWARD_KINDS))
 

@@ -1,4 +1,4 @@
-"""Keys of Megatron and vLLM that are refused where keys pass through verbatim, and what of ours says them."""
+"""Keys of Megatron and vLLM that may not be passed through verbatim, and what sets each of them."""
 
 import json
 from importlib.resources import files
@@ -7,7 +7,7 @@ from rljob_api.validation.layout import PARALLELISM, RECOMPUTE
 
 _KNOWN = json.loads((files("rljob_api") / "schema/known_keys.json").read_text())
 TRANSFORMER_CONFIG, VLLM_ARGUMENTS = (frozenset(_KNOWN[field]["keys"]) for field in ("transformerConfig", "vllmArgs"))
-"""Of the pinned versions, as their own packages name them."""
+"""All keys of the pinned versions, as their own packages list them."""
 
 _MODEL = "the model directory's config.json"
 _SAME = "the trainer: reinforcement learning compares log-probabilities, so a pass must not depend on chance"

@@ -1,4 +1,4 @@
-"""Keys of Megatron and vLLM that pass through verbatim: they exist, nothing of ours says them, and they fit the rest of the spec."""
+"""Keys of Megatron and vLLM that are passed through verbatim: they have to exist, may not be set by anything else, and have to fit the spec."""
 
 import difflib
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ SPLITS = (
 )
 """Keys of transformerConfig by which stages get other than equal shares of the layers; each line is one way."""
 COUNTED = ("max-num-seqs", "gpu-memory-utilization", "kv-cache-memory-bytes")
-"""Arguments of vLLM that plans count with."""
+"""Arguments of vLLM that estimates of memory are computed with."""
 NEEDS_GPU = {
     "apply_rope_fusion": "a kernel of Transformer Engine",
     "moe_permute_fusion": "a kernel of Transformer Engine",
@@ -48,16 +48,16 @@ UNPROVEN_WITH_ADAPTERS = (
     "cpu_offloading",
     "fine_grained_activation_offloading",
 )
-"""Keys of transformerConfig that change the layers beside which adapters lie."""
+"""Keys of transformerConfig that change the layers that have adapters."""
 
 
 def transformer_key_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Unknown keys of Megatron, and keys with an owner."""
+    """Unknown keys of transformerConfig, and keys that something else sets."""
     return _check(TRANSFORMER, spec.trainer.transformer_config, TRANSFORMER_CONFIG, OWNED_TRANSFORMER_CONFIG)
 
 
 def vllm_key_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Unknown keys of vLLM, and keys with an owner."""
+    """Unknown keys of vllmArgs, and keys that something else sets."""
     yield from _check("spec.rollout.vllmArgs", spec.rollout.vllm_args, VLLM_ARGUMENTS, OWNED_VLLM_ARGUMENTS)
     for i, pool in enumerate(spec.pools):
         yield from _check(f"spec.pools[{i}].vllmArgs", pool.vllm_args, VLLM_ARGUMENTS, OWNED_POOL_ARGUMENTS)
@@ -80,7 +80,7 @@ def device_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def expert_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Of experts: core/transformer/transformer_config.py:1745 and :2978, and what the loss of a router needs."""
+    """Keys about experts: core/transformer/transformer_config.py:1745 and :2978, and what a router's loss needs."""
     given = spec.trainer.transformer_config
     dispatcher = given.get("moe_token_dispatcher_type", "alltoall")
     if dispatcher not in ("alltoall", "flex"):

@@ -1,4 +1,4 @@
-"""What a job's author may not say about its pods: volumes that the restricted standard forbids, and names that are ours. See docs/security.md."""
+"""Rules about pods: volumes that the restricted Pod Security standard forbids, and names that are rljob's. See docs/security.md."""
 
 import re
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ OUR_MOUNTS = (names.WORK_DIR, "/tmp", "/dev/shm", "/var/run/secrets/kubernetes.i
 
 
 def image_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Here and not in the CRD: the API server does not know the administrator's default."""
+    """Every role has an image. The CRD cannot check that, since the API server does not know the administrator's default."""
     if spec.image is None and any(spec.template(role).image is None for role in spec.pods):
         rule = "is not set, and no default of the cluster is known"
         yield Violation(
@@ -60,7 +60,8 @@ def _twice(field: str, values: list[str]) -> Iterator[Violation]:
 
 
 def templates(spec: RLJobSpec) -> Iterator[tuple[str, Template]]:
-    """By the field of their role. Those of gangs come last: who has one depends on more than the pods' settings."""
+    """Templates of all roles, by the path of the role's section. Those of gangs come last, since which models have one depends on more fields, some
+    of which may be unreadable."""
     yield f"spec.{names.ROLE_TRAINER}", spec.trainer.template
     yield f"spec.{names.ROLE_ROLLOUT}", spec.rollout.template
     yield from ((f"spec.pools[{i}]", pool.template) for i, pool in enumerate(spec.pools))
@@ -121,7 +122,7 @@ def environment_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def path_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """With volumes given, what the job writes has to outlive its pods."""
+    """If the job has volumes, checkpoints have to be on one of them, to outlive the pods."""
     volume = volume_of(spec, spec.checkpoint.path)
     if spec.volumes and (volume is None or volume.read_only):
         yield Violation(
@@ -156,6 +157,6 @@ RULES = (
 
 
 def volume_of(spec: RLJobSpec, path: str) -> Volume | None:
-    """That holds a path: of several mounts, one inside the other, the innermost."""
+    """The volume that holds a path: the innermost, if mounts are nested."""
     around = [v for v in spec.volumes if PurePosixPath(path).is_relative_to(v.mount_path)]
     return max(around, key=lambda v: len(PurePosixPath(v.mount_path).parts), default=None)

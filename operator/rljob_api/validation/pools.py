@@ -1,4 +1,4 @@
-"""Pools and the rewards, or the teacher's pupil, that ask them: names that fit, references that lead somewhere, judges whose answers can be read."""
+"""Rules about pools, and about the rewards and the distillation that use them: names, references, and how judges are asked."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ VLLM_LOG_PROBS = 20
 
 
 def name_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """A pool's name is the role of its pods."""
+    """Names of pools are unique, and none is a role: they are the roles of their pods."""
     for i, pool in enumerate(spec.pools):
         field = f"spec.pools[{i}].name"
         if pool.name in names.RESERVED_ROLES or names.is_model_role(pool.name):
@@ -45,7 +45,7 @@ def _named(spec: RLJobSpec) -> dict[str, str]:
 
 
 def distillation_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """The teacher answers with log-probabilities of tokens, of the distribution that the policy samples from."""
+    """A teacher's pool has to give log-probabilities, of the distribution that the policy samples from."""
     distillation, temperature = spec.algorithm.distillation, spec.rollout.sampling.temperature
     if distillation is None or not distillation.pool:
         return
@@ -69,7 +69,7 @@ def distillation_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def judge_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """What a judge is asked and answers. One with `runner: pooling` does not answer in words."""
+    """How judges are asked, and how their scores are found. A model with `runner: pooling` gives no text."""
     runners = {pool.name: pool.vllm_args.get("runner") for pool in spec.pools}
     for field, vllm in _asking(spec):
         if vllm.judge is None:

@@ -28,7 +28,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class ValidationResult:
-    """A raw spec after all rules."""
+    """The result of checking a raw spec by all rules."""
 
     spec: RLJobSpec | None
     """The parsed spec; None: it does not have the schema of one."""
@@ -49,7 +49,7 @@ class ValidationResult:
 
 
 def as_given(section: Model) -> str:
-    """A section of the spec, without what has its default. Raises Undecidable when it holds what cannot be read."""
+    """A section of the spec as JSON, without its defaults. Raises Undecidable when a value in it cannot be read."""
     return json.dumps(section.model_dump(mode="json", by_alias=True, exclude_defaults=True, fallback=undecidable))
 
 

@@ -50,7 +50,7 @@ class Rule:
         return {"rule": self.holds.cel, "message": f"{where}: {problem}; {self.fix}"}
 
     def _problem(self, text: Callable[[Expression], str]) -> str:
-        """With the facts put in."""
+        """The problem with its facts filled in."""
         return PLACEHOLDER.sub(lambda found: text(self.facts[int(found[1])]), self.problem)
 
     def _field(self, prefix: str) -> str:
@@ -58,7 +58,7 @@ class Rule:
 
 
 def _text(value: object) -> str:
-    """As it would stand in YAML."""
+    """A value as YAML."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""What each scheduling backend takes and needs."""
+"""Rules about topology levels and affinities, by scheduling backend."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Literal
@@ -64,13 +64,13 @@ class _NodeAffinity(Wire):
 
 
 class _Affinity(Wire):
-    """As much of a Kubernetes affinity as is planned by."""
+    """The part of a Kubernetes affinity that plans take into account."""
 
     node_affinity: _NodeAffinity | None = None
 
 
 def node_affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """The API server looks into a template only when pods are made of it; plans read it before."""
+    """Node affinities have to be well-formed. The API server only checks that when pods are created, and plans read them before."""
     for field, template in templates(spec):
         try:
             _Affinity.model_validate(template.affinity or {})
@@ -82,7 +82,7 @@ def node_affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """What rljob would plan against the scheduler's will."""
+    """Affinities that the builtin backend does not take into account, so that the cluster's scheduler would refuse its nodes."""
     if not spec.scheduling.assigns_nodes:
         return
     for field, template in templates(spec):

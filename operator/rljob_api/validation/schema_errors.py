@@ -1,4 +1,4 @@
-"""Values of the wrong type, and fields that there are not: rules that the schema itself holds."""
+"""Violations of the schema: values of the wrong type, missing fields, and unknown ones."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,8 @@ from rljob_api.validation.unknown_fields import meant
 
 
 def schema_violations(error: ValidationError) -> Iterator[Violation]:
-    """Of a spec that could not be parsed, in the order of its fields. What seems to be there under another name is not called missing."""
+    """Violations of a spec that could not be parsed, in the order of its fields. A missing field that seems to be there under another name is not
+    reported."""
     renamed = misnamed(error)
     for found in problems(error):
         if found.kind != "missing" or found.path not in renamed:
@@ -28,7 +29,7 @@ def misnamed(error: ValidationError) -> set[str]:
 
 
 def without(spec: dict[str, Any], fields: Iterable[str]) -> dict[str, Any]:
-    """A copy in which fields that are not written are unreadable, in place of having their defaults."""
+    """A copy of the spec in which those of `fields` that it does not have are UNREADABLE, in place of their defaults."""
     for field in fields:
         spec = _unreadable(spec, field.split("."))
     return spec

@@ -14,7 +14,7 @@ DIGEST = re.compile(r"sha256=[0-9a-f]{64}")
 
 
 def target_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Files have to outlive the pod that fetches them, and a directory holds those of one source."""
+    """Sources are copied to a writable volume, and each to a directory of its own."""
     found = list(spec.sources.items())
     for i, (field, source) in enumerate(found):
         volume = volume_of(spec, source.path)

@@ -1,4 +1,5 @@
-"""Which task reads which field. What a task does not read is refused unless it has its default: it was meant, and would have no effect."""
+"""Which task reads which field. A field that the task does not read has to have its default: otherwise somebody relies on a setting without
+effect."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -66,7 +67,7 @@ READERS: dict[str, tuple[Task, ...]] = {
 
 
 def unread_violations(path: str, spec: RLJobSpec) -> Iterator[Violation]:
-    """A field of other tasks."""
+    """A field that the job's task does not read."""
     tasks, value = READERS[path], field(path).of(spec)
     if spec.task not in tasks and value != _default(spec, path):
         yield Violation(
@@ -89,14 +90,14 @@ def read_by_task(spec: RLJobSpec) -> dict[str, Any]:
 
 
 def _default(spec: RLJobSpec, path: str) -> Any:
-    """Of a field of the spec, or of one of its sections."""
+    """The default of a field of the spec or of one of its sections."""
     section, _, name = path.rpartition(".")
     owner = type(field(section).of(spec)) if section else RLJobSpec
     return next(found.default for found in owner.model_fields.values() if found.alias == name)
 
 
 def dpo_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Options of another loss."""
+    """Options of spec.dpo that its loss does not read."""
     d = spec.dpo
     if d.label_smoothing and d.loss != "sigmoid":
         yield _of_another_loss("labelSmoothing", d.label_smoothing, d.loss, "sigmoid")
@@ -116,7 +117,7 @@ def _of_another_loss(name: str, value: float, loss: str, reader: str) -> Violati
 
 
 def _text(value: Any) -> str:
-    """As it would stand in YAML; of a section what was written."""
+    """A value as YAML; a section without its defaults."""
     if isinstance(value, Model):
         return as_given(value)
     if isinstance(value, list) and value and isinstance(value[0], Model):

@@ -1,4 +1,4 @@
-"""What somebody meant by a field that there is not: a slip of the keyboard, a field of another section, or another system's word."""
+"""What an unknown field probably means: a typing error, a field of another section, or another system's name of a field."""
 
 import difflib
 from collections.abc import Iterable
@@ -9,9 +9,9 @@ from rljob_api.validation.fields import Location, names_of, paths, section
 from rljob_api.validation.other_words import ADVICE, WORDS
 
 NEAR, NEARER = 0.75, 0.85
-"""Similarity of a name of the same section, and of any other name, that is likely to be meant."""
+"""Similarity from which on a name of the same section, and any other name, is likely to be meant (difflib's ratio)."""
 MOST = 3
-"""Fields that are offered; of more, none is likely."""
+"""Largest number of fields to choose from: with more, none is likely."""
 GANGS = ("critic", "reference", "rewards.model")
 """Sections of models that may have ranks of their own, with fields of the trainer's names."""
 
@@ -54,6 +54,7 @@ class Meant(NamedTuple):
 
 
 def meant(location: Location) -> Meant:
+    """What to write in place of the unknown field at a location."""
     *keys, name = location
     fields, model = section(keys)
     word, own = _same(str(name)), {_same(known): known for known in names_of(model)} if model else {}
@@ -69,7 +70,7 @@ def meant(location: Location) -> Meant:
 
 
 def _elsewhere(word: str, fields: list[str]) -> Meant | None:
-    """In another section, in another system, or nowhere with our advice."""
+    """The meaning of a name that is a field of another section, another system's name, or one that we have advice for."""
     ours, theirs = _nearest(OURS.get(word, []), fields), _nearest(THEIRS.get(word, []), fields)
     if word in HINTS and not (ours and _shared(ours[0], fields)):
         return Meant(HINTS[word])
@@ -81,8 +82,7 @@ def _elsewhere(word: str, fields: list[str]) -> Meant | None:
 
 
 def _nearest(among: list[str], section: list[str]) -> list[str]:
-    """Those that share most of their path with the section in which the unknown field stands, and of these the least deep; none, if these are too
-    many to choose from."""
+    """The fields that share most of their path with the section of the unknown field, and of these the least nested; none if they are too many."""
     places = {path: (-_shared(path, section), path in OF_OTHER_GANGS, path.count(".")) for path in among}
     best = [path for path in among if places[path] == min(places.values())]
     return best if len(best) <= MOST else []

@@ -31,7 +31,7 @@ from rljob_api.validation.result import ValidationResult, Violation
 from rljob_api.validation.schema_errors import misnamed, schema_violations, verbatim_violations, without
 
 JOB_NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
-"""Names of children begin with the job's."""
+"""Names of jobs: a DNS label that begins with a letter, since names of children begin with the job's."""
 
 Check = Callable[[RLJobSpec], Iterable[Violation]]
 CHECKS: tuple[Check, ...] = (
@@ -53,8 +53,8 @@ CHECKS: tuple[Check, ...] = (
 
 
 def validate(spec: dict[str, Any], name: str, model_config: dict[str, Any] | None = None) -> ValidationResult:
-    """A raw `spec` object of a job called `name` against all rules; with a Hugging Face `model_config` also against the model's. Of a spec that
-    cannot be parsed, the rules that do not depend on what is wrong with its schema."""
+    """Checks the raw `spec` of a job called `name` by all rules, and with `model_config`, a Hugging Face config.json, by the rules about the model.
+    A spec that cannot be parsed is checked by the rules that do not depend on what is wrong with its schema."""
     parsed, schema = _parse(spec)
     schema += verbatim_violations(spec, {v.field for v in schema})
     checks: list[Check] = [*CHECKS, lambda spec: model_violations(spec, model_config or {})]
@@ -63,7 +63,7 @@ def validate(spec: dict[str, Any], name: str, model_config: dict[str, Any] | Non
 
 
 def _parse(spec: dict[str, Any]) -> tuple[RLJobSpec, list[Violation]]:
-    """As much of it as can be read, and what cannot."""
+    """The spec, with UNREADABLE in place of what cannot be read, and the violations of its schema."""
     try:
         return RLJobSpec.model_validate(spec, by_alias=True, by_name=False), []
     except ValidationError as error:
@@ -73,7 +73,7 @@ def _parse(spec: dict[str, Any]) -> tuple[RLJobSpec, list[Violation]]:
 
 
 def _decided(check: Check, spec: RLJobSpec) -> Iterator[Violation]:
-    """Until the check needs a field that cannot be read."""
+    """What a check finds before it needs a field that cannot be read."""
     try:
         yield from check(spec)
     except Undecidable:

@@ -1,4 +1,4 @@
-"""Images and vision towers, where they are proven."""
+"""Rules about images and vision towers: combinations that are not proven are refused."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ PARTS = ("vision", "projector")
 
 
 def vision_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """A model that reads images, and what only such models read."""
+    """Settings that do not work with a model that reads images, and settings that need one."""
     family = FAMILIES.get(config.get("model_type") or "")
     if family and family.vision:
         yield from _layout_violations(spec, family)
@@ -52,7 +52,7 @@ def _vocabulary_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[
 
 
 def _companion_violations(spec: RLJobSpec, family: Family) -> Iterator[Violation]:
-    """Models that would read the same samples."""
+    """Other models of the job that would have to read images."""
     if spec.critic:
         rule = f"a critic of the type {family.model_type} is not proven"
         yield Violation("spec.critic", "set", rule, "use an advantage without a critic, such as grpo")

@@ -1,1 +1,1 @@
-"""What the operator knows of the cluster, reduced to what decisions need. Pure: handlers and writers put objects in, nothing here reads the API."""
+"""The cluster as the operator knows it, reduced to what decisions need. Event handlers and writers put objects in; nothing here reads the API."""

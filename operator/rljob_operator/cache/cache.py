@@ -1,13 +1,14 @@
 """One kind of object: the newest version seen of each, with an index by group.
 
-Why reconciles may decide on it instead of reading live:
+Why reconciles may decide on the cache instead of reading live:
 
-- An object never goes back: an older version than the known one is ignored, also the echo of our own writes, which enter as they are answered.
-- A cache that lags can therefore only show a past of the cluster. Every write that follows carries the uid or resourceVersion that was seen, so
-  that it fails (Conflict) where the past is not the present; the status, in which every intent is written first, always does. We are its only
-  writer (see kube/leader_election.py) and know our own writes, so the same attempt is never opened twice.
-- That something is *absent* (a member's pod, a heartbeat, a node) is what a broken watch looks like, too. It is asked live before it is believed:
-  see model/observer.py.
+- An object never goes back. A version older than the known one is ignored, whether it comes from a watch, a list or the answer to one of our own
+  writes, and so is a version older than the object's deletion.
+- A cache that lags therefore shows an earlier state of the cluster, never a wrong one. Every write carries the uid or resourceVersion that was
+  seen, so it fails (Conflict) if that state has passed. The status always carries its resourceVersion, and every intent is written there first. We
+  are its only writer (see kube/leader_election.py) and cache our own writes, so the same attempt is never opened twice.
+- *Absence* (of a member's pod, a heartbeat, a node) is also what a broken watch looks like, so it is confirmed by a live read before anything is
+  done about it (see model/observer.py).
 """
 
 import logging
@@ -20,9 +21,12 @@ from rljob_operator.kube.api import Key, Object
 
 log = logging.getLogger(__name__)
 
+DELETIONS = 4096
+"""Deletions of a kind that are remembered: many times those that happen while a list or an answer is on its way."""
+
 
 def is_ours(obj: Object) -> bool:
-    """By label."""
+    """Whether the object has our label. Anybody may set it, see `children.controls`."""
     return (obj["metadata"].get("labels") or {}).get(names.LABEL_MANAGED_BY) == names.MANAGED_BY
 
 
@@ -34,20 +38,20 @@ class Entry[T]:
     version: int
     uid: str
     group: Key | None
-    """What it belongs to: children to their job, for example."""
+    """Key of the index: for children, the job that they belong to."""
 
 
 def job_of(obj: Object) -> Key | None:
-    """By label."""
+    """The job that the object's label names."""
     name = (obj["metadata"].get("labels") or {}).get(names.LABEL_JOB)
     return (obj["metadata"].get("namespace", ""), name) if name else None
 
 
 class Cache[T]:
-    """`transform(object, before)` makes the value of an entry; `before` is that of the former version, or None. An object
+    """`transform(object, before)` makes the value of an entry; `before` is the value of the previous version of the same object, or None. An object
     for which it raises is logged and ignored.
 
-    `predicate(before, after)`: whether the change calls for a reconcile. Methods that change something return the groups for which it holds.
+    `predicate(before, after)` says whether a change calls for a reconcile. Methods that change the cache return the groups for which it does.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class Cache[T]:
         self._transform, self._predicate, self._group = transform, predicate, group
         self._objects: dict[Key, Entry[T]] = {}
         self._groups: dict[Key, dict[Key, Entry[T]]] = {}
+        self._deleted: dict[Key, int] = {}
+        """Versions of the newest deletions, oldest first."""
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -67,21 +73,21 @@ class Cache[T]:
         return self._objects.get(key)
 
     def of(self, group: Key) -> Mapping[Key, Entry[T]]:
-        """By namespace and name: a group may reach over namespaces."""
+        """Entries of a group, by namespace and name: a group may span namespaces."""
         return self._groups.get(group, {})
 
     def values(self) -> list[T]:
         return [entry.value for entry in self._objects.values()]
 
     def groups_of(self, wanted: Callable[[T], bool]) -> set[Key]:
-        """Those that have such a value."""
+        """Groups with an entry whose value is wanted."""
         return {entry.group for entry in self._objects.values() if entry.group and wanted(entry.value)}
 
     def put(self, obj: Object) -> set[Key]:
-        """Unless a newer version is known."""
+        """Takes the object, unless a newer version of it, or its deletion, is known."""
         key, version = key_of(obj), version_of(obj)
         old = self._objects.get(key)
-        if old and version <= old.version:
+        if version <= max(old.version if old else 0, self._deleted.get(key, 0)):
             return set()
         same = old if old and old.uid == obj["metadata"]["uid"] else None
         try:
@@ -98,17 +104,28 @@ class Cache[T]:
         return set() if silent else _groups(old, new)
 
     def remove(self, obj: Object) -> set[Key]:
-        """A deletion's version is newer than the object's; a successor of the same name is newer still, and stays."""
+        """The watch reports a deletion, whose version is newer than the object's. It is remembered, since a list that was begun before, or the
+        answer to a write, may still arrive with the object in it. A successor of the same name is newer still, and stays.
+        """
+        key = key_of(obj)
+        self._deleted.pop(key, None)
+        self._deleted[key] = version_of(obj)
+        if len(self._deleted) > DELETIONS:
+            del self._deleted[next(iter(self._deleted))]
+        return self.discard(obj)
+
+    def discard(self, obj: Object) -> set[Key]:
+        """The object, in this version, does not belong into the cache any more."""
         key = key_of(obj)
         old = self._objects.get(key)
         return self.delete(key) if old and version_of(obj) >= old.version else set()
 
     def delete(self, key: Key) -> set[Key]:
-        """It is gone: a live read has just said so."""
+        """A live read has just found nothing under this name."""
         return _groups(self._forget(key))
 
     def prune(self, listed: Set[Key], version: str, namespace: str | None) -> set[Key]:
-        """What a list of `namespace` (None: everywhere) lacks is gone, unless it is newer than the list."""
+        """Drops what a complete list of `namespace` (None: of all) lacks, unless it is newer than the list."""
         changed = set[Key]()
         for key, entry in list(self._objects.items()):
             in_scope = namespace is None or key[0] == namespace
@@ -135,12 +152,12 @@ def key_of(obj: Object) -> Key:
 
 
 def version_of(obj: Object) -> int:
-    """Versions of one object are numbers that grow: etcd's revisions, and by KEP-5504 any server's."""
+    """resourceVersions of a kind are integers that grow: etcd's revisions, and guaranteed for every API server by KEP-5504."""
     return int(obj["metadata"]["resourceVersion"])
 
 
 def strip_managed_fields(obj: Object, *dropped: str) -> Object:
-    """Without the bookkeeping of field owners, which is most of many objects, and without `dropped`."""
+    """A copy without managedFields, which are most of many objects, and without the top-level fields `dropped`."""
     meta = {k: v for k, v in obj["metadata"].items() if k != "managedFields"}
     return {k: v for k, v in obj.items() if k not in dropped} | {"metadata": meta}
 

@@ -1,4 +1,4 @@
-"""The caches of all kinds."""
+"""The caches of all kinds, and which jobs a change in one of them concerns."""
 
 from collections.abc import Callable, Set
 from functools import partial
@@ -14,25 +14,25 @@ from rljob_operator.cache.reports import CachedConfigMap
 from rljob_operator.cache.usage import Usage, parse_usage
 from rljob_operator.kube.api import Key, Object
 
-ROOM: Key = ("", "room")
-"""The group of a pod that has given its place back."""
+CAPACITY: Key = ("", "capacity")
+"""Group of all pods' usage: returned when a pod has freed what it took of its node, so that jobs that wait for it are reconciled."""
 CHILD_KINDS = ("NetworkPolicy", "ServiceAccount", "Role", "RoleBinding", "StatefulSet")
-"""All but ConfigMaps, which have a cache of their own."""
+"""Kinds of a job's children, without ConfigMaps, whose cache parses control messages and reports."""
 UNWATCHED = ("PodGroup",)
-"""Of which only our own writes and reads are known: not every cluster has the kind."""
+"""Kinds of children that are not watched, since not every cluster has them: only our own writes and reads enter their caches."""
 
 
 class Pods:
-    """Everybody's pods, for what they use, and ours, for what they are to their jobs. One watch feeds both."""
+    """Two caches that one watch feeds: what every pod of the cluster takes of its node, and the pods of jobs."""
 
     def __init__(self, ours: Cache[Pod], usage: Cache[Usage]) -> None:
         self._ours, self._usage = ours, usage
 
     def put(self, obj: Object) -> set[Key]:
-        """A pod that is new gives no place back."""
+        """As `Cache.put`. A pod that was not known before frees nothing."""
         new = self._usage.get(key_of(obj)) is None
-        room = self._usage.put(obj)
-        return (set() if new else room) | (self._ours.put(obj) if is_of_a_job(obj) else self._ours.remove(obj))
+        freed = self._usage.put(obj)
+        return (set() if new else freed) | (self._ours.put(obj) if is_of_a_job(obj) else self._ours.discard(obj))
 
     def remove(self, obj: Object) -> set[Key]:
         return self._usage.remove(obj) | self._ours.remove(obj)
@@ -45,14 +45,14 @@ class Pods:
 
 
 class ClusterCache:
-    """`clock`: seconds since the epoch. `policy`: what the administrator sets for all jobs."""
+    """The caches of all kinds. `clock`: seconds since the epoch. `policy`: what the administrator sets for all jobs."""
 
     def __init__(self, clock: Callable[[], float], policy: JobPolicy = DEFAULT_POLICY) -> None:
-        self.jobs: Cache[CachedJob] = Cache(partial(jobs.cached, policy=policy), jobs.predicate, group=key_of)
+        self.jobs: Cache[CachedJob] = Cache(partial(jobs.transform, policy=policy), jobs.predicate, group=key_of)
         self.pods: Cache[Pod] = Cache(lambda obj, _: parse_pod(obj))
         self.nodes: Cache[Node] = Cache(lambda obj, _: parse_node(obj), group=key_of)
-        self.usage: Cache[Usage] = Cache(lambda obj, _: parse_usage(obj), Usage.shrinks, group=lambda obj: ROOM)
-        self.config_maps: Cache[CachedConfigMap] = Cache(reports.cached(clock), reports.predicate)
+        self.usage: Cache[Usage] = Cache(lambda obj, _: parse_usage(obj), Usage.shrinks, group=lambda obj: CAPACITY)
+        self.config_maps: Cache[CachedConfigMap] = Cache(reports.transform(clock), reports.predicate)
         self.children: dict[str, Cache[Object]] = {
             kind: Cache(lambda obj, _: strip_managed_fields(obj, "status"), lambda a, b: not same_but_version(a, b))
             for kind in (*CHILD_KINDS, *UNWATCHED)
@@ -69,31 +69,31 @@ class ClusterCache:
         return self._by_kind[kind]
 
     def put(self, obj: Object) -> None:
-        """What the API server has just answered."""
+        """Takes an object that the API server has just answered with."""
         self.of_kind(obj["kind"]).put(obj)
 
     def forget(self, job: Key) -> None:
-        """Children that nobody watches, and which went with their job."""
+        """Drops the unwatched children of a job that was deleted: nothing reports that they went with it."""
         for kind in UNWATCHED:
             for child in list(self.children[kind].of(job)):
                 self.children[kind].delete(child)
 
     def jobs_of(self, kind: str, groups: set[Key]) -> set[Key]:
-        """Whose jobs a change of these groups concerns."""
+        """Jobs to reconcile when something has changed for these groups of a kind's cache."""
         if kind != "Node":
-            return groups - {ROOM}
+            return groups - {CAPACITY}
         nodes = {name for _, name in groups}
-        if not nodes:  # a heartbeat, of which there are many
+        if not nodes:  # most often a node's heartbeat: no job is looked for
             return set()
         return self.pods.groups_of(lambda pod: pod.node in nodes)
 
-    def waiting(self) -> set[Key]:
-        """Jobs that have no room, or not for all their rollouts."""
-        return self.jobs.groups_of(lambda job: job.lacks_room)
+    def waiting_for_capacity(self) -> set[Key]:
+        """Jobs without nodes for their gang, or for all of their rollouts."""
+        return self.jobs.groups_of(lambda job: job.waits_for_capacity)
 
     def children_of(self, job: Key) -> dict[tuple[str, str], Object]:
-        """By kind and name."""
+        """All children of a job, by kind and name."""
         found = {("ConfigMap", name): entry.value.object for (_, name), entry in self.config_maps.of(job).items()}
-        for kind, store in self.children.items():
-            found |= {(kind, name): entry.value for (_, name), entry in store.of(job).items()}
+        for kind, cache in self.children.items():
+            found |= {(kind, name): entry.value for (_, name), entry in cache.of(job).items()}
         return found

@@ -5,23 +5,23 @@ from dataclasses import dataclass
 from rljob_operator.cache.pods import condition_of
 from rljob_operator.kube.api import Object
 from rljob_operator.times import seconds
-from rljob_placement import cluster as place
-from rljob_placement.cluster import Node as Place
+from rljob_placement import cluster as placement
+from rljob_placement.cluster import Node as SchedulableNode
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What matters of one node."""
+    """The part of a node that the operator reads."""
 
     name: str
-    place: Place
-    """What it offers to pods, empty."""
+    schedulable: SchedulableNode
+    """The node as the builtin scheduler sees it, as if no pods were on it."""
     lost_since: float | None = None
-    """Since when it has not answered, by the cluster's clock."""
+    """When it ceased to be Ready, in seconds since the epoch by the cluster's clock; None: it is ready."""
     out_of_service: bool = False
-    """A taint vouches that nothing runs there any more."""
+    """It has the out-of-service taint, by which an administrator vouches that nothing runs there any more."""
 
 
 def parse_node(node: Object) -> Node:
@@ -30,12 +30,11 @@ def parse_node(node: Object) -> Node:
         name=meta["name"],
         lost_since=_lost_since(meta, status),
         out_of_service=any(t["key"] == OUT_OF_SERVICE for t in spec.get("taints", [])),
-        place=place.parse_node(node, {}),
+        schedulable=placement.parse_node(node, {}),
     )
 
 
 def _lost_since(meta: Object, status: Object) -> float | None:
-    """A node is silent since its Ready condition left `True`."""
     ready = condition_of(status, "Ready")
     since: str = ready.get("lastTransitionTime") or meta.get("creationTimestamp", "")
     return None if ready.get("status") == "True" else seconds(since)

@@ -9,13 +9,13 @@ from rljob_operator.cache.cache import is_ours
 from rljob_operator.kube.api import Object
 from rljob_operator.times import seconds
 
-CALM = ("ContainerCreating", "PodInitializing")
-"""Reasons for waiting that are nobody's trouble."""
+USUAL_WAITS = ("ContainerCreating", "PodInitializing")
+"""Reasons for which the container of every pod waits while it starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """What matters of one pod."""
+    """The part of a pod that the operator reads."""
 
     name: str
     uid: str
@@ -24,17 +24,17 @@ class Pod:
     created: float = 0.0
     """Seconds since the epoch, by the API server's clock."""
     node: str = ""
-    """Where it is bound to; empty: nowhere yet."""
+    """The node that it is bound to; empty: none yet."""
     ip: str = ""
     phase: str = "Pending"
     ready: bool = False
     running: bool = False
-    """Our container has a live process."""
+    """The job's container in it has a live process."""
     deleting: bool = False
     disrupted: str = ""
     """Message of the DisruptionTarget condition, when it is true."""
     lost_since: float | None = None
-    """Since when its node has not answered, by the cluster's clock; 0 if the node does not exist any more."""
+    """When its node ceased to be Ready, in seconds since the epoch by the cluster's clock; 0: the node does not exist any more; None: it is ready."""
     out_of_service: bool = False
     """Its node is tainted out-of-service."""
     waiting: str = ""
@@ -42,18 +42,18 @@ class Pod:
     exited: str = ""
     """How the container ended last, such as `OOMKilled (exit code 137)`."""
     unschedulable: str = ""
-    """The scheduler's message."""
+    """The scheduler's message when no node takes it; empty: it does not say so."""
     template_hash: str = ""
     gates: tuple[str, ...] = ()
-    """Scheduling gates that are left."""
+    """Names of its scheduling gates."""
     affinity: Mapping[str, Any] = field(default_factory=dict)
-    """While it is gated."""
-    released: float | None = None
-    """When we released it to its node."""
+    """Its affinity while it is gated, to which the node is added when it is ungated."""
+    ungated_at: float | None = None
+    """When we removed its gate, in seconds since the epoch; None: we have not."""
 
 
 def is_of_a_job(pod: Object) -> bool:
-    """Whether its controller is a StatefulSet of the job that its labels name. A copy with the same labels is somebody else's."""
+    """Whether its controller is a StatefulSet of the job that its labels name. A pod that somebody made with the same labels is not."""
     meta = pod["metadata"]
     labels = meta.get("labels") or {}
     gang = names.gang(labels.get(names.LABEL_JOB, ""), labels.get(names.LABEL_ROLE, ""))
@@ -62,7 +62,7 @@ def is_of_a_job(pod: Object) -> bool:
 
 
 def parse_pod(pod: Object) -> Pod:
-    """Whether its node answers is not said here. Containers that others inject, as service meshes do, are not ours."""
+    """All fields but those about its node, which the observer adds. Only the job's own container counts, not those that service meshes inject."""
     meta, status = pod["metadata"], pod.get("status", {})
     role = (meta.get("labels") or {}).get(names.LABEL_ROLE, "")
     own = names.container(role)
@@ -90,7 +90,7 @@ def parse_pod(pod: Object) -> Pod:
         template_hash=notes.get(names.ANNOTATION_TEMPLATE_HASH, ""),
         gates=gates,
         affinity=pod["spec"].get("affinity", {}) if gates else {},
-        released=_time(notes.get(names.ANNOTATION_UNGATED)),
+        ungated_at=_time(notes.get(names.ANNOTATION_UNGATED)),
     )
 
 
@@ -106,7 +106,7 @@ def _disrupted(status: Object) -> str:
 
 
 def _time(note: str | None) -> float | None:
-    """Whoever may write a pod may write anything here."""
+    """None for a time that cannot be read: whoever may write the pod may write anything here."""
     try:
         return seconds(note) if note else None
     except (ValueError, OverflowError):
@@ -114,7 +114,7 @@ def _time(note: str | None) -> float | None:
 
 
 def _waiting(waiting: Object) -> str:
-    if not waiting or waiting.get("reason") in CALM:
+    if not waiting or waiting.get("reason") in USUAL_WAITS:
         return ""
     return ": ".join(t for t in (waiting.get("reason"), waiting.get("message")) if t)
 
@@ -124,7 +124,7 @@ def _exited(terminated: Object) -> str:
 
 
 def _unschedulable(status: Object) -> str:
-    """A gate is nobody's trouble."""
+    """The scheduler's message, unless the pod is only gated."""
     condition = condition_of(status, "PodScheduled")
-    waits = condition.get("status") != "False" or condition.get("reason") == "SchedulingGated"
-    return "" if waits else condition.get("message", "")
+    usual = condition.get("status") != "False" or condition.get("reason") == "SchedulingGated"
+    return "" if usual else condition.get("message", "")

@@ -1,4 +1,4 @@
-"""ConfigMaps of a job as they are cached: control messages and reports, parsed, and when a report's heartbeat was seen to move."""
+"""ConfigMaps of a job as they are cached: control messages and reports, parsed, and when a report's heartbeat last advanced."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,41 +16,44 @@ from rljob_operator.kube.api import Object
 
 @dataclass(frozen=True, slots=True)
 class CachedConfigMap:
-    """One ConfigMap. Reports are untrusted: one that cannot be read is named and otherwise ignored."""
+    """One ConfigMap. Reports are untrusted: one that cannot be read is ignored, but for the problem that users are told of."""
 
     object: Object
-    """Without a report's data."""
+    """The ConfigMap; of a report without its data."""
     control: Control | None = None
-    """If this is a control message."""
+    """The control message, if this is one that can be read."""
     report: Report | None = None
+    """The report, if this is one that can be read and is under its pod's name."""
     pod: str = ""
-    """Whose report it is or claims to be."""
-    trouble: str = ""
-    """What is wrong with the report."""
+    """The pod whose report this is, or claims to be."""
+    problem: str = ""
+    """Why the report cannot be read; empty: it can."""
     last_heartbeat: float = 0.0
-    """When the heartbeat was seen to move last, on the operator's clock."""
+    """When the operator last saw the heartbeat advance, in seconds since the epoch by its own clock."""
 
 
-def cached(clock: Callable[[], float]) -> Callable[[Object, CachedConfigMap | None], CachedConfigMap]:
-    def transform(obj: Object, before: CachedConfigMap | None) -> CachedConfigMap:
+def transform(clock: Callable[[], float]) -> Callable[[Object, CachedConfigMap | None], CachedConfigMap]:
+    """The transform of the cache. `clock`: seconds since the epoch."""
+
+    def parsed(obj: Object, before: CachedConfigMap | None) -> CachedConfigMap:
         text = (obj.get("data") or {}).get(names.REPORT_KEY)
         if text is None:
             return CachedConfigMap(strip_managed_fields(obj), parse_control(obj))
-        parsed, pod, trouble = _parse(obj["metadata"]["name"], text)
-        still = before is not None and _beat(before.report) == _beat(parsed)
-        last_heartbeat = before.last_heartbeat if before and still else clock()
-        return CachedConfigMap(strip_managed_fields(obj, "data"), None, parsed, pod, trouble, last_heartbeat)
+        report, pod, problem = _parse(obj["metadata"]["name"], text)
+        unchanged = before is not None and _heartbeat(before.report) == _heartbeat(report)
+        last_heartbeat = before.last_heartbeat if before and unchanged else clock()
+        return CachedConfigMap(strip_managed_fields(obj, "data"), None, report, pod, problem, last_heartbeat)
 
-    return transform
+    return parsed
 
 
 def predicate(before: CachedConfigMap, after: CachedConfigMap) -> bool:
-    """A heartbeat and the numbers of a step alone call for no reconcile at once (see handlers.py)."""
-    return before.trouble != after.trouble or _gist(before) != _gist(after)
+    """Heartbeats and the numbers of a step alone call for no reconcile at once: see `EventHandlers.handle`."""
+    return before.problem != after.problem or _significant(before) != _significant(after)
 
 
 def parse_control(obj: Object | None) -> Control | None:
-    """None also when another release wrote it: then it is simply written again."""
+    """The control message in a ConfigMap; None if there is none, or another release wrote one that we cannot read: it is then written again."""
     text: Any = ((obj or {}).get("data") or {}).get(names.CONTROL_KEY)
     try:
         return Control.model_validate_json(text) if text else None
@@ -75,15 +78,16 @@ def _mismatch(report: Report) -> str:
     )
 
 
-def _beat(report: Report | None) -> tuple[object, ...]:
+def _heartbeat(report: Report | None) -> tuple[object, ...]:
     if report is None:
         return ()
     return report.pod_uid, report.boot_id, report.attempt, report.progress and report.progress.heartbeat
 
 
-def _gist(note: CachedConfigMap) -> tuple[object, ...]:
-    object_ = {k: v for k, v in note.object["metadata"].items() if k != "resourceVersion"}, note.object.get("data")
-    r = note.report
+def _significant(cached: CachedConfigMap) -> tuple[object, ...]:
+    """What calls for a reconcile when it changes."""
+    object_ = {k: v for k, v in cached.object["metadata"].items() if k != "resourceVersion"}, cached.object.get("data")
+    r = cached.report
     if r is None:
         return (object_,)
     return object_, r.pod, r.pod_uid, r.boot_id, r.attempt, r.state, r.result, r.failure, _milestones(r.progress)
@@ -93,9 +97,9 @@ def _milestones(p: Progress | None) -> tuple[object, ...]:
     if p is None:
         return ()
     stepped = p.step > (p.started_from or 0)
-    return p.started_from, stepped, stage(p.phase), p.loading, p.export, p.evaluation, p.backend, p.checkpoints
+    return p.started_from, stepped, coarse_phase(p.phase), p.loading, p.export, p.evaluation, p.backend, p.checkpoints
 
 
-def stage(phase: str) -> str:
-    """A phase without the parts of a step, which change several times a step."""
+def coarse_phase(phase: str) -> str:
+    """A phase of `Progress`, with `stepping` for all phases within a step: those change several times per step."""
     return phase if phase in ("fetching", "loading", "waiting", "finishing") else "stepping"

@@ -1,4 +1,4 @@
-"""What any pod of the cluster takes of which node."""
+"""What each pod of the cluster takes of its node."""
 
 import logging
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of a pod that is on a node; of others, and of those that have ended, nothing is kept."""
+    """Node and requests of a pod; empty for one that is on no node or has ended."""
 
     node: str = ""
     requests: Resources | None = None
 
     def shrinks(self, after: "Usage") -> bool:
-        """Whether a waiting job may have room now."""
+        """Whether the pod has freed what it took, so that a waiting job may fit."""
         return self.requests is not None and after.requests is None
 
 
 def parse_usage(pod: Object) -> Usage:
-    """Of a pod with a part that cannot be read, the rest counts: its node is no emptier for that."""
+    """Of a pod with a part that cannot be read the rest counts: to ignore the pod would make its node look empty."""
     try:
         return _usage(pod)
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
@@ -62,7 +62,7 @@ def _quantities(amounts: Any) -> Object:
 def _is_quantity(amount: object) -> bool:
     try:
         parse(amount)
-    except (ValueError, ArithmeticError):
+    except ValueError:
         return False
     return True
 

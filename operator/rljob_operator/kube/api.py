@@ -1,4 +1,4 @@
-"""The little of the Kubernetes API that the operator needs, on plain dicts. Tests have an in-memory one."""
+"""The part of the Kubernetes API that the operator needs, on plain dicts. client.py implements it; tests have one in memory."""
 
 import json
 from collections.abc import AsyncIterator
@@ -27,13 +27,12 @@ KINDS = {
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
 }
-
-
+"""Path prefix and plural, by kind."""
 _COLLECTIONS = {collection: kind for kind, collection in KINDS.items()}
 
 
 class ApiError(Exception):
-    """The API server refused, or could not be reached (code 0)."""
+    """The API server refused a request; code 0: it could not be reached, or did not answer with what it should."""
 
     def __init__(self, code: int, message: str, causes: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(f"{code}: {message}")
@@ -47,7 +46,7 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """409: something was read that is no longer so, or others write at this moment."""
+    """409: the object has changed since it was read."""
 
 
 class Gone(ApiError):
@@ -60,14 +59,14 @@ class AlreadyExists(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Objects of a kind at one moment, all or some, and the version of that moment."""
+    """A page of a list: objects of one kind, and the resourceVersion of the whole list."""
 
     version: str
     objects: list[Object]
 
 
 class Api(Protocol):
-    """All errors are `ApiError`s. `namespace` is None for nodes, and for all namespaces."""
+    """Raises nothing but ApiError. `namespace` is None for kinds without one, and in lists for all namespaces. See client.py for each method."""
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Object: ...
     def pages(self, kind: str, namespace: str | None, selector: str = "") -> AsyncIterator[Listing]: ...
@@ -86,14 +85,14 @@ def path(kind: str, namespace: str | None, name: str = "") -> str:
 
 
 def resource(kind: str) -> tuple[str, str, str]:
-    """Group (empty: the core's), version and plural."""
+    """Group (empty: the core group), version and plural of a kind."""
     prefix, plural = KINDS[kind]
     *group, version = prefix.split("/")[2:]
     return "/".join(group), version, plural
 
 
 def scope_of(url_path: str) -> tuple[str, str | None] | None:
-    """Kind and namespace that a request for a collection is about; None: something else."""
+    """Kind and namespace of a request for a collection, by its path; None: the path is none of a collection that we know."""
     *prefix, plural = url_path.strip("/").split("/")
     namespace = prefix.pop() if prefix[-2:-1] == ["namespaces"] else None
     prefix = prefix[:-1] if namespace else prefix
@@ -102,7 +101,7 @@ def scope_of(url_path: str) -> tuple[str, str | None] | None:
 
 
 def error(status: int, what: str, answer: str) -> ApiError:
-    """By the `Status` that the API server, or a proxy before it, has answered with."""
+    """The exception for a failed request. `answer`: the body, a Kubernetes `Status`, or whatever a proxy in between has sent."""
     known = {404: NotFound, 410: Gone, 409: AlreadyExists if _reason(answer) == "AlreadyExists" else Conflict}
     return known.get(status, ApiError)(status, one_line(f"{what}: {answer[:2000]}"), _causes(answer))
 
@@ -115,7 +114,7 @@ def _reason(answer: str) -> str:
 
 
 def _causes(answer: str) -> tuple[tuple[str, str], ...]:
-    """Of a `Status`; of anything else, itself."""
+    """Field and message of each cause in a `Status`; of any other text, the text."""
     try:
         found = json.loads(answer)
         causes = (found.get("details") or {}).get("causes") or [found]

@@ -1,4 +1,4 @@
-"""The real API server. What changes there is kopf's to watch; here are the requests of reconciles, on plain dicts."""
+"""Requests to the real API server, on plain dicts. Watches are kopf's, and those of kube/watches.py."""
 
 import asyncio
 import json
@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 import aiohttp
 
 from rljob_api import names
+from rljob_api.text import one_line
 from rljob_operator.kube.api import ApiError, Listing, NotFound, Object, error, path, resource
 from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.rate_limit import RateLimiter
@@ -17,11 +18,11 @@ from rljob_operator.kube.rate_limit import RateLimiter
 TIMEOUT = 20.0
 """Seconds for any one request."""
 TRIES, FIRST_PAUSE, LONGEST_PAUSE = 4, 0.25, 5.0
-"""Of a request that the server did not serve (401, 429, 5xx); pauses are seconds and double, unless the server names one."""
+"""How often a request is sent that the server does not serve (401, 429, 5xx), and the seconds between: they double, unless the server names some."""
 PAGE = 500
-"""Objects of one answer to a list: bounds the memory that parsing needs."""
+"""Objects in one page of a list: bounds the memory that parsing needs."""
 CONNECTIONS = 32
-"""At once. Each is a TLS handshake, and the server answers within milliseconds."""
+"""Connections at once: few, since each is a TLS handshake and the server answers within milliseconds."""
 
 
 class KubernetesApi:
@@ -40,7 +41,7 @@ class KubernetesApi:
         return await self._request("GET", kind, path(kind, namespace, name))
 
     async def pages(self, kind: str, namespace: str | None, selector: str = "") -> AsyncIterator[Listing]:
-        """Not from the API server's past: what was written before is in them. All are of one version."""
+        """Pages of a consistent list of everything written so far: no resourceVersion is given, so the server reads from etcd, not from its cache."""
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
         while True:
             page = await self._request("GET", kind, path(kind, namespace), query=query)
@@ -77,7 +78,7 @@ class KubernetesApi:
     async def apply(self, obj: Object, live: Object) -> Object:
         """Server-side apply to exactly `live`, as just read: another object of that name is refused, and so is a newer version."""
         where = _where(obj)
-        if upgrade := owned_by_creation(live):
+        if upgrade := managed_fields_upgrade(live):
             live = await self._request("PATCH", obj["kind"], where, upgrade, content="application/json-patch+json")
         query = {"fieldManager": names.FIELD_MANAGER, "force": "true"}
         return await self._request(
@@ -111,9 +112,9 @@ class KubernetesApi:
         query: dict[str, str] | None = None,
         content: str = "application/json",
     ) -> Object:
-        """Tried again when the server did not serve it. All writes are guarded by a name, uid or version, so that twice is once.
+        """Retries what the server did not serve (401, 429, 5xx): every write names a new object, a uid or a version, so a second one has no effect.
 
-        A connection that breaks is the caller's error: the queue reconciles again.
+        Raises ApiError. A broken connection is not retried here: the queue reconciles the job again.
         """
         pause = FIRST_PAUSE
         for tries_left in reversed(range(TRIES)):
@@ -121,8 +122,7 @@ class KubernetesApi:
             self.calls[method, kind] = self.calls.get((method, kind), 0) + 1
             status, text, after = await self._answer(method, where, body, query, content)
             if status < 400:
-                found: Object = json.loads(text)
-                return found
+                return _parsed(text, f"{method} {where}")
             if not tries_left or not (status in (401, 429) or status >= 500):
                 raise error(status, f"{method} {where}", text.decode(errors="replace"))
             if status == 401:
@@ -134,7 +134,7 @@ class KubernetesApi:
     async def _answer(
         self, method: str, where: str, body: Any, query: dict[str, str] | None, content: str
     ) -> tuple[int, bytes, float]:
-        """Status, body, and the seconds after which the server wants to be asked again."""
+        """Status, body, and the seconds of the Retry-After header, or 0."""
         headers = {"Accept": "application/json", "Content-Type": content} | self._credentials.headers()
         url = self._credentials.server + where + ("?" + urlencode(query) if query else "")
         data = json.dumps(body, separators=(",", ":")) if body is not None else None
@@ -147,6 +147,15 @@ class KubernetesApi:
             raise ApiError(0, f"{method} {where}: {broken!r}") from broken
 
 
+def _parsed(text: bytes, what: str) -> Object:
+    """An answer that claims success and is not JSON comes from a proxy in between, not from the API server."""
+    try:
+        found: Object = json.loads(text)
+    except ValueError as error:
+        raise ApiError(0, one_line(f"{what}: the answer is not JSON: {text[:200].decode(errors='replace')}")) from error
+    return found
+
+
 def _where(obj: Object) -> str:
     return path(obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"])
 
@@ -156,10 +165,11 @@ def _guarded(obj: Object, live: Object) -> Object:
     return obj | {"metadata": obj["metadata"] | guard}
 
 
-def owned_by_creation(live: Object) -> list[Object]:
-    """A patch that turns the fields which our POST owns into fields which our applies own; without it an apply could never remove one.
+def managed_fields_upgrade(live: Object) -> list[Object]:
+    """A JSON patch that hands the fields which our POST owns over to our applies; without it no apply could remove one of them. Empty when there is
+    nothing to hand over.
 
-    The same as client-go's csaupgrade. Empty when there is nothing to turn.
+    As `UpgradeManagedFieldsPatch` of client-go's csaupgrade.
     """
     for i, entry in enumerate(live["metadata"].get("managedFields", [])):
         ours = entry.get("manager") == names.FIELD_MANAGER and entry.get("operation") == "Update"

@@ -21,7 +21,7 @@ Login = Callable[[], kopf.ConnectionInfo]
 
 
 def login() -> kopf.ConnectionInfo:
-    """LoginError if there are no credentials."""
+    """The service account of the pod, else the current context of the kubeconfig. Raises kopf.LoginError when there is neither."""
     settings = kopf.OperatorSettings()
     if account := kopf.login_with_service_account(settings=settings):
         return replace(account, server=_server())
@@ -31,13 +31,13 @@ def login() -> kopf.ConnectionInfo:
 
 
 def _server() -> str:
-    """The address that every container gets, so that requests do not depend on the cluster's DNS."""
+    """The API server by the address in the container's environment, so that requests do not depend on the cluster's DNS."""
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], int(os.environ["KUBERNETES_SERVICE_PORT"])
     return f"https://{join_host_port(host, port)}"
 
 
 class Credentials:
-    """Read anew every LIFETIME, and whenever the API server has refused them. What was read last stays in force while nothing can be read."""
+    """Reads the credentials again every LIFETIME and whenever the API server has refused them, and keeps the last ones while that fails."""
 
     def __init__(self, login: Login = login) -> None:
         self._login = login
@@ -61,7 +61,7 @@ class Credentials:
             log.warning("credentials cannot be read again: %s", error)
 
     def session(self, connections: int, *middlewares: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
-        """With at most so many connections; 0: any number. Its default headers are those of now."""
+        """A session with at most this many connections; 0: any number. Its default headers hold the credentials of this moment."""
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections, ssl=self._info.as_ssl_context()),
             headers=self.headers(),

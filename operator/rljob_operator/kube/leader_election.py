@@ -1,7 +1,7 @@
-"""One operator acts at a time: it holds a Lease, renews it, and ends itself when it cannot.
+"""One operator acts at a time: it holds a Lease, renews it, and ends its process when it cannot. The protocol is client-go's.
 
-A holder that has not renewed for LIFETIME is taken to be dead; one that fails to renew gives up after PATIENCE, which is earlier, also if it
-still waits for an answer then.
+Others take the lease of a holder that has not renewed it for LEASE_DURATION. A holder that cannot renew it gives up after RENEW_DEADLINE, which is
+earlier, even if it still waits for an answer.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from rljob_operator.kube.api import Api, ApiError, Conflict, NotFound, Object
 log = logging.getLogger(__name__)
 
 NAME = "rljob-operator"
-LIFETIME, PATIENCE, PERIOD = 15.0, 10.0, 2.0
-"""Seconds."""
+LEASE_DURATION, RENEW_DEADLINE, RETRY_PERIOD = 15.0, 10.0, 2.0
+"""Seconds, with the names and defaults of client-go."""
 
 
 class LeaseLost(RuntimeError):
@@ -24,47 +24,50 @@ class LeaseLost(RuntimeError):
 
 
 class LeaderElector:
-    """`identity` is the pod's name: a restarted container is the same holder, and its predecessor is certainly dead."""
+    """`identity` is the pod's name: a container that restarts in its pod is the same holder, since its predecessor is certainly dead.
+
+    `heartbeat` is called after every attempt to get or renew the lease, whether it succeeds or not.
+    """
 
     def __init__(self, api: Api, namespace: str, identity: str, heartbeat: Callable[[], None]) -> None:
         self._api = api
         self._namespace = namespace
         self._identity = identity
         self._heartbeat = heartbeat
-        self._held = 0.0
-        """When we asked for what was granted last, on our clock: others may count from then on, not from the answer."""
-        self._seen: tuple[str, float] = ("", 0.0)
-        """Version of another holder's lease, and since when we have seen it."""
+        self._renewed_at = 0.0
+        """When the last successful request was sent, on our clock. Others may count from when the server handled it, before its answer."""
+        self._observed: tuple[str, float] = ("", 0.0)
+        """Version of another holder's lease, and when we first saw that version."""
 
     async def acquire(self) -> None:
-        """Waits for as long as another holds it."""
+        """Returns when we hold the lease."""
         while True:
-            if await self._try():
+            if await self._try_acquire_or_renew():
                 return
-            await asyncio.sleep(PERIOD)
+            await asyncio.sleep(RETRY_PERIOD)
 
     async def renew(self) -> None:
-        """Runs until it fails: LeaseLost."""
+        """Renews the lease until that fails. Raises LeaseLost."""
         while True:
-            left = self._held + PATIENCE - time.monotonic()
+            left = self._renewed_at + RENEW_DEADLINE - time.monotonic()
             try:
-                renewed = await asyncio.wait_for(self._again(), left)
+                renewed = await asyncio.wait_for(self._renew_once(), left)
             except TimeoutError:
                 renewed = False
             if not renewed:
-                age = time.monotonic() - self._held
+                age = time.monotonic() - self._renewed_at
                 raise LeaseLost(f"lease {self._namespace}/{NAME} could not be renewed for {age:.0f} s")
 
-    async def _again(self) -> bool:
-        """False: another holds it."""
-        while not self._seen[0]:
-            await asyncio.sleep(PERIOD)
-            if await self._try():
+    async def _renew_once(self) -> bool:
+        """Tries until the lease is renewed (True) or another operator holds it (False)."""
+        while not self._observed[0]:
+            await asyncio.sleep(RETRY_PERIOD)
+            if await self._try_acquire_or_renew():
                 return True
         return False
 
     async def release_lease(self) -> None:
-        """Lets a successor start without waiting."""
+        """Gives the lease back, so that a successor need not wait until it expires."""
         try:
             lease = await self._api.get("Lease", self._namespace, NAME)
             if lease["spec"].get("holderIdentity") == self._identity:
@@ -72,19 +75,19 @@ class LeaderElector:
         except ApiError as error:
             log.warning("the lease is not released: %s", error)
 
-    async def _try(self) -> bool:
+    async def _try_acquire_or_renew(self) -> bool:
         asked = time.monotonic()
         try:
-            held = await asyncio.wait_for(self._take(), PATIENCE / 2)
+            held = await asyncio.wait_for(self._acquire_or_renew(), RENEW_DEADLINE / 2)
         except (ApiError, TimeoutError) as error:
             log.warning("lease %s/%s: %r", self._namespace, NAME, error)
             return False
         finally:
             self._heartbeat()
-        self._held = asked if held else self._held
+        self._renewed_at = asked if held else self._renewed_at
         return held
 
-    async def _take(self) -> bool:
+    async def _acquire_or_renew(self) -> bool:
         try:
             lease = await self._api.get("Lease", self._namespace, NAME)
         except NotFound:
@@ -92,26 +95,26 @@ class LeaderElector:
             lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta}
             await self._api.create(lease | {"spec": self._spec()})
             return True
-        if not self._free(lease):
+        if not self._is_free(lease):
             return False
-        self._seen = ("", 0.0)
+        self._observed = ("", 0.0)
         try:
             await self._api.replace(lease | {"spec": self._spec()})
         except Conflict:
             return False
         return True
 
-    def _free(self, lease: Object) -> bool:
-        """Expiry is measured on our own clock since we saw the lease change, so clocks need not agree."""
+    def _is_free(self, lease: Object) -> bool:
+        """Whether nobody else holds the lease. Its expiry is measured on our own clock from when we saw it change, so clocks need not agree."""
         holder = lease.get("spec", {}).get("holderIdentity", "")
         if holder in ("", self._identity):
             return True
         version = lease["metadata"]["resourceVersion"]
-        if self._seen[0] != version:
+        if self._observed[0] != version:
             log.info("lease %s/%s is held by %s", self._namespace, NAME, holder)
-            self._seen = (version, time.monotonic())
-        return time.monotonic() - self._seen[1] > LIFETIME
+            self._observed = (version, time.monotonic())
+        return time.monotonic() - self._observed[1] > LEASE_DURATION
 
     def _spec(self) -> Object:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        return {"holderIdentity": self._identity, "leaseDurationSeconds": int(LIFETIME), "renewTime": now}
+        return {"holderIdentity": self._identity, "leaseDurationSeconds": int(LEASE_DURATION), "renewTime": now}

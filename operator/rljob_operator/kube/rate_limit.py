@@ -1,4 +1,4 @@
-"""How many requests we make, whatever happens: a token bucket, like client-go's."""
+"""Upper bounds of the requests that we make: a token bucket, as in client-go."""
 
 import asyncio
 from collections import defaultdict
@@ -7,7 +7,7 @@ import aiohttp
 
 
 class RateLimiter:
-    """`qps` requests a second in the long run, `burst` at once. First come, first served."""
+    """`qps` requests per second on average, up to `burst` at once, in the order in which `wait` is called."""
 
     def __init__(self, qps: float, burst: int) -> None:
         self._interval, self._burst = 1.0 / qps, burst
@@ -22,7 +22,7 @@ class RateLimiter:
 
 
 class WatchLimiter:
-    """A client middleware: a watch that the server ends at once is not begun again at once."""
+    """Middleware of an aiohttp client that paces watches, by path: a server that ends each of them at once would be asked in a tight loop."""
 
     def __init__(self, qps: float = 1.0, burst: int = 10) -> None:
         self._by_path: defaultdict[str, RateLimiter] = defaultdict(lambda: RateLimiter(qps, burst))

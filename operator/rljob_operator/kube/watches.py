@@ -12,9 +12,9 @@ from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.rate_limit import WatchLimiter
 
 WATCH_SECONDS = 300
-"""After which the server ends a watch."""
+"""Seconds after which the server is asked to end a watch."""
 SILENCE = 70.0
-"""Seconds without a byte after which a connection is taken for dead: the server sends a bookmark every minute."""
+"""Seconds without a byte after which a connection counts as dead: the server sends a bookmark every minute."""
 
 
 class Event(NamedTuple):
@@ -26,7 +26,7 @@ class Event(NamedTuple):
 
 
 class Watches:
-    """Each has a connection of its own."""
+    """Opens watches, each on a connection of its own."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
@@ -36,7 +36,7 @@ class Watches:
         await self._session.close()
 
     async def events(self, kind: str, namespace: str | None, selector: str, version: str) -> AsyncIterator[Event]:
-        """What happened since `version`, until the server ends the watch. Gone: it does not know that any more."""
+        """Events since `version`, until the server ends the watch. Raises Gone when it has forgotten that version, and ApiError."""
         what = f"watch {path(kind, namespace)}"
         query = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true"}
         query |= {"timeoutSeconds": str(WATCH_SECONDS)} | ({"labelSelector": selector} if selector else {})
@@ -59,7 +59,7 @@ class Watches:
 
 
 async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Whole lines of any length, of which aiohttp's own iterator refuses long ones."""
+    """Splits chunks into lines of any length. aiohttp's own iterator refuses lines beyond its buffer."""
     parts: list[bytes] = []
     async for chunk in chunks:
         first, *rest = chunk.split(b"\n")

@@ -1,1 +1,1 @@
-"""One job at one moment, as values: what policies, schedulers and renderers read. Imports none of them."""
+"""One job at one moment, as values that policies, schedulers and `render` read. Imports none of these."""

@@ -1,4 +1,4 @@
-"""Children: whose one is, whether it is as it should be, and why one could not be written, in words of the job's author."""
+"""Children of a job: who controls one, whether it is as it should be, and why one could not be written, in terms of the job's spec."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from rljob_api.status import RLJobMeta
 from rljob_operator.kube.api import ApiError, Object
 
 REFUSALS = (400, 403, 422)
-"""Answers of an API server, or of its admission, that will be the same the next time."""
+"""Status codes with which the API server, or an admission policy, refuses an object however often it is sent."""
 OF_TEMPLATES = {
     "spec.template.spec.tolerations": "tolerations",
     "spec.template.spec.nodeSelector": "nodeSelector",
@@ -23,17 +23,18 @@ OF_TEMPLATES = {
     "spec.template.metadata.annotations": "annotations",
     "spec.template.annotations": "annotations",
 }
-"""Fields of a StatefulSet that come from a field of the role's template."""
+"""Fields of a StatefulSet, and the field of the role's template that each comes from."""
 
 
 def controls(job: RLJobMeta, live: Mapping[str, Any]) -> bool:
+    """Whether the job, by its uid, is the controller of a live object (metav1.IsControlledBy)."""
     owners = live["metadata"].get("ownerReferences", [])
     return any(o.get("controller") and o["uid"] == job.uid for o in owners)
 
 
 def covers(live: Any, wanted: Any) -> bool:
-    """Whether everything that is wanted is so already; what the API server or others added does not matter."""
-    if live == wanted:  # far faster than to look at each part
+    """Whether a live object has all that is wanted. Fields that the API server or others have added do not count."""
+    if live == wanted:  # far faster than to compare each part
         return True
     if isinstance(wanted, dict):
         return isinstance(live, Mapping) and all(covers(live.get(k), v) for k, v in wanted.items())
@@ -45,19 +46,20 @@ def covers(live: Any, wanted: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ChildProblem:
-    """`reason`: of the condition Admitted."""
+    """Why a child could not be written. `reason`: of the condition Admitted."""
 
     reason: str
     message: str
 
 
 def conflict(child: Object, why: str) -> ChildProblem:
+    """The problem of a child whose name another object has."""
     name = child["metadata"]["name"]
     return ChildProblem(reasons.CHILD_CONFLICT, f"{child['kind']} {name} exists and {why}; delete it or rename the job")
 
 
 def refusal(child: Object, error: ApiError) -> ChildProblem:
-    """Field by field, as the author wrote it where it is known."""
+    """The problem of a child that the API server refuses, with the fields of the job's spec where they are known."""
     said = "; ".join(
         f"{_field(child, field)}: {text}" if field else text for field, text in error.causes or (("", str(error)),)
     )

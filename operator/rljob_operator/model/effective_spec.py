@@ -11,16 +11,17 @@ from rljob_api.status import Attempt
 
 
 def is_open(attempt: Attempt | None) -> bool:
-    """Whether there is an attempt that has not ended."""
+    """Whether there is an attempt and it has not ended."""
     return attempt is not None and not attempt.ended_at
 
 
 def spec_of(
     attempt: Attempt | None, spec: RLJobSpec | None, control: Control | None, scalable: bool
 ) -> RLJobSpec | None:
-    """An open attempt keeps the spec it was published with, except for the number of rollouts; otherwise the job's own applies.
+    """The spec in force. An open attempt keeps the one that it was published with, except for the number of rollouts; otherwise the job's own
+    applies.
 
-    An attempt that was not published before the spec became invalid is stopped, for which a former spec is enough.
+    An attempt that had not been published when the job's spec became invalid is stopped, for which the former spec will do.
     """
     if attempt is None or not is_open(attempt) or control is None:
         return spec
@@ -28,15 +29,14 @@ def spec_of(
 
 
 def lifecycle_of(spec: RLJobSpec | None, control: Control | None) -> LifecycleSpec:
-    """The limits in force: those of the newest spec that is valid."""
+    """The limits in force: those of the newest valid spec."""
     newest = spec or (control.spec if control else None)
     return newest.lifecycle if newest else LifecycleSpec()
 
 
 def is_void(attempt: Attempt | None, generation: int, spec: RLJobSpec | None, control: Control | None) -> bool:
-    """Whether an open attempt was written but not published before the spec changed, or its control message was deleted after that.
-
-    Its members would read a spec that their pods were not made for, perhaps one for more or fewer of them.
+    """Whether an open attempt can never run, so that it has to be stopped: the spec changed before the attempt was published, or its control message
+    was deleted after that. Its members would read a spec that their pods were not made for.
     """
     if attempt is None or not is_open(attempt):
         return False
@@ -47,14 +47,14 @@ def is_void(attempt: Attempt | None, generation: int, spec: RLJobSpec | None, co
 
 
 def published(spec: RLJobSpec | None, control: Control, scalable: bool) -> RLJobSpec:
-    """The spec of the control message; if its scheduler lets rollouts come and go, with the number of them that the job wants now."""
+    """The spec of the control message. If its scheduler lets rollouts come and go, with the number of rollouts that the job wants now."""
     return scaled(control.spec, spec.rollout.replicas) if spec and scalable else control.spec
 
 
 def scaled(spec: RLJobSpec, replicas: int) -> RLJobSpec:
-    """With so many rollouts, or as many as its trainers wait for."""
+    """The spec with this number of rollouts, but no fewer than its trainers wait for."""
     r = spec.rollout
     replicas = max(replicas, r.required)
-    if replicas == r.replicas:  # far faster than a copy
+    if replicas == r.replicas:  # a copy takes far longer
         return spec
     return spec.model_copy(update={"rollout": r.model_copy(update={"replicas": replicas})})

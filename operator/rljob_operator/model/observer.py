@@ -1,4 +1,4 @@
-"""Everything about one job, from the cache, as a `Snapshot`. What is absent there is asked live before it is believed."""
+"""Takes the snapshot of a job from the cache. What is absent there is confirmed by a live read."""
 
 import secrets
 from collections.abc import Callable
@@ -22,8 +22,8 @@ ABSENT = 0.0
 
 
 class Observer:
-    """A watch that lags or lost something shows as absence: of a member's pod, a node, a heartbeat. Each of them would end an attempt that may be
-    alive, so each is confirmed by a GET. All else that a store shows was so at some time, and stays true of the uid that it speaks of."""
+    """A watch that lags or has lost events looks like absence: of a member's pod, of a node, of a heartbeat. Each would end an attempt that may be
+    alive, so each is confirmed by a GET. Everything else in the cache was true at some time, which is enough: see cache/cache.py."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Observer:
             status=job.status,
             pods=pods,
             reports={found.report.pod: found.report for found in config_maps.values() if found.report},
-            unreadable={found.pod: found.trouble for found in config_maps.values() if found.trouble},
+            unreadable={found.pod: found.problem for found in config_maps.values() if found.problem},
             control=control,
             children=children,
             conflicts=self._state.conflicts.get(key, ()),
@@ -72,12 +72,12 @@ class Observer:
         )
 
     def _config_maps(self, key: Key, job: RLJobMeta) -> dict[str, CachedConfigMap]:
-        """The job's own, by name: labels alone may be anybody's."""
+        """ConfigMaps that the job controls, by name. A label alone, which anybody may set, is not enough."""
         found = {name: entry.value for (_, name), entry in self._cache.config_maps.of(key).items()}
-        return {name: note for name, note in found.items() if controls(job, note.object)}
+        return {name: config_map for name, config_map in found.items() if controls(job, config_map.object)}
 
     async def _strays(self, key: Key, attempt: Attempt, known: set[str]) -> list[Pod]:
-        """Members' pods that exist although the cache does not show them, for example because their labels were removed."""
+        """Pods of members that exist although the cache does not have them, for example because their labels were removed."""
         gone = self._state.gone.setdefault(key, set())
         found = [await self._stray(key[0], m, gone) for m in attempt.members if m.pod_uid not in known | gone]
         return [pod for pod in found if pod]
@@ -90,7 +90,7 @@ class Observer:
         return replace(parse_pod(live), role=member.role)
 
     async def _on_its_node(self, pod: Pod) -> Pod:
-        """A pod on a silent node is not ready, so only then is the node worth a look."""
+        """The pod, with whether its node answers. A pod on a silent node is not ready, so nodes of ready pods are not looked up."""
         if pod.ready or not pod.node:
             return pod
         node = self._cache.nodes.get(("", pod.node))
@@ -102,8 +102,8 @@ class Observer:
         return replace(pod, lost_since=node.value.lost_since, out_of_service=node.value.out_of_service)
 
     async def _with_heartbeat_age(self, s: Snapshot, key: Key, job: CachedJob, attempt: Attempt) -> Snapshot:
-        """Age of the heartbeat on our clock, since we have seen this attempt: our own restart is no stall, and an outage of the API, which
-        ends us with our lease, neither."""
+        """The age counts on our clock, and at most from when we first saw this attempt. So a restart of the operator is not taken for a stall, and
+        neither is an outage of the API server, in which the operator loses its lease and restarts."""
         since = self._state.since(key, (s.job.uid, attempt.number), s.now)
         aged = replace(s, heartbeat_age=s.now - max(since, self._last_heartbeat(key, job.meta, attempt)))
         if (aged.heartbeat_age or 0.0) < s.lifecycle.stall_timeout_seconds or attempt.first is None:
@@ -115,15 +115,15 @@ class Observer:
         return replace(aged, heartbeat_age=s.now - max(since, self._last_heartbeat(key, job.meta, attempt)))
 
     def _last_heartbeat(self, key: Key, job: RLJobMeta, attempt: Attempt) -> float:
-        """When rank 0's heartbeat in this attempt was seen to move last; 0: it has none yet."""
+        """When we last saw rank 0's heartbeat advance in this attempt, in seconds since the epoch; 0: not yet."""
         member = attempt.first
         if member is None:
             return 0.0
         entry = self._cache.config_maps.get((key[0], names.report(member.pod)))
-        note = entry.value if entry and controls(job, entry.value.object) else None
-        report = note.report if note else None
-        its = report and (report.boot_id, report.attempt) == (member.boot_id, attempt.number)
-        return note.last_heartbeat if note and its else 0.0
+        cached = entry.value if entry and controls(job, entry.value.object) else None
+        report = cached.report if cached else None
+        is_current = report and (report.boot_id, report.attempt) == (member.boot_id, attempt.number)
+        return cached.last_heartbeat if cached and is_current else 0.0
 
     async def _live(self, kind: str, namespace: str | None, name: str) -> Object | None:
         try:

@@ -1,5 +1,8 @@
-"""Which ordinals of a StatefulSet make up a role. Rank is not ordinal: a node that is switched off keeps its pod, and with it the pod's name,
-until the node is back, deleted or tainted out-of-service. The set then grows by one, and shrinks again between attempts."""
+"""Which ordinals of a StatefulSet make up a role.
+
+Rank is not ordinal. A node that is switched off keeps its pod, and with it the pod's name, until the node is back, deleted or tainted out-of-service.
+Meanwhile the StatefulSet is scaled up by one, and it is scaled down again between attempts.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count, islice
@@ -11,7 +14,7 @@ from rljob_operator.model.effective_spec import is_open
 
 
 def ordinals(pods: Iterable[Pod], role: str, size: int, node_loss_seconds: float, now: float) -> list[int]:
-    """The first `size` that no lost node holds."""
+    """The first `size` ordinals whose pods are not held by a lost node."""
     held = {p.ordinal for p in pods if p.role == role and is_held(p, node_loss_seconds, now)}
     return list(islice((i for i in count() if i not in held), size))
 
@@ -19,7 +22,7 @@ def ordinals(pods: Iterable[Pod], role: str, size: int, node_loss_seconds: float
 def member_ordinals(
     status: JobStatus, pods: Iterable[Pod], role: str, size: int, node_loss_seconds: float, now: float
 ) -> list[int]:
-    """Of the trainer or of another gang. An open attempt keeps its members."""
+    """Ordinals of the trainer, or of another gang. An open attempt keeps its members."""
     attempt = status.attempt
     if attempt and is_open(attempt) and (members := attempt.of(role)):
         return sorted(int(m.pod.rpartition("-")[2]) for m in members)
@@ -29,8 +32,8 @@ def member_ordinals(
 def server_ordinals(
     status: JobStatus, pods: Iterable[Pod], role: str, size: int, node_loss_seconds: float, now: float
 ) -> list[int]:
-    """Of rollouts or of a pool. While an attempt is open those that serve stay, then those that run: a node that is back does not cost the
-    replacement of its server."""
+    """Ordinals of rollouts or of a pool. While an attempt is open, servers that are ready are kept, then those that run: when a lost node is back,
+    the server that replaced its own stays."""
     pods = [p for p in pods if p.role == role]
     first = ordinals(pods, role, size, node_loss_seconds, now)
     if not is_open(status.attempt):
@@ -43,7 +46,7 @@ def server_ordinals(
 def wanted_ordinals(
     status: JobStatus, pods: Sequence[Pod], sizes: Mapping[str, int], node_loss_seconds: float, now: float
 ) -> dict[str, list[int]]:
-    """By role. `sizes`: pods of each role."""
+    """Ordinals of the pods that are wanted, by role. `sizes`: number of pods of each role."""
     return {
         role: (member_ordinals if names.is_model_role(role) else server_ordinals)(
             status, pods, role, size, node_loss_seconds, now
@@ -53,21 +56,22 @@ def wanted_ordinals(
 
 
 def is_held(pod: Pod, node_loss_seconds: float, now: float) -> bool:
-    """Its node is lost, and nobody says that nothing runs there."""
+    """Whether the pod's node is lost and the pod may still run there, so that its name cannot be used again."""
     return is_lost(pod, node_loss_seconds, now) and not certainly_dead(pod)
 
 
 def is_lost(pod: Pod, node_loss_seconds: float, now: float) -> bool:
-    """Its node has been silent for too long."""
+    """Whether the pod's node has been unreachable for nodeLossSeconds."""
     return pod.lost_since is not None and now - pod.lost_since >= node_loss_seconds
 
 
 def lost_at(pods: Iterable[Pod], node_loss_seconds: float, now: float) -> tuple[float, ...]:
-    """When those on silent nodes will count as lost: nothing else happens at that moment."""
+    """When pods on unreachable nodes will count as lost, in seconds since the epoch. No event tells, so a reconcile is due then."""
     until = (p.lost_since + node_loss_seconds for p in pods if p.lost_since is not None)
     return tuple(t for t in until if t > now)
 
 
 def certainly_dead(pod: Pod) -> bool:
-    """Only then may a pod be deleted by force: its node does not exist any more, or the out-of-service taint vouches for it."""
+    """Whether nothing of the pod can be running: its node does not exist any more, or has the out-of-service taint. Only then may it be deleted by
+    force."""
     return pod.lost_since == 0.0 or (pod.lost_since is not None and pod.out_of_service)

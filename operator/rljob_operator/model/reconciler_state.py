@@ -1,4 +1,4 @@
-"""What the operator remembers between reconciles. Nothing here is needed for correctness: it is empty after a restart."""
+"""What the operator remembers between reconciles. It is empty after a restart, so nothing correct may depend on it."""
 
 from dataclasses import dataclass, field
 
@@ -11,18 +11,19 @@ AttemptId = tuple[str, int]
 
 @dataclass(slots=True)
 class ReconcilerState:
-    """By job."""
+    """All of it, by job."""
 
     conflicts: dict[Key, tuple[ChildProblem, ...]] = field(default_factory=dict)
     """Children that could not be written, and why."""
     display: dict[Key, float] = field(default_factory=dict)
-    """When a status in which only counts and sentences changed may be written."""
+    """When a status in which only counts and sentences have changed may be written next, in seconds since the epoch."""
     attempts: dict[Key, tuple[AttemptId, float]] = field(default_factory=dict)
-    """The open attempt, and since when we have seen it: no heartbeat is older for us."""
+    """The open attempt, and when we first saw it, in seconds since the epoch: its heartbeat counts as no older than that."""
     gone: dict[Key, set[str]] = field(default_factory=dict)
-    """Uids of pods that were asked for live and did not exist."""
+    """Uids of members' pods that a live read has not found."""
 
     def since(self, key: Key, attempt: AttemptId, now: float) -> float:
+        """When we first saw this attempt: `now`, if it is new."""
         known = self.attempts.get(key)
         if known is None or known[0] != attempt:
             known = self.attempts[key] = (attempt, now)

@@ -1,4 +1,4 @@
-"""What a job asks of the `builtin` scheduler, and what it gets: values, without anything that plans."""
+"""What a job asks of the `builtin` scheduler, and what it gets, as values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ from rljob_placement.nodes import Plan, Stay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingRequest:
-    """What one job asks for. Two are equal if the answer to one is the answer to the other."""
+    """What one job asks for. Equal requests have the same result on the same cluster."""
 
     job: Key
     uid: str
     created: str
     urgent: bool
-    """Trainers, or rollouts of the minimum, have no node; otherwise further rollouts, or ranks."""
+    """Whether pods without which the job cannot run lack a node. Otherwise it asks for further rollouts, or for ranks."""
     priority: int
     gang: Gang
     current: Mapping[str, str]
-    """Nodes by pod: of pods that stay where they are, and of assignments whose pods are on their way."""
+    """Node by pod name, for pods that stay on their nodes and for assignments whose pods are on their way."""
     stay: Stay
     excluded: frozenset[str]
-    """Nodes that did not take a pod of this job."""
+    """Nodes that have lately refused a pod of this job."""
 
     @property
     def order(self) -> tuple[bool, int, str, str]:
-        """Sorts: urgent first, then by priority, then by age."""
+        """Sort key: urgent requests first, then those of higher priority, then those of older jobs."""
         return (not self.urgent, -self.priority, self.created, self.uid)
 
 
@@ -44,15 +44,15 @@ class SchedulingResult:
 
     @property
     def complete(self) -> bool:
-        """Nothing that was asked for is missing."""
+        """Whether every pod that was asked for has a node."""
         return not self.plan.problem and all(self.plan.rollouts)
 
     def taken(self) -> dict[str, Resources]:
-        """By node: what pods request that had no node before."""
+        """What the pods that had no node before request, by node."""
         return self.plan.taken(self.request.gang, self.request.stay)
 
     def fits(self, cluster: Cluster) -> bool:
-        """Whether the cluster still has room for the pods that had no node before."""
+        """Whether the pods that had no node before still fit into the cluster."""
         nodes, taken = {n.name: n for n in cluster.nodes}, self.taken()
         room = all(n in nodes and _holds(nodes[n], requests) for n, requests in taken.items())
         newcomers = self.plan.newcomers(self.request.gang, self.request.stay)

@@ -24,38 +24,39 @@ class Snapshot:
 
     job: RLJobMeta
     spec: RLJobSpec | None
-    """None: it has violations."""
+    """The job's own spec, with the administrator's defaults; None: it breaks rules."""
     violations: tuple[Violation, ...] = ()
     spec_suspend: bool = False
     status: JobStatus = field(default_factory=JobStatus)
     pods: tuple[Pod, ...] = ()
     reports: Mapping[str, Report] = field(default_factory=dict)
-    """By pod name; only those that could be parsed and speak our protocol."""
+    """Reports by pod name; only those that can be read and have our protocol version."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """By pod name: what is wrong with its report."""
+    """Why a pod's report cannot be read, by pod name."""
     control: Control | None = None
-    """As published last."""
+    """The control message that was published last."""
     children: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     """Live objects with this job's label, by kind and name."""
     conflicts: tuple[ChildProblem, ...] = ()
     """Children that could not be written: their names belong to others, or the API server refuses them."""
     heartbeat_age: float | None = None
-    """Seconds since the open attempt's heartbeat was seen to advance."""
+    """Seconds since the open attempt's heartbeat last advanced; None: no attempt is open."""
     progress_interval: float = 30.0
     """Seconds between writes of progress alone."""
     network_policy: bool = True
-    """Whether the job gets one."""
+    """Whether the job gets a NetworkPolicy."""
     fresh_token: str = ""
-    """Random; becomes the rollout servers' token when the job has none."""
+    """A random value, which becomes the rollout servers' token if the job needs a new one."""
     scalable: bool = True
     """Whether the scheduler of the published spec lets rollouts come and go while an attempt runs."""
     scheduling: SchedulingResult | None = None
-    """What the `builtin` scheduler answers to this job, if it asks."""
+    """Result of the `builtin` scheduler for this job; None: every pod has its node, or another scheduler places them."""
     now: float = 0.0
+    """Seconds since the epoch."""
 
     @cached_property
     def template_hashes(self) -> dict[tuple[int, int], tuple[RLJobSpec, Mapping[str, str]]]:
-        """What render/template.py has rendered for it: hashes by role, with their spec, by the spec's id and the number of the token."""
+        """Memory of `render.template.template_hashes`: by the spec's id and the token's number, the spec and the hashes by role."""
         return {}
 
     @cached_property
@@ -81,13 +82,13 @@ class Snapshot:
         return next((p for p in self.pods if p.uid == member.pod_uid), None)
 
     def report(self, of: Pod | Member) -> Report | None:
-        """The pod's own report, also after it is gone; a report that another pod of that name left behind is not."""
+        """The pod's own report, which outlives it. A report that another pod of the same name has left is ignored."""
         name, uid = (of.name, of.uid) if isinstance(of, Pod) else (of.pod, of.pod_uid)
         report = self.reports.get(name)
         return report if report and report.pod_uid == uid else None
 
     def has_lost_account(self, pod: Pod) -> bool:
-        """Whether the pod is older than its ServiceAccount: the API server refuses its token, which is bound to a former one."""
+        """Whether the pod is older than its ServiceAccount: its token is bound to a former one, and the API server refuses it."""
         return 0 < pod.created < self._account_created
 
     @cached_property

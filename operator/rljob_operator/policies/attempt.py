@@ -1,4 +1,4 @@
-"""The life of an open attempt: its members get the command to drain or stop, and when all of them have ended, it is closed."""
+"""An open attempt: when its members are told to drain or stop, and that it ends when all of them have."""
 
 from collections.abc import Iterator
 
@@ -7,11 +7,11 @@ from rljob_api.protocol import Command
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.policies.causes import Cause, misconfigured, recorded, root, stalled
+from rljob_operator.policies.causes import Cause, misconfiguration, recorded_cause, root_cause, stall
 from rljob_operator.policies.change import Change, Event, set_
 from rljob_operator.policies.deadlines import active_until
 from rljob_operator.policies.members import MemberStatus, has_finished, member_statuses, trainers
-from rljob_operator.policies.suspension import wanted
+from rljob_operator.policies.suspension import is_suspension_wanted
 from rljob_operator.times import seconds, stamp
 
 
@@ -21,28 +21,30 @@ def advance_attempt(s: Snapshot, status: JobStatus) -> Change:
         return Change(status)
     members = member_statuses(s, attempt)
     finished = has_finished(members)
-    cause = None if finished else root(attempt, members) or stalled(s, status, attempt) or misconfigured(s, attempt)
-    if cause and cause != recorded(attempt):
+    cause = (
+        None if finished else root_cause(attempt, members) or stall(s, status, attempt) or misconfiguration(s, attempt)
+    )
+    if cause and cause != recorded_cause(attempt):
         attempt = _failed(attempt, cause, s.now)
     elif attempt.command == "run" and s.is_void(attempt):
         attempt = give_command(attempt, "stop", reasons.SPEC_CHANGED, s.now)
     elif attempt.command == "run" and (reason := _reason_to_drain(s, status, members)):
         attempt = give_command(attempt, "drain", reason, s.now)
-    elif attempt.command != "stop" and (_drained_too_long(s, attempt) or _waits_for_nothing(members)):
+    elif attempt.command != "stop" and (_is_drain_overdue(s, attempt) or _only_helpers_are_left(members)):
         attempt = give_command(attempt, "stop", attempt.reason, s.now)
-    if all(v.ended for v in members):
+    if all(m.ended for m in members):
         attempt = attempt.model_copy(update={"ended_at": stamp(s.now)})
         return Change(set_(status, attempt=attempt), _drained(attempt, finished))
     return Change(set_(status, attempt=attempt), due=tuple(t for t in _deadlines(s, attempt) if t > s.now))
 
 
-def _drained_too_long(s: Snapshot, attempt: Attempt) -> bool:
-    return attempt.command == "drain" and s.now >= _drained_by(s, attempt)
+def _is_drain_overdue(s: Snapshot, attempt: Attempt) -> bool:
+    return attempt.command == "drain" and s.now >= _drain_deadline(s, attempt)
 
 
-def _waits_for_nothing(members: list[MemberStatus]) -> bool:
-    """Gangs of other models are left, and no trainer that would ask them."""
-    return all(v.ended for v in trainers(members)) and not all(v.ended for v in members)
+def _only_helpers_are_left(members: list[MemberStatus]) -> bool:
+    """Whether the gangs of other models are left over: all trainers have ended, and nobody else asks them to compute."""
+    return all(m.ended for m in trainers(members)) and not all(m.ended for m in members)
 
 
 def give_command(attempt: Attempt, command: Command, reason: str, now: float) -> Attempt:
@@ -62,16 +64,16 @@ def _failed(attempt: Attempt, cause: Cause, now: float) -> Attempt:
 
 
 def _reason_to_drain(s: Snapshot, status: JobStatus, members: list[MemberStatus]) -> str:
-    if wanted(s, status):
+    if is_suspension_wanted(s, status):
         return reasons.SUSPENDED
     if (until := active_until(s, status)) is not None and s.now >= until:
         return reasons.ACTIVE_DEADLINE_EXCEEDED
-    if any(v.pod and v.pod.deleting and not v.ended for v in members):
+    if any(m.pod and m.pod.deleting and not m.ended for m in members):
         return reasons.POD_DELETING
     return ""
 
 
-def _drained_by(s: Snapshot, attempt: Attempt) -> float:
+def _drain_deadline(s: Snapshot, attempt: Attempt) -> float:
     return seconds(attempt.commanded_at) + s.lifecycle.drain_timeout_seconds
 
 
@@ -79,7 +81,7 @@ def _deadlines(s: Snapshot, attempt: Attempt) -> Iterator[float]:
     if (until := active_until(s, s.status)) is not None:
         yield until
     if attempt.command == "drain":
-        yield _drained_by(s, attempt)
+        yield _drain_deadline(s, attempt)
     if s.heartbeat_age is not None:
         yield s.now - s.heartbeat_age + s.lifecycle.stall_timeout_seconds
 

@@ -1,7 +1,7 @@
 """The root cause of a failed attempt: the first thing that went wrong, not what it broke.
 
-When one rank dies, the others lose their collective within a second, and their reports may arrive first. So a cause is kept provisionally
-and improved until the attempt is closed: by a lost pod or container, which explains any broken collective, or by an earlier exception.
+When one rank dies, the others lose their collective within a second, and their reports may arrive first. So a cause is provisional until the attempt
+ends. A lost pod or container, which explains any broken collective, or an earlier exception replaces it.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from rljob_api.status import Attempt, JobStatus
 from rljob_api.text import one_line
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.members import MemberStatus
-from rljob_operator.policies.progress import current
+from rljob_operator.policies.progress import current_progress
 
 BY_KIND = {
     "application": reasons.APPLICATION_FAILED,
@@ -20,9 +20,10 @@ BY_KIND = {
     "collective": reasons.COLLECTIVE_FAILED,
     "killed": reasons.PROCESS_KILLED,
 }
-OF_PROCESSES = frozenset(BY_KIND.values()) - {reasons.COLLECTIVE_FAILED}
+PROCESS_REASONS = frozenset(BY_KIND.values()) - {reasons.COLLECTIVE_FAILED}
+"""Reasons that a process gives for its own end. A broken collective is not one: it only says that another process ended."""
 ROLLOUT_PHASES = ("waiting", "generating", "evaluating")
-"""In which the trainer waits for its rollouts."""
+"""Phases in which the trainer waits for its rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Cause:
     failure: Failure
 
     def __str__(self) -> str:
-        """One sentence for people."""
+        """One sentence for status.message and events."""
         f = self.failure
         if self.reason in reasons.NOT_COUNTED | {reasons.CONTAINER_RESTARTED, reasons.NO_PROGRESS}:
             return one_line(f.message)
@@ -43,47 +44,47 @@ class Cause:
         return one_line(f"{where}: {what}" if where else what)
 
 
-def recorded(attempt: Attempt) -> Cause | None:
+def recorded_cause(attempt: Attempt) -> Cause | None:
     """The cause that the attempt's status holds."""
     if attempt.failure is None or attempt.reason not in reasons.FAILURES:
         return None
     return Cause(attempt.reason, attempt.failed_pod, attempt.failure)
 
 
-def root(attempt: Attempt, views: list[MemberStatus]) -> Cause | None:
-    """The best explanation so far; None: nothing failed, or only after the gang was to stop for another reason."""
-    known = recorded(attempt)
+def root_cause(attempt: Attempt, members: list[MemberStatus]) -> Cause | None:
+    """The best explanation so far. None: nothing has failed, or only after the gang was told to stop for another reason."""
+    known = recorded_cause(attempt)
     if known is None and attempt.command == "stop":
         return None
-    found = [c for v in views if (c := _cause(attempt, v))]
-    processes = [c for c in found if c.reason in OF_PROCESSES]
-    if known and known.reason in OF_PROCESSES:
+    found = [c for m in members if (c := _cause(attempt, m))]
+    processes = [c for c in found if c.reason in PROCESS_REASONS]
+    if known and known.reason in PROCESS_REASONS:
         return min([known, *processes], key=lambda c: c.failure.time)
     if known and known.reason != reasons.COLLECTIVE_FAILED:
         return known
-    gone = [c for c in found if c.reason not in OF_PROCESSES and c.reason != reasons.COLLECTIVE_FAILED]
+    gone = [c for c in found if c.reason not in PROCESS_REASONS and c.reason != reasons.COLLECTIVE_FAILED]
     if gone:
         return gone[0]
     return min(processes, key=lambda c: c.failure.time, default=known or next(iter(found), None))
 
 
-def _cause(attempt: Attempt, view: MemberStatus) -> Cause | None:
-    if view.state == "gone" and view.failure:
-        return Cause(view.reason, view.member.pod, view.failure)
-    if view.failure:
-        return Cause(BY_KIND[view.failure.kind], view.member.pod, view.failure)
-    if view.result == "stopped" and attempt.command == "run":
+def _cause(attempt: Attempt, m: MemberStatus) -> Cause | None:
+    if m.state == "gone" and m.failure:
+        return Cause(m.reason, m.member.pod, m.failure)
+    if m.failure:
+        return Cause(BY_KIND[m.failure.kind], m.member.pod, m.failure)
+    if m.result == "stopped" and attempt.command == "run":
         unasked = Failure(kind="killed", exception="Stopped", message="the launcher stopped the attempt unasked")
-        return Cause(reasons.PROCESS_KILLED, view.member.pod, unasked)
+        return Cause(reasons.PROCESS_KILLED, m.member.pod, unasked)
     return None
 
 
-def stalled(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:
-    """The age is measured by the operator while it can see reports, so its own restart or an API outage is no stall."""
+def stall(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:
+    """The failure of an attempt whose heartbeat has not advanced for stallTimeoutSeconds, if so. The observer measures the age of the heartbeat."""
     limit = s.lifecycle.stall_timeout_seconds
     if attempt.command == "stop" or s.heartbeat_age is None or s.heartbeat_age < limit:
         return None
-    progress = current(s, attempt)
+    progress = current_progress(s, attempt)
     phase = progress.phase if progress else "loading"
     role = "rollouts" if phase in ROLLOUT_PHASES else "trainer"
     doing = " ".join([phase, ", ".join(progress.loading) if progress else ""]).strip()
@@ -95,8 +96,8 @@ def stalled(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:
     return Cause(reasons.NO_PROGRESS, attempt.first.pod if attempt.first and role == "trainer" else "", failure)
 
 
-def misconfigured(s: Snapshot, attempt: Attempt) -> Cause | None:
-    """A rollout, or a server of a pool, that says its configuration is wrong, while none of its role answers."""
+def misconfiguration(s: Snapshot, attempt: Attempt) -> Cause | None:
+    """The failure of a rollout, or of a pool's server, that reports a wrong configuration while no server of its role answers, if there is one."""
     answering = {p.role for p in s.servers if p.ready}
     for pod in s.servers if attempt.command != "stop" else ():
         report = s.report(pod)

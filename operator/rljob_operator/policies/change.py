@@ -1,4 +1,4 @@
-"""What a policy returns: the next status and what goes with it. Policies are folded in order, each sees the status of those before it."""
+"""What a policy returns: the next status, and what is to be done along with it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Ungate:
-    """A gated pod and the node that it is released to."""
+    """A gated pod, and the node that it is pinned to when its gate is removed."""
 
     pod: Pod
     node: str
@@ -34,22 +34,23 @@ class Change:
     status: JobStatus
     events: tuple[Event, ...] = ()
     due: tuple[float, ...] = ()
-    """Times at which to decide again, even if nothing else happens."""
+    """Times, in seconds since the epoch, at which to reconcile again even if nothing else happens."""
     delete: tuple[Pod, ...] = ()
     """Pods to delete, by their uid."""
     force: tuple[Pod, ...] = ()
     """Pods to delete without waiting for their kubelet, which is dead."""
     ungate: tuple[Ungate, ...] = ()
-    """Pods to release to their nodes."""
+    """Pods whose gate is removed."""
 
 
 Policy = Callable[[Snapshot, JobStatus], Change]
 
 
 def set_(status: JobStatus, **fields: object) -> JobStatus:
+    """A copy of the status with these fields replaced."""
     return status.model_copy(update=fields)
 
 
 def just_ended(s: Snapshot, status: JobStatus) -> bool:
-    """The attempt that was open when this pass began has ended: what follows is written together with that, hence once."""
+    """Whether this reconcile has ended the attempt. What follows from that is written in the same status, hence exactly once."""
     return is_open(s.status.attempt) and not is_open(status.attempt)

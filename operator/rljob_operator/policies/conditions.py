@@ -1,18 +1,18 @@
-"""Conditions, by the Kubernetes conventions: all set from the first pass on, each with the generation it speaks of."""
+"""status.conditions, by the conventions of the Kubernetes API: all are set from the first reconcile on, with the generation that they refer to."""
 
 from rljob_api import reasons
 from rljob_api.status import Condition, ConditionType, JobStatus, State
 from rljob_api.text import plain
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.policies.refusal import on_nodes, refusal
+from rljob_operator.policies.refusal import on_nodes, refusal_message
 from rljob_operator.times import stamp
 
 ConditionValue = tuple[bool | None, str, str]
-"""True, false or unknown; reason; message."""
-MOVING = ("Pending", "Starting", "Restarting", "Suspending")
-"""States that the operator works to leave."""
-WORDS = {True: "True", False: "False", None: "Unknown"}
+"""Status (None: unknown), reason and message."""
+TRANSIENT = ("Pending", "Starting", "Restarting", "Suspending")
+"""States that the operator is working to leave."""
+STATUSES = {True: "True", False: "False", None: "Unknown"}
 
 
 def conditions(s: Snapshot, status: JobStatus, state: State) -> list[Condition]:
@@ -22,7 +22,7 @@ def conditions(s: Snapshot, status: JobStatus, state: State) -> list[Condition]:
         "Placed": _placed(s, status),
         "TrainerReady": (state == "Running", _reason(status, state), ""),
         "RolloutsReady": _rollouts_ready(s, status),
-        "Reconciling": (state in MOVING, _reason(status, state), status.message if state in MOVING else ""),
+        "Reconciling": (state in TRANSIENT, _reason(status, state), status.message if state in TRANSIENT else ""),
         "Checkpointed": _checkpointed(status),
         "Suspended": (
             state == "Suspended",
@@ -38,11 +38,11 @@ def conditions(s: Snapshot, status: JobStatus, state: State) -> list[Condition]:
 
 def _condition(s: Snapshot, kind: ConditionType, found: ConditionValue, old: Condition | None) -> Condition:
     value, reason, message = found
-    word = WORDS[value]
-    since = old.last_transition_time if old and old.status == word else stamp(s.now)
+    status = STATUSES[value]
+    since = old.last_transition_time if old and old.status == status else stamp(s.now)
     return Condition(
         type=kind,
-        status=word,
+        status=status,
         reason=reason,
         message=plain(message),
         last_transition_time=since,
@@ -59,7 +59,7 @@ def _admitted(s: Snapshot) -> ConditionValue:
 
 
 def _placed(s: Snapshot, status: JobStatus) -> ConditionValue:
-    """Whoever placed them: every pod of the gang is on a node."""
+    """Whether every pod of the gang is on a node, whichever scheduler placed them."""
     spec = s.spec_of(status.attempt)
     if spec is None or status.suspended or status.outcome:
         return False, reasons.PODS_PENDING, ""
@@ -67,7 +67,7 @@ def _placed(s: Snapshot, status: JobStatus) -> ConditionValue:
         return False, reasons.UNPLACEABLE, status.placement.problem
     if status.placement and status.placement.unschedulable:
         return False, reasons.UNSCHEDULABLE, status.placement.unschedulable
-    if why := refusal(s, status):
+    if why := refusal_message(s, status):
         return False, reasons.NOT_BOUND, why
     placed = on_nodes(s, status)
     return placed, reasons.PLACED if placed else reasons.PLACING, ""
@@ -98,14 +98,14 @@ def _succeeded(status: JobStatus) -> ConditionValue:
 
 
 def _failed(status: JobStatus, state: State) -> ConditionValue:
-    """True also of a spec that was refused before the job began, so that whoever waits for an end does not wait for ever."""
+    """Also true when the spec was refused before the job started, so that nobody waits for its end for ever."""
     if state == "Failed":
         return True, _reason(status, state), status.message
     return (False, status.outcome_reason, "") if status.outcome else (None, reasons.NOT_FINISHED, "")
 
 
 def _reason(status: JobStatus, state: State) -> str:
-    """Why the gang is where it is, in one word."""
+    """Reason of the conditions about the gang."""
     if state in ("Succeeded", "Failed"):
         return status.outcome_reason or reasons.INVALID_SPEC
     if state == "Running":

@@ -1,6 +1,6 @@
-"""What pods were started with and cannot get again: the token of the rollout servers, and the token of their ServiceAccount.
+"""Credentials that pods get when they start, and only then: the token of the rollout servers, and that of their ServiceAccount.
 
-The operator may not read Secrets. That one is missing it hears from a kubelet, that its value changed from the trainer.
+The operator may not read Secrets. A kubelet says when one is missing, and the trainer when its value has changed.
 """
 
 from rljob_api import names, reasons
@@ -9,11 +9,11 @@ from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.attempt import give_command
 from rljob_operator.policies.change import Change, Event, set_
-from rljob_operator.policies.progress import current
+from rljob_operator.policies.progress import current_progress
 
 
 def replace_token(s: Snapshot, status: JobStatus) -> Change:
-    """Another Secret for all: trainers hold the old value until their pods are made anew, so the open attempt is drained."""
+    """Replaces the Secret of all pods. They hold the old value until they are replaced, so an open attempt is drained."""
     trouble = _missing(s, status) or _refused(s, status)
     if not trouble:
         return Change(status)
@@ -25,7 +25,7 @@ def replace_token(s: Snapshot, status: JobStatus) -> Change:
 
 
 def replace_account(s: Snapshot, status: JobStatus) -> Change:
-    """Pods that are older than their ServiceAccount are deleted: neither a command nor a report gets past their tokens."""
+    """Deletes pods that are older than their ServiceAccount: the API server refuses their tokens, so they get no command and write no report."""
     stale = tuple(pod for pod in s.pods if s.has_lost_account(pod) and not pod.deleting)
     if not stale:
         return Change(status)
@@ -38,15 +38,16 @@ def replace_account(s: Snapshot, status: JobStatus) -> Change:
 
 
 def _missing(s: Snapshot, status: JobStatus) -> str:
-    """In the kubelet's words."""
+    """A pod that cannot start without the Secret, by the kubelet's message; empty: there is none."""
     secret = names.token(s.job.name, s.job.uid, status.token)
     waiting = (p for p in s.pods if not p.deleting and f'secret "{secret}" not found' in p.waiting)
     return next((f"pod {p.name} finds no Secret {secret}" for p in waiting), "")
 
 
 def _refused(s: Snapshot, status: JobStatus) -> str:
+    """A server that refuses the trainer's token; empty: there is none."""
     attempt = status.attempt
-    progress = current(s, attempt) if attempt and is_open(attempt) and attempt.command == "run" else None
+    progress = current_progress(s, attempt) if attempt and is_open(attempt) and attempt.command == "run" else None
     if progress is None:
         return ""
     refusing = {*progress.unauthorized, *(r.pod for r in progress.rollouts if r.unauthorized)}

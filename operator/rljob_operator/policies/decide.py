@@ -1,4 +1,4 @@
-"""The next status of a job, as a pure function of what was observed. One file per policy."""
+"""The next status of a job, as a pure function of its snapshot: a fold over POLICIES, each of which sees what those before it decided."""
 
 from dataclasses import dataclass, replace
 
@@ -10,36 +10,35 @@ from rljob_operator.policies.attempt import advance_attempt
 from rljob_operator.policies.change import Event, Policy, Ungate
 from rljob_operator.policies.credentials import replace_account, replace_token
 from rljob_operator.policies.deadlines import clean_up_after_ttl, enforce_active_deadline, enforce_pending_deadline
+from rljob_operator.policies.deletion import delete_pods
 from rljob_operator.policies.describe import describe
-from rljob_operator.policies.eviction import delete_pods
 from rljob_operator.policies.opening import open_attempt
 from rljob_operator.policies.outcome import count_restart, succeed
 from rljob_operator.policies.placement import assign_nodes
-from rljob_operator.policies.progress import record_progress
+from rljob_operator.policies.progress import record_progress, record_rollout_failure
 from rljob_operator.policies.requests import consume_request
-from rljob_operator.policies.rollout_failure import record_rollout_failure
 from rljob_operator.policies.state import postpone_spec
 from rljob_operator.policies.suspension import expire_override, free_pods
 
 POLICIES: tuple[Policy, ...] = (
-    consume_request,  # what a user asked for, once
-    expire_override,
-    replace_token,  # when a pod lacks it, or two hold different ones
-    replace_account,  # and the pods that it left without a token
-    advance_attempt,  # the open attempt: drain, stop, close
-    record_progress,  # rank 0's progress, complete when the attempt has just closed
-    record_rollout_failure,  # a server that its pod starts again
-    count_restart,  # if it failed: what that costs
-    succeed,  # if it succeeded: the end
-    enforce_active_deadline,  # if it ran for too long: the end
-    free_pods,  # pods back, or wanted again
-    assign_nodes,  # seats for pods, before any is released to its node
+    consume_request,  # a request of `kubectl rljob`, once
+    expire_override,  # a suspend or resume request, when spec.suspend changes
+    replace_token,  # if a pod lacks it, or two hold different ones
+    replace_account,  # if it was deleted: the pods whose tokens went with it
+    advance_attempt,  # the open attempt: drain, stop, end
+    record_progress,  # rank 0's progress, complete when the attempt has just ended
+    record_rollout_failure,  # of servers, which their pods start again
+    count_restart,  # if the attempt failed: a restart, or the end
+    succeed,  # if the attempt succeeded: the end
+    enforce_active_deadline,  # if attempts ran for too long: the end
+    free_pods,  # suspend, or resume
+    assign_nodes,  # a node for every pod, before any is ungated
     open_attempt,  # the next attempt
-    enforce_pending_deadline,  # if it does not open for too long: the end
-    clean_up_after_ttl,  # children of a job that has ended
-    delete_pods,  # pods that stand in its way
-    postpone_spec,  # a spec that changed too late for this attempt
-    describe,  # for people and tools; nothing above reads it
+    enforce_pending_deadline,  # if none opens for too long: the end
+    clean_up_after_ttl,  # the children of a job that has ended
+    delete_pods,  # that keep the next attempt from opening
+    postpone_spec,  # an event for a spec that takes effect with the next attempt
+    describe,  # state, message, counts and conditions, which nothing above reads
 )
 
 
@@ -53,7 +52,7 @@ class Decision:
     force: tuple[Pod, ...] = ()
     ungate: tuple[Ungate, ...] = ()
     requeue_after: float | None = None
-    """Seconds; None: nothing is due without a change."""
+    """Seconds; None: only a change calls for another reconcile."""
 
 
 def decide(s: Snapshot) -> Decision:

@@ -1,4 +1,4 @@
-"""The part of the status that is for people and tools."""
+"""The part of the status that describes the rest, for people and tools."""
 
 from rljob_api import names
 from rljob_api.sizing.layout import pods_of
@@ -12,20 +12,20 @@ from rljob_operator.policies.state import state
 
 def describe(s: Snapshot, status: JobStatus) -> Change:
     status = set_(status, observed_generation=s.job.generation, **_roles(s, status))
-    word = state(s, status)
-    status = set_(status, state=word, message=message(s, status))
-    return Change(set_(status, conditions=conditions(s, status, word)))
+    new_state = state(s, status)
+    status = set_(status, state=new_state, message=message(s, status))
+    return Change(set_(status, conditions=conditions(s, status, new_state)))
 
 
 def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
     spec = s.spec_of(status.attempt)
-    released = bool(status.outcome) or status.suspended or spec is None
+    freed = bool(status.outcome) or status.suspended or spec is None
     wanted = pods_of(spec) if spec else dict.fromkeys(names.ROLES, 0)
     progress = status.progress
     if spec and not progress.text:
-        steps = spec.train.steps or 0  # of epochs the trainer reports them
+        steps = spec.train.steps or 0  # with `epochs`, the trainer reports them
         progress = ProgressStatus(steps=steps, text=f"0/{steps or '?'}")
-    counted = {role: _role(s, role, 0 if released else count) for role, count in wanted.items()}
+    counted = {role: _role(s, role, 0 if freed else count) for role, count in wanted.items()}
     trainers, rollouts = counted.pop(names.ROLE_TRAINER), counted.pop(names.ROLE_ROLLOUT, RoleStatus())
     gangs = {role: found for role, found in counted.items() if names.is_model_role(role)}
     pools = {role: found for role, found in counted.items() if role not in gangs}
@@ -52,12 +52,12 @@ OBSERVATIONAL = (
 
 
 def is_display(old: JobStatus, new: JobStatus) -> bool:
-    """Nothing but counts, sentences and their conditions differ."""
+    """Whether two statuses differ in nothing but counts, sentences and their conditions."""
     return _differ_only_in(DISPLAY, old, new)
 
 
 def is_observational(old: JobStatus, new: JobStatus) -> bool:
-    """It tells what happened; nothing that is done now follows from it."""
+    """Whether two statuses differ only in what has happened: nothing that the operator does follows from the difference."""
     return _differ_only_in(OBSERVATIONAL, old, new)
 
 

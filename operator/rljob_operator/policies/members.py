@@ -19,9 +19,9 @@ class MemberStatus:
     pod: Pod | None
     state: Literal["alive", "stopped", "gone"]
     result: Result | None = None
-    """How the attempt ended there, when stopped."""
+    """How the attempt ended there, if `state` is stopped."""
     failure: Failure | None = None
-    """Why, if it failed."""
+    """Why it failed, or is gone."""
     reason: str = ""
     """Why it is gone: one of reasons.FAILURES."""
 
@@ -35,13 +35,13 @@ def member_statuses(s: Snapshot, attempt: Attempt) -> list[MemberStatus]:
 
 
 def trainers(members: list[MemberStatus]) -> list[MemberStatus]:
-    """Of them, those that hold the policy."""
-    return [v for v in members if v.member.role == names.ROLE_TRAINER]
+    """The members that hold the policy."""
+    return [m for m in members if m.member.role == names.ROLE_TRAINER]
 
 
 def has_finished(members: list[MemberStatus]) -> bool:
-    """Whether the job's last step is done, by the word of those that do it and save it. The gangs of other models only help them."""
-    return all(v.result == "succeeded" for v in trainers(members))
+    """Whether the job's last step is done and saved: all trainers say so. The gangs of other models only help them."""
+    return all(m.result == "succeeded" for m in trainers(members))
 
 
 def member_status(s: Snapshot, attempt: Attempt, member: Member) -> MemberStatus:
@@ -58,7 +58,7 @@ def member_status(s: Snapshot, attempt: Attempt, member: Member) -> MemberStatus
 
 
 def _stopped(member: Member, pod: Pod | None, report: Report | None, number: int) -> MemberStatus | None:
-    """The launcher's word that the attempt ended there; it stands, whatever happens to the pod afterwards."""
+    """If the launcher has reported the end of the attempt. That report stands, whatever happens to the pod afterwards."""
     if report is None or report.boot_id != member.boot_id or report.attempt != number or report.state != "stopped":
         return None
     failure = report.failure
@@ -68,7 +68,7 @@ def _stopped(member: Member, pod: Pod | None, report: Report | None, number: int
 
 
 def _gone(s: Snapshot, member: Member, pod: Pod | None, report: Report | None) -> tuple[str, str]:
-    """Reason and message when nothing of the member can be running any more, else two empty texts."""
+    """Reason and message if no process of the member can be running any more; empty: one may be."""
     if pod is None:
         return reasons.POD_DELETED, f"pod {member.pod} was deleted"
     if is_lost(pod, s.lifecycle.node_loss_seconds, s.now):

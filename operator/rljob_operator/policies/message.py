@@ -1,4 +1,4 @@
-"""status.message: one sentence for people about what is happening, or what to do."""
+"""status.message: one sentence about what is happening, or what to do."""
 
 from collections.abc import Iterable
 
@@ -11,15 +11,15 @@ from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.causes import Cause
-from rljob_operator.policies.opening import problems
-from rljob_operator.policies.progress import current
-from rljob_operator.policies.refusal import is_refused, refusal
-from rljob_operator.policies.state import postponed, runs
-from rljob_operator.policies.suspension import saved, wanted
+from rljob_operator.policies.opening import opening_problems
+from rljob_operator.policies.progress import current_progress
+from rljob_operator.policies.refusal import is_refused, refusal_message
+from rljob_operator.policies.state import is_running, postponement
+from rljob_operator.policies.suspension import is_suspension_wanted, resume_point
 from rljob_operator.times import seconds
 
 LONGEST = 4096
-"""Characters."""
+"""Characters of a message."""
 
 
 def message(s: Snapshot, status: JobStatus) -> str:
@@ -33,16 +33,16 @@ def _message(s: Snapshot, status: JobStatus) -> str:
     if status.outcome == "Failed":
         return _failed(status)
     if status.attempt and is_open(status.attempt):
-        return _of_open(s, status, status.attempt)
+        return _of_open_attempt(s, status, status.attempt)
     if s.violations:
         return lines(s.violations)
     if s.conflicts:
         return "; ".join(one_line(p.message) for p in s.conflicts)
-    if status.suspended and not wanted(s, status):
-        return f"resumes {saved(status)} when its former pods are gone"
+    if status.suspended and not is_suspension_wanted(s, status):
+        return f"resumes {resume_point(status)} when its former pods are gone"
     if status.suspended:
-        return f"suspended {saved(status)}; resume it with `kubectl rljob resume {s.job.name}`"
-    return _of_waiting(s, status)
+        return f"suspended {resume_point(status)}; resume it with `kubectl rljob resume {s.job.name}`"
+    return _of_waiting_job(s, status)
 
 
 def _failed(status: JobStatus) -> str:
@@ -58,42 +58,42 @@ def _why(last: LastFailure) -> str:
     return str(Cause(last.reason, last.pod, last.failure)) if last.failure else last.reason
 
 
-def _of_open(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
+def _of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
     if attempt.command == "drain":
         return f"finishing the step and saving ({attempt.reason})"
     if attempt.command == "stop":
         cause = Cause(attempt.reason, attempt.failed_pod, attempt.failure) if attempt.failure else attempt.reason
         return f"stopping attempt {attempt.number}: {cause}"
-    if runs(s, attempt):
+    if is_running(s, attempt):
         return (
             f"runs on with its former spec; the new one is refused: {lines(s.violations)}"
             if s.violations
-            else postponed(s, status)
+            else postponement(s, status)
         )
-    progress = current(s, attempt)
+    progress = current_progress(s, attempt)
     if progress and progress.phase == "fetching":
         return f"fetching {progress.fetching}"
     if progress and progress.loading:
-        return f"waiting for {_listed(progress.loading)} to load"
+        return f"waiting for {_enumerated(progress.loading)} to load"
     if progress and progress.phase == "waiting":
         unplaced = [status.placement.problem] if status.placement and status.placement.problem else []
-        troubles = "; ".join([*unplaced, *_troubles(s, status, s.servers)])
-        return f"waiting for {_servers(status)}" + (f": {troubles}" if troubles else "")
-    return "; ".join(s.unreadable.values()) or f"attempt {attempt.number} is starting{_start(status)}"
+        problems = "; ".join([*unplaced, *_pod_problems(s, status, s.servers)])
+        return f"waiting for {_servers(status)}" + (f": {problems}" if problems else "")
+    return "; ".join(s.unreadable.values()) or f"attempt {attempt.number} is starting{_start_point(status)}"
 
 
-def _start(status: JobStatus) -> str:
-    """` from step 40`, where an earlier attempt left one."""
-    return f" {saved(status)}" if status.checkpoint.latest or status.resume_step is not None else ""
+def _start_point(status: JobStatus) -> str:
+    """For example ` from step 40`; empty: the attempt starts from the initial weights."""
+    return f" {resume_point(status)}" if status.checkpoint.latest or status.resume_step is not None else ""
 
 
 def _servers(status: JobStatus) -> str:
-    """Rollouts and pools that generation waits for."""
+    """Counts of the rollouts and pools that generation waits for."""
     counts = {"rollouts": status.rollout} | {f"pool {name}": counted for name, counted in status.pools.items()}
     return ", ".join(f"{word}, {counted.ready}/{counted.desired} answer" for word, counted in counts.items())
 
 
-def _of_waiting(s: Snapshot, status: JobStatus) -> str:
+def _of_waiting_job(s: Snapshot, status: JobStatus) -> str:
     last = status.last_failure
     again = bool(last and status.attempt and last.attempt == status.attempt.number)
     after = f"attempt {last.attempt} failed ({_why(last)}); " if last and again else ""
@@ -101,30 +101,30 @@ def _of_waiting(s: Snapshot, status: JobStatus) -> str:
         return f"{after}the next starts at {status.restarts.not_before}"
     if status.placement and status.placement.problem:
         return f"{after}waiting for room: {status.placement.problem}"
-    troubles = _troubles(s, status, s.launchers)
-    found = troubles or list(s.unreadable.values()) or list(problems(s, status))
+    problems = _pod_problems(s, status, s.launchers)
+    found = problems or list(s.unreadable.values()) or list(opening_problems(s, status))
     return f"{after}waiting for {_launchers(s)} pods: {'; '.join(found[:3])}" if found else after.rstrip("; ")
 
 
 def _launchers(s: Snapshot) -> str:
     """`trainer`, or `trainer, critic and reference`."""
-    return _listed(gang_sizes(s.spec) if s.spec else (names.ROLE_TRAINER,))
+    return _enumerated(gang_sizes(s.spec) if s.spec else (names.ROLE_TRAINER,))
 
 
-def _listed(roles: Iterable[str]) -> str:
+def _enumerated(roles: Iterable[str]) -> str:
     *others, last = roles
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _troubles(s: Snapshot, status: JobStatus, pods: tuple[Pod, ...]) -> list[str]:
-    """What a user has to mend: image, quota, memory, nodes, the rollout's own complaint."""
-    refused = refusal(s, status)
+def _pod_problems(s: Snapshot, status: JobStatus, pods: tuple[Pod, ...]) -> list[str]:
+    """What keeps pods from being ready, by pod: image, quota, memory, nodes, or a failure that the pod reports."""
+    refused = refusal_message(s, status)
     waiting = [pod for pod in pods if not (pod.ready or pod.deleting or (refused and is_refused(pod)))]
-    found = [one_line(f"{pod.name}: {why}") for pod in waiting if (why := _trouble(s, pod))]
+    found = [one_line(f"{pod.name}: {why}") for pod in waiting if (why := _pod_problem(s, pod))]
     return [one_line(refused), *found] if refused else found
 
 
-def _trouble(s: Snapshot, pod: Pod) -> str:
+def _pod_problem(s: Snapshot, pod: Pod) -> str:
     report = s.report(pod)
     if pod.unschedulable:
         return f"cannot be scheduled: {pod.unschedulable}"

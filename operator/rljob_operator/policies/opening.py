@@ -1,4 +1,4 @@
-"""A new attempt opens when every pod of every gang is there, idle, and has said which boot it is. All start together."""
+"""Opens an attempt when every pod of every gang exists, is idle and has reported its boot. All of them then start together."""
 
 from collections.abc import Iterator
 
@@ -12,9 +12,9 @@ from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.ordinals import is_held, wanted_ordinals
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Change, Event, set_
-from rljob_operator.policies.outcome import is_ahead
+from rljob_operator.policies.outcome import is_backing_off
 from rljob_operator.policies.placement import rank
-from rljob_operator.policies.suspension import saved
+from rljob_operator.policies.suspension import resume_point
 from rljob_operator.render.template import template_hashes
 from rljob_operator.times import seconds, stamp
 
@@ -23,9 +23,9 @@ def open_attempt(s: Snapshot, status: JobStatus) -> Change:
     if not may_open(s, status) or s.spec is None:
         return Change(status)
     start = seconds(status.restarts.not_before)
-    if is_ahead(start, s.now):
+    if is_backing_off(start, s.now):
         return Change(status, due=(start,))
-    if any(problems(s, status)):
+    if any(opening_problems(s, status)):
         return Change(status)
     attempt = Attempt(
         number=status.attempt.number + 1 if status.attempt else 1,
@@ -39,7 +39,7 @@ def open_attempt(s: Snapshot, status: JobStatus) -> Change:
         started_at=stamp(s.now),
     )
     pods = f"{len(attempt.members)} pod{'' if len(attempt.members) == 1 else 's'}"
-    message = f"attempt {attempt.number} starts on {pods} {saved(status)}"
+    message = f"attempt {attempt.number} starts on {pods} {resume_point(status)}"
     return Change(set_(status, attempt=attempt), (Event("Normal", reasons.ATTEMPT_OPENED, message),))
 
 
@@ -48,40 +48,41 @@ def may_open(s: Snapshot, status: JobStatus) -> bool:
     return s.spec is not None and not s.conflicts and not finished and not is_open(status.attempt)
 
 
-def problems(s: Snapshot, status: JobStatus) -> Iterator[str]:
-    """What keeps the gangs from starting, pod by pod. Servers need not be there, but one of a former template would stay while an attempt is open."""
+def opening_problems(s: Snapshot, status: JobStatus) -> Iterator[str]:
+    """What keeps an attempt from opening, pod by pod. Servers need not be ready. But one with an outdated template would not be replaced while an
+    attempt is open, so it has to go first."""
     if s.spec is None:
         return
-    fresh = template_hashes(s, s.spec, status.token)
+    newest = template_hashes(s, s.spec, status.token)
     for role, wanted in _wanted(s, status, s.spec).items():
-        yield from _of_gang(s, status, role, wanted, fresh[role])
+        yield from _of_gang(s, status, role, wanted, newest[role])
     servers = (pod for pod in outdated(s, s.spec, status) if not names.is_model_role(pod.role))
     yield from (f"{pod.name} has an outdated template" for pod in servers)
 
 
-def _of_gang(s: Snapshot, status: JobStatus, role: str, wanted: list[int], fresh: str) -> Iterator[str]:
-    """`fresh`: hash of the template that its pods should have."""
+def _of_gang(s: Snapshot, status: JobStatus, role: str, wanted: list[int], newest: str) -> Iterator[str]:
+    """Problems of one gang. `newest`: hash of the template that its pods should have."""
     pods = {p.ordinal: p for p in s.of(role) if not is_held(p, s.lifecycle.node_loss_seconds, s.now)}
     for ordinal in wanted:
         name = names.pod(s.job.name, role, ordinal)
         pod = pods.pop(ordinal, None)
-        if problem := _problem(s, status, pod, fresh) if pod else "does not exist yet":
+        if problem := _problem(s, status, pod, newest) if pod else "does not exist yet":
             yield f"{name} {problem}"
     yield from (f"{pod.name} is one too many" for pod in pods.values())
 
 
 def outdated(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> tuple[Pod, ...]:
-    """Pods of another template than the spec's, which nobody has deleted yet."""
-    fresh = template_hashes(s, spec, status.token)
-    return tuple(p for p in s.pods if not p.deleting and p.template_hash != fresh.get(p.role, p.template_hash))
+    """Pods whose template differs from the spec's, without those that are being deleted."""
+    newest = template_hashes(s, spec, status.token)
+    return tuple(p for p in s.pods if not p.deleting and p.template_hash != newest.get(p.role, p.template_hash))
 
 
 def _wanted(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, list[int]]:
-    """Ordinals by role, of the pods that will be members."""
+    """Ordinals of the pods that will be members, by role."""
     return wanted_ordinals(status, s.pods, gang_sizes(spec), s.lifecycle.node_loss_seconds, s.now)
 
 
-def _problem(s: Snapshot, status: JobStatus, pod: Pod, fresh: str) -> str:
+def _problem(s: Snapshot, status: JobStatus, pod: Pod, newest: str) -> str:
     report = s.report(pod)
     if pod.lost_since is not None:
         return "is on a node that does not answer"
@@ -89,7 +90,7 @@ def _problem(s: Snapshot, status: JobStatus, pod: Pod, fresh: str) -> str:
         return "is being deleted"
     if s.has_lost_account(pod):
         return "has a token of a ServiceAccount that was deleted"
-    if pod.template_hash != fresh:
+    if pod.template_hash != newest:
         return "has an outdated template"
     if others := [gate for gate in pod.gates if gate != names.GATE]:
         return f"is held back by {' and '.join(others)}"
@@ -103,7 +104,7 @@ def _problem(s: Snapshot, status: JobStatus, pod: Pod, fresh: str) -> str:
 
 
 def _dead_boots(status: JobStatus) -> set[str]:
-    """A container that restarted may have left a report of its former life."""
+    """Boots that ended with their container. Until it reports again, the pod's report is still that of the dead boot."""
     a = status.attempt
     if a is None or a.reason != reasons.CONTAINER_RESTARTED:
         return set()

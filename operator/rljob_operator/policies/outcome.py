@@ -4,36 +4,36 @@ from rljob_api import reasons
 from rljob_api.protocol import RESUME_STEP
 from rljob_api.status import Attempt, CheckpointStatus, JobStatus, LastFailure, Restarts
 from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.policies.causes import Cause, recorded
+from rljob_operator.policies.causes import Cause, recorded_cause
 from rljob_operator.policies.change import Change, Event, just_ended, set_
 from rljob_operator.policies.members import has_finished, member_statuses
 from rljob_operator.times import stamp
 
 UNCOUNTED = (reasons.POD_DELETING, reasons.RESTART_REQUESTED, reasons.TOKEN_REPLACED, reasons.ACCOUNT_REPLACED)
-"""Why an attempt that did not fail is followed by another: a restart that does not count."""
+"""Reasons for which an attempt that did not fail is followed by another: a restart that is not counted."""
 LONGEST_BACKOFF = 600.0
-"""Seconds."""
+"""Seconds to wait before a counted restart, at most."""
 
 
 def count_restart(s: Snapshot, status: JobStatus) -> Change:
-    """Written in one status with the attempt's end, so no crash can count it twice or lose it."""
+    """Counts the failure in the same status that ends the attempt, so that a crash can neither lose it nor count it twice."""
     attempt = status.attempt
     if attempt is None or not just_ended(s, status):
         return Change(status)
-    cause = recorded(attempt)
+    cause = recorded_cause(attempt)
     if cause is None:
-        again = attempt.reason in UNCOUNTED
-        return Change(set_(status, restarts=_again(status.restarts)) if again else status)
+        restarts = _uncounted(status.restarts) if attempt.reason in UNCOUNTED else status.restarts
+        return Change(set_(status, restarts=restarts))
     failure = LastFailure(
         attempt=attempt.number, reason=cause.reason, pod=cause.pod, failure=cause.failure, time=stamp(s.now)
     )
     event = Event("Warning", reasons.ATTEMPT_FAILED, f"attempt {attempt.number} failed ({cause.reason}): {cause}")
-    status = set_(status, last_failure=failure, checkpoint=_found(status.checkpoint, attempt, cause))
+    status = set_(status, last_failure=failure, checkpoint=_existing(status.checkpoint, attempt, cause))
     return Change(_cost(s, status, cause), (event,))
 
 
-def _found(known: CheckpointStatus, attempt: Attempt, cause: Cause) -> CheckpointStatus:
-    """Without the checkpoint that was asked for, if its manifest is gone: nobody is to be offered it again."""
+def _existing(known: CheckpointStatus, attempt: Attempt, cause: Cause) -> CheckpointStatus:
+    """The known checkpoints, without the requested one if its manifest turned out to be gone: it must not be offered again."""
     if cause.failure.field != RESUME_STEP:
         return known
     kept = [c for c in known.kept if c.step != attempt.resume_step]
@@ -44,7 +44,7 @@ def _cost(s: Snapshot, status: JobStatus, cause: Cause) -> JobStatus:
     if cause.reason == reasons.CONFIGURATION_ERROR:
         return set_(status, outcome="Failed", outcome_reason=cause.reason)
     if cause.reason in reasons.NOT_COUNTED:
-        return set_(status, restarts=_again(status.restarts))
+        return set_(status, restarts=_uncounted(status.restarts))
     counted = status.restarts.counted + 1
     if counted > s.lifecycle.max_restarts:
         restarts = status.restarts.model_copy(update={"counted": counted})
@@ -53,22 +53,22 @@ def _cost(s: Snapshot, status: JobStatus, cause: Cause) -> JobStatus:
     return set_(status, restarts=Restarts(total=status.restarts.total + 1, counted=counted, not_before=until))
 
 
-def backoff(first: float, counted: int) -> float:
-    """Seconds to wait before the counted restart number `counted`: doubles to a cap."""
+def backoff(first: int, counted: int) -> float:
+    """Seconds to wait before restart number `counted`: `first`, doubled each time, up to LONGEST_BACKOFF."""
     return min(LONGEST_BACKOFF, first * 2 ** (counted - 1))
 
 
-def is_ahead(start: float, now: float) -> bool:
-    """Whether a back-off still lasts. One that ends further ahead than any can was written before the clock was set back."""
+def is_backing_off(start: float, now: float) -> bool:
+    """Whether the back-off until `start` still lasts. One that ends later than any can was written before the clock was set back, and is ignored."""
     return now < start <= now + LONGEST_BACKOFF + 1.0
 
 
-def _again(restarts: Restarts) -> Restarts:
+def _uncounted(restarts: Restarts) -> Restarts:
     return restarts.model_copy(update={"total": restarts.total + 1})
 
 
 def succeed(s: Snapshot, status: JobStatus) -> Change:
-    """When every trainer of an attempt says so, unless somebody asked meanwhile for an earlier checkpoint. A success is final."""
+    """Ends the job when all trainers have finished, unless somebody has meanwhile asked to go back to a checkpoint."""
     attempt = status.attempt
     if attempt is None or not just_ended(s, status) or attempt.reason == reasons.RESUME_REQUESTED:
         return Change(status)

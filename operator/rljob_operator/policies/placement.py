@@ -1,4 +1,4 @@
-"""Seats: which pod goes to which node, with which rank. They are written before any pod is released (see placement/)."""
+"""Assignments of pods to nodes and ranks, with the `builtin` backend. They are in the status before any pod is ungated (see schedulers/builtin/)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -21,9 +21,9 @@ from rljob_operator.schedulers.builtin.request import (
 from rljob_operator.times import seconds, stamp
 
 UNBOUND_SECONDS = 60.0
-"""How long a released pod may stay without its node: somebody else was faster, or the scheduler knows better."""
+"""Seconds that an ungated pod may take to get onto its node. Later, another pod was faster, or the cluster's scheduler refuses the node."""
 RETRY = 60.0
-"""Seconds between two looks for room. A watch that sees a pod go, or a node come, wakes waiting jobs before that."""
+"""Seconds between two tries to place pods without a node. Jobs are also reconciled when a pod has freed capacity or a node has changed."""
 
 
 def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
@@ -36,7 +36,7 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
         before = before.model_copy(update={"excluded": [e for e in before.excluded if e.node in avoided]})
     if refused := [p for p in _late(s) if not ON_NO_NODE.match(p.unschedulable)]:
         return _back_out(s, status, before, refused)
-    placement, events = _seated(s, before)
+    placement, events = _assigned(s, before)
     placement = placement.model_copy(update={"unschedulable": _unschedulable(s)})
     if placement.unschedulable and not before.unschedulable:
         events += (Event("Warning", reasons.UNSCHEDULABLE, placement.unschedulable),)
@@ -48,31 +48,32 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
     return Change(set_(status, placement=placement), events, tuple(due), ungate=ungate)
 
 
-def seat(status: JobStatus, pod: str) -> PodAssignment | None:
+def assignment_of(status: JobStatus, pod: str) -> PodAssignment | None:
+    """The assignment of a pod, by its name."""
     return next((x for x in status.placement.assignments if x.pod == pod), None) if status.placement else None
 
 
 def rank(status: JobStatus, pod: Pod, index: int) -> int:
-    """Node rank of a trainer in the next attempt: by its seat, else its place in the order of ordinals."""
-    found = seat(status, pod.name)
+    """Node rank of a gang's pod in the next attempt: that of its assignment, else `index`, its place in the order of ordinals."""
+    found = assignment_of(status, pod.name)
     return index if found is None or found.rank is None else found.rank
 
 
 def _late(s: Snapshot) -> list[Pod]:
-    """Released pods that should have been on their nodes by now, by name."""
+    """Ungated pods that should be on their nodes by now, in the order of their names."""
     late = [p for p in s.pods if (at := _bound_by(p)) is not None and at <= s.now]
     return sorted(late, key=lambda p: p.name)
 
 
 def _bound_by(pod: Pod) -> float | None:
-    """When a released pod that has no node yet should have one."""
-    if pod.released is None or pod.node or pod.deleting:
+    """When an ungated pod without a node should be on one, in seconds since the epoch; None: it is, or is gated."""
+    if pod.ungated_at is None or pod.node or pod.deleting:
         return None
-    return pod.released + UNBOUND_SECONDS
+    return pod.ungated_at + UNBOUND_SECONDS
 
 
 def _unschedulable(s: Snapshot) -> str:
-    """Why released pods fit no node at all. To place them elsewhere would not help: they wait where they are until that has changed."""
+    """Why ungated pods fit no node at all, such as a claim that does not exist. To assign other nodes would not help, so they keep theirs."""
     found = [(p.name, m[1]) for p in _late(s) if (m := ON_NO_NODE.match(p.unschedulable))]
     if not found:
         return ""
@@ -81,10 +82,11 @@ def _unschedulable(s: Snapshot) -> str:
     return f"no node takes {pod}{others}: {why}"
 
 
-def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tuple[Event, ...]]:
-    """By the scheduler's result for this snapshot, if something was asked.
+def _assigned(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tuple[Event, ...]]:
+    """The assignments by the scheduler's result, if the job has asked for one in this reconcile.
 
-    Without room for the whole gang only pods that are on their nodes keep them: two jobs that each wait with a part would wait for each other.
+    If the whole gang does not fit, only pods that are on their nodes keep them: two jobs that each hold a part of their nodes would wait for each
+    other.
     """
     result, excluded = s.scheduling, before.excluded
     if result is None:
@@ -100,34 +102,34 @@ def _seated(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tupl
     gang = result.request.gang
     requests = {role: gang.demand(role).requests for role, wanted in _names(s).items() if wanted}
     return PlacementStatus(
-        assignments=_seats(s, result), requests=requests, excluded=excluded, report=result.report
+        assignments=_assignments(s, result), requests=requests, excluded=excluded, report=result.report
     ), ()
 
 
 def _names(s: Snapshot) -> dict[str, list[str]]:
-    """Pods that are wanted, by role."""
+    """Names of the pods that are wanted, by role."""
     spec = s.spec_of(s.status.attempt)
     return pod_names(s.job.name, spec, s.status, s.pods, s.now) if spec else {}
 
 
-def _seats(s: Snapshot, result: SchedulingResult) -> list[PodAssignment]:
+def _assignments(s: Snapshot, result: SchedulingResult) -> list[PodAssignment]:
     wanted, plan = _names(s), result.plan
     gangs = {role: wanted.pop(role) for role in list(wanted) if names.is_model_role(role)}
     old = {x.pod: x.rank for x in s.status.placement.assignments} if s.status.placement else {}
     found = list[PodAssignment]()
     for role, pods in gangs.items():
         nodes = plan.members(role)
-        ranks = assign(pods, nodes, result.request.current, old)
+        ranks = assign_ranks(pods, nodes, result.request.current, old)
         found += [PodAssignment(pod=pod, node=nodes[ranks[pod]], rank=ranks[pod]) for pod in pods]
     placed = (pair for role, pods in wanted.items() for pair in zip(pods, plan.servers(role), strict=True))
     return found + [PodAssignment(pod=pod, node=node) for pod, node in placed if node]
 
 
-def assign(
+def assign_ranks(
     pods: Sequence[str], nodes: Sequence[str], current: Mapping[str, str], old: Mapping[str, int | None]
 ) -> dict[str, int]:
-    """A rank for every pod of a gang. `nodes` by rank. Who stays gets a rank of his node, his old one if it is
-    there; the others take what is left."""
+    """A rank for every pod of a gang. `nodes`: by rank; `current`: nodes of pods that stay, by pod. A pod that stays gets a rank of its node, its old
+    one if that is there; the others get the ranks that are left."""
     free, found = dict(enumerate(nodes)), dict[str, int]()
     for pod in pods:
         rank = old.get(pod)
@@ -148,7 +150,8 @@ def _incomplete(s: Snapshot, placement: PlacementStatus) -> bool:
 
 
 def _back_out(s: Snapshot, status: JobStatus, before: PlacementStatus, refused: Sequence[Pod]) -> Change:
-    """Their nodes are left alone for a while, and their StatefulSet makes them anew, gated: then they are placed again."""
+    """Deletes pods that did not get onto their nodes, and excludes these nodes for a while. The StatefulSets make new, gated pods, which are placed
+    again."""
     nodes = {x.pod: x.node for x in before.assignments}
     until = stamp(s.now + EXCLUDED_SECONDS)
     excluded = {e.node: e for e in before.excluded}
@@ -165,13 +168,15 @@ def _back_out(s: Snapshot, status: JobStatus, before: PlacementStatus, refused: 
         }
     )
     why = refusal_reasons(placement, refused)
-    known = why == refusal_reasons(before) and gone <= nodes.keys()
+    known = (
+        why == refusal_reasons(before) and gone <= nodes.keys()
+    )  # one event for each cause, not for each node that has it
     news = () if known else (Event("Warning", reasons.NOT_BOUND, _not_bound(refused, nodes, why)),)
     return Change(set_(status, placement=placement), news, (s.now,), delete=tuple(refused))
 
 
 def _not_bound(refused: Sequence[Pod], nodes: Mapping[str, str], why: str) -> str:
-    """Said when there is another cause, not for each node that has the same. No node is avoided for a pod without assignment: that is always said."""
+    """The message of the event."""
     first = refused[0].name
     others = f", as are {len(refused) - 1} more" if len(refused) > 1 else ""
     node = f"node {nodes[first]}" if first in nodes else "a node"
@@ -180,7 +185,8 @@ def _not_bound(refused: Sequence[Pod], nodes: Mapping[str, str], why: str) -> st
 
 
 def _ungated(s: Snapshot, placement: PlacementStatus) -> Iterator[Ungate]:
-    """Gated pods that have a seat: not before every pod of the gang has one, but a single server joins an attempt that continues without it."""
+    """Gated pods to release to their nodes: all at once when every pod of the gang has an assignment. A server that joins an open attempt needs only
+    its own."""
     nodes = {x.pod: x.node for x in placement.assignments}
     whole = not placement.problem and _whole(s, nodes)
     for pod in s.pods:

@@ -1,23 +1,26 @@
-"""Rank 0's progress, copied to status: at once when something people wait for changed, else at most every `progress_interval`."""
+"""What pods report, copied to status: the progress of rank 0, and failures of servers.
+
+Progress is written at once when something changes that people wait for, otherwise at most every `progress_interval` seconds.
+"""
 
 from rljob_api import reasons
 from rljob_api.protocol import Checkpoint, Progress
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import Attempt, CheckpointStatus, JobStatus, ProgressStatus, Restarts
-from rljob_operator.cache.reports import stage
+from rljob_api.status import Attempt, CheckpointStatus, JobStatus, ProgressStatus, Restarts, RolloutFailure
+from rljob_operator.cache.reports import coarse_phase
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Change, Event, just_ended, set_
 from rljob_operator.times import seconds, stamp
 
 STABLE_STEPS = 3
-"""An attempt that did so many steps and saved them has run stably."""
+"""Steps that an attempt has to do, and to save, to count as stable."""
 MAIN_METRICS = (("reward", "reward/mean"), ("loss", "train/loss"))
-"""What a job is followed by, in one word, and its metric; the first that it reports."""
+"""Label and name of the metric in status.progress.metric: the first of these that the job reports."""
 
 
-def current(s: Snapshot, attempt: Attempt | None) -> Progress | None:
-    """What rank 0 of this attempt says."""
+def current_progress(s: Snapshot, attempt: Attempt | None) -> Progress | None:
+    """The progress that rank 0 reports for this attempt; None: nothing yet."""
     member = attempt.first if attempt else None
     report = s.report(member) if member else None
     if report is None or member is None or attempt is None:
@@ -26,7 +29,7 @@ def current(s: Snapshot, attempt: Attempt | None) -> Progress | None:
 
 
 def record_progress(s: Snapshot, status: JobStatus) -> Change:
-    progress, spec = current(s, status.attempt), s.spec_of(status.attempt)
+    progress, spec = current_progress(s, status.attempt), s.spec_of(status.attempt)
     if progress is None or spec is None or status.attempt is None or not is_open(s.status.attempt):
         return Change(status)
     old = status.progress
@@ -52,7 +55,7 @@ def record_progress(s: Snapshot, status: JobStatus) -> Change:
 
 
 def _started(p: Progress) -> bool:
-    """Before it has chosen its checkpoint, an attempt knows nothing; what was known of the run stands."""
+    """Whether the attempt has chosen its checkpoint. Before that it knows nothing of the run, and the former progress is kept."""
     return p.started_from is not None
 
 
@@ -87,14 +90,14 @@ def _checkpoint(p: Progress, old: CheckpointStatus) -> CheckpointStatus:
 
 
 def _saved(old: Checkpoint | None, new: Checkpoint | None, attempt: Attempt) -> tuple[Event, ...]:
-    """By this attempt. One that it found there is no news."""
+    """An event for a new checkpoint, if this attempt has saved it and not only found it."""
     if new is None or new.attempt != attempt.number or (old and (old.step, old.attempt) == (new.step, new.attempt)):
         return ()
     return (Event("Normal", reasons.CHECKPOINT_SAVED, f"step {new.step} is saved at {new.path}"),)
 
 
 def _missing(old: ProgressStatus, p: Progress, status: JobStatus) -> tuple[Event, ...]:
-    """The attempt has chosen its checkpoint, and nobody asked for an earlier one than the newest that was known."""
+    """An event if the attempt has just started from an earlier checkpoint than the newest known one, although nobody asked for that."""
     known, step = status.checkpoint.latest, p.started_from
     if known is None or step is None or not _has_chosen(old, p, status) or step >= known.step:
         return ()
@@ -109,12 +112,12 @@ def _same(a: ProgressStatus, b: ProgressStatus) -> bool:
 
 
 def _urgent(p: ProgressStatus) -> tuple[object, ...]:
-    """What is written at once. The phases within a step change several times per step and are not among it."""
-    return (p.attempt, p.started_from, p.export, p.evaluation, p.backend, stage(p.phase), p.steps)
+    """What is written at once when it changes. The phases within a step are one here, since they change several times per step."""
+    return (p.attempt, p.started_from, p.export, p.evaluation, p.backend, coarse_phase(p.phase), p.steps)
 
 
 def _stable(status: JobStatus, p: Progress) -> Restarts:
-    """Counted failures are forgiven once an attempt has made progress that its successor keeps."""
+    """Resets the count of failures once an attempt has made, and saved, STABLE_STEPS steps."""
     assert status.attempt is not None
     saved = any(c.attempt == status.attempt.number for c in p.checkpoints)
     if status.restarts.counted and saved and p.started_from is not None and p.step - p.started_from >= STABLE_STEPS:
@@ -123,19 +126,37 @@ def _stable(status: JobStatus, p: Progress) -> Restarts:
 
 
 def _lost(old: ProgressStatus, p: Progress, status: JobStatus) -> int:
-    """Known when an attempt has chosen its checkpoint. Steps that somebody asked to give up are not lost."""
+    """Steps that have to be repeated, when an attempt has just chosen its checkpoint. Steps that a request gives up are not counted."""
     return max(0, old.step - (p.started_from or 0)) if _has_chosen(old, p, status) else 0
 
 
 def _has_chosen(old: ProgressStatus, p: Progress, status: JobStatus) -> bool:
-    """Just now, and by its own rules."""
+    """Whether the attempt has chosen its checkpoint since the last reconcile, and not by a request."""
     assert status.attempt is not None
     return p.started_from is not None and old.attempt != status.attempt.number and status.resume_step is None
 
 
 def _resume_step(status: JobStatus, p: Progress) -> int | None:
-    """A request to go back is fulfilled once the attempt that it was given to has started from there."""
+    """The requested step, until the attempt that was told of it has started from there."""
     attempt = status.attempt
     assert attempt is not None
     given = attempt.resume_step == status.resume_step and attempt.reason != reasons.RESUME_REQUESTED
     return None if given and p.started_from is not None else status.resume_step
+
+
+def record_rollout_failure(s: Snapshot, status: JobStatus) -> Change:
+    """Records failures of rollouts and of pools' servers, which their pods start again: one event for each that is newer, by the pods' clocks, than
+    the last one recorded."""
+    known = status.last_rollout_failure.failure.time if status.last_rollout_failure else 0.0
+    reports = [(pod.name, report.failure) for pod in s.servers if (report := s.report(pod)) and report.failure]
+    new = sorted((entry for entry in reports if entry[1].time > known), key=lambda entry: entry[1].time)
+    if not new:
+        return Change(status)
+    found = [RolloutFailure(pod=name, failure=failure) for name, failure in new]
+    events = tuple(Event("Warning", reasons.ROLLOUT_FAILED, _sentence(f)) for f in found)
+    return Change(set_(status, last_rollout_failure=found[-1]), events)
+
+
+def _sentence(found: RolloutFailure) -> str:
+    failure = found.failure
+    return f"{found.pod}: " + ": ".join(text for text in (failure.exception, failure.message) if text)

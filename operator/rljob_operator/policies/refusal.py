@@ -1,4 +1,4 @@
-"""Why pods did not get onto the nodes that were chosen for them: those of all nodes together, so that what is said does not change with each."""
+"""Why pods did not get onto their assigned nodes: the reasons of all nodes together, so that the message does not change with each node."""
 
 import re
 from collections import Counter
@@ -11,19 +11,20 @@ from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.schedulers.builtin.request import EXCLUDED_SECONDS
 
 LONGEST, MOST = 200, 3
-"""Characters of a reason, and reasons in a sentence."""
+"""Longest reason, in characters, and most reasons in a message."""
 SILENT = "the scheduler does not say why"
 ALL_NODES = re.compile(r"0/\d+ nodes are available: (.*?)\.( |$)")
-"""The scheduler's message: how many nodes are out for what."""
+"""The scheduler's message, in which it counts the nodes by why they are out."""
 COUNTED = re.compile(r"\d+ (.+?)(?=, \d+ |$)")
+"""One reason in it, behind its count."""
 ON_NO_NODE = re.compile(r"0/\d+ nodes are available: (\D.*?)\.( |$)")
-"""What it says of a pod that fits nowhere, such as one whose claim does not exist. Where nodes differ it counts them instead."""
+"""The scheduler's message about a pod that fits no node at all, for example because its claim does not exist: it has no counts."""
 PINNED = re.compile(r"node affinity/selector|prefilter result|didn't satisfy plugin")
-"""What it says of every node but the one that the pod is pinned to."""
+"""Reasons that it gives for every node but the one that the pod is pinned to."""
 
 
 def refusal_reason(unschedulable: str) -> str:
-    """Of one pod, from the scheduler's message, without counts."""
+    """Why the node did not take one pod, from the scheduler's message about it."""
     listed = ALL_NODES.match(unschedulable)
     found = COUNTED.findall(listed[1]) if listed else []
     own = [one for one in found if not PINNED.search(one)] or found or [unschedulable or SILENT]
@@ -31,14 +32,14 @@ def refusal_reason(unschedulable: str) -> str:
 
 
 def refusal_reasons(placement: PlacementStatus, refused: Iterable[Pod] = ()) -> str:
-    """For which nodes are avoided, and those of `refused` pods: the first ones by name. Empty: there is none."""
+    """Reasons for which nodes are excluded, and those of `refused` pods, in one text; empty: there are none."""
     avoided = {excluded.cause for excluded in placement.excluded if excluded.cause}
     found = sorted(avoided | {refusal_reason(pod.unschedulable) for pod in refused})
     return "; ".join([*found[:MOST], *(["and others"] if found[MOST:] else [])])
 
 
-def refusal(s: Snapshot, status: JobStatus) -> str:
-    """In one sentence; empty: every pod of the gang is on a node, no node has refused one lately, or something else keeps them from nodes now."""
+def refusal_message(s: Snapshot, status: JobStatus) -> str:
+    """Why nodes have refused pods lately, in one sentence. Empty: none has, the whole gang is on nodes, or something else is in the way now."""
     placement = status.placement
     if placement is None or placement.problem or placement.unschedulable or on_nodes(s, status):
         return ""
@@ -47,7 +48,7 @@ def refusal(s: Snapshot, status: JobStatus) -> str:
 
 
 def is_refused(pod: Pod) -> bool:
-    """Whether the scheduler speaks of a node: its next message may be about another node, for another reason."""
+    """Whether the scheduler's message is about the pod's node, so that the next one may be about another."""
     return bool(pod.unschedulable) and not ON_NO_NODE.match(pod.unschedulable)
 
 

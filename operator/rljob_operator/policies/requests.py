@@ -1,4 +1,4 @@
-"""Requests of `kubectl rljob`: consumed once, by nonce, whatever comes of them."""
+"""Requests of `kubectl rljob`: each is consumed once, by its nonce, even if it is refused."""
 
 import hashlib
 
@@ -12,7 +12,7 @@ from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.attempt import give_command
 from rljob_operator.policies.change import Change, Event, set_
-from rljob_operator.policies.suspension import is_leaving
+from rljob_operator.policies.suspension import has_pods_to_lose
 
 
 def consume_request(s: Snapshot, status: JobStatus) -> Change:
@@ -25,8 +25,8 @@ def consume_request(s: Snapshot, status: JobStatus) -> Change:
         return _refuse_unreadable(status, text, error)
     if request.job_uid != s.job.uid or request.nonce == status.request:
         return Change(status)
-    if request.from_step is not None and is_leaving(s, status):
-        return Change(status)  # not yet
+    if request.from_step is not None and has_pods_to_lose(s, status):
+        return Change(status)  # it is consumed when the former pods are gone
     status = set_(status, request=request.nonce)
     if request.action == "restart":
         return _restart(s, status)
@@ -51,7 +51,7 @@ def _restart(s: Snapshot, status: JobStatus) -> Change:
 
 
 def _go_back(s: Snapshot, status: JobStatus, step: int) -> Change:
-    """Continue from a complete checkpoint; 0 stands for the initial weights. The attempt that runs is stopped, later steps are given up."""
+    """Resumes from a complete checkpoint, or from the initial weights (`step` 0). An open attempt is stopped, and later steps are given up."""
     known = sorted({c.step for c in status.checkpoint.kept})
     if step and step not in known:
         has = ", ".join(map(str, known)) or "none"

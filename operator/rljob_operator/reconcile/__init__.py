@@ -1,1 +1,1 @@
-"""One reconcile of one job, and when the next is due: observe, decide, write."""
+"""The work queue, and one reconcile of one job: observe, decide, write."""

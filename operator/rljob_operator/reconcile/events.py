@@ -11,6 +11,7 @@ from rljob_operator.times import stamp
 
 
 def event_object(job: RLJobMeta, event: Event, now: float) -> Object:
+    """A core/v1 Event about the job. `now`: seconds since the epoch."""
     about = {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,

@@ -1,7 +1,7 @@
-"""A work queue of job keys: a key waits once however often it is added, and never has two workers.
+"""A work queue of job keys, as client-go's: a key that is added several times waits once, and is never worked on twice at a time.
 
-add(key)  ->  due[key] = the earliest wanted time  ->  one task per due key, at most `workers` at once
-              waits for: the key's own worker, its rate limit, a free worker
+add_after(key)  ->  due[key] = the earliest time asked for  ->  one task per due key, at most `workers` at once
+                    waits for: the key's own worker, its cool-down, a free worker
 """
 
 import asyncio
@@ -14,18 +14,21 @@ from rljob_operator.kube.api import ApiError, Conflict, Key
 log = logging.getLogger(__name__)
 
 Reconcile = Callable[[Key], Awaitable[float | None]]
-"""Returns the seconds after which the key is due again, or None."""
+"""Returns the seconds after which the key is due again; None: only when it is added again."""
 
 COOL_DOWN, LONGEST_COOL_DOWN = 0.25, 0.5
-"""Seconds between two reconciles of one key: as long as the last one took. A burst of events becomes one reconcile, the more so under load."""
+"""Seconds between two reconciles of one key, at least and at most: in between, as long as the last one took. So a burst of events becomes one
+reconcile, and more so under load."""
 FIRST_RETRY, LONGEST_RETRY = 0.5, 60.0
-"""Seconds after a failed reconcile; doubles."""
+"""Seconds between a failed reconcile and the next one: doubles with each failure in a row."""
+MOST_DOUBLINGS = 30
+"""More would change nothing, and 2.0 ** 1024 is no float: a key that fails for a day would end the process."""
 CONFLICTS = 5
-"""In a row, that are repeated at once."""
+"""Conflicts in a row after which the key is retried at once; further ones count as failures."""
 
 
 class WorkQueue:
-    """Everything runs in one event loop."""
+    """Runs reconciles as tasks of one event loop."""
 
     def __init__(self, reconcile: Reconcile, workers: int = 16) -> None:
         self._reconcile = reconcile
@@ -35,7 +38,7 @@ class WorkQueue:
         self._failures: dict[Key, int] = {}
         self._free = workers
         self._changed = asyncio.Event()
-        self._began = math.inf
+        self._started_at = math.inf
 
     def add(self, key: Key) -> None:
         self.add_after(key, 0.0)
@@ -46,13 +49,13 @@ class WorkQueue:
         self._changed.set()
 
     def lag(self) -> float:
-        """Seconds by which the most overdue key waits for a worker: how far the operator is behind, or stuck. 0 before `run`."""
+        """Seconds that the most overdue key has been waiting for a worker: how far the operator is behind. 0 before `run`."""
         now = asyncio.get_running_loop().time()
-        return max((0.0, *(now - max(self._at(k), self._began) for k in self._due)))
+        return max((0.0, *(now - max(self._at(k), self._started_at) for k in self._due)))
 
     async def run(self) -> None:
-        """Until cancelled; then running reconciles are cancelled too."""
-        self._began = asyncio.get_running_loop().time()
+        """Runs until cancelled, which also cancels running reconciles."""
+        self._started_at = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()
@@ -61,6 +64,7 @@ class WorkQueue:
                 await self._wait()
 
     def _at(self, key: Key) -> float:
+        """When the key may start, on the loop's clock."""
         return max(self._due[key], self._ready_at.get(key, 0.0))
 
     def _startable(self) -> list[Key]:
@@ -76,7 +80,7 @@ class WorkQueue:
 
     async def _run_one(self, key: Key) -> None:
         clock = asyncio.get_running_loop().time
-        began = clock()
+        started = clock()
         try:
             after = await self._reconcile(key)
             self._failures.pop(key, None)
@@ -85,7 +89,7 @@ class WorkQueue:
         finally:
             self._running.discard(key)
             self._free += 1
-            self._cool_down(key, min(max(COOL_DOWN, clock() - began), LONGEST_COOL_DOWN))
+            self._cool_down(key, min(max(COOL_DOWN, clock() - started), LONGEST_COOL_DOWN))
             self._changed.set()
         if after is not None:
             self.add_after(key, after)
@@ -96,23 +100,24 @@ class WorkQueue:
         loop.call_at(until, self._cooled_down, key, until)
 
     def _cooled_down(self, key: Key, until: float) -> None:
-        """Nothing is kept of jobs that are gone."""
+        """Forgets the cool-down of a key, so that nothing is kept of jobs that are gone."""
         if self._ready_at.get(key) == until:
             del self._ready_at[key]
 
     def _failed(self, key: Key, error: Exception) -> float:
-        """A conflict only means that the job changed while we looked: the next reconcile sees the change. One that does not end is an error."""
+        """Seconds until the retry. A conflict means that something changed since it was read, and the next reconcile sees that: it is retried at
+        once, and only counts as an error if it does not end."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         at_once = CONFLICTS if isinstance(error, Conflict) else 0
         if failures <= at_once:
             return 0.0
-        after = min(LONGEST_RETRY, FIRST_RETRY * 2 ** (failures - at_once - 1))
+        after = min(LONGEST_RETRY, FIRST_RETRY * 2 ** min(failures - at_once - 1, MOST_DOUBLINGS))
         known = isinstance(error, ApiError)
         log.error("%s/%s: %s; again in %.1f s", *key, error, after, exc_info=None if known else error)
         return after
 
     async def _wait(self) -> None:
-        """Until something is added or finished, or the next key becomes due."""
+        """Waits until something is added or finished, or the next key becomes due."""
         waiting = [self._at(k) for k in self._due if k not in self._running] if self._free else []
         delay = max(0.0, min(waiting) - asyncio.get_running_loop().time()) if waiting else None
         try:

@@ -22,16 +22,17 @@ from rljob_operator.schedulers.builtin.scheduler import GangScheduler
 log = logging.getLogger(__name__)
 
 CONFLICT_RETRY = 10.0
-"""Seconds until a name that belongs to another owner is looked at again."""
+"""Seconds until a child that could not be written is tried again."""
 DISPLAY_SPACING, DISPLAY_SHARE = 5.0, 0.01
-"""Seconds between writes of a status in which only counts and sentences changed, since pods become ready one by one; and the share of the time
-that such writes may take: the longer the API server takes for one, the rarer they are."""
+"""For a status in which only counts and sentences have changed, which happens often, since pods become ready one by one: the seconds between two
+writes, at least, and the share of the time that such writes may take. The longer the API server takes for one, the rarer they are."""
 
 
 class Reconciler:
-    """observe -> decide -> apply: the status if it holds an intent, then what follows from it, then a status that only tells, then events.
+    """Reconciles one job: observe, decide, write.
 
-    Errors propagate to the queue, which tries again later.
+    A status that holds an intent is written first, then what follows from it, then a status that only describes, then events. Errors propagate to the
+    queue, which retries.
     """
 
     def __init__(
@@ -47,28 +48,28 @@ class Reconciler:
         self._observer = Observer(api, cache, self._state, progress_interval, network_policies, _scalable)
         self._writer = Writer(api, cache)
         self._scheduler = GangScheduler(cache)
-        self._longest = progress_interval
+        self._longest_spacing = progress_interval
         self._clock = clock
 
     async def __call__(self, key: Key) -> float | None:
-        """Seconds after which the job is due again, if at all."""
+        """Returns the seconds after which the job is due again; None: only a change calls for another reconcile."""
         entry = self._cache.jobs.get(key)
-        if entry is None or entry.value.meta.deletion_timestamp:  # owner references take the children along
+        if entry is None or entry.value.meta.deletion_timestamp:  # the garbage collector deletes its children
             self._state.forget(key)
             self._scheduler.forget(key)
             self._cache.forget(key)
             return None
         job = entry.value
         s = await self._observer.snapshot(key, job, self._clock())
-        async with self._scheduler.cycle(s) as result:  # which ends when the assignments are in status
+        async with self._scheduler.cycle(s) as result:  # the cycle ends when its assignments are in the status
             s = replace(s, scheduling=result)
             decision = decide(s)
-            if intends := not is_observational(s.status, decision.status):
+            if has_intent := not is_observational(s.status, decision.status):
                 await self._write_status(key, job.object, s, decision)
         try:
             conflicts = await self._act(s, decision)
         finally:  # status is written last, so an operator that crashes on every write still makes progress
-            postponed = None if intends else await self._write_status(key, job.object, s, decision)
+            postponed = None if has_intent else await self._write_status(key, job.object, s, decision)
             await self._writer.events(s.job, decision.events, s.now)
         self._state.conflicts[key] = conflicts
         if conflicts != s.conflicts:
@@ -77,7 +78,7 @@ class Reconciler:
         return min((t for t in waits if t is not None), default=None)
 
     async def _act(self, s: Snapshot, decision: Decision) -> tuple[ChildProblem, ...]:
-        """Children that could not be written."""
+        """Writes what follows from the decided status. Returns the children that could not be written."""
         namespace = s.job.namespace
         conflicts = await self._writer.children(s, render(s, decision.status))
         await self._writer.delete_pods(namespace, decision.delete)
@@ -89,7 +90,7 @@ class Reconciler:
         return conflicts
 
     async def _write_status(self, key: Key, job: Object, s: Snapshot, decision: Decision) -> float | None:
-        """Seconds by which the write is put off, if it is."""
+        """Writes the status if it has changed. Returns the seconds by which the write is postponed; None: it is not."""
         if decision.status == s.status and "status" in job:
             return None
         wait = self._state.display.get(key, 0.0) - s.now
@@ -98,7 +99,7 @@ class Reconciler:
         began = self._clock()
         await self._writer.status(job, decision.status)
         spacing = max(DISPLAY_SPACING, (self._clock() - began) / DISPLAY_SHARE)
-        self._state.display[key] = s.now + min(spacing, self._longest)
+        self._state.display[key] = s.now + min(spacing, self._longest_spacing)
         return None
 
 

@@ -1,4 +1,4 @@
-"""The writes of one reconcile. Their order is that of reconciler.py."""
+"""The writes of one reconcile. reconciler.py decides their order."""
 
 import asyncio
 import logging
@@ -21,20 +21,21 @@ from rljob_operator.schedulers.builtin.gate import is_gated, operations
 log = logging.getLogger(__name__)
 
 AT_ONCE = 16
-"""Children that are written concurrently."""
+"""Children and pods that are written concurrently."""
 FIRST = ("ServiceAccount", "Role", "Secret")
-"""Kinds without which the API server refuses others: a pod needs its account, a binding its Role. And the Secret, which we may not look
-for: where its pods are, it counts as there (see render/)."""
+"""Kinds that are written before others. A pod needs its account, and a binding its Role. The Secret is not looked for: once pods exist, it counts as
+existing (see render/)."""
 
 
 class Writer:
-    """Every answer enters the cache, so that the next reconcile sees what this one did."""
+    """Every answer enters the cache, so that the next reconcile sees what this one has written."""
 
     def __init__(self, api: Api, cache: ClusterCache) -> None:
         self._api, self._cache = api, cache
 
     async def status(self, job: Object, status: JobStatus) -> None:
-        """With the resourceVersion that was seen. If it was changed or deleted since: Conflict, and the next reconcile decides on what is there."""
+        """Writes the status with the resourceVersion that was read. Raises Conflict if the job was changed or deleted since; it is read again
+        then."""
         try:
             self._cache.put(await self._api.replace(job | {"status": status.dump()}, "status"))
         except (Conflict, NotFound) as error:
@@ -42,10 +43,10 @@ class Writer:
             raise Conflict(error.code, f"status of {job['metadata']['name']}: {error}") from error
 
     async def children(self, s: Snapshot, wanted: list[Object]) -> tuple[ChildProblem, ...]:
-        """Create what is missing, correct what is ours, leave alone what is not. What could not be written is returned.
+        """Creates what is missing, corrects what is ours, and leaves alone what is not. Returns the children that could not be written.
 
-        No pod runs after a conflict, since it would find another owner's object in the place of ours: pods that do not wait at a gate
-        are written last (see `waves`), and the reconciler ungates none.
+        After such a problem no pod starts, since it would find somebody else's object in place of ours: StatefulSets whose pods are not gated are
+        written last (see `waves`), and the reconciler ungates no pod.
         """
         missing = [child for child in wanted if not self._is_current(s, child)]
         for wave in waves(missing):
@@ -96,7 +97,8 @@ class Writer:
         return None
 
     async def _correct(self, s: Snapshot, child: Object, live: Object) -> None:
-        """ConfigMaps, of which all keys are always set, take one request; others are read first, for the bookkeeping of their fields."""
+        """Writes a live child again. ConfigMaps, whose keys are all set, are merged in one request; others are read first, for their
+        managedFields."""
         try:
             if child["kind"] == "ConfigMap":
                 self._put(await self._api.merge(child, live))
@@ -112,7 +114,8 @@ class Writer:
             raise Conflict(409, f"{child['kind']} {child['metadata']['name']} was replaced")
 
     async def _refresh(self, kind: str, namespace: str, name: str) -> Object | None:
-        """What is there now. The caller ends the reconcile, by an error or with a conflict: the watch's event will be no news any more."""
+        """Reads an object into the cache; None: it does not exist. The watch's event of it will then wake nobody, so the caller has to see to another
+        reconcile, by an error or a conflict."""
         try:
             live = await self._api.get(kind, namespace, name)
         except NotFound:
@@ -130,7 +133,7 @@ class Writer:
             await self._delete("Pod", namespace, pod.name, pod.uid, force=force)
 
     async def delete_children(self, s: Snapshot) -> None:
-        """All children go but the token, which goes with the job: we have no right over Secrets but to make them."""
+        """Deletes all children but the token's Secret, which goes with the job: we may create Secrets and nothing else."""
         for (kind, name), live in s.children.items():
             if controls(s.job, live):
                 await self._delete(kind, s.job.namespace, name, live["metadata"]["uid"])
@@ -147,20 +150,20 @@ class Writer:
             self._cache.of_kind(kind).delete((namespace, name))
 
     async def ungate(self, namespace: str, ungate: tuple[Ungate, ...], now: float) -> None:
-        await together([self._ungate(namespace, b, now) for b in ungate])
+        await together([self._ungate(namespace, one, now) for one in ungate])
 
-    async def _ungate(self, namespace: str, binding: Ungate, now: float) -> None:
-        """Each pod is patched once: what was released already, or is gone, answers with a refusal."""
-        pod = binding.pod
+    async def _ungate(self, namespace: str, ungate: Ungate, now: float) -> None:
+        """Patches a pod once: the API server refuses the patch if the pod was ungated already, or is gone."""
+        pod = ungate.pod
         try:
-            self._put(await self._api.patch("Pod", namespace, pod.name, operations(pod, binding.node, now)))
+            self._put(await self._api.patch("Pod", namespace, pod.name, operations(pod, ungate.node, now)))
         except ApiError as error:
             if error.code not in (404, 409, 422) or is_gated(await self._refresh("Pod", namespace, pod.name), pod.uid):
                 raise
-            raise Conflict(409, f"pod {pod.name} was released already, or is gone") from error
+            raise Conflict(409, f"pod {pod.name} was ungated already, or is gone") from error
 
     async def events(self, job: RLJobMeta, events: tuple[Event, ...], now: float) -> None:
-        """For people; one that cannot be written is not worth another reconcile."""
+        """Writes and logs events. One that cannot be written is lost: it is not worth another reconcile."""
         for event in events:
             log.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, event.message)
             try:
@@ -170,7 +173,8 @@ class Writer:
 
 
 def waves(children: list[Object]) -> list[list[Object]]:
-    """Each may be written at once when those before it are there. Pods that wait at a gate may exist before what they need; others come last."""
+    """Children in groups, each of which is written at once when the group before it exists. Pods that are gated may exist before what they need;
+    StatefulSets of others come last."""
     first = [child for child in children if child["kind"] in FIRST]
     last = [child for child in children if child["kind"] == "StatefulSet" and not _makes_gated_pods(child)]
     rest = [child for child in children if child not in first and child not in last]
@@ -183,7 +187,7 @@ def _makes_gated_pods(stateful_set: Object) -> bool:
 
 
 async def together[T](work: list[Coroutine[Any, Any, T]]) -> list[T]:
-    """AT_ONCE at a time. One that fails keeps no other from its end, so that every reconcile gets further; then the first error is raised."""
+    """Runs all of them, AT_ONCE at a time, and then raises the first error. A failure stops no other, so that every reconcile gets further."""
     free = asyncio.Semaphore(AT_ONCE)
 
     async def one(task: Coroutine[Any, Any, T]) -> T:

@@ -10,10 +10,10 @@ RBAC_GROUP = "rbac.authorization.k8s.io"
 
 
 def access(job: RLJobMeta, reports: list[str]) -> list[dict[str, Any]]:
-    """Read the operator's message and write the job's reports, by name. Nothing else.
+    """ServiceAccount, Role and RoleBinding: the pods may read the control message and write the job's reports, by name, and nothing else.
 
-    All pods of a job run the same image on the same volumes, so they have one account. An admission policy narrows each to its own report (see the
-    chart): a Role cannot tell pods apart, and one per pod would double the objects of a job.
+    All pods of a job share one account, since they run the same image on the same volumes. A Role cannot tell them apart, and one per pod would
+    double the objects of a job, so an admission policy of the chart limits each pod to its own report.
     """
     name = names.pods(job.name)
     meta = metadata(job, name)
@@ -39,11 +39,11 @@ def _config_maps(objects: list[str], verbs: list[str]) -> dict[str, Any]:
 
 
 def network_policy(job: RLJobMeta) -> dict[str, Any]:
-    """Only the job's own pods may connect to each other, on all ports: gloo and NCCL listen on ephemeral ones.
+    """A NetworkPolicy by which only the job's own pods may connect to its pods, on all ports, since gloo and NCCL listen on ephemeral ones.
 
-    Connections that the pods open are not limited: data, models and reward services may be anywhere. The kubelet's probes come from the pod's own
-    node, which no policy keeps out. Policies add up: whatever else shall reach the pods, such as a Prometheus that reads vLLM's metrics, users allow
-    by a NetworkPolicy of their own over the label `rljob.dev/job`.
+    Connections from the pods are not limited: data, models and reward services may be anywhere. The kubelet's probes come from the pod's own node,
+    which no policy keeps out. Policies add up: whoever else has to reach the pods, such as a Prometheus that reads vLLM's metrics, is allowed by
+    another NetworkPolicy on the label `rljob.dev/job`.
     """
     ours = {"matchLabels": names.labels(job.name)}
     return {

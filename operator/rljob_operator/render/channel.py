@@ -1,4 +1,4 @@
-"""The two kinds of ConfigMaps between operator and launchers."""
+"""The two kinds of ConfigMaps through which operator and launchers talk: see rljob_api/protocol.py."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from rljob_operator.render.meta import metadata
 
 
 def report(job: RLJobMeta, role: str, name: str) -> dict[str, Any]:
-    """Made empty, so that a launcher needs no right to create; its data is the launcher's."""
+    """A pod's report, created empty so that the launcher needs no right to create ConfigMaps. Its data belongs to the launcher."""
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, name, role)}
 
 
 def control(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, Any]:
-    data = {names.CONTROL_KEY: word(s, status, spec).dump_json()}
+    data = {names.CONTROL_KEY: control_message(s, status, spec).dump_json()}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -26,9 +26,9 @@ def control(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, Any]:
     }
 
 
-def word(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
-    """The control message for the launchers: the status's attempt; a closed one is over for whoever still listens to it."""
-    attempt = status.attempt or Attempt(number=0, ended_at="never opened")
+def control_message(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
+    """What the launchers have to do: run, drain or stop the attempt in the status. For one that has ended, whoever still runs it is told to stop."""
+    attempt = status.attempt or Attempt(number=0, ended_at="never started")
     return Control(
         name=s.job.name,
         namespace=s.job.namespace,
@@ -50,7 +50,7 @@ def word(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
 
 
 def _answering(s: Snapshot, role: str) -> list[RolloutEndpoint]:
-    """Servers that answer. Which rollouts have the current policy is the trainer's to know."""
+    """Endpoints of the servers that are ready. Only the trainer knows which rollouts have the current policy."""
     return [
         RolloutEndpoint(pod=p.name, pod_uid=p.uid, url=http_url(p.ip, names.ROLLOUT_PORT))
         for p in s.of(role)

@@ -11,9 +11,9 @@ from rljob_operator.render.template import pod_template
 
 
 def stateful_set(job: RLJobMeta, spec: RLJobSpec, role: str, replicas: int, token: int = 1) -> dict[str, Any]:
-    """All pods at once, and none replaced by the controller's own will: attempts decide when.
+    """A role's StatefulSet. It creates all pods at once (Parallel) and replaces none when the template changes (OnDelete): attempts decide when.
 
-    There is no Service of that name, since pods find each other by address: each would cost the cluster ten writes while a gang of four starts.
+    There is no Service of that name, because pods find each other by address. Each would cost the cluster ten writes while a gang of four starts.
     """
     return {
         "apiVersion": "apps/v1",
@@ -32,7 +32,7 @@ def stateful_set(job: RLJobMeta, spec: RLJobSpec, role: str, replicas: int, toke
 
 
 def resized(job: RLJobMeta, live: Mapping[str, Any], role: str, replicas: int) -> dict[str, Any]:
-    """A StatefulSet as it is, but for its size."""
+    """A live StatefulSet with another number of replicas."""
     spec = live["spec"] | {"replicas": replicas}
     return {
         "apiVersion": "apps/v1",
@@ -43,7 +43,8 @@ def resized(job: RLJobMeta, live: Mapping[str, Any], role: str, replicas: int) -
 
 
 def token(job: RLJobMeta, value: str, number: int = 1) -> dict[str, Any]:
-    """Created once and never read by us: its name carries the job's uid, so an existing one is this job's."""
+    """The Secret with the rollout servers' token. We may create it but not read it: an existing one is this job's, since its name has the job's
+    uid."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",

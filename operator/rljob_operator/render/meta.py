@@ -7,7 +7,7 @@ from rljob_api.status import RLJobMeta
 
 
 def metadata(job: RLJobMeta, name: str, role: str | None = None) -> dict[str, Any]:
-    """Labelled, and owned by this very job: a namesake's children are not ours."""
+    """Labels, and this job, by its uid, as the controller: children of another job of the same name are not ours."""
     owner = {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,

@@ -1,4 +1,4 @@
-"""Pod templates that restricted Pod Security admits. A user's `template` chooses a few settings; the rest is ours."""
+"""Pod templates, which the restricted Pod Security standard admits. The `template` of a role chooses a few settings; the rest is fixed here."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from rljob_operator.schedulers import scheduler_of
 
 
 def pod_template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int = 1) -> dict[str, Any]:
-    """Carries a hash of itself, by which pods of a former template are recognised. `token`: status.token."""
+    """The template of a role's pods, with its own hash in an annotation, by which pods of a former template are recognised. `token`: status.token."""
     template = _template(job, spec, role, token)
     digest = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
     template["metadata"]["annotations"] |= {names.ANNOTATION_TEMPLATE_HASH: digest}
@@ -22,10 +22,11 @@ def pod_template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int = 1) -> 
 
 
 def template_hashes(s: Snapshot, spec: RLJobSpec, token: int) -> Mapping[str, str]:
-    """By role. Several policies and `render` ask for them in one reconcile, of which rendering them would be a third."""
+    """Hashes of the templates, by role. Computed once per snapshot: policies and `render` ask several times, and each time takes a third of a
+    reconcile."""
     if (id(spec), token) not in s.template_hashes:
         found = {role: template_hash(s.job, spec, role, token) for role in spec.pods}
-        s.template_hashes[id(spec), token] = spec, found  # as long as the spec is kept, no other has its id
+        s.template_hashes[id(spec), token] = spec, found  # the spec is kept so that no other object gets its id
     return s.template_hashes[id(spec), token][1]
 
 
@@ -91,7 +92,7 @@ def _command(role: str) -> list[str]:
 
 
 def _serving() -> dict[str, Any]:
-    """Ready when the server answers, however long it loads; a probe that fails keeps traffic away and kills nothing."""
+    """The server's port and readiness probe. No liveness probe: loading may take long, and a failed probe only keeps traffic away."""
     probe = {
         "httpGet": {"path": "/health", "port": names.ROLLOUT_PORT},
         "periodSeconds": 2,
@@ -102,7 +103,8 @@ def _serving() -> dict[str, Any]:
 
 
 def _env(job: RLJobMeta, spec: RLJobSpec, t: Template, number: int) -> list[dict[str, Any]]:
-    """Later entries win, and a list-map has each name once: role over job over our defaults; our own names are refused in a spec."""
+    """Environment variables, each name once: the role's win over the job's, and those over our defaults. Validation refuses our own names in a
+    spec."""
     entries: list[dict[str, Any]] = [
         {"name": "HOME", "value": "/tmp"},  # the root file system is read-only
         {"name": "USER", "value": "rljob"},  # getpass fails for a user id that the image's passwd lacks

@@ -1,4 +1,4 @@
-"""Who decides which pod runs where: one file per value of `spec.scheduling.backend`, all with the interface of `base.Scheduler`."""
+"""Scheduler backends: one file per value of `spec.scheduling.backend`, each with the interface of `base.Scheduler`."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What every scheduler answers. The rest of the operator asks here and never compares a backend's name."""
+"""The interface of scheduler backends. The rest of the operator uses it and never compares a backend's name."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -20,10 +20,10 @@ class PodSettings:
 
 
 class Scheduler:
-    """One backend. Pure: what it wants follows from the job alone. The defaults ask for nothing."""
+    """One backend. Pure: its answers follow from the job alone. The defaults add nothing."""
 
     fields: ClassVar[frozenset[str]] = frozenset()
-    """Fields of spec.scheduling that it reads, by their YAML names. Validation refuses the others."""
+    """Fields of spec.scheduling that the backend reads, by their YAML names. Validation refuses the others."""
     scalable: ClassVar[bool] = True
     """Whether rollouts may come and go while an attempt runs."""
 

@@ -1,4 +1,4 @@
-"""Kueue: one plain pod group over all StatefulSets. Names are those of Kueue 0.19."""
+"""Kueue: all pods of a job are one plain pod group, over all StatefulSets. Labels and annotations are those of Kueue 0.19."""
 
 from rljob_api import names
 from rljob_api.sizing.layout import pods_of
@@ -8,12 +8,12 @@ from rljob_operator.schedulers.base import PodSettings, Scheduler
 
 KUEUE = "kueue.x-k8s.io"
 POD_INDEX = "apps.kubernetes.io/pod-index"
-"""Label with a pod's ordinal, by the StatefulSet controller."""
+"""Label in which the StatefulSet controller puts a pod's ordinal."""
 
 
 class Kueue(Scheduler):
-    """The group's pods are replaced in place (`serving`: kueue#13830, #14632). The StatefulSets themselves carry no queue: each would be a workload
-    of its own. Topology is requested from the narrowest level upwards; index labels make ranks follow it.
+    """Pods of the group may be replaced (`pod-group-serving`: kueue#13830, #14632). The StatefulSets have no queue label, which would make each a
+    workload of its own. The narrowest topology level is preferred, and ranks follow it by the pods' ordinals.
     """
 
     fields = frozenset({"queue", "topologyLevels"})

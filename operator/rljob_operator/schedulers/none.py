@@ -4,4 +4,4 @@ from rljob_operator.schedulers.base import Scheduler
 
 
 class ClusterScheduler(Scheduler):
-    """Asks for nothing."""
+    """Adds nothing to pods."""

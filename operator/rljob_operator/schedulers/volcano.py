@@ -1,4 +1,4 @@
-"""Volcano: its scheduler by name, and a PodGroup for the whole gang. Names are those of Volcano 1.15."""
+"""Volcano: pods name its scheduler and belong to a PodGroup of the whole gang. Labels and fields are those of Volcano 1.15."""
 
 from rljob_api import names
 from rljob_api.quantity import Resources, add, exact
@@ -21,7 +21,7 @@ class Volcano(Scheduler):
         return PodSettings(annotations=annotations, pod={"schedulerName": "volcano"})
 
     def objects(self, job: RLJobMeta, spec: RLJobSpec) -> list[Object]:
-        """The gang's minimum, by role: without it further rollouts would count as trainers."""
+        """The PodGroup. Its minimum is given by role, too: otherwise rollouts beyond the minimum would count as trainers."""
         members = required_pods(spec)
         wanted = {
             "minMember": sum(members.values()),
@@ -40,7 +40,7 @@ class Volcano(Scheduler):
 
 
 def _total(spec: RLJobSpec, members: dict[str, int]) -> dict[str, str]:
-    """Requests of so many pods of each role, as quantities."""
+    """Sum of the requests of these pods, as quantities. `members`: number of pods by role."""
     total: Resources = {}
     for role, count in members.items():
         total = add(total, {k: v * count for k, v in Demand.of(spec, role).requests.items() if k != "pods"})

@@ -182,6 +182,15 @@ def test_a_lost_replica_waits_longer_each_time_and_needs_weights_again():
     assert replicas.to_publish() == [a]
 
 
+def test_a_replica_that_stays_lost_for_hours_does_not_end_the_driver():
+    """2.0 ** 1024 is no float: at one failure in ten seconds that is reached within three hours."""
+    replicas, a = Replicas(), endpoint("a")
+    replicas.follow([a])
+    for _ in range(1100):
+        replicas.lost(a, now=100.0)
+    assert replicas.to_probe(109.9) == [] and replicas.to_probe(110.0) == [a]
+
+
 def test_a_replica_that_keeps_refusing_the_token_is_named_so():
     """Once may be a pod of another job, which has got the address of one that is gone."""
     replicas, a = Replicas(), endpoint("a")

@@ -12,6 +12,8 @@ from enum import Enum
 from rljob_api.protocol import RolloutEndpoint, RolloutState
 
 LONGEST_WAIT_SECONDS = 10.0
+MOST_DOUBLINGS = 30
+"""Doublings of a wait. More would change nothing, and 2.0 ** 1024 is no float: a replica that stays lost would end the driver."""
 REFUSALS = 3
 """Until the operator is notified: by then its list no longer has the address of a pod that is gone."""
 REJECTIONS = 5
@@ -91,7 +93,7 @@ class Replicas:
         if replica := self.find(endpoint):
             replica.failures += 1
             replica.state, replica.policy_step, replica.problem = ReplicaState.LISTED, None, problem
-            replica.not_before = now + min(2.0 ** (replica.failures - 1), LONGEST_WAIT_SECONDS)
+            replica.not_before = now + min(2.0 ** min(replica.failures - 1, MOST_DOUBLINGS), LONGEST_WAIT_SECONDS)
 
     def rejected(self, endpoint: RolloutEndpoint, reason: str) -> None:
         """It was lost by an update. Raises PolicyRejectedError when every replica was, REJECTIONS times in a row."""

@@ -1,4 +1,4 @@
-"""One scheduling cycle: jobs are planned in order, each on what those before it left. A gang gets all of its nodes or none."""
+"""One scheduling cycle: jobs are placed one after another, each on what those before it have left. A gang gets all of its nodes or none."""
 
 from collections.abc import Iterable
 
@@ -13,11 +13,12 @@ EXCLUDED = "recently refused a pod of this job"
 
 
 def schedule_pending(cluster: Cluster, pending: Iterable[SchedulingRequest]) -> tuple[list[SchedulingResult], Cluster]:
-    """A result for each, in their order, and what they left free. A job that does not fit holds no later one back."""
+    """A result for each request, in the order in which they were served, and the cluster with what is left. A job that does not fit does not hold
+    back those after it."""
     results = []
     for one in sorted(pending, key=lambda request: request.order):
         found = plan(cluster.closing(one.excluded, EXCLUDED), one.gang, one.stay)
-        if found.problem and one.excluded:  # rather an excluded node than none
+        if found.problem and one.excluded:  # an excluded node is better than none
             found = plan(cluster, one.gang, one.stay)
         results.append(SchedulingResult(one, found, _report(cluster, one, found)))
         cluster = cluster.without(results[-1].taken())
@@ -25,7 +26,7 @@ def schedule_pending(cluster: Cluster, pending: Iterable[SchedulingRequest]) -> 
 
 
 def has_grown(before: Cluster, now: Cluster) -> bool:
-    """Whether a job may fit now that did not."""
+    """Whether a job that did not fit before may fit now."""
     known = {node.name: node for node in before.nodes}
     return any(_offers_more(known.get(node.name), node) for node in now.nodes)
 

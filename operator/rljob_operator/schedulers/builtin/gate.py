@@ -1,4 +1,4 @@
-"""A gate keeps pods from the cluster's scheduler until their node is chosen; one patch then pins a pod to it and removes the gate.
+"""Scheduling gates keep pods from the cluster's scheduler until their nodes are chosen. One patch then pins a pod to its node and removes the gate.
 
 The API server lets a StatefulSet's pod be pinned only while it is gated, and only once.
 """
@@ -17,7 +17,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 class Builtin(Scheduler):
-    """Chooses nodes itself: see the other modules of this package."""
+    """Pods are gated until the other modules of this package have chosen their nodes."""
 
     fields = frozenset({"priority", "topologyLevels"})
 
@@ -26,9 +26,10 @@ class Builtin(Scheduler):
 
 
 def operations(pod: Pod, node: str, now: float) -> list[dict[str, Any]]:
-    """A JSON patch of exactly this pod (by uid), which fails if it is not gated any more. It also notes when the pod was released, and ends the
-    bookkeeping of who owns which field of it (Kubernetes documentation, Server-Side Apply, Clearing managedFields): nobody applies a pod, and the
-    book, half of the object, makes later writes of scheduler and kubelet cost the API server half as much again.
+    """A JSON patch that ungates exactly this pod, by its uid, and fails if it is not gated any more. `now`: seconds since the epoch, which are noted.
+
+    It also clears managedFields (Kubernetes documentation, Server-Side Apply, Clearing managedFields). Nobody applies a pod, and they are half of the
+    object: with them, later writes of scheduler and kubelet cost the API server half as much again.
     """
     gate = f"/spec/schedulingGates/{pod.gates.index(names.GATE)}"
     note = "/metadata/annotations/" + names.ANNOTATION_UNGATED.replace("~", "~0").replace("/", "~1")
@@ -43,13 +44,14 @@ def operations(pod: Pod, node: str, now: float) -> list[dict[str, Any]]:
 
 
 def is_gated(pod: Mapping[str, Any] | None, uid: str) -> bool:
-    """Whether this is still the pod of that uid, and we may release it."""
+    """Whether a live object is the pod of that uid and still has our gate."""
     gates = pod["spec"].get("schedulingGates", []) if pod and pod["metadata"]["uid"] == uid else []
     return any(gate["name"] == names.GATE for gate in gates)
 
 
 def pinned(affinity: dict[str, Any], node: str) -> dict[str, Any]:
-    """With one more condition in every required term, since terms are alternatives: the node's name, as in a DaemonSet's pods."""
+    """The affinity with the node's name as a further condition of every required term, since terms are alternatives. DaemonSets pin their pods so,
+    too."""
     here = {"key": "metadata.name", "operator": "In", "values": [node]}
     of_nodes = affinity.get("nodeAffinity", {})
     terms = of_nodes.get(REQUIRED, {}).get("nodeSelectorTerms") or [{}]

@@ -17,7 +17,7 @@ from rljob_placement.gang import Demand, Gang
 from rljob_placement.nodes import Stay
 
 EXCLUDED_SECONDS = 600.0
-"""For how long a job avoids a node that did not take one of its pods."""
+"""Seconds for which a job avoids a node that has refused one of its pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +39,16 @@ def is_scheduled_here(spec: RLJobSpec | None, status: JobStatus) -> bool:
 
 
 def scheduling_request(view: JobView, node: Callable[[str], Node | None]) -> SchedulingRequest | None:
-    """None: every pod has its node. Every reconcile of every job asks, so what only a plan needs is made at the end."""
+    """The request of a job; None: every pod has its node. Called in every reconcile of every job, so what only a plan needs is computed last."""
     spec, status = view.spec, view.status
     if not is_scheduled_here(spec, status):
         return None
     wanted = pod_names(view.job.name, spec, status, view.pods, view.now)
-    seats = {seat.pod: seat for seat in status.placement.assignments} if status.placement else {}
+    assigned = {found.pod: found for found in status.placement.assignments} if status.placement else {}
     current = _current(view, wanted, node)
     everyone = [name for found in wanted.values() for name in found]
-    settled = all(name in seats and seats[name].node == current.get(name) for name in everyone)
-    ranks = {role: _ranks(wanted[role], seats) for role in gang_sizes(spec)}
+    settled = all(name in assigned and assigned[name].node == current.get(name) for name in everyone)
+    ranks = {role: _ranks(wanted[role], assigned) for role in gang_sizes(spec)}
     if settled and all(set(ranks[role]) == set(range(size)) for role, size in gang_sizes(spec).items()):
         return None
     gang = Gang.of(spec)
@@ -71,13 +71,13 @@ def scheduling_request(view: JobView, node: Callable[[str], Node | None]) -> Sch
     )
 
 
-def _ranks(pods: Sequence[str], seats: Mapping[str, PodAssignment]) -> dict[int | None, str]:
-    """Pods of a gang that have a node rank."""
-    return {seats[name].rank: name for name in pods if name in seats}
+def _ranks(pods: Sequence[str], assigned: Mapping[str, PodAssignment]) -> dict[int | None, str]:
+    """Assigned pods of a gang, by node rank."""
+    return {assigned[name].rank: name for name in pods if name in assigned}
 
 
 def _stay(pods: Sequence[str], ranks: Mapping[int | None, str], current: Mapping[str, str]) -> Stay:
-    """Of one gang: all with their ranks, or those that are there."""
+    """What stays of one gang: all pods with their ranks, or else the pods that have nodes, without ranks."""
     nodes = {rank: current.get(ranks.get(rank, ""), "") for rank in range(len(pods))}
     if all(nodes.values()):
         return Stay(ranks=nodes)
@@ -89,30 +89,31 @@ def _by_number(pods: Sequence[str], current: Mapping[str, str]) -> dict[int, str
 
 
 def pod_names(job: str, spec: RLJobSpec, status: JobStatus, pods: Sequence[Pod], now: float) -> dict[str, list[str]]:
-    """Of the pods that are wanted, by role."""
+    """Names of the pods that are wanted, by role."""
     found = wanted_ordinals(status, pods, pods_of(spec), spec.lifecycle.node_loss_seconds, now)
     return {role: [names.pod(job, role, i) for i in ordinals] for role, ordinals in found.items()}
 
 
 def required_names(spec: RLJobSpec, wanted: Mapping[str, Sequence[str]]) -> list[str]:
-    """Of them, those that are placed together or not at all."""
+    """Names, among the wanted ones, of the pods that are placed together or not at all."""
     return [name for role, count in required_pods(spec).items() for name in wanted[role][:count]]
 
 
 def excluded_nodes(status: JobStatus, now: float) -> frozenset[str]:
+    """Nodes that have lately refused a pod of the job. `now`: seconds since the epoch."""
     placement = status.placement
     return frozenset(e.node for e in placement.excluded if _lasts(seconds(e.until), now)) if placement else frozenset()
 
 
 def _lasts(until: float, now: float) -> bool:
-    """One that ends further ahead than any can was written before the clock was set back."""
+    """Whether an exclusion still applies. One that ends later than any can was written before the clock was set back, and is ignored."""
     return now < until <= now + EXCLUDED_SECONDS + 1.0
 
 
 def _current(view: JobView, wanted: Mapping[str, Sequence[str]], node: Callable[[str], Node | None]) -> dict[str, str]:
-    """By pod: the node of one that stays, else the assignment of one that is on its way, if its node still takes it."""
+    """Node by pod: where a pod is and stays, or where it is assigned to, as long as that node would still take it."""
     pods = {pod.name: pod for pod in view.pods}
-    seats = {seat.pod: seat.node for seat in view.status.placement.assignments} if view.status.placement else {}
+    assigned = {found.pod: found.node for found in view.status.placement.assignments} if view.status.placement else {}
     demand = cache(lambda role: Demand.of(view.spec, role))
 
     def node_of(role: str, name: str) -> str:
@@ -120,7 +121,7 @@ def _current(view: JobView, wanted: Mapping[str, Sequence[str]], node: Callable[
         if pod and pod.node and not pod.deleting:
             lost = is_lost(pod, view.spec.lifecycle.node_loss_seconds, view.now)
             return "" if lost or node(pod.node) is None else pod.node
-        there = node(seats.get(name, ""))
+        there = node(assigned.get(name, ""))
         return "" if there is None or demand(role).refuses(there) else there.name
 
     return {name: found for role, pods_ in wanted.items() for name in pods_ if (found := node_of(role, name))}

@@ -1,4 +1,4 @@
-"""All jobs that ask are planned together, in one scheduling cycle; each takes its part when it is reconciled."""
+"""The `builtin` scheduler's cycles: all jobs that ask are placed together, and each takes its result when it is reconciled."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -15,8 +15,8 @@ from rljob_placement.cluster import Cluster
 
 
 class GangScheduler:
-    """A cycle plans every job that asks at that moment. Its results stand while they hold true, so that a crowd is planned once, and not once for
-    each of its members. What is remembered may be lost without harm: an assignment counts when the status holds it.
+    """A cycle places every job that asks at that moment. Its results are used as long as they are valid, so that many jobs are placed in one cycle
+    and not in one each. All of this state may be lost without harm: an assignment counts when the status holds it.
     """
 
     def __init__(self, cache: ClusterCache) -> None:
@@ -25,15 +25,15 @@ class GangScheduler:
         self._reserved: dict[Key, SchedulingResult] = {}
         """Results of the last cycle whose jobs have not been reconciled yet."""
         self._assumed: dict[Key, SchedulingResult] = {}
-        """Results that are being written to status."""
+        """Results that are being written to status, as in kube-scheduler's cache: their nodes count as taken."""
         self._unschedulable: dict[Key, SchedulingResult] = {}
-        """Results of the last cycle without nodes, or without all that were asked for."""
+        """Results of the last cycle that lack some or all of the nodes that were asked for."""
         self._left = Cluster(())
-        """What the last cycle left free."""
+        """The cluster with what the last cycle left free."""
 
     @asynccontextmanager
     async def cycle(self, s: Snapshot) -> AsyncIterator[SchedulingResult | None]:
-        """Lasts until the assignments are in status. None, without waiting, if the job asks for nothing."""
+        """Gives the job's result, and lasts until the caller has written its assignments to the status. None if the job asks for nothing."""
         key = (s.job.namespace, s.job.name)
         request = self._request(s)
         if request is None:
@@ -50,7 +50,7 @@ class GangScheduler:
             del self._assumed[key]
 
     def forget(self, job: Key) -> None:
-        """The job asks for nothing any more."""
+        """Drops the results of a job that asks for nothing any more."""
         self._reserved.pop(job, None)
         self._unschedulable.pop(job, None)
 
@@ -63,7 +63,7 @@ class GangScheduler:
         )
 
     def _known(self, request: SchedulingRequest) -> SchedulingResult | None:
-        """The last cycle's result for the same request: nodes that are still free, or none, if nothing became free since."""
+        """The last cycle's result for the same request, if it is valid: its nodes are still free, or it has none and nothing became free since."""
         if (found := self._reserved.get(request.job)) and found.request == request:
             return found if found.fits(self._free(self._assumed)) else None
         if (found := self._unschedulable.get(request.job)) and found.request == request:
@@ -79,5 +79,5 @@ class GangScheduler:
         return next(v for v in results if v.request is request)
 
     def _free(self, but: Mapping[Key, SchedulingResult]) -> Cluster:
-        """What is free in the cluster, less these results."""
+        """What is free in the cluster without what these results take."""
         return self._cache.cluster(result.taken() for result in but.values())

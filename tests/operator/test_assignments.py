@@ -10,7 +10,7 @@ from rljob_api.status import PlacementStatus, PodAssignment
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.scheduling import SchedulingRequest
 from rljob_operator.policies.describe import is_display
-from rljob_operator.policies.placement import UNBOUND_SECONDS, assign
+from rljob_operator.policies.placement import UNBOUND_SECONDS, assign_ranks
 from rljob_operator.schedulers.builtin.cycle import schedule_pending
 from rljob_operator.schedulers.builtin.gate import operations, pinned
 from rljob_operator.schedulers.builtin.request import JobView, scheduling_request
@@ -35,9 +35,9 @@ def wish(job: Job, uid: str = "job-uid", **changes: Any) -> SchedulingRequest:
 def test_who_stays_keeps_his_rank_and_the_others_take_what_is_left() -> None:
     pods = ["t-0", "t-1", "t-2"]
     nodes = ["a", "b", "b"]
-    assert assign(pods, nodes, {}, {}) == {"t-0": 0, "t-1": 1, "t-2": 2}
-    assert assign(pods, nodes, {"t-0": "b", "t-2": "a"}, {"t-0": 2, "t-2": 0}) == {"t-0": 2, "t-1": 1, "t-2": 0}
-    assert assign(pods, nodes, {"t-0": "b"}, {"t-0": 0}) == {"t-0": 1, "t-1": 0, "t-2": 2}, (
+    assert assign_ranks(pods, nodes, {}, {}) == {"t-0": 0, "t-1": 1, "t-2": 2}
+    assert assign_ranks(pods, nodes, {"t-0": "b", "t-2": "a"}, {"t-0": 2, "t-2": 0}) == {"t-0": 2, "t-1": 1, "t-2": 0}
+    assert assign_ranks(pods, nodes, {"t-0": "b"}, {"t-0": 0}) == {"t-0": 1, "t-1": 0, "t-2": 2}, (
         "its node has other ranks now"
     )
 
@@ -116,7 +116,7 @@ def test_a_seat_on_a_node_that_takes_nobody_any_more_is_asked_for_again() -> Non
 def test_a_released_pod_has_a_minute_to_get_onto_its_node(age: float) -> None:
     seats = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
     job = placed().with_status(placement=PlacementStatus(assignments=seats)).with_pods()
-    job = job.changing_pod(1, node="", running=False, phase="Pending", released=NOW - age, unschedulable="0/2 nodes")
+    job = job.changing_pod(1, node="", running=False, phase="Pending", ungated_at=NOW - age, unschedulable="0/2 nodes")
     decision = job.decide()
     late = age >= UNBOUND_SECONDS
     assert [p.name for p in decision.delete] == (["demo-trainer-1"] if late else [])
@@ -129,7 +129,7 @@ def test_pods_that_no_node_takes_wait_and_say_once_why() -> None:
     """A claim that does not exist is no node's fault: they were placed again each minute, with an event for each pod."""
     seats = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
     no_claim = '0/3 nodes are available: persistentvolumeclaim "data" not found. not found'
-    waiting = {"node": "", "running": False, "phase": "Pending", "released": NOW, "unschedulable": no_claim}
+    waiting = {"node": "", "running": False, "phase": "Pending", "ungated_at": NOW, "unschedulable": no_claim}
     job = placed().with_status(placement=PlacementStatus(assignments=seats)).with_pods(**waiting)
     events = []
     for now in (NOW + UNBOUND_SECONDS * minute for minute in range(10)):
