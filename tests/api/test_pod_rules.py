@@ -25,9 +25,46 @@ def with_volume(**changes: Any) -> list[str]:
     return fields(volumes=[DATA, {"name": "more", "mountPath": "/more", "source": {"emptyDir": {}}} | changes])
 
 
+NAMED = {"persistentVolumeClaim": "claimName", "secret": "secretName", "configMap": "name"}
+
+
 @pytest.mark.parametrize("kind", SOURCES)
 def test_volumes_of_the_restricted_standard_are_taken(kind: str) -> None:
-    assert with_volume(source={kind: {}}) == []
+    assert with_volume(source={kind: {NAMED[kind]: "a"} if kind in NAMED else {}}) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            {"persistentVolumeClaim": {"claimname": "data"}},
+            "spec.volumes[1].source.persistentVolumeClaim.claimName = unset: is required; write claimName in place of claimname",
+        ),
+        (
+            {"persistentVolumeClaim": {}},
+            "spec.volumes[1].source.persistentVolumeClaim.claimName = unset: is required; see `kubectl explain pod.spec.volumes.persistentVolumeClaim`",
+        ),
+        (
+            {"secret": {"name": "a"}},
+            "spec.volumes[1].source.secret.secretName = unset: is required; write secretName in place of name",
+        ),
+        (
+            {"configMap": {"configMapName": "a"}},
+            "spec.volumes[1].source.configMap.name = unset: is required; write name in place of configMapName",
+        ),
+        (
+            {"persistentVolumeClaim": {"claimName": 3}},
+            'spec.volumes[1].source.persistentVolumeClaim.claimName = 3: must be a text; write "3", in quotes',
+        ),
+        (
+            {"persistentVolumeClaim": "data"},
+            'spec.volumes[1].source.persistentVolumeClaim = "data": must be an object with fields of its own; write {claimName: data}',
+        ),
+    ],
+)
+def test_a_volume_names_what_it_is_made_from(source: dict[str, Any], message: str) -> None:
+    given = raw_spec(volumes=[DATA, {"name": "more", "mountPath": "/more", "source": source}])
+    assert [str(v) for v in validate(given, "demo").violations] == [message]
 
 
 @pytest.mark.parametrize(
