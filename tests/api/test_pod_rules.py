@@ -42,7 +42,8 @@ def test_volumes_of_the_restricted_standard_are_taken(kind: str) -> None:
         ),
         (
             {"persistentVolumeClaim": {}},
-            "spec.volumes[1].source.persistentVolumeClaim.claimName = unset: is required; see `kubectl explain pod.spec.volumes.persistentVolumeClaim`",
+            "spec.volumes[1].source.persistentVolumeClaim.claimName = unset: is required; "
+            "see `kubectl explain pod.spec.volumes.persistentVolumeClaim`",
         ),
         (
             {"secret": {"name": "a"}},
