@@ -26,7 +26,7 @@ demo: setup ## Bring up a cluster if there is none, install the operator, train 
 
 .PHONY: cluster-up
 cluster-up: setup ## Bring up the local cluster, with images and the operator
-	$(PY) -m e2e.providers up
+	$(PY) -m e2e.stack
 
 .PHONY: cluster-down
 cluster-down: setup ## Stop the cluster and leave nothing behind

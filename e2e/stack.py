@@ -1,11 +1,13 @@
-"""Cluster, images and operator, brought up once: what the demo and the end-to-end tests stand on."""
+"""Cluster, images and operator, brought up once: what the demo and the end-to-end tests stand on. `python -m e2e.stack` is `make cluster-up`."""
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from e2e.kube import Kube
-from e2e.providers import Provider, choose
+from e2e.cluster.steps import StepFailed
+from e2e.kube import CommandFailed, Kube
+from e2e.providers import Provider, Unavailable, choose, shell_lines
 
 ROOT = Path(__file__).parents[1]
 OPERATOR_NAMESPACE = "rljob-system"
@@ -49,3 +51,17 @@ def install_operator(provider: Provider) -> None:
         "--create-namespace",
     )
     kube(provider).run(*command, *sets, "--wait", "--timeout", "180s", timeout=240)
+
+
+def main() -> int:
+    try:
+        provider = up(lambda line: print(line, file=sys.stderr, flush=True))
+    except (Unavailable, StepFailed, CommandFailed) as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    print(shell_lines(provider))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

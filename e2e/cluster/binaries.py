@@ -54,7 +54,16 @@ COMPONENTS = (
     ),
     Component("etcd", ("etcd",), rename=(("server", "etcd"),)),
     Component("coredns", ("coredns",)),
-    Component("helm", ("helm",)),
+    Component(
+        "helm",
+        ("helm",),
+        # `helm template` and `helm lint` without a cluster take Kubernetes 1.20 otherwise, which our charts refuse
+        variables=tuple(
+            f"helm.sh/helm/v3/pkg/{package}.k8sVersion{part}"
+            for package in ("chartutil", "lint/rules")
+            for part in ("Major=1", "Minor=34")
+        ),
+    ),
 )
 KWOK = Component("kwok", ("kwok",))
 """Nodes and pods that only say that they run: for benchmarks/scale.py, which builds it itself."""

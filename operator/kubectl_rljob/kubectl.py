@@ -5,10 +5,18 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from kubectl_rljob.cluster import Place
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.session import Session
+
+ABSENT = 100
+"""Exit code of a command whose file is not there."""
+
+
+class NotThere(Exception):
+    """The file or directory that a command would have read."""
 
 
 def interact(session: Session, place: Place, command: Sequence[str]) -> int:
@@ -18,14 +26,18 @@ def interact(session: Session, place: Place, command: Sequence[str]) -> int:
         return subprocess.run(_exec(session, place, terminal, command)).returncode
 
 
-def read(session: Session, place: Place, command: Sequence[str]) -> Iterator[bytes]:
-    """What the command writes to its standard output, as it comes. Raises UserError when it fails."""
-    arguments = _exec(session, place, [], command)
+def read(session: Session, place: Place, command: Sequence[str], path: Path) -> Iterator[bytes]:
+    """What the command, which gets the path as its last argument, writes to its standard output, as it comes. Raises NotThere, and UserError when
+    it fails."""
+    script = f'test -e "$0" || exit {ABSENT}; exec "$@" "$0"'
+    arguments = _exec(session, place, [], ["sh", "-c", script, str(path), *command])
     with _program(), subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stderr
         while piece := process.stdout.read(65536):
             yield piece
         problem = process.stderr.read().decode(errors="replace").strip()
+    if process.returncode == ABSENT:
+        raise NotThere(path)
     if process.returncode:
         raise UserError(f"pod {place.pod} in namespace {place.namespace}: {problem}")
 

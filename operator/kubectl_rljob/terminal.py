@@ -38,7 +38,7 @@ class Colours(RegexHighlighter):
     highlights = [
         r"(?m)^(?P<key>[A-Z][A-Za-z]*:)(?= )",
         r" {2,}(?P<key>(State|Attempt|Restarts|Checkpoint):) ",
-        r"(?m)^(?P<heading>[A-Z][A-Z /-]{3,}\b)",
+        r"(?m)^(?P<heading>[A-Z][A-Z /-]{2,}[A-Z]\b)",
         r"(?m)(?P<good>\b(Succeeded|Running|serving)\b|^Valid\.$)",
         r"(?m)(?P<bad>\b(Failed|Unreadable|LAST FAILURE)\b|^error:)",
         r"(?m)^(?P<policy>  policy \d+ .*(\n {15}.*)*)",
@@ -76,6 +76,11 @@ class Terminal:
     def width(self) -> int:
         """Columns that a page may have."""
         return min(self.console.width, WIDEST) if self.console.is_terminal else WIDEST
+
+    @property
+    def height(self) -> int:
+        """Lines that a page may have which is drawn again; more would be cut off at the bottom."""
+        return self.console.height - 1
 
     def show(self, text: str) -> None:
         """A page or a line on standard output."""

@@ -49,7 +49,7 @@ def read(text: str, settings: Iterable[str] = ()) -> list[Manifest]:
         objects = [d for d in documents(text) if isinstance(d.value, dict)]
     except yaml.YAMLError as error:
         raise ManifestError(f"is not YAML: {_said(error)}") from error
-    found = [_manifest(d) for d in objects if d.value.get("kind") == names.KIND]
+    found = [_manifest(d) for d in objects if _meant(d.value)]
     if not found:
         kinds = ", ".join(sorted({str(d.value.get("kind")) for d in objects})) or "nothing"
         raise ManifestError(f"holds no {names.KIND} (found: {kinds})")
@@ -65,8 +65,18 @@ def _said(error: yaml.YAMLError) -> str:
     return f"{place}: {error.problem}" + (f"; {hint}" if hint else "")
 
 
+def _meant(given: dict[str, Any]) -> bool:
+    """Whether an object is a job, also by a misspelt kind: the others would be checked, and this one silently not."""
+    version, kind = str(given.get("apiVersion")), str(given.get("kind"))
+    return version.partition("/")[0] == names.GROUP or kind.lower().removesuffix("s") == names.KIND.lower()
+
+
 def _manifest(document: Document) -> Manifest:
     given = document.value
+    if given.get("kind") != names.KIND:
+        known = given.get("apiVersion") == names.API_VERSION
+        version = f", {'since apiVersion is' if known else 'and apiVersion'} {names.API_VERSION}"
+        raise ManifestError(f"kind = {given.get('kind', 'unset')}: must be {names.KIND}{version}")
     if given.get("apiVersion") != names.API_VERSION:
         raise ManifestError(f"apiVersion = {given.get('apiVersion')}: must be {names.API_VERSION}")
     metadata, spec = given.get("metadata"), given.get("spec")

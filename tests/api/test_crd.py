@@ -50,8 +50,14 @@ def test_it_fits_the_annotation_of_a_client_side_apply() -> None:
 
 def test_every_node_has_a_type_and_no_reference() -> None:
     for node in nodes(SCHEMA):
-        assert "type" in node
-        assert not {"$ref", "anyOf", "const", "title", "patternProperties", "propertyNames"} & node.keys()
+        forbidden = {"$ref", "anyOf", "const", "title", "patternProperties", "propertyNames"} & node.keys()
+        if node.get("x-kubernetes-int-or-string"):
+            assert "type" not in node
+            assert node["anyOf"] == [{"type": "integer"}, {"type": "string"}]
+            assert forbidden == {"anyOf"}
+        else:
+            assert "type" in node
+            assert not forbidden
 
 
 @pytest.mark.parametrize("part", ["spec", "status"])

@@ -58,6 +58,19 @@ def test_json_is_yaml() -> None:
     assert found.value == {"a": [1, {"b": None}], "c": "1e-6"}
 
 
+def test_a_kind_that_is_misspelt_is_an_error_also_among_other_jobs() -> None:
+    for kind in ("RLjob", "rljob", "RlJob", "RLJobs", "Job"):
+        with pytest.raises(
+            ManifestError, match=rf"^kind = {kind}: must be RLJob, since apiVersion is rljob.dev/v1alpha1$"
+        ):
+            read(f"{job()}---\n" + job("other").replace("kind: RLJob", f"kind: {kind}"))
+    with pytest.raises(ManifestError, match=r"^kind = unset: must be RLJob"):
+        read(job().replace("kind: RLJob\n", ""))
+    with pytest.raises(ManifestError, match=r"^kind = RLjob: must be RLJob, and apiVersion rljob.dev/v1alpha1$"):
+        read(job().replace("kind: RLJob", "kind: RLjob").replace(names.API_VERSION, "v1"))
+    assert len(read(f"{job()}---\napiVersion: batch/v1\nkind: Job\nmetadata: {{name: x}}\n")) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

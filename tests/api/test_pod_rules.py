@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from api.specs import raw_spec
+from api.specs import make_spec, raw_spec
 from rljob_api import names
 from rljob_api.spec.common import Template
 from rljob_api.validation import validate
@@ -25,9 +25,47 @@ def with_volume(**changes: Any) -> list[str]:
     return fields(volumes=[DATA, {"name": "more", "mountPath": "/more", "source": {"emptyDir": {}}} | changes])
 
 
+NAMED = {"persistentVolumeClaim": "claimName", "secret": "secretName", "configMap": "name"}
+
+
 @pytest.mark.parametrize("kind", SOURCES)
 def test_volumes_of_the_restricted_standard_are_taken(kind: str) -> None:
-    assert with_volume(source={kind: {}}) == []
+    assert with_volume(source={kind: {NAMED[kind]: "a"} if kind in NAMED else {}}) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            {"persistentVolumeClaim": {"claimname": "data"}},
+            "spec.volumes[1].source.persistentVolumeClaim.claimName = unset: is required; write claimName in place of claimname",
+        ),
+        (
+            {"persistentVolumeClaim": {}},
+            "spec.volumes[1].source.persistentVolumeClaim.claimName = unset: is required; "
+            "see `kubectl explain pod.spec.volumes.persistentVolumeClaim`",
+        ),
+        (
+            {"secret": {"name": "a"}},
+            "spec.volumes[1].source.secret.secretName = unset: is required; write secretName in place of name",
+        ),
+        (
+            {"configMap": {"configMapName": "a"}},
+            "spec.volumes[1].source.configMap.name = unset: is required; write name in place of configMapName",
+        ),
+        (
+            {"persistentVolumeClaim": {"claimName": 3}},
+            'spec.volumes[1].source.persistentVolumeClaim.claimName = 3: must be a text; write "3", in quotes',
+        ),
+        (
+            {"persistentVolumeClaim": "data"},
+            'spec.volumes[1].source.persistentVolumeClaim = "data": must be an object with fields of its own; write {claimName: data}',
+        ),
+    ],
+)
+def test_a_volume_names_what_it_is_made_from(source: dict[str, Any], message: str) -> None:
+    given = raw_spec(volumes=[DATA, {"name": "more", "mountPath": "/more", "source": source}])
+    assert [str(v) for v in validate(given, "demo").violations] == [message]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +85,21 @@ def test_other_volumes_are_refused(source: dict[str, Any]) -> None:
 @pytest.mark.parametrize("path", [*OUR_MOUNTS, "/tmp/"])
 def test_our_mounts_are_not_mounted_over(path: str) -> None:
     assert with_volume(mountPath=path) == ["spec.volumes[1].mountPath"]
+
+
+def test_quantities_may_be_whole_numbers_as_everywhere_in_kubernetes() -> None:
+    amounts = {"cpu": 8, "memory": "64Gi", "example.com/nic": 2}
+    given = {"shmSize": 2**30, "template": {"resources": {"requests": amounts, "limits": amounts}}}
+    spec = make_spec(trainer={"device": "cpu"} | given)
+    texts = {"cpu": "8", "memory": "64Gi", "example.com/nic": "2"}
+    assert spec.container_resources(names.ROLE_TRAINER) == {"requests": texts, "limits": texts}
+    assert spec.trainer.shm_size == str(2**30)
+
+
+@pytest.mark.parametrize("amount", [-1, True, 0.5])
+def test_other_amounts_are_no_quantities(amount: object) -> None:
+    given = {"device": "cpu", "template": {"resources": {"limits": {"cpu": amount}}}}
+    assert fields(trainer=given) == ["spec.trainer.template.resources.limits.cpu"]
 
 
 def test_names_and_paths_stand_once_and_are_not_ours() -> None:

@@ -85,6 +85,13 @@ def test_every_broken_spec_is_refused_by_the_api_server_or_named_by_the_operator
     assert accepted > 5, "some mutations are harmless, or only the operator can tell"
 
 
+def test_quantities_may_be_whole_numbers_as_everywhere_in_kubernetes(plane: ControlPlane) -> None:
+    for amount, accepted in ((8, True), ("8", True), ("64Gi", True), (-1, False), (0.5, False), ("8 GB", False)):
+        template = {"resources": {"limits": {"example.com/nic": amount}}}
+        spec = raw_spec(trainer={"device": "cpu", "shmSize": amount, "template": template})
+        assert (submit(plane, spec) == "") == accepted == (not validate(spec, "demo").violations), amount
+
+
 def test_rollouts_may_be_separate_colocated_or_none_at_all(plane: ControlPlane) -> None:
     colocated = {"placement": "colocated"}
     replay = {"train": {"steps": 1, "batches": {"replay": "/data/batches"}}, "rollout": {"replicas": 0}}

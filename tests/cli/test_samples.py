@@ -67,11 +67,17 @@ def test_a_step_may_be_chosen_among_those_that_are_kept(rljob: Rljob, kubectl: K
 
 
 def test_a_job_that_has_no_samples_yet_says_so(api: FakeApi, rljob: Rljob, kubectl: Kubectl, tmp_path: Path) -> None:
-    (tmp_path / "new").mkdir()
-    api.add(make_job(**running(), spec=make_spec(checkpoint={"path": str(tmp_path / "new")})))
+    run = tmp_path / "new"
+    api.add(make_job(**running(), spec=make_spec(checkpoint={"path": str(run)})))
     api.pod_roles = {"demo-trainer-0": "trainer"}
-    screen = rljob("samples", "demo")
-    assert screen.code == 1 and "has no samples yet" in screen.err
+    for directory in (tmp_path, run, names.samples_file(run, 1).parent):
+        directory.mkdir(exist_ok=True)
+        screen = rljob("samples", "demo")
+        assert screen.code == 1
+        assert screen.err.splitlines() == [
+            "error: rljob demo in namespace research has no samples yet, or its volume was emptied",
+            "next:  kubectl rljob status demo -n research",
+        ]
 
 
 def test_a_job_without_pods_gets_one_for_it(

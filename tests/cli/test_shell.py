@@ -172,8 +172,21 @@ class TestLogsOfAnEarlierAttempt:
     ) -> None:
         api.add(job)
         screen = rljob("logs", "demo", "--attempt", "2", "--rank", "3")
-        assert screen.code == 1 and "attempt-2/rank-3.log" in screen.err and "No such file" in screen.err
+        assert screen.code == 1
+        assert screen.err.splitlines()[-2:] == [
+            f"error: --attempt 2: rank 3 of rljob demo in namespace research wrote nothing in it: "
+            f"{names.rank_log(Path(job['spec']['checkpoint']['path']), 2, 3)} is not there",
+            "next:  kubectl rljob status demo -n research",
+        ]
         assert len(deleted(api)) == 1
+
+    def test_an_attempt_that_failed_before_its_ranks_began_says_where_the_cause_is(
+        self, api: FakeApi, rljob: Rljob, kubectl: Kubectl, job: dict
+    ) -> None:
+        job["status"] |= {"lastFailure": {"attempt": 2, "reason": "ConfigurationError"}}
+        api.add(job)
+        screen = rljob("logs", "demo", "--attempt", "2", "--rank", "3")
+        assert screen.err.endswith("next:  kubectl rljob describe-failure demo -n research\n")
 
     def test_an_attempt_that_was_not_yet_is_refused(self, api: FakeApi, rljob: Rljob, job: dict) -> None:
         api.add(job)

@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+import pytest
+
 from cli.conftest import Rljob
 from cli.fake_api import FakeApi
 from cli.makers import (
@@ -18,6 +20,7 @@ from cli.makers import (
 )
 from kubectl_rljob.job import Job
 from kubectl_rljob.printers import status
+from kubectl_rljob.printers.metrics import BARS
 from rljob_api import reasons
 
 RUNNING = """\
@@ -144,6 +147,35 @@ def test_a_placed_job_says_where_in_one_line(api: FakeApi, rljob: Rljob) -> None
     assert f"policy of step 120\n{line}\nREWARD" in rljob("status", "demo").out
 
 
+def test_a_job_whose_pods_exchange_nothing_across_nodes_says_so(api: FakeApi, rljob: Rljob) -> None:
+    placement = placed(1, 1)
+    placement["report"]["levels"] = [{"level": level, "pairs": 0, "bytesPerStep": 0} for level in ("rack", "node")]
+    api.add(make_job(**running(), placement=placement))
+    assert "\nPLACEMENT   stage b0/r0; rollouts b1/r0; all traffic within a node\n" in rljob("status", "demo").out
+
+
+def test_a_narrow_page_loses_the_share_before_the_time_that_is_left() -> None:
+    job = Job(make_job(**running()))
+    assert status.page(job, [], NOW, 95).split("\n")[0].endswith("Running, step 120/500 (24 %), about 50m left")
+    assert status.page(job, [], NOW, 89).split("\n")[0].endswith("Running, step 120/500, about 50m left")
+    assert status.page(job, [], NOW, 82).split("\n")[0].endswith("Running, step 120/500, 50m left")
+    assert status.page(job, [], NOW, 78).split("\n")[0].endswith("Running, 120/500, 50m left")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_course_and_the_held_out_score_share_one_line_of_the_page(width: int) -> None:
+    given = running()
+    given["progress"] |= {
+        "evaluation": {"first": 0.25, "last": 0.94},
+        "history": [{"step": s, "reward": s / 1e4, "loss": 0.0, "seconds": 1.0} for s in range(9000, 9064)],
+    }
+    (line,) = [line for line in status.page(Job(make_job(**given)), [], NOW, width).split("\n") if "HELD-OUT" in line]
+    assert line.endswith("-9063   HELD-OUT 0.25 → 0.94")
+    assert len(line) == min(width, 121)
+    bars = sum(line.count(bar) for bar in BARS)
+    assert f"steps {9064 - bars}-9063" in line
+
+
 def test_a_running_job_that_failed_once_fits_one_page(api: FakeApi, rljob: Rljob) -> None:
     api.add(make_job(**running()))
     api.events = [
@@ -221,13 +253,14 @@ def test_a_request_that_waits_for_the_operator_is_shown(api: FakeApi, rljob: Rlj
     assert "\nRequest:    resume from step 80, not taken up by the operator yet\n" in rljob("status", "demo").out
 
 
-def test_the_page_never_has_more_than_25_lines() -> None:
+@pytest.mark.parametrize("most", [25, 20])
+def test_the_page_never_has_more_than_25_lines_or_those_of_the_terminal(most: int) -> None:
     everything: dict[str, Any] = running() | {"message": "word " * 400, "placement": placed(64, 200)}
     everything["progress"] |= {"export": "/data/run/hf", "evaluation": {"first": 0.1, "last": 0.2}}
     everything["checkpoint"]["kept"] = [make_checkpoint(step, 1) for step in range(40)]
     events = [make_event(reasons.CHECKPOINT_SAVED, "x" * 500, minutes=m) for m in range(30)]
-    page = status.page(Job(make_job(**everything)), events, NOW).split("\n")
-    assert len(page) <= status.LINES == 25
+    page = status.page(Job(make_job(**everything)), events, NOW, height=most + 5 * (most == 25)).split("\n")
+    assert len(page) <= most <= status.LINES == 25
     assert max(map(len, page)) < 200
 
 

@@ -74,6 +74,12 @@ def test_watch_draws_the_page_and_leaves_the_last_one(api: FakeApi, terminal: Ca
     assert "OutOfMemoryError" in text
 
 
+def test_headings_are_bold_and_what_follows_them_is_not() -> None:
+    page = "EXPORT        /data/run\nREWARD 0.5\nLAST FAILURE   attempt 1\nSTEP 60\nROLE      READY   INFO\nGIB PER GPU   WEIGHTS"
+    headings = [page[s.start : s.end] for s in Colours()(page).spans if str(s.style) == "rljob.heading"]
+    assert headings == ["EXPORT", "REWARD", "LAST FAILURE", "STEP", "ROLE      READY   INFO", "GIB PER GPU   WEIGHTS"]
+
+
 def test_each_text_of_a_sample_has_the_colour_of_who_wrote_it() -> None:
     page = "prompt 7\n  prompt       1+1=\n  policy 9     a\n               b\n  environment  c\n  policy 9     d"
     styles = {str(span.style): span for span in Colours()(page).spans}

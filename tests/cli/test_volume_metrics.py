@@ -81,7 +81,12 @@ def test_a_metric_that_no_step_has_is_named_with_those_that_are_near(rljob: Rljo
 def test_a_volume_that_was_emptied_says_so(rljob: Rljob, ended: Path) -> None:
     names.metrics_file(ended).unlink()
     screen = rljob("metrics", "demo", "--metric", "train/kl")
-    assert screen.code == 1 and "metrics.jsonl: No such file or directory" in screen.err
+    assert screen.code == 1
+    assert screen.err.splitlines()[-2:] == [
+        "error: rljob demo in namespace research has not finished a step yet, or its volume was emptied: "
+        f"{names.metrics_file(ended)} is not there",
+        "next:  kubectl rljob status demo -n research",
+    ]
 
 
 FORWARDING = """\

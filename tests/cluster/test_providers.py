@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from e2e import providers
-from e2e.cluster import built_images
+from e2e.cluster import binaries, built_images
 
 
 @pytest.fixture(autouse=True)
@@ -57,3 +57,16 @@ def test_the_printed_lines_let_a_shell_find_kubectl_and_our_plugin(monkeypatch: 
     found = path.removeprefix("export PATH=").split(":")
     assert found[0] == providers.Local.tools
     assert (Path(found[1]) / "kubectl-rljob").exists()
+
+
+def test_helm_renders_for_the_clusters_kubernetes_without_asking_it() -> None:
+    """Without these variables `helm template` takes Kubernetes 1.20, which our charts refuse."""
+    (helm,) = (component for component in binaries.COMPONENTS if component.name == "helm")
+    (module,) = {
+        line.split()[1] for line in (helm.directory / "go.mod").read_text().splitlines() if line.startswith("tool ")
+    }
+    assert module == "helm.sh/helm/v3/cmd/helm"
+    major, minor, _ = binaries.KUBERNETES_VERSION.removeprefix("v").split(".")
+    for package in ("chartutil", "lint/rules"):
+        assert f"-X helm.sh/helm/v3/pkg/{package}.k8sVersionMajor={major}" in helm.linker_flags
+        assert f"-X helm.sh/helm/v3/pkg/{package}.k8sVersionMinor={minor}" in helm.linker_flags

@@ -24,8 +24,6 @@ FORMATS = {"REWARD": ".2f", "LOSS": ".3f"}
 TREND_POINTS = 10
 LARGE = 1e6
 BARS = "▁▂▃▄▅▆▇█"
-FRAME = 42
-"""Columns that a curve leaves for what stands around it."""
 
 
 def line(metrics: Mapping[str, float], history: Sequence[Point]) -> str:
@@ -55,13 +53,17 @@ def trend(history: Sequence[Point]) -> str:
 
 
 def curve(history: Sequence[Point], width: int = WIDEST) -> str:
-    """For example `REWARD 0.31 ▁▂▅▇ 0.61, steps 57-120`: one bar per point, from the least to the greatest value."""
-    history = history[-max(1, width - FRAME) :]
-    label, values = course(history)
-    low, high = min(values), max(values)
-    bars = "".join(BARS[_level(value, low, high)] for value in values)
-    first, last = (f"{value:{FORMATS[label]}}" for value in (values[0], values[-1]))
-    return f"{label} {first} {bars} {last}, steps {history[0].step}-{history[-1].step}"
+    """For example `REWARD 0.31 ▁▂▅▇ 0.61, steps 57-120`: one bar for each of the last points, as many as fit the width, from the least to the
+    greatest value."""
+    for start in range(len(history)):
+        label, values = course(history[start:])
+        low, high = min(values), max(values)
+        bars = "".join(BARS[_level(value, low, high)] for value in values)
+        first, last = (f"{value:{FORMATS[label]}}" for value in (values[0], values[-1]))
+        text = f"{label} {first} {bars} {last}, steps {history[start].step}-{history[-1].step}"
+        if len(text) <= width:
+            break
+    return text
 
 
 def _number(value: float, form: str) -> str:

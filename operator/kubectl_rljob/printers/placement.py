@@ -26,10 +26,11 @@ def line(report: PlacementReport, width: int) -> list[str]:
         parts.append(f"rollouts {_counted(report.rollouts)}")
     parts += [f"{role} {_named(domains)}" for role, domains in report.gangs.items()]
     parts += [f"{pool} {_counted(domains)}" for pool, domains in report.pools.items()]
-    crossings = ", ".join(f"{c.level} {c.pairs}{_volume(c)}" for c in report.levels)
     if any(c.pairs for c in report.levels):
-        crossings += NOMINAL
-    return [cut(f"PLACEMENT   {'; '.join(parts)}; pairs across {crossings}", width)]
+        parts.append(f"pairs across {', '.join(f'{c.level} {c.pairs}{_volume(c)}' for c in report.levels)}{NOMINAL}")
+    elif report.levels:
+        parts.append(f"all traffic within a {report.levels[-1].level}")
+    return [cut(f"PLACEMENT   {'; '.join(parts)}", width)]
 
 
 def preview(found: Preview) -> str:

@@ -19,7 +19,7 @@ from rljob_api import names
 from rljob_api.protocol import Failure
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import LastFailure, RoleStatus
+from rljob_api.status import LastFailure, ProgressStatus, RoleStatus
 
 LINES = 25
 EVENTS = 6
@@ -34,8 +34,9 @@ MANY = 10**12
 """Steps that nobody will live to see."""
 
 
-def page(job: Job, events: Sequence[dict[str, Any]], now: datetime, width: int = WIDEST) -> str:
+def page(job: Job, events: Sequence[dict[str, Any]], now: datetime, width: int = WIDEST, height: int = LINES) -> str:
     """Sections apart by an empty line; those with nothing to say are left out."""
+    most = min(height, LINES)
     sections = [
         summary(job, now, width),
         roles(job, width),
@@ -44,8 +45,8 @@ def page(job: Job, events: Sequence[dict[str, Any]], now: datetime, width: int =
         failure(job, now, width),
     ]
     lines = [text for section in sections if section for text in (*section, "")]
-    lines += last_events(events, LINES - len(lines), now, width)
-    return "\n".join(lines[:LINES]).rstrip()
+    lines += last_events(events, most - len(lines), now, width)
+    return "\n".join(lines[:most]).rstrip()
 
 
 def summary(job: Job, now: datetime, width: int) -> list[str]:
@@ -54,17 +55,17 @@ def summary(job: Job, now: datetime, width: int) -> list[str]:
     left = [("Name", job.name), ("Namespace", job.namespace)]
     if spec:
         left += [learns(spec), ("Model", f"{spec.model.path} ({spec.model.dtype})")]
+    left += [("", "")] * (4 - len(left))
+    half = width // 2
+    cells = [cut(f"{key + ':':<{KEY}}{one_line(value)}", half) if key else "" for key, value in left]
+    column = max(map(cell_len, cells)) + 4
     attempt, latest = s.attempt, s.checkpoint.latest
     right = [
-        ("State", state(job)),
+        ("State", state(job, width - column - KEY - 1)),
         ("Attempt", f"{attempt.number}{since(attempt.started_at, now)}" if attempt else "none yet"),
         ("Restarts", restarts(job)),
         ("Checkpoint", f"step {latest.step}{since(latest.time, now)}" if latest else "none yet"),
     ]
-    left += [("", "")] * (len(right) - len(left))
-    half = width // 2
-    cells = [cut(f"{key + ':':<{KEY}}{one_line(value)}", half) if key else "" for key, value in left]
-    column = max(map(cell_len, cells)) + 4
     facts = [f"{key + ':':<{KEY + 1}}{one_line(value)}" for key, value in right]
     lines = [cut(set_cell_size(cell, column) + fact, width) for cell, fact in zip(cells, facts, strict=True)]
     return [*lines, *message(job, width)]
@@ -82,16 +83,25 @@ def since(when: str | float, now: datetime) -> str:
     return f", {age(when, now)} ago" if when else ""
 
 
-def state(job: Job) -> str:
-    """The word, how far, and how long it still takes at the pace of the last steps: their median, which a step that saved does not shift."""
+def state(job: Job, width: int) -> str:
+    """The word, how far, and how long it still takes at the pace of the last steps: their median, which a step that saved does not shift. What says
+    least is left out where there is no space for it."""
     s, p = job.status, job.status.progress
     if not p.steps:
         return s.state
-    text = f"{s.state}, step {p.step}/{p.steps} ({100 * p.step // p.steps} %)"
+    text = f"{s.state}, step {p.step}/{p.steps}"
+    share = f" ({100 * p.step // p.steps} %)"
     recent = [point.seconds for point in p.history[-PACE_STEPS:]]
     if s.state != "Running" or not recent or p.step >= p.steps:
-        return text
-    return f"{text}, about {duration(min(p.steps - p.step, MANY) * median(recent))} left"
+        return text + share
+    left = f"{duration(min(p.steps - p.step, MANY) * median(recent))} left"
+    forms = (
+        f"{text}{share}, about {left}",
+        f"{text}, about {left}",
+        f"{text}, {left}",
+        f"{s.state}, {p.step}/{p.steps}, {left}",
+    )
+    return next((form for form in forms if len(form) <= width), forms[-1])
 
 
 def restarts(job: Job) -> str:
@@ -159,13 +169,21 @@ def metrics(job: Job, now: datetime, width: int) -> list[str]:
     reported = f"   (reported {age(p.updated_at, now)} ago)" if p.updated_at else ""
     last = line(p.metrics, p.history)
     lines = [cut(last + reported, width)] if last else []
+    score = held_out(p)
     if len(p.history) > 1:
-        lines.append(curve(p.history, width))
-    if lines and {"first", "last"} <= p.evaluation.keys():
-        label, _ = course(p.history)
-        first, last = (f"{p.evaluation[key]:{FORMATS[label]}}" for key in ("first", "last"))
-        lines[-1] += f"   HELD-OUT {'' if label == 'REWARD' else 'LOSS '}{first} → {last}"
+        lines.append(curve(p.history, width - len(score)) + score)
+    elif lines:
+        lines[-1] += score
     return lines
+
+
+def held_out(p: ProgressStatus) -> str:
+    """The first and the last score; empty before there are both."""
+    if not {"first", "last"} <= p.evaluation.keys():
+        return ""
+    label, _ = course(p.history)
+    first, last = (f"{p.evaluation[key]:{FORMATS[label]}}" for key in ("first", "last"))
+    return f"   HELD-OUT {'' if label == 'REWARD' else 'LOSS '}{first} → {last}"
 
 
 def checkpoints(job: Job, width: int) -> list[str]:

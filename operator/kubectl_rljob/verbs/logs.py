@@ -96,9 +96,16 @@ def print_attempt(
     if job.spec is None:
         raise UserError(f"{job.title}: this release does not understand its spec", job.command("status"))
     file = names.rank_log(Path(job.spec.checkpoint.path), attempt, rank, role)
-    command = ["tail", "-n", "+1" if tail is None else str(tail), str(file)]
-    with reading_pod(cluster, session.terminal, job) as place:
-        session.terminal.stream(kubectl.read(session, place, command))
+    command = ["tail", "-n", "+1" if tail is None else str(tail)]
+    try:
+        with reading_pod(cluster, session.terminal, job) as place:
+            session.terminal.stream(kubectl.read(session, place, command, file))
+    except kubectl.NotThere:
+        failed = job.status.last_failure and job.status.last_failure.attempt == attempt
+        raise UserError(
+            f"--attempt {attempt}: rank {rank} of {job.title} wrote nothing in it: {file} is not there",
+            job.command("describe-failure" if failed else "status"),
+        ) from None
 
 
 def pod_of(job: Job, role: str, rank: int) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from kubectl_rljob import kubectl
+from kubectl_rljob.cluster import Place
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
 from kubectl_rljob.options import job_name, verb
@@ -46,13 +47,22 @@ def metrics(session: Session, name: str, chosen: tuple[str, ...], output: str | 
     job = cluster.job(name)
     if chosen:
         with reading_pod(cluster, session.terminal, job) as place:
-            assert job.spec, "the pod has its volumes"
-            file_there = names.metrics_file(Path(job.spec.checkpoint.path))
-            found = by_step(b"".join(kubectl.read(session, place, ("cat", str(file_there)))).decode(errors="replace"))
+            found = by_step(lines_of(session, place, job))
         _show(session, job, of_names(job, found, chosen), _points(found, chosen), output, file)
     else:
         history = job.status.progress.history
         _show(session, job, curves.of_history(history), [point.dump() for point in history], output, file)
+
+
+def lines_of(session: Session, place: Place, job: Job) -> str:
+    """Of metrics.jsonl. Raises UserError."""
+    assert job.spec, "the pod has its volumes"
+    file = names.metrics_file(Path(job.spec.checkpoint.path))
+    try:
+        return b"".join(kubectl.read(session, place, ("cat",), file)).decode(errors="replace")
+    except kubectl.NotThere:
+        problem = f"{job.title} has not finished a step yet, or its volume was emptied: {file} is not there"
+        raise UserError(problem, job.command("status")) from None
 
 
 def by_step(text: str) -> ByStep:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -36,7 +37,7 @@ def samples(session: Session, name: str, step: int | None, count: int) -> None:
     with reading_pod(cluster, session.terminal, job) as place:
         chosen = existing(session, place, job, spec, step)
         file = names.samples_file(Path(spec.checkpoint.path), chosen)
-        lines = read(session, place, "cat", str(file)).splitlines()
+        lines = read(session, place, ("cat",), file).splitlines()
     session.terminal.show(samples_page(chosen, map(json.loads, lines[:count])))
 
 
@@ -51,9 +52,11 @@ def generating(job: Job) -> RLJobSpec:
 
 def existing(session: Session, place: Place, job: Job, spec: RLJobSpec, step: int | None) -> int:
     """The step, or the last one. Raises UserError when there are no samples of it."""
-    directory = names.samples_file(Path(spec.checkpoint.path), 1).parent
-    listed = read(session, place, "find", str(directory.parent), "-maxdepth", "2", "-path", f"{directory}/step_*.jsonl")
-    steps = sorted(int(number) for number in re.findall(r"step_(\d+)\.jsonl", listed))
+    try:
+        listed = read(session, place, ("ls",), names.samples_file(Path(spec.checkpoint.path), 1).parent)
+    except kubectl.NotThere:
+        listed = ""
+    steps = sorted(int(number) for number in re.findall(r"^step_(\d+)\.jsonl$", listed, re.MULTILINE))
     if not steps:
         raise UserError(f"{job.title} has no samples yet, or its volume was emptied", job.command("status"))
     if step is not None and step not in steps:
@@ -61,6 +64,6 @@ def existing(session: Session, place: Place, job: Job, spec: RLJobSpec, step: in
     return step or steps[-1]
 
 
-def read(session: Session, place: Place, *command: str) -> str:
-    """What the command writes, run where the job's volumes are. Raises UserError."""
-    return b"".join(kubectl.read(session, place, command)).decode(errors="replace")
+def read(session: Session, place: Place, command: Sequence[str], path: Path) -> str:
+    """What the command writes about the path, run where the job's volumes are. Raises as `kubectl.read`."""
+    return b"".join(kubectl.read(session, place, command, path)).decode(errors="replace")

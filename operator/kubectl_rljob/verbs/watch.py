@@ -79,7 +79,8 @@ class Look:
 
     def _once(self, cluster: Cluster, job: Job) -> Job:
         if self._redraw:
-            self._shown = status.page(job, cluster.events(job), datetime.now(timezone.utc), self._terminal.width)
+            now, terminal = datetime.now(timezone.utc), self._terminal
+            self._shown = status.page(job, cluster.events(job), now, terminal.width, terminal.height)
             self._redraw(self._shown)
         elif (text := line(job)) != self._shown:
             self._terminal.show(text)

@@ -87,7 +87,7 @@ def crd() -> dict[str, Any]:
 
 
 def structural(schema: Schema) -> Schema:
-    """A JSON schema of pydantic as Kubernetes wants it: no $ref, no anyOf with null, no titles, exclusive bounds as booleans."""
+    """A JSON schema of pydantic as Kubernetes wants it: no $ref, no anyOf but that of quantities, no titles, exclusive bounds as booleans."""
     return _convert(schema, schema.get("$defs", {}))
 
 
@@ -102,6 +102,9 @@ def _convert(node: Schema, definitions: dict[str, Schema]) -> Schema:
     out = {k: v for k, v in node.items() if k not in _DROPPED and not k.startswith("$")}
     if "exclusiveMinimum" in node:
         out |= {"minimum": node["exclusiveMinimum"], "exclusiveMinimum": True}
+    if out.get("x-kubernetes-int-or-string"):
+        out.pop("type")
+        out["anyOf"] = [{"type": "integer"}, {"type": "string"}]
     if "const" in out:
         out["enum"] = [out.pop("const")]
         out["type"] = "string"

@@ -12,7 +12,12 @@ from rljob_api import names
 from rljob_api.schema.crd import crd
 
 Schema = dict[str, Any]
-_KUBERNETES = ("x-kubernetes-validations", "x-kubernetes-preserve-unknown-fields", "default")
+_KUBERNETES = (
+    "x-kubernetes-validations",
+    "x-kubernetes-preserve-unknown-fields",
+    "x-kubernetes-int-or-string",
+    "default",
+)
 
 
 def values_schema(structural: Schema) -> Schema:

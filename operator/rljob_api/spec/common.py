@@ -2,9 +2,14 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from rljob_api.base import Model
+
+
+def _amount(given: Any) -> Any:
+    return str(given) if isinstance(given, int) and not isinstance(given, bool) else given
+
 
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\s]*$", max_length=1024)]
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -14,7 +19,13 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 PositiveFloat = Annotated[Number, Field(gt=0)]
 NonNegativeFloat = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
-Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$", max_length=32)]
+Quantity = Annotated[
+    str,
+    StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$", max_length=32),
+    BeforeValidator(_amount),
+    Field(json_schema_extra={"x-kubernetes-int-or-string": True, "minimum": 0}),
+]
+"""A Kubernetes quantity: a text, or a whole number, as `cpu: 8`."""
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 Image = Annotated[str, StringConstraints(pattern=r"^[^\s]+$", max_length=512)]
 Verbatim = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from rljob_api.unreadable import UNREADABLE, undecidable
+
 Literal = bool | int | float | str | tuple[str, ...]
 
 
@@ -86,9 +88,14 @@ def field(path: str) -> Expression:
 
 
 def present(path: str) -> Expression:
-    """Whether an optional field is set."""
+    """Whether an optional field is set. Of one that cannot be read nobody knows: an unknown field may stand for it."""
+
+    def is_set(spec: Any) -> bool:
+        found = value.of(spec)
+        return undecidable() if found is UNREADABLE else found is not None
+
     value = field(path)
-    return Expression(f"has(self.{path})", lambda spec: value.of(spec) is not None, path)
+    return Expression(f"has(self.{path})", is_set, path)
 
 
 def size(path: str) -> Expression:

@@ -30,6 +30,11 @@ def names_of(model: type[Model]) -> dict[str, type[Model] | None]:
     return {str(field.alias): _held(field.annotation) for field in model.model_fields.values()}
 
 
+def is_optional(model: type[Model], name: str) -> bool:
+    """Whether the field, as it is written, is None unless it is written."""
+    return any(field.alias == name and field.default is None for field in model.model_fields.values())
+
+
 def paths(model: type[Model] = RLJobSpec, above: str = "") -> Iterator[str]:
     """Paths of all fields, without indices, such as `rewards.rule`."""
     for name, held in names_of(model).items():

@@ -87,6 +87,7 @@ WORDS: dict[str, str] = {
     "trainer.parallelism.sequence": "sequence_parallel sp",
     "trainer.recompute": "gradient_checkpointing enable_gradient_checkpointing activation_checkpointing activation_recompute",
     "trainer.recompute.granularity": "recompute_granularity",
+    "trainer.transformerConfig": "megatron megatron_args megatron_kwargs megatron_config override_transformer_config",
     "trainer.offload.parameters": "param_offload offload_params",
     "trainer.offload.gradients": "grad_offload offload_grads",
     "trainer.offload.optimizer": "optimizer_offload adam_offload",

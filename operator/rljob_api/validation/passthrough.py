@@ -66,7 +66,7 @@ def vllm_key_violations(spec: RLJobSpec) -> Iterator[Violation]:
 def number_violations(spec: RLJobSpec) -> Iterator[Violation]:
     for key, value in spec.rollout.vllm_args.items():
         if key in COUNTED and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
-            rule = "is counted with when memory is planned, and is no number above 0"
+            rule = "must be a number above 0, since the plan of memory depends on it"
             yield Violation(
                 f"spec.rollout.vllmArgs.{key}", str(value), rule, "write it as a plain number, or remove it"
             )

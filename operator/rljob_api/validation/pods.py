@@ -9,6 +9,7 @@ from rljob_api.quantity import parse
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template, Volume
 from rljob_api.spec.roles import RolloutSpec
+from rljob_api.type_errors import SENTENCES, as_written
 from rljob_api.validation.result import Violation
 
 SOURCES = (
@@ -22,6 +23,10 @@ SOURCES = (
     "secret",
 )
 """Volumes of the restricted Pod Security standard; hostPath above all is not among them."""
+NAMED_SOURCES = {"persistentVolumeClaim": "claimName", "secret": "secretName", "configMap": "name"}
+"""Fields without which the API server would refuse the StatefulSet only later."""
+SOURCE_FIELDS = ("readOnly", "items", "defaultMode", "optional")
+"""What else these sources may have."""
 OUR_VOLUMES = "rljob-"
 OUR_MOUNTS = (names.WORK_DIR, "/tmp", "/dev/shm", "/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -51,6 +56,28 @@ def volume_violations(spec: RLJobSpec) -> Iterator[Violation]:
             yield Violation(f"{field}.mountPath", volume.mount_path, "is a mount of rljob's", "choose another path")
     yield from _twice("name", [v.name for v in spec.volumes])
     yield from _twice("mountPath", [v.mount_path.rstrip("/") for v in spec.volumes])
+
+
+def volume_source_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Of volumes that are made from another object: its name."""
+    for i, volume in enumerate(spec.volumes):
+        for kind in volume.source.keys() & NAMED_SOURCES.keys():
+            yield from _source(f"spec.volumes[{i}].source.{kind}", kind, volume.source[kind])
+
+
+def _source(field: str, kind: str, given: object) -> Iterator[Violation]:
+    key = NAMED_SOURCES[kind]
+    if not isinstance(given, dict):
+        rule = "must be an object with fields of its own"
+        yield Violation(field, as_written(given), rule, f"write {{{key}: {given or 'NAME'}}}")
+        return
+    name = given.get(key)
+    if name in (None, ""):
+        others = [other for other in given if other not in (key, *SOURCE_FIELDS)]
+        fix = f"write {key} in place of {others[0]}" if others else f"see `kubectl explain pod.spec.volumes.{kind}`"
+        yield Violation(f"{field}.{key}", "unset", "is required", fix)
+    elif not isinstance(name, str):
+        yield Violation(f"{field}.{key}", as_written(name), *SENTENCES["string_type"](name, {}))
 
 
 def _twice(field: str, values: list[str]) -> Iterator[Violation]:
@@ -148,6 +175,7 @@ def path_violations(spec: RLJobSpec) -> Iterator[Violation]:
 RULES = (
     image_violations,
     volume_violations,
+    volume_source_violations,
     metadata_violations,
     resource_violations,
     colocation_violations,

@@ -6,9 +6,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rljob_api.base import Model
+from rljob_api.spec import RLJobSpec
 from rljob_api.type_errors import SENTENCES, TypeProblem, as_written, path_of, problems
 from rljob_api.unreadable import UNREADABLE
-from rljob_api.validation.fields import Location, section
+from rljob_api.validation.fields import Location, is_optional, names_of, section
 from rljob_api.validation.result import Violation
 from rljob_api.validation.unknown_fields import meant
 
@@ -31,17 +33,20 @@ def misnamed(error: ValidationError) -> set[str]:
 def without(spec: dict[str, Any], fields: Iterable[str]) -> dict[str, Any]:
     """A copy of the spec in which those of `fields` that it does not have are UNREADABLE, in place of their defaults."""
     for field in fields:
-        spec = _unreadable(spec, field.split("."))
+        spec = _unreadable(spec, RLJobSpec, field.split("."))
     return spec
 
 
-def _unreadable(given: Any, keys: list[str]) -> Any:
-    """Lists stay as they are: nobody knows which entry is meant."""
-    if not keys:
-        return UNREADABLE if given is None else given
-    if given is not None and not isinstance(given, dict):
-        return given
-    return (given or {}) | {keys[0]: _unreadable((given or {}).get(keys[0]), keys[1:])}
+def _unreadable(given: dict[str, Any], model: type[Model], keys: list[str]) -> dict[str, Any]:
+    """An optional section that is not written is unreadable as a whole: nobody knows whether it is meant. Lists stay as they are: nobody knows
+    which entry is meant."""
+    key, *below = keys
+    value, held = given.get(key), names_of(model)[key]
+    if value is None:
+        value = {} if below and not is_optional(model, key) else UNREADABLE
+    if below and held and isinstance(value, dict):
+        value = _unreadable(value, held, below)
+    return given | {key: value}
 
 
 def verbatim_violations(spec: dict[str, Any], broken: set[str]) -> Iterator[Violation]:

@@ -12,6 +12,8 @@ NEAR, NEARER = 0.75, 0.85
 """Similarity from which on a name of the same section, and any other name, is likely to be meant (difflib's ratio)."""
 MOST = 3
 """Largest number of fields to choose from: with more, none is likely."""
+GENERAL = ("name",)
+"""Fields of list entries whose names say too little to be meant elsewhere."""
 GANGS = ("critic", "reference", "rewards.model")
 """Sections of models that may have ranks of their own, with fields of the trainer's names."""
 
@@ -37,7 +39,7 @@ def _other_gangs(path: str) -> list[str]:
 KNOWN = frozenset(paths())
 OF_OTHER_GANGS = frozenset(field for path in KNOWN for field in _other_gangs(path))
 """Seldom meant outside their own section."""
-OURS = _index((path.rpartition(".")[2], path) for path in paths())
+OURS = _index((name, path) for path in paths() if (name := path.rpartition(".")[2]) not in GENERAL)
 THEIRS = _index(
     (word, field) for path, words in WORDS.items() for word in words.split() for field in [path, *_other_gangs(path)]
 )
