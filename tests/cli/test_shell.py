@@ -14,7 +14,7 @@ from cli.fake_api import FakeApi
 from cli.makers import make_job, make_spec, running
 from kubectl_rljob import volume_pod
 from kubectl_rljob.job import Job
-from rljob_api import names
+from rljob_api import names, reasons
 
 Kubectl = Callable[[], list[str]]
 CLAIM = {"name": "data", "mountPath": "/data", "source": {"persistentVolumeClaim": {"claimName": "data"}}}
@@ -183,7 +183,7 @@ class TestLogsOfAnEarlierAttempt:
     def test_an_attempt_that_failed_before_its_ranks_began_says_where_the_cause_is(
         self, api: FakeApi, rljob: Rljob, kubectl: Kubectl, job: dict
     ) -> None:
-        job["status"] |= {"lastFailure": {"attempt": 2, "reason": "ConfigurationError"}}
+        job["status"] |= {"lastFailure": {"attempt": 2, "reason": reasons.CONFIGURATION_ERROR}}
         api.add(job)
         screen = rljob("logs", "demo", "--attempt", "2", "--rank", "3")
         assert screen.err.endswith("next:  kubectl rljob describe-failure demo -n research\n")
