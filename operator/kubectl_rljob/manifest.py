@@ -15,8 +15,10 @@ def read(file: str, settings: Iterable[str] = ()) -> list[Manifest]:
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text()
         return manifest.read(text, settings)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"cannot read {file}: is not UTF-8") from error
     except ManifestError as error:
         raise UserError(f"{file}: {error}") from error
     except OverrideError as error:

@@ -30,7 +30,16 @@ SCHEMA = yaml.load((ROOT / "crds/rljob.yaml").read_text(), yaml.CSafeLoader)["sp
     "openAPIV3Schema"
 ]
 VALUES = yaml.safe_load((ROOT / "charts/rljob/values.yaml").read_text())
-KUBERNETES = {"CrashLoopBackOff", "ImagePullBackOff", "Unschedulable", "OnDelete", "Parallel", "True", "RLJob"}
+KUBERNETES = {
+    "CrashLoopBackOff",
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "Unschedulable",
+    "OnDelete",
+    "Parallel",
+    "True",
+    "RLJob",
+}
 
 
 @every_page

@@ -57,7 +57,7 @@ class Warmup:
         elif ratio is None or not settings.number(self.ratio):
             return
         elif total is None:
-            text = "a share of the optimizer steps, whose number takes the data's: give --rows N"
+            text = "a share of the optimizer steps, whose number depends on the rows of the data: give --rows N"
             yield settings.lacking(self.ratio, text)
         else:
             steps = int(settings.number(self.ratio) * total * updates)

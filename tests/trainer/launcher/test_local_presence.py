@@ -70,6 +70,17 @@ def not_root() -> Iterator[None]:
         os.setresuid(user, user, user)
 
 
+def test_a_manifest_that_cannot_be_read_is_said_as_kubectl_rljob_says_it(tmp_path: Path) -> None:
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    for name, said in (
+        ("none.yaml", "No such file or directory"),
+        ("", "Is a directory"),
+        ("binary.yaml", "is not UTF-8"),
+    ):
+        with pytest.raises(ManifestError, match=f"^cannot read {re.escape(str(tmp_path / name))}: {said}$"):
+            load(tmp_path / name, [])
+
+
 def test_all_that_is_missing_is_said_at_once_without_torch_and_without_a_process(tmp_path: Path) -> None:
     rewards = [{"python": {"path": "/code/mine/reward.py"}}]
     written(tmp_path, data={"train": ["/data/a.parquet", "/data/b.parquet"]}, rewards=rewards)

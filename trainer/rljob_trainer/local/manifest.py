@@ -35,7 +35,11 @@ def load(file: Path, mounts: list[str], settings: Sequence[str] = ()) -> Job:
     then its paths are those of this machine. Raises ManifestError."""
     try:
         jobs = read(file.read_text(), settings)
-    except (OSError, UnicodeDecodeError, ManifestError) as error:
+    except OSError as error:
+        raise ManifestError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"cannot read {file}: is not UTF-8") from error
+    except ManifestError as error:
         raise ManifestError(f"{file}: {error}") from error
     except OverrideError as error:
         raise ManifestError(str(error)) from error
