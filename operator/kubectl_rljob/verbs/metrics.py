@@ -58,7 +58,7 @@ def metrics(session: Session, name: str, chosen: tuple[str, ...], output: str | 
 def by_step(text: str) -> ByStep:
     """The lines of metrics.jsonl, of which a step may have several. A line that is being written is left out."""
     found: ByStep = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         try:
             given = json.loads(line)
             found.setdefault(int(given["step"]), {}).update({k: v for k, v in given.items() if _is_number(v)})

@@ -36,8 +36,12 @@ def samples(session: Session, name: str, step: int | None, count: int) -> None:
     with reading_pod(cluster, session.terminal, job) as place:
         chosen = existing(session, place, job, spec, step)
         file = names.samples_file(Path(spec.checkpoint.path), chosen)
-        lines = read(session, place, "cat", str(file)).splitlines()
-    session.terminal.show(samples_page(chosen, map(json.loads, lines[:count])))
+        text = read(session, place, "cat", str(file))
+    try:
+        page = samples_page(chosen, map(json.loads, lines(text)[:count]))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{file} does not hold samples as this release writes them: {error!r}") from error
+    session.terminal.show(page)
 
 
 def generating(job: Job) -> RLJobSpec:
@@ -52,13 +56,21 @@ def generating(job: Job) -> RLJobSpec:
 def existing(session: Session, place: Place, job: Job, spec: RLJobSpec, step: int | None) -> int:
     """The step, or the last one. Raises UserError when there are no samples of it."""
     directory = names.samples_file(Path(spec.checkpoint.path), 1).parent
-    listed = read(session, place, "find", str(directory.parent), "-maxdepth", "2", "-path", f"{directory}/step_*.jsonl")
+    # From the parent, because the directory may not exist yet; into no other, because lost+found is closed to all but root.
+    elsewhere = ("!", "-path", str(directory), "!", "-path", f"{directory}/*", "-prune")
+    depth, found = ("-mindepth", "1", "-maxdepth", "2"), ("-name", "step_*.jsonl", "-print")
+    listed = read(session, place, "find", str(directory.parent), *depth, *elsewhere, "-o", *found)
     steps = sorted(int(number) for number in re.findall(r"step_(\d+)\.jsonl", listed))
     if not steps:
         raise UserError(f"{job.title} has no samples yet, or its volume was emptied", job.command("status"))
     if step is not None and step not in steps:
         raise UserError(f"--step {step}: {job.title} has samples of steps {steps[0]} to {steps[-1]}")
     return step or steps[-1]
+
+
+def lines(text: str) -> list[str]:
+    """Of JSON Lines, which end with a newline only: a text may hold U+2028 and others that `splitlines` takes for a line end."""
+    return [line for line in text.split("\n") if line]
 
 
 def read(session: Session, place: Place, *command: str) -> str:
