@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from kubectl_rljob import errors
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.importer.importing import imported, problems
 from kubectl_rljob.importer.settings import Options
-from kubectl_rljob.importer.sources import Unreadable
+from kubectl_rljob.importer.sources import Unreadable, document
 from kubectl_rljob.importer.systems import SYSTEMS
 from kubectl_rljob.options import verb
 from kubectl_rljob.session import Session
@@ -99,9 +98,9 @@ def _text(file: str) -> str:
 def _data_sets(file: str) -> dict[str, Any]:
     """JSON, which is YAML as well, or YAML."""
     try:
-        found = yaml.safe_load(_text(file))
-    except yaml.YAMLError as error:
-        raise UserError(f"{file} is neither JSON nor YAML: {error}") from error
+        found = document(_text(file))
+    except Unreadable as error:
+        raise UserError(f"{file} {error}") from error
     if not isinstance(found, dict):
         raise UserError(f"{file} holds no data sets by name")
     return found
