@@ -80,7 +80,7 @@ class Job:
     @property
     def pending_request(self) -> Request | None:
         """A request that the operator has not consumed yet."""
-        text = self.metadata.get("annotations", {}).get(names.ANNOTATION_REQUEST)
+        text = (self.metadata.get("annotations") or {}).get(names.ANNOTATION_REQUEST)
         try:
             request = Request.model_validate_json(text) if text else None
         except ValidationError:
