@@ -25,13 +25,13 @@ TREND_POINTS = 10
 LARGE = 1e6
 BARS = "▁▂▃▄▅▆▇█"
 FRAME = 42
-"""Columns that a curve leaves for what stands around it."""
+"""Columns that a curve leaves for its label, its first and last value and its steps."""
 
 
 def line(metrics: Mapping[str, float], history: Sequence[Point]) -> str:
     """For example `REWARD 0.61 ▲0.04   LOSS 0.0123   KL 0.0040`."""
     parts = [
-        f"{label} {_number(metrics[name], form)}{trend(history) if label == course(history)[0] else ''}"
+        f"{label} {number(metrics[name], form)}{trend(history) if label == course(history)[0] else ''}"
         for label, name, form in SHOWN
         if name in metrics
     ]
@@ -51,7 +51,7 @@ def trend(history: Sequence[Point]) -> str:
     if not size:
         return ""
     change = _mean(values[-size:]) - _mean(values[-2 * size : -size])
-    return f" {'▲' if change >= 0 else '▼'}{abs(change):{FORMATS[label]}}"
+    return f" {'▲' if change >= 0 else '▼'}{number(abs(change), FORMATS[label])}"
 
 
 def curve(history: Sequence[Point], width: int = WIDEST) -> str:
@@ -60,11 +60,12 @@ def curve(history: Sequence[Point], width: int = WIDEST) -> str:
     label, values = course(history)
     low, high = min(values), max(values)
     bars = "".join(BARS[_level(value, low, high)] for value in values)
-    first, last = (f"{value:{FORMATS[label]}}" for value in (values[0], values[-1]))
+    first, last = (number(value, FORMATS[label]) for value in (values[0], values[-1]))
     return f"{label} {first} {bars} {last}, steps {history[0].step}-{history[-1].step}"
 
 
-def _number(value: float, form: str) -> str:
+def number(value: float, form: str) -> str:
+    """In the format, or with an exponent where that would take many columns."""
     return f"{value:{form}}" if abs(value) < LARGE else f"{value:.3g}"
 
 

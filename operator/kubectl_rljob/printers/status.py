@@ -12,7 +12,7 @@ from kubectl_rljob import planning
 from kubectl_rljob.job import ENDED, Job
 from kubectl_rljob.printers import placement
 from kubectl_rljob.printers.failure import said, where
-from kubectl_rljob.printers.metrics import FORMATS, course, curve, line
+from kubectl_rljob.printers.metrics import FORMATS, course, curve, line, number
 from kubectl_rljob.printers.text import age, clip, columns, cut, duration, moment, one_line, table
 from kubectl_rljob.terminal import WIDEST
 from rljob_api import names
@@ -103,10 +103,10 @@ def restarts(job: Job) -> str:
 def message(job: Job, width: int) -> list[str]:
     """The operator's words, and a request that it has not taken up."""
     if job.status.observed_generation == 0:
-        return [
-            f"{'Message:':<{KEY}}no operator has looked at this job yet: is one installed, does it watch {job.namespace}?"
-        ]
-    words = [part for line in job.status.message.split("\n") for part in textwrap.wrap(one_line(line), width - KEY)]
+        unseen = f"no operator has seen this job yet: is one installed, and does it watch {job.namespace}?"
+        return [cut(f"{'Message:':<{KEY}}{unseen}", width)]
+    room = max(1, width - KEY)
+    words = [part for line in job.status.message.split("\n") for part in textwrap.wrap(one_line(line), room)]
     lines = [f"{'Message:' if not i else '':<{KEY}}{text}" for i, text in enumerate(words[:MESSAGE_LINES])]
     if request := job.pending_request:
         step = "" if request.from_step is None else f" from step {request.from_step}"
@@ -159,13 +159,16 @@ def metrics(job: Job, now: datetime, width: int) -> list[str]:
     reported = f"   (reported {age(p.updated_at, now)} ago)" if p.updated_at else ""
     last = line(p.metrics, p.history)
     lines = [cut(last + reported, width)] if last else []
-    if len(p.history) > 1:
-        lines.append(curve(p.history, width))
-    if lines and {"first", "last"} <= p.evaluation.keys():
+    held_out = ""
+    if {"first", "last"} <= p.evaluation.keys():
         label, _ = course(p.history)
-        first, last = (f"{p.evaluation[key]:{FORMATS[label]}}" for key in ("first", "last"))
-        lines[-1] += f"   HELD-OUT {'' if label == 'REWARD' else 'LOSS '}{first} → {last}"
-    return lines
+        first, last = (number(p.evaluation[key], FORMATS[label]) for key in ("first", "last"))
+        held_out = f"   HELD-OUT {'' if label == 'REWARD' else 'LOSS '}{first} → {last}"
+    if len(p.history) > 1:
+        lines.append(curve(p.history, width - len(held_out)))
+    if lines:
+        lines[-1] += held_out
+    return [cut(line, width) for line in lines]
 
 
 def checkpoints(job: Job, width: int) -> list[str]:
