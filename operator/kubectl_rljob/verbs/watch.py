@@ -50,11 +50,17 @@ def watch(session: Session, name: str, interval: float) -> None:
         look = Look(session.terminal, redraw)
         while True:
             job = look.patiently(cluster, name, interval)
-            if job.status.state in ENDED:
+            if job.status.state in ENDED and not resuming(job):
                 break
             time.sleep(interval)
     if job.status.state == "Failed":
         raise click.exceptions.Exit(errors.JOB_FAILED)
+
+
+def resuming(job: Job) -> bool:
+    """Whether a request to resume it waits for the operator: what has ended is about to run again."""
+    request = job.pending_request
+    return request is not None and request.action == "resume"
 
 
 class Look:
