@@ -81,7 +81,10 @@ def _volumes(spec: RLJobSpec, trainer: Mapping[str, Any]) -> list[dict[str, Any]
 
 
 def _container(job: Job, spec: RLJobSpec, trainer: Mapping[str, Any]) -> dict[str, Any]:
-    (made,) = trainer.get("containers", [{}])
+    named = names.container(names.ROLE_TRAINER)
+    made: Mapping[str, Any] = next(
+        (c for c in trainer.get("containers", []) if c["name"] == named), {}
+    )  # a webhook may add others
     image = made.get("image") or spec.trainer.template.image or spec.image
     if image is None:
         raise UserError(f"{job.title}: its pods are deleted, and its spec names no image", job.command("status"))

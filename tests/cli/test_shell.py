@@ -185,3 +185,11 @@ class TestLogsOfAnEarlierAttempt:
     @pytest.mark.parametrize("flags", [("-f",), ("-p",), ("--role", "rollout"), ("--pod", "demo-trainer-0")])
     def test_flags_about_pods_are_refused(self, rljob: Rljob, flags: tuple[str, ...]) -> None:
         assert rljob("logs", "demo", "--attempt", "1", *flags).code == 2
+
+
+def test_containers_that_a_webhook_has_added_to_the_trainers_are_not_taken() -> None:
+    job = Job(make_job(spec=make_spec()))
+    assert job.spec
+    trainer = {"containers": [{"name": "proxy", "image": "proxy"}, {"name": "trainer", "image": "mirror/trainer"}]}
+    (container,) = volume_pod.manifest(job, job.spec, trainer)["spec"]["containers"]
+    assert container["image"] == "mirror/trainer"

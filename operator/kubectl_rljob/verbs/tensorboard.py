@@ -32,7 +32,7 @@ def tensorboard(session: Session, name: str, port: int) -> None:
     with volume_pod(cluster, session.terminal, job) as place:
         assert job.spec, "the pod was made of it"
         logs = str(names.tensorboard_dir(Path(job.spec.checkpoint.path)))
-        command = ("python", "-m", "tensorboard.main", "--logdir", logs, "--port", str(PORT), "--bind_all")
+        command = ("python", "-m", "tensorboard.main", "--logdir", logs, "--port", str(PORT), "--host", "127.0.0.1")
         with kubectl.serving(session, place, command, ready="http://"):
             session.terminal.tell(f"{job.title}: http://localhost:{port} until you press Ctrl-C")
             problem = kubectl.forward(session, place, port, PORT)
