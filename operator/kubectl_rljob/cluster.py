@@ -55,7 +55,7 @@ class Cluster:
         try:
             merged = KubeConfigMerger(files).config
             if merged is None:
-                raise UserError(f"kubeconfig: nothing there: {files}", "kubectl config get-contexts --kubeconfig FILE")
+                raise UserError(f"kubeconfig: no such file: {files}", "kubectl config get-contexts --kubeconfig FILE")
             loader = KubeConfigLoader(merged, active_context=context)
             loader.load_and_set(settings)
         # ValueError: a certificate that is not base64
@@ -133,7 +133,7 @@ class Cluster:
         try:
             yield from response.response.stream(65536)
         except HTTPError as error:
-            raise UserError(f"{what}: the connection broke: {error}") from error
+            raise UserError(f"{what}: the connection was lost: {error}") from error
 
     def annotate(self, job: Job, annotation: str, value: str) -> None:
         """Set one annotation of this very object: another one of the same name is refused by its UID."""
@@ -163,7 +163,7 @@ class Cluster:
         try:
             answer = json.loads(response.read())
         except HTTPError as error:
-            raise UserError(f"{what}: the connection broke: {error}", transient=True) from error
+            raise UserError(f"{what}: the connection was lost: {error}", transient=True) from error
         except ValueError as error:
             raise UserError(f"{what}: the answer is not JSON: {error}", "kubectl cluster-info") from error
         if not isinstance(answer, dict):
@@ -228,5 +228,5 @@ def refusal(status: int, body: str, what: str, path: str) -> UserError:
         *_, namespace, _, pod, _ = path.split("/")
         return UserError(f"{what}: {message}", f"kubectl describe pod {pod} -n {namespace}")
     if status == 409 or (status == 422 and "metadata.uid" in message):
-        return UserError(f"{what}: changed or was re-created meanwhile; try again")
+        return UserError(f"{what}: was changed or re-created meanwhile; try again")
     return UserError(f"{what}: {message} (HTTP {status})", transient=status == 429 or status >= 500)

@@ -77,6 +77,12 @@ class Job:
         except ValidationError:
             return None
 
+    def readable_spec(self) -> RLJobSpec:
+        """Raises UserError when this version does not understand it."""
+        if self.spec is None:
+            raise UserError(f"{self.title}: this release of the plugin cannot read its spec", self.command("status"))
+        return self.spec
+
     @property
     def pending_request(self) -> Request | None:
         """A request that the operator has not consumed yet."""

@@ -79,7 +79,7 @@ def test_an_object_that_was_re_created_meanwhile_is_not_touched(tmp_path: Path, 
     successor = make_job()
     successor["metadata"]["uid"] = "uid-2"
     api.add(successor)
-    with pytest.raises(UserError, match="rljob demo in namespace research: changed or was re-created meanwhile"):
+    with pytest.raises(UserError, match="rljob demo in namespace research: was changed or re-created meanwhile"):
         cluster.annotate(seen, "a", "b")
     assert successor["metadata"]["annotations"] == {}
 
@@ -100,7 +100,7 @@ def test_an_unreachable_cluster(tmp_path: Path, api: FakeApi, rljob: Rljob) -> N
 def test_a_kubeconfig_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = tmp_path / "nothing"
     assert main(["list", "--kubeconfig", str(missing)]) == 1
-    assert capsys.readouterr().err.startswith(f"error: kubeconfig: nothing there: {missing}\n")
+    assert capsys.readouterr().err.startswith(f"error: kubeconfig: no such file: {missing}\n")
 
 
 def test_an_empty_variable_for_the_kubeconfig_is_none(
@@ -109,7 +109,7 @@ def test_an_empty_variable_for_the_kubeconfig_is_none(
     monkeypatch.setenv("KUBECONFIG", "")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main(["list"]) == 1
-    assert capsys.readouterr().err.startswith("error: kubeconfig: nothing there: ~/.kube/config\n")
+    assert capsys.readouterr().err.startswith("error: kubeconfig: no such file: ~/.kube/config\n")
 
 
 def test_a_kubeconfig_that_is_not_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -220,7 +220,7 @@ def test_a_checkpoint_without_a_time_has_no_age(api: FakeApi, rljob: Rljob) -> N
 def test_a_request_that_waits_for_the_operator_is_shown(api: FakeApi, rljob: Rljob) -> None:
     api.add(make_job(state="Suspended", suspended=True, checkpoint={"kept": [make_checkpoint(80, 5)]}))
     rljob("resume", "demo", "--from-step", "80")
-    assert "\nRequest:    resume from step 80, not taken up by the operator yet\n" in rljob("status", "demo").out
+    assert "\nRequest:    resume from step 80, not yet processed by the operator\n" in rljob("status", "demo").out
 
 
 def test_the_page_never_has_more_than_25_lines() -> None:

@@ -235,7 +235,7 @@ def test_restart_asks_for_the_next_attempt(api: FakeApi, rljob: Rljob) -> None:
 
 def test_what_does_not_run_cannot_be_restarted(api: FakeApi, rljob: Rljob) -> None:
     api.add(make_job(state="Pending"))
-    assert rljob("restart", "demo").err.startswith("error: rljob demo in namespace research has no attempt that runs")
+    assert rljob("restart", "demo").err.startswith("error: rljob demo in namespace research has no running attempt")
     api.add(make_job(state="Succeeded", outcome="Succeeded"))
     assert rljob("restart", "demo").err.endswith("next:  kubectl rljob resume demo -n research --from-step N\n")
 

@@ -110,7 +110,7 @@ def message(job: Job, width: int) -> list[str]:
     lines = [f"{'Message:' if not i else '':<{KEY}}{text}" for i, text in enumerate(words[:MESSAGE_LINES])]
     if request := job.pending_request:
         step = "" if request.from_step is None else f" from step {request.from_step}"
-        lines.append(f"{'Request:':<{KEY}}{request.action}{step}, not taken up by the operator yet")
+        lines.append(f"{'Request:':<{KEY}}{request.action}{step}, not yet processed by the operator")
     return lines
 
 
