@@ -32,7 +32,7 @@ RUNNING: Query = {"fieldSelector": "status.phase=Running"}
 
 @dataclass(frozen=True)
 class Place:
-    """A container that runs."""
+    """A running container."""
 
     namespace: str
     pod: str
@@ -80,7 +80,7 @@ class Cluster:
         return [Job(item) for item in self._items(path, what=f"rljobs in {where}")]
 
     def events(self, job: Job) -> list[dict[str, Any]]:
-        """Those of this very object, in no order."""
+        """Events of this very object, unordered."""
         fields = {"kind": names.KIND, "name": job.name, "uid": job.uid}
         selector = ",".join(f"involvedObject.{k}={v}" for k, v in fields.items())
         path = f"/api/v1/namespaces/{quote(job.namespace)}/events"
@@ -93,7 +93,7 @@ class Cluster:
         return sorted(item["metadata"]["name"] for item in found)
 
     def pod_spec(self, job: Job, role: str) -> dict[str, Any]:
-        """Of the role's pods, as the operator has made it; empty when there is none."""
+        """Pod spec of the role's StatefulSet, as the operator made it; empty when there is none."""
         path = f"/apis/apps/v1/namespaces/{quote(job.namespace)}/statefulsets"
         query = {"labelSelector": names.selector(job.name, role)}
         found = self._items(path, query, what=f"statefulsets in namespace {job.namespace}")
@@ -103,7 +103,7 @@ class Cluster:
         return self._json("GET", self._pod_path(namespace, name), what=f"pod {name} in namespace {namespace}")
 
     def create_pod(self, namespace: str, body: dict[str, Any]) -> str:
-        """Its name."""
+        """Returns the pod's name."""
         name: str = body["metadata"]["name"]
         self._json("POST", self._pod_path(namespace), body=body, what=f"pod {name} in namespace {namespace}")
         return name
@@ -112,7 +112,7 @@ class Cluster:
         self._json("DELETE", self._pod_path(namespace, name), what=f"pod {name} in namespace {namespace}")
 
     def job_policy(self, namespace: str) -> JobPolicy:
-        """What the administrator sets for all jobs, of the operator in this namespace."""
+        """The administrator's policy for all jobs, from the namespace of the operator."""
         what = f"configmap {names.JOB_POLICY} in namespace {namespace}"
         found = self._json("GET", f"/api/v1/namespaces/{quote(namespace)}/configmaps/{names.JOB_POLICY}", what=what)
         try:
@@ -121,7 +121,7 @@ class Cluster:
             raise UserError(f"{what}: cannot be read by this release of the plugin") from error
 
     def everything(self, plural: str) -> list[dict[str, Any]]:
-        """All objects of a core kind, of all namespaces, from the server's cache."""
+        """All objects of a core kind in all namespaces, from the server's cache."""
         return self._items(f"/api/v1/{plural}", {"resourceVersion": "0"}, what=f"{plural} of the cluster")
 
     def log(self, job: Job, pod: str, query: Query) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ SHOWN = (
 """Label, name in the metric table, format. Metrics that were not reported are left out."""
 
 FORMATS = {"REWARD": ".2f", "LOSS": ".3f"}
-"""Of what a job is followed by."""
+"""Formats of the metric that shows a job's progress."""
 TREND_POINTS = 10
 LARGE = 1e6
 BARS = "▁▂▃▄▅▆▇█"
@@ -39,7 +39,7 @@ def line(metrics: Mapping[str, float], history: Sequence[Point]) -> str:
 
 
 def course(history: Sequence[Point]) -> tuple[str, list[float]]:
-    """What a job is followed by: the reward of every step or, for tasks without rewards, the loss."""
+    """The metric that shows a job's progress: the reward of every step or, for tasks without rewards, the loss."""
     rewards = [point.reward for point in history if point.reward is not None]
     return ("REWARD", rewards) if len(rewards) == len(history) else ("LOSS", [point.loss for point in history])
 
