@@ -68,8 +68,16 @@ class Sandbox:
         if printed > LONGEST_OUTPUT:
             return f"\n[only the first {LONGEST_OUTPUT} bytes]"
         if code < 0:
-            return f"\n[ended by {signal.Signals(-code).name}: the limit is {self.seconds} s]"
+            return f"\n[ended by {_name(-code)}: the limit is {self.seconds} s]"
         return ""
+
+
+def _name(number: int) -> str:
+    """Real-time signals, which a program may send itself, have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _give(process: subprocess.Popen[bytes], program: bytes) -> None:

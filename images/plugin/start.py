@@ -38,7 +38,12 @@ def main() -> int:
         versions = sorted({name.partition("/")[0] for name in file.namelist()} - {"any", "__main__.py"})
     if version not in versions:
         sys.exit(f"kubectl-rljob.pyz runs on Python {', '.join(versions)}, and this is {version}")
-    sys.path.insert(0, str(unpacked(archive, version)))
+    try:
+        sys.path.insert(0, str(unpacked(archive, version)))
+    except OSError as error:
+        sys.exit(
+            f"kubectl-rljob.pyz cannot unpack its libraries: {error}. Set XDG_CACHE_HOME to a directory that you may write to"
+        )
     if Path(sys.argv[0]).name.startswith("kubectl_complete"):
         from kubectl_rljob.complete import main as complete
 

@@ -32,7 +32,7 @@ RUNNING: Query = {"fieldSelector": "status.phase=Running"}
 
 @dataclass(frozen=True)
 class Place:
-    """A container that runs."""
+    """A running container."""
 
     namespace: str
     pod: str
@@ -55,12 +55,14 @@ class Cluster:
         try:
             merged = KubeConfigMerger(files).config
             if merged is None:
-                raise UserError(f"kubeconfig: nothing there: {files}", "kubectl config get-contexts --kubeconfig FILE")
+                raise UserError(f"kubeconfig: no such file: {files}", "kubectl config get-contexts --kubeconfig FILE")
             loader = KubeConfigLoader(merged, active_context=context)
             loader.load_and_set(settings)
         # ValueError: a certificate that is not base64
         except (ConfigException, OSError, YAMLError, ValueError) as error:
             raise UserError(f"kubeconfig: {error}", "kubectl config get-contexts") from error
+        except (TypeError, AttributeError, KeyError) as error:  # the library takes the form of the file for granted
+            raise UserError(f"kubeconfig: {files} is not of kind Config: {error}", "kubectl config view") from error
         if not settings.verify_ssl:  # the kubeconfig says so: kubectl does not warn of it either
             disable_warnings(InsecureRequestWarning)
         chosen = loader.current_context["context"]
@@ -75,35 +77,33 @@ class Cluster:
         """In the server's order, which is by namespace and name."""
         path = f"{JOBS}/{names.PLURAL}" if all_namespaces else self._job_path(self.namespace)
         where = "all namespaces" if all_namespaces else f"namespace {self.namespace}"
-        return [Job(item) for item in self._json("GET", path, what=f"rljobs in {where}")["items"]]
+        return [Job(item) for item in self._items(path, what=f"rljobs in {where}")]
 
     def events(self, job: Job) -> list[dict[str, Any]]:
-        """Those of this very object, in no order."""
+        """Events of this very object, unordered."""
         fields = {"kind": names.KIND, "name": job.name, "uid": job.uid}
         selector = ",".join(f"involvedObject.{k}={v}" for k, v in fields.items())
         path = f"/api/v1/namespaces/{quote(job.namespace)}/events"
-        return self._json("GET", path, {"fieldSelector": selector}, what=f"events in namespace {job.namespace}")[
-            "items"
-        ]
+        return self._items(path, {"fieldSelector": selector}, what=f"events in namespace {job.namespace}")
 
     def pods(self, job: Job, role: str, *, running: bool = False) -> list[str]:
         """Names of the role's pods."""
         query = {"labelSelector": names.selector(job.name, role)} | (RUNNING if running else {})
-        answer = self._json("GET", self._pod_path(job.namespace), query, what=f"pods in namespace {job.namespace}")
-        return sorted(item["metadata"]["name"] for item in answer["items"])
+        found = self._items(self._pod_path(job.namespace), query, what=f"pods in namespace {job.namespace}")
+        return sorted(item["metadata"]["name"] for item in found)
 
     def pod_spec(self, job: Job, role: str) -> dict[str, Any]:
-        """Of the role's pods, as the operator has made it; empty when there is none."""
+        """Pod spec of the role's StatefulSet, as the operator made it; empty when there is none."""
         path = f"/apis/apps/v1/namespaces/{quote(job.namespace)}/statefulsets"
         query = {"labelSelector": names.selector(job.name, role)}
-        found = self._json("GET", path, query, what=f"statefulsets in namespace {job.namespace}")["items"]
+        found = self._items(path, query, what=f"statefulsets in namespace {job.namespace}")
         return found[0]["spec"]["template"]["spec"] if found else {}
 
     def pod(self, namespace: str, name: str) -> dict[str, Any]:
         return self._json("GET", self._pod_path(namespace, name), what=f"pod {name} in namespace {namespace}")
 
     def create_pod(self, namespace: str, body: dict[str, Any]) -> str:
-        """Its name."""
+        """Returns the pod's name."""
         name: str = body["metadata"]["name"]
         self._json("POST", self._pod_path(namespace), body=body, what=f"pod {name} in namespace {namespace}")
         return name
@@ -112,7 +112,7 @@ class Cluster:
         self._json("DELETE", self._pod_path(namespace, name), what=f"pod {name} in namespace {namespace}")
 
     def job_policy(self, namespace: str) -> JobPolicy:
-        """What the administrator sets for all jobs, of the operator in this namespace."""
+        """The administrator's policy for all jobs, from the namespace of the operator."""
         what = f"configmap {names.JOB_POLICY} in namespace {namespace}"
         found = self._json("GET", f"/api/v1/namespaces/{quote(namespace)}/configmaps/{names.JOB_POLICY}", what=what)
         try:
@@ -121,10 +121,8 @@ class Cluster:
             raise UserError(f"{what}: cannot be read by this release of the plugin") from error
 
     def everything(self, plural: str) -> list[dict[str, Any]]:
-        """All objects of a core kind, of all namespaces, from the server's cache."""
-        return self._json("GET", f"/api/v1/{plural}", {"resourceVersion": "0"}, what=f"{plural} of the cluster")[
-            "items"
-        ]
+        """All objects of a core kind in all namespaces, from the server's cache."""
+        return self._items(f"/api/v1/{plural}", {"resourceVersion": "0"}, what=f"{plural} of the cluster")
 
     def log(self, job: Job, pod: str, query: Query) -> Iterator[bytes]:
         """The log as it comes. With follow there is no read timeout: silence is normal."""
@@ -135,7 +133,7 @@ class Cluster:
         try:
             yield from response.response.stream(65536)
         except HTTPError as error:
-            raise UserError(f"{what}: the connection broke: {error}") from error
+            raise UserError(f"{what}: the connection was lost: {error}") from error
 
     def annotate(self, job: Job, annotation: str, value: str) -> None:
         """Set one annotation of this very object: another one of the same name is refused by its UID."""
@@ -151,6 +149,13 @@ class Cluster:
         path = f"{JOBS}/namespaces/{quote(namespace, safe='')}/{names.PLURAL}"
         return path if name is None else f"{path}/{quote(name, safe='')}"
 
+    def _items(self, path: str, query: Query | None = None, *, what: str) -> list[dict[str, Any]]:
+        """Those of a list. Go writes one that holds nothing as null, too."""
+        answer = self._json("GET", path, query, what=what)
+        if "items" not in answer:
+            raise UserError(f"{what}: the answer is not a list", "kubectl cluster-info")
+        return answer["items"] or []
+
     def _json(
         self, method: str, path: str, query: Query | None = None, body: Any = None, *, what: str
     ) -> dict[str, Any]:
@@ -158,11 +163,11 @@ class Cluster:
         try:
             answer = json.loads(response.read())
         except HTTPError as error:
-            raise UserError(f"{what}: the connection broke: {error}", transient=True) from error
+            raise UserError(f"{what}: the connection was lost: {error}", transient=True) from error
         except ValueError as error:
             raise UserError(f"{what}: the answer is not JSON: {error}", "kubectl cluster-info") from error
         if not isinstance(answer, dict):
-            raise UserError(f"{what}: the answer is no object", "kubectl cluster-info")
+            raise UserError(f"{what}: the answer is not a JSON object", "kubectl cluster-info")
         return answer
 
     def _send(
@@ -223,5 +228,5 @@ def refusal(status: int, body: str, what: str, path: str) -> UserError:
         *_, namespace, _, pod, _ = path.split("/")
         return UserError(f"{what}: {message}", f"kubectl describe pod {pod} -n {namespace}")
     if status == 409 or (status == 422 and "metadata.uid" in message):
-        return UserError(f"{what}: changed or was re-created meanwhile; try again")
+        return UserError(f"{what}: was changed or re-created meanwhile; try again")
     return UserError(f"{what}: {message} (HTTP {status})", transient=status == 429 or status >= 500)

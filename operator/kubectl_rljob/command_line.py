@@ -41,10 +41,10 @@ HINTS = {
     "delete": "`kubectl delete rljob NAME` deletes a job, `kubectl rljob suspend NAME` frees its pods",
     "stop": "`kubectl rljob suspend NAME` saves a checkpoint and frees the pods",
     "exec": "`kubectl rljob shell NAME` opens a shell on the job's volumes",
-    "doctor": "`python -m rljob_trainer doctor` looks at the machine or image that it runs in",
+    "doctor": "`python -m rljob_trainer doctor` checks the machine or image that it runs in",
     "help": "`kubectl rljob --help` lists the verbs, `kubectl rljob VERB --help` explains one",
 }
-"""For words that are no verbs of ours, and that users of kubectl or of the trainer's commands try."""
+"""What to run instead of verbs of kubectl or of the trainer that this plugin does not have."""
 
 
 class Root(click.Group):
@@ -75,7 +75,7 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit."
 )
 def root() -> None:
-    """Look at RLJobs, suspend and resume them, check one before it is applied."""
+    """Inspect RLJobs, suspend and resume them, and check manifests before they are applied."""
 
 
 def run(argv: list[str], session: Session) -> None:

@@ -8,7 +8,7 @@ INTERRUPTED = 130
 
 EXIT_CODES = {
     DONE: "done; of `watch`: the job has succeeded",
-    REFUSED: "the job, the manifest or the cluster refuses, or the cluster cannot be reached",
+    REFUSED: "the request was refused, the manifest is invalid, or the cluster cannot be reached",
     WRONG_COMMAND_LINE: "wrong command line",
     JOB_FAILED: "`watch`: the job has failed",
     INTERRUPTED: "interrupted",

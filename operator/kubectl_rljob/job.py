@@ -77,10 +77,16 @@ class Job:
         except ValidationError:
             return None
 
+    def readable_spec(self) -> RLJobSpec:
+        """Raises UserError when this version does not understand it."""
+        if self.spec is None:
+            raise UserError(f"{self.title}: this release of the plugin cannot read its spec", self.command("status"))
+        return self.spec
+
     @property
     def pending_request(self) -> Request | None:
         """A request that the operator has not consumed yet."""
-        text = self.metadata.get("annotations", {}).get(names.ANNOTATION_REQUEST)
+        text = (self.metadata.get("annotations") or {}).get(names.ANNOTATION_REQUEST)
         try:
             request = Request.model_validate_json(text) if text else None
         except ValidationError:

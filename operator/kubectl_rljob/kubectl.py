@@ -1,4 +1,4 @@
-"""`kubectl exec` and `port-forward`: a connection to a pod is kubectl's art, and whoever runs a plugin of it has it."""
+"""`kubectl exec` and `port-forward`: every user of a kubectl plugin has kubectl, so its connections to pods are used."""
 
 import subprocess
 import sys
@@ -70,7 +70,7 @@ def forward(session: Session, place: Place, here: int, there: int) -> str:
     arguments = [*_kubectl(session, place), "port-forward", place.pod, f"{here}:{there}"]
     with _program():
         ended = subprocess.run(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    return ended.stderr.strip() or "the connection ended"
+    return ended.stderr.strip() or "the connection was closed"
 
 
 def _exec(session: Session, place: Place, flags: Sequence[str], command: Sequence[str]) -> list[str]:

@@ -5,10 +5,12 @@ import os
 import re
 from dataclasses import dataclass
 from http import HTTPStatus
+from http.client import HTTPException, HTTPMessage
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from kubectl_rljob.errors import UserError
 from rljob_api.validation.adapters import CONFIG
@@ -30,6 +32,18 @@ def adapter_config(where: str) -> dict[str, Any]:
     return _File("--adapters", where, CONFIG, "adapters").content()
 
 
+class _SameHost(HTTPRedirectHandler):
+    """The token is for the hub, and not for the storage that it sends us to."""
+
+    def redirect_request(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> Request | None:
+        following = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if following and urlsplit(newurl)[:2] != urlsplit(req.full_url)[:2]:
+            following.remove_header("Authorization")
+        return following
+
+
 @dataclass(frozen=True)
 class _File:
     """The configuration that an option names."""
@@ -41,7 +55,7 @@ class _File:
 
     def content(self) -> dict[str, Any]:
         path = Path(self.where)
-        if path.exists():
+        if _exists(path):
             file = path / self.name if path.is_dir() else path
             return self._parsed(str(file), self._read(file))
         found = HUB_ID.fullmatch(self.where)
@@ -60,13 +74,17 @@ class _File:
     def _from_hub(self, name: str, revision: str) -> dict[str, Any]:
         endpoint, token = os.environ.get("HF_ENDPOINT", HUB).rstrip("/"), os.environ.get("HF_TOKEN")
         url = f"{endpoint}/{name}/resolve/{revision}/{self.name}"
-        request = Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
         try:
-            with urlopen(request, timeout=SECONDS) as answer:
+            request = Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+            with build_opener(_SameHost).open(request, timeout=SECONDS) as answer:
                 text = answer.read(LARGEST).decode()
         except HTTPError as error:
             raise UserError(f"{self.option} {self.where}: {_why(error.code)} ({url}: {error.code})") from error
-        except (OSError, UnicodeDecodeError) as error:
+        except (
+            OSError,
+            HTTPException,
+            ValueError,
+        ) as error:  # ValueError: HF_ENDPOINT is not a URL, HF_TOKEN holds a line end
             reason = getattr(error, "reason", None) or error
             rule = f"there is no such directory here, and {endpoint} is not reached: {reason}"
             raise UserError(f"{self.option} {self.where}: {rule}") from error
@@ -80,6 +98,13 @@ class _File:
         if not isinstance(config, dict):
             raise UserError(f"{self.option}: {where} is not a configuration of {self.of}")
         return config
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long to be one
+        return False
 
 
 def _why(status: int) -> str:

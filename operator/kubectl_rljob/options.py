@@ -74,6 +74,4 @@ def _without_kind(ctx: click.Context, parameter: click.Parameter, value: str) ->
 
 
 job_name = click.argument("name", metavar="NAME", help="name of the job", shell_complete=_jobs, callback=_without_kind)
-output = click.option(
-    "-o", "--output", type=click.Choice(("json", "yaml")), help="print the data instead of a page for people"
-)
+output = click.option("-o", "--output", type=click.Choice(("json", "yaml")), help="print the data instead of a page")

@@ -142,7 +142,7 @@ class Plan:
         return cache_memory(*counted, self.device.bytes if self.device else 0.0)
 
     def _counted(self) -> tuple[RLJobSpec, Shape] | None:
-        """What memory is counted of."""
+        """The spec and the model that memory is estimated from; None when there is nothing to estimate."""
         shape = Shape.of(self.model) if self.model else None
         if shape is None or self.spec is None or self.violations or self.spec.trainer.device != "gpu":
             return None
@@ -207,10 +207,10 @@ Read = Callable[[], tuple[list[dict[str, Any]], list[dict[str, Any]]]]
 
 @dataclass(frozen=True)
 class Preview:
-    """What came of it."""
+    """Where the pods of a job would go, or why that is not known."""
 
     skipped: str = ""
-    """Why nothing was looked at."""
+    """Why placement was not checked."""
     problem: str = ""
     """Why there is no room."""
     nodes: int = 0
@@ -227,7 +227,7 @@ class Preview:
 
 
 def preview(job: Plan, read: Read, offline: bool) -> Preview:
-    """Other schedulers' choices are not foreseen."""
+    """Placement by the built-in scheduler; the choices of others cannot be predicted."""
     if job.spec is None or job.violations:
         return Preview(skipped="not checked before every rule holds")
     if not job.spec.scheduling.assigns_nodes:

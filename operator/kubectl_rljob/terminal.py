@@ -32,7 +32,7 @@ def visible(text: str) -> str:
 
 
 class Colours(RegexHighlighter):
-    """Of pages on a terminal. Pages are plain text, so that colours never decide what is said."""
+    """Colours of pages on a terminal. Pages are complete without them."""
 
     base_style = "rljob."
     highlights = [
@@ -92,7 +92,7 @@ class Terminal:
 
     @contextmanager
     def redrawing(self) -> Iterator[Callable[[str], None] | None]:
-        """On a terminal, what replaces the page that it showed before; the last page stays. Elsewhere None."""
+        """Yields a function that replaces the page on a terminal, where the last page stays; elsewhere None."""
         if not self.console.is_terminal:
             yield None
             return

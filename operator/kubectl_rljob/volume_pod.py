@@ -1,4 +1,4 @@
-"""A pod of the user's with the volumes of a job, for looking at what the job wrote, also after its end. It lives as long as it is used."""
+"""A temporary pod, owned by the user, with a job's volumes: to read what the job wrote, also after it has ended."""
 
 import secrets
 import signal
@@ -10,7 +10,7 @@ from typing import Any
 from kubectl_rljob.cluster import Cluster, Place
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
-from kubectl_rljob.terminal import Terminal
+from kubectl_rljob.session import Session
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.pods import OUR_VOLUMES
@@ -20,31 +20,29 @@ CONTAINER = "shell"
 LIFETIME = 8 * 3600
 """Seconds after which the pod ends, if nobody was left to delete it."""
 PATIENCE, POLL = 300.0, 1.0
-"""Seconds to wait for the pod to run, and between two looks."""
+"""Seconds to wait for the pod to run, and between polls."""
 
 
 @contextmanager
-def volume_pod(cluster: Cluster, terminal: Terminal, job: Job) -> Iterator[Place]:
+def volume_pod(session: Session, cluster: Cluster, job: Job) -> Iterator[Place]:
     """A container that runs until the context ends. Raises UserError."""
-    if job.spec is None:
-        raise UserError(f"{job.title}: this release does not understand its spec", job.command("status"))
-    body = manifest(job, job.spec, cluster.pod_spec(job, names.ROLE_TRAINER))
+    body = manifest(job, job.readable_spec(), cluster.pod_spec(job, names.ROLE_TRAINER))
     with _ended_by_signals():
         name = cluster.create_pod(job.namespace, body)
         try:
-            _until_running(cluster, terminal, job.namespace, name)
+            _until_running(session, cluster, job.namespace, name)
             yield Place(job.namespace, name, CONTAINER)
         finally:
-            _delete(cluster, terminal, job.namespace, name)
+            _delete(session, cluster, job.namespace, name)
 
 
 @contextmanager
-def reading_pod(cluster: Cluster, terminal: Terminal, job: Job) -> Iterator[Place]:
+def reading_pod(session: Session, cluster: Cluster, job: Job) -> Iterator[Place]:
     """A container that has the job's volumes: a trainer's that runs, or else one that is made for it. Raises UserError."""
     if running := cluster.pods(job, names.ROLE_TRAINER, running=True):
         yield Place(job.namespace, running[0], names.container(names.ROLE_TRAINER))
         return
-    with volume_pod(cluster, terminal, job) as place:
+    with volume_pod(session, cluster, job) as place:
         yield place
 
 
@@ -81,7 +79,10 @@ def _volumes(spec: RLJobSpec, trainer: Mapping[str, Any]) -> list[dict[str, Any]
 
 
 def _container(job: Job, spec: RLJobSpec, trainer: Mapping[str, Any]) -> dict[str, Any]:
-    (made,) = trainer.get("containers", [{}])
+    named = names.container(names.ROLE_TRAINER)
+    made: Mapping[str, Any] = next(
+        (c for c in trainer.get("containers", []) if c["name"] == named), {}
+    )  # a webhook may add others
     image = made.get("image") or spec.trainer.template.image or spec.image
     if image is None:
         raise UserError(f"{job.title}: its pods are deleted, and its spec names no image", job.command("status"))
@@ -103,15 +104,15 @@ def _container(job: Job, spec: RLJobSpec, trainer: Mapping[str, Any]) -> dict[st
     }
 
 
-def _until_running(cluster: Cluster, terminal: Terminal, namespace: str, name: str) -> None:
+def _until_running(session: Session, cluster: Cluster, namespace: str, name: str) -> None:
     """On standard error what it waits for, whenever that changes."""
     said, deadline = "", time.monotonic() + PATIENCE
     while (pod := cluster.pod(namespace, name))["status"].get("phase") != "Running":
         trouble = _trouble(pod["status"])
         if pod["status"].get("phase") in ("Failed", "Succeeded") or time.monotonic() > deadline:
-            raise UserError(f"pod {name} in namespace {namespace} does not run: {trouble or 'no reason is known'}")
+            raise UserError(f"pod {name} in namespace {namespace} did not start: {trouble or 'the cause is unknown'}")
         if trouble != said:
-            terminal.tell(f"waiting for pod {name}: {trouble}")
+            session.terminal.tell(f"waiting for pod {name}: {trouble}")
             said = trouble
         time.sleep(POLL)
 
@@ -124,11 +125,12 @@ def _trouble(status: Mapping[str, Any]) -> str:
     return next((": ".join(x[k] for k in ("reason", "message") if x.get(k)) for x in found if x.get("reason")), "")
 
 
-def _delete(cluster: Cluster, terminal: Terminal, namespace: str, name: str) -> None:
+def _delete(session: Session, cluster: Cluster, namespace: str, name: str) -> None:
     try:
         cluster.delete_pod(namespace, name)
     except UserError as error:
-        terminal.tell(f"warning: {error}; delete it: kubectl delete pod {name} -n {namespace}")
+        command = session.here(f"kubectl delete pod {name} -n {namespace}")
+        session.terminal.tell(f"warning: {error}; delete it: {command}")
 
 
 @contextmanager

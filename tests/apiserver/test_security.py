@@ -70,6 +70,13 @@ def test_a_pods_token_reads_its_control_and_its_gangs_reports_and_writes_its_own
         assert outcome(intruder, trial) == ("allowed" if trial.allowed else "403"), trial
 
 
+def test_the_policy_leaves_configmaps_alone_that_are_of_no_job(kube: Kube) -> None:
+    """A label of ours alone selects an object for the policy, whose expressions must hold for it, too."""
+    kube.kubectl("create", "configmap", "notes")
+    kube.kubectl("label", "configmap", "notes", "rljob.dev/role=trainer")
+    kube.kubectl("label", "configmap", "notes", "team=a")
+
+
 def came_out(kube: Kube, trial: Trial, expected: str) -> bool:
     return outcome(kube, trial) == expected
 

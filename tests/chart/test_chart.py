@@ -1,9 +1,12 @@
 """What the chart installs."""
 
+import subprocess
+from typing import Any
+
 import pytest
 import yaml
 
-from chart.chart import HELM, NO_HELM, ROOT, container, documents, helm, normal, render, rules
+from chart.chart import CHART, HELM, NO_HELM, ROOT, container, documents, helm, normal, render, rules
 from rljob_api import names
 from rljob_api.job_policy import JobPolicy
 from rljob_operator.cache.cluster import CHILD_KINDS
@@ -286,3 +289,63 @@ def test_a_selected_object_is_selected_by_what_its_labels_say() -> None:
     pod = render("podLabels.team=a")[("Deployment", "rljob")]["spec"]["template"]["metadata"]["labels"]
     assert SELECTOR.items() <= pod.items()
     assert pod["team"] == "a"
+
+
+NUMERIC = ("serviceAccount.name=20260101", "priorityClassName=1e5", "dashboards.namespace=20260101")
+
+
+def test_names_and_namespaces_that_look_like_numbers_stay_text() -> None:
+    """`20260101`, `1e5` and `2026-01-01` are names to Kubernetes, and numbers and a date to YAML."""
+    command = ("2026-01-01", "--namespace", "20260101")
+    result = helm_strings(*NUMERIC, "watchNamespaces={1e5,true}", *EVERYTHING, flags=command)
+    assert result.returncode == 0, result.stderr
+    for found in filter(None, yaml.safe_load_all(result.stdout)):
+        meta = found["metadata"]
+        texts = [meta["name"], meta.get("namespace", ""), *meta["labels"].values()]
+        texts += [s[key] for s in found.get("subjects", []) for key in ("name", "namespace") if key in s]
+        if found["kind"] == "Deployment":
+            pod = found["spec"]["template"]
+            texts += [*pod["metadata"]["labels"].values(), pod["spec"]["priorityClassName"]]
+            texts += [pod["spec"]["serviceAccountName"], *found["spec"]["selector"]["matchLabels"].values()]
+        assert all(isinstance(text, str) for text in texts), texts
+
+
+def test_no_label_or_annotation_of_the_users_hides_one_of_the_charts() -> None:
+    taken = {"app.kubernetes.io/name": "mine", "team": "a"}
+    sets = [f"{where}.{key.replace('.', chr(92) + '.')}={value}" for where in LABELS for key, value in taken.items()]
+    sets += ["commonLabels.team=common", "podAnnotations.rljob\\.dev/job-policy=mine"]
+    result = helm(*EVERYTHING, *sets)
+    assert result.returncode == 0, result.stderr
+    objects = {(o["kind"], o["metadata"]["name"]): o for o in yaml.load_all(result.stdout, Unique) if o}
+    pod = objects[("Deployment", "rljob")]["spec"]["template"]["metadata"]
+    assert SELECTOR.items() <= pod["labels"].items() and pod["labels"]["team"] == "a"
+    assert len(pod["annotations"]["rljob.dev/job-policy"]) == 64
+    assert objects[("ServiceMonitor", "rljob")]["metadata"]["labels"]["team"] == "a"
+    assert objects[("Service", "rljob")]["metadata"]["labels"]["team"] == "common"
+
+
+@pytest.mark.parametrize(
+    "name", ["nameOverride=My_Operator", "fullnameOverride=My_Operator", "fullnameOverride=1operator"]
+)
+def test_a_name_that_no_object_can_have_is_refused(name: str) -> None:
+    assert "does not match pattern" in helm(name).stderr
+
+
+LABELS = ("podLabels", "metrics.serviceMonitor.labels", "metrics.prometheusRule.labels", "dashboards.labels")
+
+
+class Unique(yaml.SafeLoader):
+    """Refuses an object with a key that stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), keys
+        return super().construct_mapping(node, deep)
+
+
+def helm_strings(*sets: str, flags: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """As `helm`, with values that are text."""
+    texts = [argument for s in sets if not s.endswith("=true") for argument in ("--set-string", s)]
+    switches = [argument for s in sets if s.endswith("=true") for argument in ("--set", s)]
+    command = [str(HELM), "template", flags[0], str(CHART), "--kube-version", "1.34.0", *flags[1:], *texts, *switches]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -73,3 +73,11 @@ def test_helm_refuses_what_the_spec_does_not_have(tmp_path: Path) -> None:
         result = helm(wrong, tmp_path)
         assert result.returncode != 0
         assert said in result.stderr
+
+
+@needs_helm
+def test_a_name_that_looks_like_a_number_stays_text_and_own_labels_stay(tmp_path: Path) -> None:
+    labels = {"app.kubernetes.io/instance": "mine", "team": "7"}
+    made = job({"spec": spec_of(EXAMPLES[0]), "name": "20260101", "labels": labels}, tmp_path, "-n", "1e5")
+    assert (made["metadata"]["name"], made["metadata"]["namespace"]) == ("20260101", "1e5")
+    assert made["metadata"]["labels"].items() >= {"app.kubernetes.io/instance": "demo", "team": "7"}.items()

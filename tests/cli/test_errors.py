@@ -79,7 +79,7 @@ def test_an_object_that_was_re_created_meanwhile_is_not_touched(tmp_path: Path, 
     successor = make_job()
     successor["metadata"]["uid"] = "uid-2"
     api.add(successor)
-    with pytest.raises(UserError, match="rljob demo in namespace research: changed or was re-created meanwhile"):
+    with pytest.raises(UserError, match="rljob demo in namespace research: was changed or re-created meanwhile"):
         cluster.annotate(seen, "a", "b")
     assert successor["metadata"]["annotations"] == {}
 
@@ -100,7 +100,7 @@ def test_an_unreachable_cluster(tmp_path: Path, api: FakeApi, rljob: Rljob) -> N
 def test_a_kubeconfig_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = tmp_path / "nothing"
     assert main(["list", "--kubeconfig", str(missing)]) == 1
-    assert capsys.readouterr().err.startswith(f"error: kubeconfig: nothing there: {missing}\n")
+    assert capsys.readouterr().err.startswith(f"error: kubeconfig: no such file: {missing}\n")
 
 
 def test_an_empty_variable_for_the_kubeconfig_is_none(
@@ -109,7 +109,7 @@ def test_an_empty_variable_for_the_kubeconfig_is_none(
     monkeypatch.setenv("KUBECONFIG", "")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main(["list"]) == 1
-    assert capsys.readouterr().err.startswith("error: kubeconfig: nothing there: ~/.kube/config\n")
+    assert capsys.readouterr().err.startswith("error: kubeconfig: no such file: ~/.kube/config\n")
 
 
 def test_a_kubeconfig_that_is_not_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,3 +183,24 @@ def test_a_job_may_be_named_with_its_kind_as_kubectl_prints_it(api: FakeApi, rlj
 
 def test_the_version_is_printed_by_verb_and_flag(rljob: Rljob) -> None:
     assert rljob("--version") == rljob("version")
+
+
+@pytest.mark.parametrize("text", ["hello", "- a", "contexts: foo\nclusters: 3\nusers: [1]\ncurrent-context: x\n"])
+def test_a_kubeconfig_of_another_form(api: FakeApi, rljob: Rljob, tmp_path: Path, text: str) -> None:
+    (tmp_path / "kubeconfig").write_text(text)
+    screen = rljob("list")
+    assert screen.code == 1 and f"{tmp_path / 'kubeconfig'} is not of kind Config" in screen.err
+
+
+def test_lists_that_hold_nothing_or_are_none(api: FakeApi, rljob: Rljob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cluster, "_json", lambda *_, **__: {"items": None})
+    assert rljob("list").err == "No rljobs found in namespace research.\n"
+    monkeypatch.setattr(Cluster, "_json", lambda *_, **__: {"login": "here"})
+    assert rljob("list").err.startswith("error: rljobs in namespace research: the answer is not a list\n")
+
+
+def test_annotations_that_are_null_are_none(api: FakeApi, rljob: Rljob) -> None:
+    job = make_job(state="Running")
+    job["metadata"]["annotations"] = None
+    api.add(job)
+    assert rljob("status", "demo").code == 0

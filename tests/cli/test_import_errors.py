@@ -58,7 +58,7 @@ def test_a_broken_rule_is_told_beside_the_rljob(rljob: Rljob, tmp_path: Path) ->
         ("verl", "echo hello", "holds no command with overrides"),
         ("roll", "custom_envs: {}", "write them as an agent or a service"),
         ("roll", "student: {}", "of a pipeline that no RLJob has"),
-        ("llamafactory", "- a list", "is no YAML of keys and values"),
+        ("llamafactory", "- a list", "is not a YAML mapping"),
         ("rlinf", "a: [", "is not YAML"),
         ("rlinf", "runner: {task_type: embodied}\nenv: {group_name: E}", "is of the task `embodied`"),
         ("rlinf", "env_type: libero", "has no section `runner`"),
@@ -208,3 +208,37 @@ def test_a_workflow_of_trinitys_with_several_turns_is_said_to_need_an_agent() ->
         "alfworld_workflow: a prompt is answered in a single turn: write the workflow as an agent"
         in imported("trinity", text, "file", Options()).report
     )
+
+
+UNREADABLE = {
+    "a: 2024-13-45": "month must be in 1..12",
+    "a: !!int x": "invalid literal for int()",
+    f"a: {'7' * 5000}": "4300 digits",
+    "a: &x [*x]": "an alias leads into itself",
+    f"a: {'[' * 3000}{']' * 3000}": "is nested too deeply",
+    "a: [": "is not YAML",
+}
+
+
+@pytest.mark.parametrize(("text", "said"), UNREADABLE.items(), ids=lambda given: given[:16])
+def test_yaml_that_cannot_be_read_is_an_error_and_no_traceback(
+    rljob: Rljob, tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "given.yaml"
+    file.write_text(text)
+    for system in ("roll", "trinity", "llamafactory", "rlinf"):
+        found = rljob("import", system, str(file))
+        assert found.code == 1 and said in found.err, system
+    if said != "is not YAML":  # such a file of verl is a script
+        assert said in rljob("import", "verl", str(file)).err
+    of_sets = rljob("import", "llamafactory", str(IMPORTS / "llamafactory/moe-sft.yaml"), "--dataset-info", str(file))
+    assert of_sets.code == 1 and said in of_sets.err
+
+
+def test_an_override_that_looks_like_a_date_is_text(rljob: Rljob, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        LAUNCH + f"actor_rollout_ref.model.path=/data/m trainer.experiment_name=2024-13-45 a.b={'7' * 5000}"
+    )
+    found = rljob("import", "verl", str(script))
+    assert found.code == 1 and "a.b: unknown key" in found.err

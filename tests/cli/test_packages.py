@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,16 @@ def test_the_release_builds_files_that_exist_and_its_shell_is_shell() -> None:
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     charts = {path.parent.name for path in (ROOT / "charts").glob("*/Chart.yaml")}
     assert f"for chart in {' '.join(sorted(charts))}; do" in str(jobs["charts"])
+
+
+def test_one_file_says_so_where_it_cannot_unpack(tmp_path: Path) -> None:
+    archive = tmp_path / "kubectl-rljob.pyz"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.write(ROOT / "images/plugin/start.py", "__main__.py")
+        file.writestr("{}.{}/nothing.py".format(*sys.version_info), "")
+    environment = {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(archive)}
+    result = subprocess.run([sys.executable, str(archive)], capture_output=True, text=True, env=environment)
+    assert result.returncode == 1 and "Set XDG_CACHE_HOME" in result.stderr and "Traceback" not in result.stderr
 
 
 @pytest.mark.extra

@@ -301,3 +301,13 @@ def test_a_gang_has_a_line_of_its_own_and_its_layout(tmp_path: Path, capsys: pyt
     (found,) = json.loads(capsys.readouterr().out)
     assert {"name": "reference", "pods": 2, "gpus": 8} in found["roles"]
     assert (found["gangs"]["reference"]["tensor"], found["gangs"]["reference"]["data"]) == (4, 2)
+
+
+@pytest.mark.parametrize("value", ["!!int x", "7" * 5000, "[" * 3000 + "]" * 3000], ids=lambda value: value[:8])
+def test_a_value_that_no_reader_of_yaml_can_read(
+    value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rljob.yaml"
+    file.write_text(f"kind: RLJob\nmetadata: {{name: demo}}\nspec: {{image: {value}}}\n")
+    assert main(["plan", "--offline", "-f", str(file)]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {file} ")

@@ -256,3 +256,40 @@ def test_a_model_that_is_nowhere_says_what_was_tried(
     assert "is not reached" in capsys.readouterr().err
     assert plan(model="nowhere") == 1
     assert capsys.readouterr().err.startswith("error: --model nowhere: no such directory or file")
+
+
+@pytest.mark.parametrize("endpoint", ["huggingface.co", "http://127.0.0.1:bad", "http://a b"])
+def test_an_endpoint_that_is_no_url(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    assert plan(model="Qwen/Qwen2.5-7B-Instruct") == 1
+    assert f"{endpoint} is not reached" in capsys.readouterr().err
+
+
+def test_a_name_that_is_too_long_for_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(model="m" * 300) == 1
+    assert "no such directory or file" in capsys.readouterr().err
+
+
+def test_the_token_stays_with_the_hub(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It sends us elsewhere for files, with an address that needs no token; and to new names of models, with one that does."""
+    seen = []
+
+    class Storage(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append((self.path, self.headers["Authorization"]))
+            target = {"/Qwen/Old/resolve/main/config.json": "/new", "/new": f"{storage}/file"}.get(self.path)
+            self.send_response(302 if target else 200)
+            if target:
+                self.send_header("Location", target)
+            self.end_headers()
+            self.wfile.write(b"" if target else (RECIPE / "config.json").read_bytes())
+
+        def log_message(self, *_: object) -> None: ...
+
+    with answering(Storage) as hub, answering(Storage) as storage:
+        monkeypatch.setenv("HF_ENDPOINT", hub)
+        monkeypatch.setenv("HF_TOKEN", "hf_me")
+        assert plan(model="Qwen/Old") == 0
+    assert seen == [("/Qwen/Old/resolve/main/config.json", "Bearer hf_me"), ("/new", "Bearer hf_me"), ("/file", None)]

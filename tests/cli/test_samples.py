@@ -1,6 +1,7 @@
 """Samples of a step, read from a job's volume, which is a directory of this machine here."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,3 +88,39 @@ def test_a_job_without_pods_gets_one_for_it(
     api.pod_roles = {}
     assert rljob("samples", "demo").out.startswith("STEP 10\n")
     assert [method for method, _, _ in api.requests].count("DELETE") == 1
+
+
+def test_line_separators_in_a_text_end_no_sample(rljob: Rljob, kubectl: Kubectl, job: dict, tmp_path: Path) -> None:
+    """The trainer writes them as they are: JSON allows it."""
+    text = "one\u2028two\u2029three\x85four"
+    held = json.loads(sample(0, 10)) | {"segments": [{"source": "prompt", "text": text}]}
+    names.samples_file(tmp_path / "run", 10).write_text(json.dumps(held, ensure_ascii=False) + "\n" + sample(1, 10))
+    screen = rljob("samples", "demo")
+    assert screen.code == 0 and "prompt       one\\u2028two\\u2029three\\x85four" in screen.out
+    assert "sample 1" in screen.out
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "{}", "7", '{"prompt_index": 1, "sample": 0, "reward": null}'])
+def test_a_file_of_another_form_is_an_error_and_no_traceback(
+    rljob: Rljob, kubectl: Kubectl, job: dict, tmp_path: Path, line: str
+) -> None:
+    names.samples_file(tmp_path / "run", 10).write_text(line)
+    screen = rljob("samples", "demo")
+    assert screen.code == 1 and "does not hold samples as this release writes them" in screen.err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
+def test_a_directory_that_only_root_may_read_is_passed_over(
+    rljob: Rljob, kubectl: Kubectl, job: dict, tmp_path: Path
+) -> None:
+    """The root of a volume has a lost+found, and `find` fails at what it cannot read."""
+    (tmp_path / "run" / "lost+found").mkdir(mode=0)
+    assert rljob("samples", "demo").out.startswith("STEP 10\n")
+
+
+def test_samples_elsewhere_on_the_volume_are_not_listed(
+    rljob: Rljob, kubectl: Kubectl, job: dict, tmp_path: Path
+) -> None:
+    (tmp_path / "run" / "old").mkdir()
+    (tmp_path / "run" / "old" / "step_99.jsonl").touch()
+    assert rljob("samples", "demo").out.startswith("STEP 10\n")

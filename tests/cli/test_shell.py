@@ -13,6 +13,8 @@ from cli.conftest import Rljob
 from cli.fake_api import FakeApi
 from cli.makers import make_job, make_spec, running
 from kubectl_rljob import volume_pod
+from kubectl_rljob.cluster import Cluster
+from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
 from rljob_api import names, reasons
 
@@ -98,7 +100,7 @@ def test_a_pod_that_does_not_start_says_why_and_goes(api: FakeApi, rljob: Rljob,
     (pod,) = deleted(api)
     assert screen.code == 1
     assert f"waiting for pod {pod}: ImagePullBackOff: no such image\n" in screen.err
-    assert f"error: pod {pod} in namespace research does not run: Evicted: the node is low on memory\n" in screen.err
+    assert f"error: pod {pod} in namespace research did not start: Evicted: the node is low on memory\n" in screen.err
     assert kubectl() == []
 
 
@@ -108,7 +110,7 @@ def test_patience_has_an_end(api: FakeApi, rljob: Rljob, kubectl: Kubectl, monke
     scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
     api.pod_states = [{"phase": "Pending", "conditions": [scheduled]}]
     screen = rljob("shell", "demo")
-    assert "does not run: Unschedulable: 0/3 nodes\n" in screen.err and len(deleted(api)) == 1
+    assert "did not start: Unschedulable: 0/3 nodes\n" in screen.err and len(deleted(api)) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
@@ -198,3 +200,24 @@ class TestLogsOfAnEarlierAttempt:
     @pytest.mark.parametrize("flags", [("-f",), ("-p",), ("--role", "rollout"), ("--pod", "demo-trainer-0")])
     def test_flags_about_pods_are_refused(self, rljob: Rljob, flags: tuple[str, ...]) -> None:
         assert rljob("logs", "demo", "--attempt", "1", *flags).code == 2
+
+
+def test_containers_that_a_webhook_has_added_to_the_trainers_are_not_taken() -> None:
+    job = Job(make_job(spec=make_spec()))
+    assert job.spec
+    trainer = {"containers": [{"name": "proxy", "image": "proxy"}, {"name": "trainer", "image": "mirror/trainer"}]}
+    (container,) = volume_pod.manifest(job, job.spec, trainer)["spec"]["containers"]
+    assert container["image"] == "mirror/trainer"
+
+
+def test_a_pod_that_cannot_be_deleted_is_named_with_the_cluster_that_it_is_in(
+    api: FakeApi, rljob: Rljob, kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise UserError("forbidden")
+
+    monkeypatch.setattr(Cluster, "delete_pod", refused)
+    api.add(make_job(**ENDED))
+    screen = rljob("shell", "demo", "--context", "here", "--", "true")
+    assert screen.err.startswith("warning: forbidden; delete it: kubectl delete pod demo-shell-")
+    assert screen.err.endswith(" -n research --context here\n")

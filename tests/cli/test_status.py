@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from cli.conftest import Rljob
 from cli.fake_api import FakeApi
@@ -54,7 +55,7 @@ Name:       demo                      State:       Pending
 Namespace:  research                  Attempt:     none yet
 Algorithm:  grpo, ppo loss            Restarts:    0 (0 of 3 counted)
 Model:      /data/model (bfloat16)    Checkpoint:  none yet
-Message:    no operator has looked at this job yet: is one installed, does it watch research?
+Message:    no operator has seen this job yet: is one installed, and does it watch research?
 
 ROLE      READY    GPUS   STATUS   INFO
 trainer   <none>   16     -        tp4-pp2-dp2
@@ -250,7 +251,7 @@ def test_a_checkpoint_without_a_time_has_no_age(api: FakeApi, rljob: Rljob) -> N
 def test_a_request_that_waits_for_the_operator_is_shown(api: FakeApi, rljob: Rljob) -> None:
     api.add(make_job(state="Suspended", suspended=True, checkpoint={"kept": [make_checkpoint(80, 5)]}))
     rljob("resume", "demo", "--from-step", "80")
-    assert "\nRequest:    resume from step 80, not taken up by the operator yet\n" in rljob("status", "demo").out
+    assert "\nRequest:    resume from step 80, not yet processed by the operator\n" in rljob("status", "demo").out
 
 
 @pytest.mark.parametrize("most", [25, 20])
@@ -303,3 +304,16 @@ def test_a_gang_has_a_line_of_its_own(api: FakeApi, rljob: Rljob) -> None:
     assert "reference   1/1     4      serving      tp4-pp1-dp1" in lines
     api.add(make_job(spec=spec))
     assert "reference   <none>   4      -        tp4-pp1-dp1" in rljob("status", "demo").out.split("\n")
+
+
+def test_no_line_of_a_page_is_wider_than_the_terminal() -> None:
+    history = [{"step": s, "reward": 0.3, "loss": 1.0, "seconds": 8.0} for s in range(100_057, 100_121)]
+    evaluated = running()["progress"] | {"history": history, "evaluation": {"first": 0.3, "last": 0.8}}
+    huge = evaluated | {"history": [{**history[0], "reward": -1e299}, *history[1:]], "metrics": {}}
+    jobs = [make_job(**running() | {"progress": p}) for p in (evaluated, huge)]
+    for job in [*jobs, make_job(), make_job(**running() | {"message": "word " * 50})]:
+        for width in range(1, 151):
+            page = status.page(Job(job), [make_event("Reason", "said " * 40, minutes=3)], NOW, width)
+            if width >= 40:  # below, a table cannot be
+                assert max(cell_len(line) for line in page.split("\n")) <= width
+    assert "HELD-OUT 0.30 → 0.80" in status.page(Job(jobs[0]), [], NOW, 80)

@@ -10,7 +10,7 @@ import pytest
 
 from cli.conftest import Rljob
 from cli.fake_api import FakeApi
-from cli.makers import make_job, make_spec, running
+from cli.makers import make_checkpoint, make_job, make_spec, running
 from cli.test_suspend_resume import request_of
 from kubectl_rljob import complete, errors
 from kubectl_rljob.printers.curves import plot
@@ -235,7 +235,7 @@ def test_restart_asks_for_the_next_attempt(api: FakeApi, rljob: Rljob) -> None:
 
 def test_what_does_not_run_cannot_be_restarted(api: FakeApi, rljob: Rljob) -> None:
     api.add(make_job(state="Pending"))
-    assert rljob("restart", "demo").err.startswith("error: rljob demo in namespace research has no attempt that runs")
+    assert rljob("restart", "demo").err.startswith("error: rljob demo in namespace research has no running attempt")
     api.add(make_job(state="Succeeded", outcome="Succeeded"))
     assert rljob("restart", "demo").err.endswith("next:  kubectl rljob resume demo -n research --from-step N\n")
 
@@ -273,3 +273,29 @@ def test_completion_speaks_cobras_protocol(capsys: pytest.CaptureFixture[str], m
         ":4",
         "",
     ]
+
+
+def test_a_command_for_another_cluster_stands_before_the_note_about_it(api: FakeApi, rljob: Rljob) -> None:
+    failure = {"kind": "configuration", "message": "no such step", "field": "resume step"}
+    last = {"attempt": 1, "reason": reasons.CONFIGURATION_ERROR, "failure": failure}
+    api.add(make_job(state="Failed", outcome="Failed", lastFailure=last))
+    out = rljob("describe-failure", "demo", "-n", "research", "--context", "elsewhere").out
+    assert "resume demo -n research --from-step N --context elsewhere   (N: a step that the cause names" in out
+
+
+def test_watch_does_not_end_before_the_operator_has_taken_up_a_request_to_resume(
+    api: FakeApi, rljob: Rljob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`resume --from-step 60 && watch` on a job that has failed."""
+    failed = make_job(state="Failed", outcome="Failed", checkpoint={"kept": [make_checkpoint(60, 5)]})
+    api.add(failed)
+    assert rljob("resume", "demo", "--from-step", "60").code == 0
+    looks = []
+
+    def operator(_: float) -> None:
+        looks.append(1)
+        job = api.jobs["research", "demo"]
+        job["status"] |= {"state": "Succeeded", "request": request_of(job).nonce}
+
+    monkeypatch.setattr(watch.time, "sleep", operator)
+    assert (rljob("watch", "demo").code, len(looks)) == (errors.DONE, 1)

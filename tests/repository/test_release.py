@@ -59,3 +59,22 @@ def test_the_manifest_for_krew_has_the_digests_of_the_release(tmp_path: Path) ->
 def krew() -> dict[str, Any]:
     manifest: dict[str, Any] = yaml.safe_load((ROOT / "images/plugin/krew.yaml").read_text())
     return manifest
+
+
+def test_a_tag_that_is_not_the_version_of_the_source_is_refused() -> None:
+    """The chart asks for images of its own version, and the plugin tells its own."""
+    script = step(name="Refuse a tag that is not the version of the source")["run"]
+    version = yaml.safe_load((ROOT / "charts/rljob/Chart.yaml").read_text())["version"]
+    for tag, code in ((f"v{version}", 0), ("v99.0.0", 1)):
+        assert subprocess.run(["bash", "-ec", script], cwd=ROOT, env={"VERSION": tag}, timeout=20).returncode == code
+    waiting = {name for name, job in WORKFLOW["jobs"].items() if job.get("needs")}
+    assert waiting == WORKFLOW["jobs"].keys() - {"version"}
+
+
+def test_a_job_of_the_workflow_may_do_no_more_than_it_does() -> None:
+    assert WORKFLOW["permissions"] == {"contents": "read"}
+    signing = {name for name, s in STEPS if "cosign sign" in str(s.get("run", ""))}
+    writing = {name for name, s in STEPS if "gh release" in str(s.get("run", ""))}
+    held = {name: job.get("permissions", {}) for name, job in WORKFLOW["jobs"].items()}
+    assert {name for name, of in held.items() if of.get("id-token") == "write"} == signing
+    assert {name for name, of in held.items() if of.get("contents") == "write"} == writing

@@ -13,17 +13,21 @@
 
 {{- define "rljob.selector" -}}
 app.kubernetes.io/name: rljob-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "rljob.labels" -}}
-{{ include "rljob.selector" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- include "rljob.labelsWith" (list . dict) -}}
+{{- end -}}
+
+{{- /* Of the list (context, further labels). The chart's own win, because selectors rely on them; further labels win over commonLabels. */}}
+{{- define "rljob.labelsWith" -}}
+{{- $context := index . 0 -}}
+{{- $own := include "rljob.selector" $context | fromYaml -}}
+{{- $_ := set $own "app.kubernetes.io/version" $context.Chart.AppVersion -}}
+{{- $_ := set $own "app.kubernetes.io/managed-by" $context.Release.Service -}}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" $context.Chart.Name $context.Chart.Version) -}}
+{{- toYaml (merge $own (index . 1) $context.Values.commonLabels) -}}
 {{- end -}}
 
 {{- define "rljob.serviceAccount" -}}

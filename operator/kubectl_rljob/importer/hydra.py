@@ -51,11 +51,11 @@ def command_line(words: list[str]) -> CommandLine:
 
 def scalar(text: str) -> Any:
     """A value as OmegaConf reads it: `null`, `True`, `1e-6` (which YAML takes for text), lists, quoted texts."""
-    if NUMBER.fullmatch(text.strip()):
-        return number(text.strip())
     try:
+        if NUMBER.fullmatch(text.strip()):
+            return number(text.strip())
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date without such a month
         return text
     if isinstance(value, str) and text.strip()[:1] in "'\"" and value[:1] in "[{":
         return scalar(value)

@@ -23,13 +23,21 @@ class Source:
     """What reading left open."""
 
 
-def tree_of(text: str) -> dict[str, Any]:
+def document(text: str) -> Any:
     """A YAML document. Raises Unreadable."""
     try:
-        tree = yaml.safe_load(text)
+        return plain(yaml.safe_load(text))
     except yaml.YAMLError as error:
         raise Unreadable(f"is not YAML: {error}") from error
+    except RecursionError as error:
+        raise Unreadable("is nested too deeply, or an alias leads into itself") from error
+    except ValueError as error:  # a date without such a month, a number of thousands of digits
+        raise Unreadable(f"holds a value that cannot be read: {error}") from error
+
+
+def tree_of(text: str) -> dict[str, Any]:
+    """A YAML document of keys and values. Raises Unreadable."""
+    tree = document(text)
     if not isinstance(tree, dict):
-        raise Unreadable("is no YAML of keys and values")
-    found: dict[str, Any] = plain(tree)
-    return found
+        raise Unreadable("is not a YAML mapping")
+    return tree

@@ -18,12 +18,12 @@ CURVES: tuple[tuple[str, Callable[[Point], float | None]], ...] = (
 HEIGHT, WIDTH = 14, 76
 TICKS = 5
 LARGEST = 1e15
-"""Of a number on an axis; what is beyond is left out."""
+"""Largest number on an axis; larger ones are left out."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Of one metric: as many values as steps, at least one."""
+    """One metric: as many values as steps, at least one."""
 
     title: str
     steps: Sequence[int]
@@ -74,7 +74,7 @@ def ticks(steps: Sequence[int]) -> list[int]:
 
 
 def image(title: str, curves: Sequence[Curve], path: Path) -> None:
-    """The same as a PNG file. Raises UserError without matplotlib."""
+    """The curves as a PNG file. Raises UserError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -25,7 +25,7 @@ def screen(job: Job, last: LastFailure, now: datetime, here: Callable[[str], str
         f"Where:     {where(last) or 'unknown'}",
     ]
     lines += ["", *_cause(last, last.failure)] if last.failure else []
-    return "\n".join([*lines, "", "Next:", *(f"  {here(command)}" for command in _next(job, last))])
+    return "\n".join([*lines, "", "Next:", *(f"  {command}" for command in _next(job, last, here))])
 
 
 def _cost(job: Job, last: LastFailure) -> str:
@@ -56,37 +56,35 @@ def _cause(last: LastFailure, failure: Failure) -> list[str]:
     return ["Cause:", *(f"  {text}" for text in head.split("\n")), *(f"    {text}" for text in traceback)]
 
 
-def _next(job: Job, last: LastFailure) -> list[str]:
+def _next(job: Job, last: LastFailure, here: Callable[[str], str]) -> list[str]:
     field = last.failure.field if last.failure else ""
     if FIELD.fullmatch(field or ""):
         explain = f"kubectl explain rljob.{_explained(field)}"
-        return [explain, *_fix(job, trusted=not field.startswith("spec.checkpoint"))]
+        return [here(explain), *_fix(job, here, trusted=not field.startswith("spec.checkpoint"))]
     rank = last.failure.rank if last.failure else None
     role = names.role_of(job.name, last.pod) if last.pod else names.ROLE_TRAINER
     whose = f"--role {role} " if role != names.ROLE_TRAINER and names.is_model_role(role) else ""
     commands = [job.command("logs", f"{whose}--attempt {last.attempt}" + (f" --rank {rank}" if rank else ""))]
     if last.reason == reasons.CONTAINER_RESTARTED and last.pod:
         commands.insert(0, f"kubectl describe pod {quote(last.pod)} -n {job.namespace}")
-    if job.status.outcome:
-        commands.append(_resume(job, trusted=not field))
-    return commands
+    commands = [here(command) for command in commands]
+    return [*commands, _resume(job, here, trusted=not field)] if job.status.outcome else commands
 
 
-def _fix(job: Job, trusted: bool) -> list[str]:
+def _fix(job: Job, here: Callable[[str], str], trusted: bool) -> list[str]:
     """A changed spec alone does not open a job again that has ended."""
-    edit = f"kubectl edit rljob {job.name} -n {job.namespace}"
-    return [edit, _resume(job, trusted)] if job.status.outcome else [edit]
+    edit = here(f"kubectl edit rljob {job.name} -n {job.namespace}")
+    return [edit, _resume(job, here, trusted)] if job.status.outcome else [edit]
 
 
-def _resume(job: Job, trusted: bool) -> str:
+def _resume(job: Job, here: Callable[[str], str], trusted: bool) -> str:
     """From the newest checkpoint, or from the initial weights. Not `trusted`: the failure is about the checkpoints themselves, whose list was
     made before it; the cause names those that are usable."""
     if not trusted:
-        return (
-            job.command("resume", "--from-step N") + "   (N: a step that the cause names, or 0 for the initial weights)"
-        )
+        command = here(job.command("resume", "--from-step N"))
+        return f"{command}   (N: a step that the cause names, or 0 for the initial weights)"
     kept = job.status.checkpoint.kept
-    return job.command("resume", f"--from-step {kept[-1].step if kept else 0}")
+    return here(job.command("resume", f"--from-step {kept[-1].step if kept else 0}"))
 
 
 def _explained(field: str) -> str:

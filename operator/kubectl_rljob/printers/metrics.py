@@ -20,7 +20,7 @@ SHOWN = (
 """Label, name in the metric table, format. Metrics that were not reported are left out."""
 
 FORMATS = {"REWARD": ".2f", "LOSS": ".3f"}
-"""Of what a job is followed by."""
+"""Formats of the metric that shows a job's progress."""
 TREND_POINTS = 10
 LARGE = 1e6
 BARS = "▁▂▃▄▅▆▇█"
@@ -29,7 +29,7 @@ BARS = "▁▂▃▄▅▆▇█"
 def line(metrics: Mapping[str, float], history: Sequence[Point]) -> str:
     """For example `REWARD 0.61 ▲0.04   LOSS 0.0123   KL 0.0040`."""
     parts = [
-        f"{label} {_number(metrics[name], form)}{trend(history) if label == course(history)[0] else ''}"
+        f"{label} {number(metrics[name], form)}{trend(history) if label == course(history)[0] else ''}"
         for label, name, form in SHOWN
         if name in metrics
     ]
@@ -37,7 +37,7 @@ def line(metrics: Mapping[str, float], history: Sequence[Point]) -> str:
 
 
 def course(history: Sequence[Point]) -> tuple[str, list[float]]:
-    """What a job is followed by: the reward of every step or, for tasks without rewards, the loss."""
+    """The metric that shows a job's progress: the reward of every step or, for tasks without rewards, the loss."""
     rewards = [point.reward for point in history if point.reward is not None]
     return ("REWARD", rewards) if len(rewards) == len(history) else ("LOSS", [point.loss for point in history])
 
@@ -49,7 +49,7 @@ def trend(history: Sequence[Point]) -> str:
     if not size:
         return ""
     change = _mean(values[-size:]) - _mean(values[-2 * size : -size])
-    return f" {'▲' if change >= 0 else '▼'}{abs(change):{FORMATS[label]}}"
+    return f" {'▲' if change >= 0 else '▼'}{number(abs(change), FORMATS[label])}"
 
 
 def curve(history: Sequence[Point], width: int = WIDEST) -> str:
@@ -59,14 +59,15 @@ def curve(history: Sequence[Point], width: int = WIDEST) -> str:
         label, values = course(history[start:])
         low, high = min(values), max(values)
         bars = "".join(BARS[_level(value, low, high)] for value in values)
-        first, last = (f"{value:{FORMATS[label]}}" for value in (values[0], values[-1]))
+        first, last = (number(value, FORMATS[label]) for value in (values[0], values[-1]))
         text = f"{label} {first} {bars} {last}, steps {history[start].step}-{history[-1].step}"
         if len(text) <= width:
             break
     return text
 
 
-def _number(value: float, form: str) -> str:
+def number(value: float, form: str) -> str:
+    """In the format, or with an exponent where that would take many columns."""
     return f"{value:{form}}" if abs(value) < LARGE else f"{value:.3g}"
 
 

@@ -12,7 +12,7 @@ from kubectl_rljob import planning
 from kubectl_rljob.job import ENDED, Job
 from kubectl_rljob.printers import placement
 from kubectl_rljob.printers.failure import said, where
-from kubectl_rljob.printers.metrics import FORMATS, course, curve, line
+from kubectl_rljob.printers.metrics import FORMATS, course, curve, line, number
 from kubectl_rljob.printers.text import age, clip, columns, cut, duration, moment, one_line, table
 from kubectl_rljob.terminal import WIDEST
 from rljob_api import names
@@ -113,14 +113,14 @@ def restarts(job: Job) -> str:
 def message(job: Job, width: int) -> list[str]:
     """The operator's words, and a request that it has not taken up."""
     if job.status.observed_generation == 0:
-        return [
-            f"{'Message:':<{KEY}}no operator has looked at this job yet: is one installed, does it watch {job.namespace}?"
-        ]
-    words = [part for line in job.status.message.split("\n") for part in textwrap.wrap(one_line(line), width - KEY)]
+        unseen = f"no operator has seen this job yet: is one installed, and does it watch {job.namespace}?"
+        return [cut(f"{'Message:':<{KEY}}{unseen}", width)]
+    room = max(1, width - KEY)
+    words = [part for line in job.status.message.split("\n") for part in textwrap.wrap(one_line(line), room)]
     lines = [f"{'Message:' if not i else '':<{KEY}}{text}" for i, text in enumerate(words[:MESSAGE_LINES])]
     if request := job.pending_request:
         step = "" if request.from_step is None else f" from step {request.from_step}"
-        lines.append(f"{'Request:':<{KEY}}{request.action}{step}, not taken up by the operator yet")
+        lines.append(f"{'Request:':<{KEY}}{request.action}{step}, not yet processed by the operator")
     return lines
 
 
@@ -174,7 +174,7 @@ def metrics(job: Job, now: datetime, width: int) -> list[str]:
         lines.append(curve(p.history, width - len(score)) + score)
     elif lines:
         lines[-1] += score
-    return lines
+    return [cut(line, width) for line in lines]
 
 
 def held_out(p: ProgressStatus) -> str:
@@ -182,7 +182,7 @@ def held_out(p: ProgressStatus) -> str:
     if not {"first", "last"} <= p.evaluation.keys():
         return ""
     label, _ = course(p.history)
-    first, last = (f"{p.evaluation[key]:{FORMATS[label]}}" for key in ("first", "last"))
+    first, last = (number(p.evaluation[key], FORMATS[label]) for key in ("first", "last"))
     return f"   HELD-OUT {'' if label == 'REWARD' else 'LOSS '}{first} → {last}"
 
 

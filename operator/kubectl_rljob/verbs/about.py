@@ -7,7 +7,7 @@ from kubectl_rljob.session import Session
 from rljob_api import names
 
 VERSION = "0.1.0"
-"""Said here, because the plugin in one file has no metadata of a package."""
+"""Written here, because the plugin in one file has no package metadata."""
 COMPLETION = """\
 kubectl completes `kubectl rljob` when kubectl_complete-rljob is on the PATH (it is installed with kubectl-rljob)
 and kubectl's own completion is on:
@@ -23,9 +23,9 @@ LINES = {
 @verb()
 @click.argument("shell", metavar="SHELL", type=click.Choice(tuple(LINES)), help="bash, zsh or fish")
 def completion(session: Session, shell: str) -> None:
-    """Say how to switch on completion in a shell.
+    """Explain how to enable completion in a shell.
 
-    Of verbs, flags and job names.
+    It completes verbs, flags and job names.
     """
     session.terminal.show(COMPLETION.format(line=LINES[shell]))
 
@@ -34,6 +34,6 @@ def completion(session: Session, shell: str) -> None:
 def version(session: Session) -> None:
     """Print the plugin's version.
 
-    With those of the API that it speaks and of the runtime protocol.
+    Also prints the versions of the API and of the runtime protocol.
     """
     session.terminal.show(f"kubectl-rljob {VERSION} (API {names.API_VERSION}, protocol {names.PROTOCOL})")

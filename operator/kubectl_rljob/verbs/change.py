@@ -98,7 +98,7 @@ def restart(session: Session, name: str) -> None:
             job.command("resume", "--from-step N"),
         )
     if attempt is None or attempt.ended_at:
-        raise UserError(f"{job.title} has no attempt that runs (state: {job.status.state})", job.command("status"))
+        raise UserError(f"{job.title} has no running attempt (state: {job.status.state})", job.command("status"))
     send(cluster, session.terminal, job, "restart")
     session.terminal.show(f"{RESOURCE}/{job.name} restart requested")
 

@@ -1,16 +1,15 @@
-"""Make an RLJob of another system's configuration."""
+"""Convert another system's configuration to an RLJob."""
 
 from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from kubectl_rljob import errors
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.importer.importing import imported, problems
 from kubectl_rljob.importer.settings import Options
-from kubectl_rljob.importer.sources import Unreadable
+from kubectl_rljob.importer.sources import Unreadable, document
 from kubectl_rljob.importer.systems import SYSTEMS
 from kubectl_rljob.options import verb
 from kubectl_rljob.session import Session
@@ -24,7 +23,7 @@ def _pairs(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ..
 
 
 class System(click.Choice[str]):
-    """As it is written elsewhere, too: `LLaMA-Factory`, `Trinity-RFT`."""
+    """Also accepts other spellings: `LLaMA-Factory`, `Trinity-RFT`."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         name = value.lower().replace("-", "").replace("_", "").removesuffix("rft")
@@ -39,18 +38,20 @@ class System(click.Choice[str]):
     "--claim",
     default=Options.claim,
     metavar="NAME",
-    help="PersistentVolumeClaim of model, data and checkpoints (default: data)",
+    help="PersistentVolumeClaim that holds model, data and checkpoints (default: data)",
 )
 @click.option(
     "--root",
     default=Options.root,
     metavar="DIR",
-    help="where the claim is mounted: relative paths, ~ and names of a hub are taken to be below it (default: /data)",
+    help="mount path of the claim; relative paths, ~ and names of a hub are taken to be below it (default: /data)",
 )
-@click.option("--rows", type=click.IntRange(min=1), metavar="N", help="rows of the training data: epochs become steps")
-@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="trainer pods, in place of the file's")
 @click.option(
-    "--gpus-per-node", type=click.IntRange(min=1), metavar="N", help="ranks of a trainer pod, in place of the file's"
+    "--rows", type=click.IntRange(min=1), metavar="N", help="rows of the training data, by which epochs become steps"
+)
+@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="number of trainer pods, instead of the file's")
+@click.option(
+    "--gpus-per-node", type=click.IntRange(min=1), metavar="N", help="ranks per trainer pod, instead of the file's"
 )
 @click.option(
     "--env",
@@ -58,9 +59,9 @@ class System(click.Choice[str]):
     multiple=True,
     metavar="NAME=VALUE",
     callback=_pairs,
-    help="a variable that a script or YAML reads; 1, 2: arguments of a script",
+    help="value of a variable that the script or YAML reads; 1, 2: arguments of the script; may be repeated",
 )
-@click.option("--allow", "allowed", multiple=True, metavar="KEY", help="pass over a key that is not known")
+@click.option("--allow", "allowed", multiple=True, metavar="KEY", help="ignore this unknown key; may be repeated")
 @click.option(
     "--dataset-info",
     type=click.Path(),
@@ -68,12 +69,12 @@ class System(click.Choice[str]):
     help="LLaMA-Factory's dataset_info.json, or its v1 form's YAML of data sets",
 )
 def import_(session: Session, system: str, file: str, dataset_info: str | None, **flags: Any) -> None:
-    """Make an RLJob of another system's configuration.
+    """Convert another system's configuration to an RLJob.
 
-    Of verl (scripts of overrides, or YAML), ROLL, Trinity-RFT, LLaMA-Factory and RLinf. The RLJob goes to standard
-    output, with the key that it comes from beside each line; what was implied, changed, or cannot be said goes to
-    standard error. Scripts are read and never run. Exit code 1 when there is an unknown key, a value that its key or
-    the field cannot have, or a broken rule.
+    Reads verl (scripts of overrides, or YAML), ROLL, Trinity-RFT, LLaMA-Factory and RLinf. Writes the RLJob to
+    standard output, each line with the key that it comes from, and to standard error what was implied or changed, or
+    cannot be expressed. Scripts are read and never run. Exit code 1 for an unknown key, a value that its key or field
+    cannot have, or a broken rule.
     """
     data_sets = _data_sets(dataset_info) if dataset_info else {}
     try:
@@ -99,9 +100,9 @@ def _text(file: str) -> str:
 def _data_sets(file: str) -> dict[str, Any]:
     """JSON, which is YAML as well, or YAML."""
     try:
-        found = yaml.safe_load(_text(file))
-    except yaml.YAMLError as error:
-        raise UserError(f"{file} is neither JSON nor YAML: {error}") from error
+        found = document(_text(file))
+    except Unreadable as error:
+        raise UserError(f"{file} {error}") from error
     if not isinstance(found, dict):
         raise UserError(f"{file} holds no data sets by name")
     return found

@@ -40,8 +40,8 @@ from rljob_api import names
     metavar="N",
     help="what a rank wrote in this attempt, from the job's volume",
 )
-@click.option("-p", "--previous", is_flag=True, help="log of the container's previous life")
-@click.option("-f", "--follow", is_flag=True, help="continue as it is written")
+@click.option("-p", "--previous", is_flag=True, help="log of the previous instance of the container")
+@click.option("-f", "--follow", is_flag=True, help="stream the log")
 @click.option("--tail", type=click.IntRange(min=0), metavar="LINES", help="only the last lines")
 def logs(
     session: Session,
@@ -57,9 +57,9 @@ def logs(
     """Print the log of one pod of a job.
 
     By default of the trainer pod of rank 0, which prints the steps. On a terminal, control characters are made visible.
-    The output of every attempt is kept on the job's volume, under logs/attempt-N of spec.checkpoint.path: --attempt prints
-    a rank's, also when the job has no pods any more. It is read in one of the job's pods, else in one of its own, as
-    `kubectl rljob shell` makes it.
+    The output of every attempt is kept on the job's volume, under logs/attempt-N of spec.checkpoint.path. --attempt prints
+    that of a rank, even when the job has no pods any more. It is read through a running trainer pod, or else through a
+    temporary pod like that of `kubectl rljob shell`.
     """
     if rank is not None and pod is not None:
         raise click.UsageError("--rank and --pod exclude each other.")
@@ -93,12 +93,10 @@ def print_attempt(
     last = job.status.attempt.number if job.status.attempt else 0
     if attempt > last:
         raise UserError(f"--attempt {attempt}: the last attempt of {job.title} is {last}", job.command("status"))
-    if job.spec is None:
-        raise UserError(f"{job.title}: this release does not understand its spec", job.command("status"))
-    file = names.rank_log(Path(job.spec.checkpoint.path), attempt, rank, role)
+    file = names.rank_log(Path(job.readable_spec().checkpoint.path), attempt, rank, role)
     command = ["tail", "-n", "+1" if tail is None else str(tail)]
     try:
-        with reading_pod(cluster, session.terminal, job) as place:
+        with reading_pod(session, cluster, job) as place:
             session.terminal.stream(kubectl.read(session, place, command, file))
     except kubectl.NotThere:
         failed = job.status.last_failure and job.status.last_failure.attempt == attempt

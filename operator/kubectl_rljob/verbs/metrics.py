@@ -1,4 +1,4 @@
-"""A job's curves."""
+"""Plot a job's metrics."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -30,23 +30,26 @@ ByStep = dict[int, dict[str, float]]
     help="any metric of all steps, for example train/kl, read from the job's volume; may be repeated",
 )
 @click.option(
-    "-o", "--output", type=click.Choice(("json", "png")), help="points, or an image, instead of a terminal's curves"
+    "-o",
+    "--output",
+    type=click.Choice(("json", "png")),
+    help="print the points, or write an image, instead of plotting on the terminal",
 )
 @click.option(
     "--file", type=click.Path(path_type=Path), metavar="FILE", help="where `-o png` writes (default: NAME.png)"
 )
 def metrics(session: Session, name: str, chosen: tuple[str, ...], output: str | None, file: Path | None) -> None:
-    """Draw a job's curves.
+    """Plot a job's metrics.
 
     Reward, where the task has one, loss and seconds per step, from the points that its status keeps. With --metric any
-    metric of all steps, also after the job has ended: metrics.jsonl under spec.checkpoint.path is read in one of
-    the job's pods, else in one that is made for it, as `kubectl rljob shell` makes it. `-o png` writes an image and
-    needs matplotlib; `-o json` prints the points. `kubectl rljob tensorboard` shows them in a browser.
+    metric of all steps, also after the job has ended: metrics.jsonl under spec.checkpoint.path is read through a
+    running trainer pod, or else through a temporary pod like that of `kubectl rljob shell`. `-o png` writes an image
+    and needs matplotlib; `-o json` prints the points. `kubectl rljob tensorboard` shows them in a browser.
     """
     cluster = session.cluster()
     job = cluster.job(name)
     if chosen:
-        with reading_pod(cluster, session.terminal, job) as place:
+        with reading_pod(session, cluster, job) as place:
             found = by_step(lines_of(session, place, job))
         _show(session, job, of_names(job, found, chosen), _points(found, chosen), output, file)
     else:
@@ -68,7 +71,7 @@ def lines_of(session: Session, place: Place, job: Job) -> str:
 def by_step(text: str) -> ByStep:
     """The lines of metrics.jsonl, of which a step may have several. A line that is being written is left out."""
     found: ByStep = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         try:
             given = json.loads(line)
             found.setdefault(int(given["step"]), {}).update({k: v for k, v in given.items() if _is_number(v)})

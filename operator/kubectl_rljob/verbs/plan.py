@@ -45,13 +45,13 @@ from rljob_api.sizing.shape import Shape
     "models_of",
     multiple=True,
     metavar="ROLE=DIR|FILE|ORG/NAME",
-    help="the same of a pool, or of a critic, reference or reward model on a gang of its own: estimates its memory too, for example "
+    help="model of a pool, or of a critic, reference or reward model on a gang of its own: estimates its memory too, for example "
     "`judge=Qwen/Qwen3-32B`; may be repeated",
 )
 @click.option(
     "--gpu",
     metavar="NAME|SIZE",
-    help=f"GPU that has to hold it, for example h100 or 96Gi: shows each phase of a step against its memory ({', '.join(DEVICES)}; "
+    help=f"GPU to check against, for example h100 or 96Gi: compares each phase of a step with its memory ({', '.join(DEVICES)}; "
     "default: what the labels of the cluster's nodes say)",
 )
 @click.option(
@@ -59,14 +59,14 @@ from rljob_api.sizing.shape import Shape
     "settings",
     multiple=True,
     metavar="PATH=VALUE",
-    help="put a YAML value into the spec of every job before it is checked, for example `train.steps=500`; may be repeated",
+    help="set a field of the spec of every job, as a YAML value, before it is checked, for example `train.steps=500`; may be repeated",
 )
-@click.option("--offline", is_flag=True, help="do not ask the cluster for its defaults, and where the pods would go")
+@click.option("--offline", is_flag=True, help="do not contact the cluster: leave out its defaults and the placement")
 @click.option(
     "--operator-namespace",
     metavar="NAMESPACE",
     default=names.OPERATOR_NAMESPACE,
-    help=f"where the operator is, and with it the defaults of the cluster (default: {names.OPERATOR_NAMESPACE})",
+    help=f"namespace of the operator, which holds the defaults of the cluster (default: {names.OPERATOR_NAMESPACE})",
 )
 @output
 def plan(

@@ -21,33 +21,38 @@ from rljob_api.spec import RLJobSpec
 
 @verb()
 @job_name
-@click.option("--step", type=click.IntRange(min=1), metavar="N", help="of this step (default: the last that has any)")
-@click.option("--count", type=click.IntRange(min=1), default=4, metavar="N", help="how many samples (default: 4)")
+@click.option(
+    "--step", type=click.IntRange(min=1), metavar="N", help="step to show (default: the last that has samples)"
+)
+@click.option("--count", type=click.IntRange(min=1), default=4, metavar="N", help="number of samples (default: 4)")
 def samples(session: Session, name: str, step: int | None, count: int) -> None:
     """Print a few samples of a step, with who wrote what.
 
-    The policy, with the step of its weights; the prompt; or the environment, such as a tool or a user, whose texts
-    are not learnt from. On a terminal each has a colour. Samples of the last 50 steps are on the job's volume, under
-    samples of spec.checkpoint.path. They are read in one of the job's pods, else in one that is made for it, as
-    `kubectl rljob shell` makes it.
+    The policy, with the step of its weights; the prompt; or the environment, such as a tool or a user, whose text
+    is not trained on. On a terminal each has a colour. Samples of the last 50 steps are on the job's volume, under
+    samples of spec.checkpoint.path. They are read through a running trainer pod, or else through a temporary pod like
+    that of `kubectl rljob shell`.
     """
     cluster = session.cluster()
     job = cluster.job(name)
     spec = generating(job)
-    with reading_pod(cluster, session.terminal, job) as place:
+    with reading_pod(session, cluster, job) as place:
         chosen = existing(session, place, job, spec, step)
         file = names.samples_file(Path(spec.checkpoint.path), chosen)
-        lines = read(session, place, ("cat",), file).splitlines()
-    session.terminal.show(samples_page(chosen, map(json.loads, lines[:count])))
+        text = read(session, place, ("cat",), file)
+    try:
+        page = samples_page(chosen, map(json.loads, lines(text)[:count]))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{file} does not hold samples as this release writes them: {error!r}") from error
+    session.terminal.show(page)
 
 
 def generating(job: Job) -> RLJobSpec:
     """The spec of a job that has samples. Raises UserError."""
-    if job.spec is None:
-        raise UserError(f"{job.title}: this release does not understand its spec", job.command("status"))
-    if job.spec.supervised:
-        raise UserError(f"{job.title} learns from given data (task {job.spec.task}): its policy writes nothing")
-    return job.spec
+    spec = job.readable_spec()
+    if spec.supervised:
+        raise UserError(f"{job.title} learns from given data (task {spec.task}): its policy generates nothing")
+    return spec
 
 
 def existing(session: Session, place: Place, job: Job, spec: RLJobSpec, step: int | None) -> int:
@@ -62,6 +67,11 @@ def existing(session: Session, place: Place, job: Job, spec: RLJobSpec, step: in
     if step is not None and step not in steps:
         raise UserError(f"--step {step}: {job.title} has samples of steps {steps[0]} to {steps[-1]}")
     return step or steps[-1]
+
+
+def lines(text: str) -> list[str]:
+    """Of JSON Lines, which end with a newline only: a text may hold U+2028 and others that `splitlines` takes for a line end."""
+    return [line for line in text.split("\n") if line]
 
 
 def read(session: Session, place: Place, command: Sequence[str], path: Path) -> str:

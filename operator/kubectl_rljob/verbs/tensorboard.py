@@ -1,4 +1,4 @@
-"""TensorBoard where a job's files are."""
+"""Serve a job's metrics in TensorBoard."""
 
 from pathlib import Path
 
@@ -17,22 +17,20 @@ PORT = 6006
 
 @verb()
 @job_name
-@click.option(
-    "--port", type=click.IntRange(1, 65535), default=6006, metavar="PORT", help="of this machine (default: 6006)"
-)
+@click.option("--port", type=click.IntRange(1, 65535), default=6006, metavar="PORT", help="local port (default: 6006)")
 def tensorboard(session: Session, name: str, port: int) -> None:
-    """Show a job's curves in TensorBoard, in a browser.
+    """Serve a job's metrics in TensorBoard, for a browser on this machine.
 
-    TensorBoard runs in a pod of its own, as `kubectl rljob shell` makes it, on the files under
-    spec.checkpoint.path; also after the job has ended. The pod is deleted when this is interrupted. Needs kubectl, and
-    the rights to create, exec into, forward ports of and delete pods.
+    TensorBoard runs in a temporary pod like that of `kubectl rljob shell`, on the files under spec.checkpoint.path,
+    also after the job has ended. Ctrl-C deletes the pod. Needs kubectl, and the rights to create, exec into, forward
+    ports of and delete pods.
     """
     cluster = session.cluster()
     job = cluster.job(name)
-    with volume_pod(cluster, session.terminal, job) as place:
+    with volume_pod(session, cluster, job) as place:
         assert job.spec, "the pod was made of it"
         logs = str(names.tensorboard_dir(Path(job.spec.checkpoint.path)))
-        command = ("python", "-m", "tensorboard.main", "--logdir", logs, "--port", str(PORT), "--bind_all")
+        command = ("python", "-m", "tensorboard.main", "--logdir", logs, "--port", str(PORT), "--host", "127.0.0.1")
         with kubectl.serving(session, place, command, ready="http://"):
             session.terminal.tell(f"{job.title}: http://localhost:{port} until you press Ctrl-C")
             problem = kubectl.forward(session, place, port, PORT)

@@ -18,18 +18,19 @@ from rljob_api.spec import RLJobSpec
 @verb()
 @job_name
 @click.argument(
-    "command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]", help="what to run (default: bash)"
+    "command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]", help="command to run (default: bash)"
 )
 def shell(session: Session, name: str, command: tuple[str, ...]) -> None:
     """Open a shell on a job's volumes.
 
-    In a pod of its own, with the image, the volumes and the user of the job's trainers, without GPUs; also after the
-    job has ended. The pod is deleted when the shell ends, and ends after 8 hours. With a command after --
-    it runs that, and ends with its exit code. Needs kubectl, and the rights to create, exec into and delete pods.
+    Creates a temporary pod with the image, volumes and user of the job's trainers, without GPUs; also after the job has
+    ended. The pod is deleted when the shell exits, and stops after 8 hours at the latest. A command after -- runs
+    instead of the shell, and its exit code is returned. Needs kubectl, and the rights to create, exec into and delete
+    pods.
     """
     cluster = session.cluster()
     job = cluster.job(name)
-    with volume_pod(cluster, session.terminal, job) as place:
+    with volume_pod(session, cluster, job) as place:
         code = kubectl.interact(session, place, command or ("bash",))
     if code:
         raise click.exceptions.Exit(code)
@@ -37,21 +38,21 @@ def shell(session: Session, name: str, command: tuple[str, ...]) -> None:
 
 @verb("export")
 @job_name
-@click.option("--step", type=click.IntRange(min=1), metavar="N", help="of this checkpoint (default: the newest)")
+@click.option("--step", type=click.IntRange(min=1), metavar="N", help="step of the checkpoint (default: the newest)")
 @click.option("--out", metavar="DIR", help="new directory on a volume of the job (default: exports/step_N of the run)")
 def export(session: Session, name: str, step: int | None, out: str | None) -> None:
     """Write a checkpoint as a Hugging Face model.
 
-    On the job's volume, in a pod as `kubectl rljob shell` makes it, on the CPU; its memory has to hold the model. Also
-    while the job runs, whose last policy is exported anyway (checkpoint.exportHuggingFace). `kubectl rljob checkpoints`
-    lists the steps.
+    Writes to the job's volume, on the CPU of a temporary pod like that of `kubectl rljob shell`, whose memory has to
+    hold the model; also while the job runs. A job exports its last policy itself (checkpoint.exportHuggingFace).
+    `kubectl rljob checkpoints` lists the steps.
     """
     cluster = session.cluster()
     job = cluster.job(name)
     spec = exportable(job)
     chosen = existing(job, step)
     require_lasting(spec, out)
-    with volume_pod(cluster, session.terminal, job) as place:
+    with volume_pod(session, cluster, job) as place:
         code = kubectl.interact(session, place, export_command(spec, chosen, out))
     if code:
         raise click.exceptions.Exit(code)
@@ -59,12 +60,11 @@ def export(session: Session, name: str, step: int | None, out: str | None) -> No
 
 def exportable(job: Job) -> RLJobSpec:
     """The spec of a job whose checkpoints hold a whole language model. Raises UserError."""
-    if job.spec is None:
-        raise UserError(f"{job.title}: this release does not understand its spec", job.command("status"))
-    if job.spec.model.lora or job.spec.task == "rewardModel":
-        kind = "adapters" if job.spec.model.lora else "a reward model"
+    spec = job.readable_spec()
+    if spec.model.lora or spec.task == "rewardModel":
+        kind = "adapters" if spec.model.lora else "a reward model"
         raise UserError(f"{job.title} trains {kind}, which only the job itself exports, at its end")
-    return job.spec
+    return spec
 
 
 def existing(job: Job, step: int | None) -> int:

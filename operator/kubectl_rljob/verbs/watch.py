@@ -19,7 +19,7 @@ from kubectl_rljob.terminal import Terminal
 
 LONGEST = 3600
 PATIENCE_SECONDS = 300.0
-"""An API server may be away for so long before the watch ends with its error."""
+"""How long an API server may be unreachable before the watch ends with its error."""
 
 
 def _finite(_: click.Context, parameter: click.Parameter, value: float) -> float:
@@ -36,25 +36,31 @@ def _finite(_: click.Context, parameter: click.Parameter, value: float) -> float
     callback=_finite,
     default=2.0,
     metavar="SECONDS",
-    help="time between two looks (default: 2)",
+    help="time between polls (default: 2)",
 )
 def watch(session: Session, name: str, interval: float) -> None:
     """Follow one job until it ends.
 
-    On a terminal its status page is drawn again as it changes; elsewhere each change is a line. An API server
-    that is away for less than five minutes is waited for. Exit code 3 when the job has failed, 1 when the
-    cluster cannot be asked any more.
+    On a terminal its status page is redrawn as it changes; elsewhere each change prints a line. Outages of the API
+    server of less than five minutes are waited out. Exit code 3 when the job has failed, 1 when the API server stays
+    unreachable.
     """
     cluster = session.cluster()
     with session.terminal.redrawing() as redraw:
         look = Look(session.terminal, redraw)
         while True:
             job = look.patiently(cluster, name, interval)
-            if job.status.state in ENDED:
+            if job.status.state in ENDED and not resuming(job):
                 break
             time.sleep(interval)
     if job.status.state == "Failed":
         raise click.exceptions.Exit(errors.JOB_FAILED)
+
+
+def resuming(job: Job) -> bool:
+    """Whether a request to resume it waits for the operator: what has ended is about to run again."""
+    request = job.pending_request
+    return request is not None and request.action == "resume"
 
 
 class Look:

@@ -78,6 +78,7 @@ def test_a_program_is_run_and_an_answer_ends_the_episode(url: str) -> None:
     [
         ("while True: pass", "ended by SIGKILL: the limit is 1 s"),
         ("import time; time.sleep(60)", "ended by SIGKILL: the limit is 1 s"),
+        ("import os; os.kill(os.getpid(), 40)", "ended by signal 40"),
         ("bytearray(2**30)", "MemoryError"),
         ("import os; os.fork()", "Resource temporarily unavailable"),
         ("import threading; threading.Thread(target=print).start()", "can't start new thread"),

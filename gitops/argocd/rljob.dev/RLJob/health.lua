@@ -1,5 +1,5 @@
 -- Health of an RLJob, by the conditions that the operator keeps. Argo CD's sandbox has no string library.
--- A job that is in a sync wave is Healthy once it has succeeded, since the next wave waits for that; any other while it runs.
+-- A job in a sync wave is Healthy once it has succeeded, because the next wave waits for that; any other job is Healthy while it runs.
 local status = obj.status or {}
 local found = {}
 for _, condition in ipairs(status.conditions or {}) do
@@ -19,7 +19,7 @@ local function health(word)
 end
 
 if status.observedGeneration ~= obj.metadata.generation then
-  return { status = "Progressing", message = "waiting for the operator to look at this generation" }
+  return { status = "Progressing", message = "waiting for the operator to observe this generation" }
 end
 if is("Stalled") then
   return health("Degraded")

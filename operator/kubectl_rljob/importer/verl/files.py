@@ -10,7 +10,7 @@ from kubectl_rljob.importer.hydra import command_line, launch, plain, scalar
 from kubectl_rljob.importer.interpolation import flatten, resolve
 from kubectl_rljob.importer.settings import Settings, System
 from kubectl_rljob.importer.shell import Shell
-from kubectl_rljob.importer.sources import Source, Unreadable, tree_of
+from kubectl_rljob.importer.sources import Source, Unreadable, document, tree_of
 from kubectl_rljob.importer.table import Note, Outcome
 from kubectl_rljob.importer.verl import algorithm, rewards, roles
 from kubectl_rljob.importer.verl.chat import template_arguments
@@ -49,9 +49,11 @@ def _is_yaml(text: str) -> bool:
     if text.startswith("#!"):
         return False
     try:
-        return isinstance(yaml.safe_load(text), dict)
-    except yaml.YAMLError:
-        return False
+        return isinstance(document(text), dict)
+    except Unreadable as error:
+        if isinstance(error.__cause__, yaml.YAMLError):
+            return False
+        raise
 
 
 def _of_yaml(text: str, environment: Mapping[str, str]) -> Source:

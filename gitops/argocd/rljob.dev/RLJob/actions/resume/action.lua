@@ -1,4 +1,4 @@
--- Let a suspended job go on. The request overrides spec.suspend until that changes or another request comes.
+-- Resume a suspended job. The request overrides spec.suspend until that changes or another request comes.
 local os = require("os")
 if obj.metadata.annotations == nil then
   obj.metadata.annotations = {}
