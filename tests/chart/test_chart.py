@@ -48,8 +48,8 @@ def test_the_chart_installs_these_objects() -> None:
         ("RoleBinding", "rljob-lease"),
         ("Service", "rljob"),
         ("ServiceAccount", "rljob"),
-        ("ValidatingAdmissionPolicy", "rljob-own-report"),
-        ("ValidatingAdmissionPolicyBinding", "rljob-own-report"),
+        ("ValidatingAdmissionPolicy", "rljob-system-rljob-own-report"),
+        ("ValidatingAdmissionPolicyBinding", "rljob-system-rljob-own-report"),
     ]
 
 
@@ -62,6 +62,14 @@ def test_on_request_it_installs_these_too() -> None:
         ("PrometheusRule", "rljob"),
         ("ServiceMonitor", "rljob"),
     ]
+
+
+def test_operators_of_two_namespaces_share_no_object_but_the_crd() -> None:
+    cluster_wide = [
+        name for kind, name in render("watchNamespaces={team}") if kind.startswith(("Cluster", "Validating"))
+    ]
+    assert cluster_wide
+    assert [name for name in cluster_wide if not name.startswith("rljob-system-")] == []
 
 
 def test_the_crd_is_the_generated_one_and_is_kept() -> None:
