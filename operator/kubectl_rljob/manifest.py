@@ -23,7 +23,3 @@ def read(file: str, settings: Iterable[str] = ()) -> list[Manifest]:
         raise UserError(f"{file}: {error}") from error
     except OverrideError as error:
         raise UserError(str(error)) from error
-    except RecursionError as error:
-        raise UserError(f"{file} is nested too deeply") from error
-    except ValueError as error:  # a number of thousands of digits, or a tag that the value does not fit
-        raise UserError(f"{file} or --set holds a value that cannot be read: {error}") from error

@@ -52,6 +52,10 @@ def documents(text: str) -> Iterator[Document]:
         while loader.check_node() and (node := loader.get_node()):
             found = list(_duplicates(node, (), {}))
             yield Document(loader.construct_document(node), found)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+    except ValueError as error:  # a number of thousands of digits, or a tag that the value does not fit
+        raise yaml.YAMLError(f"it holds a value that cannot be read: {error}") from error
     finally:
         loader.dispose()
 

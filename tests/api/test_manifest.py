@@ -75,6 +75,8 @@ def test_a_kind_that_is_misspelt_is_an_error_also_among_other_jobs() -> None:
     ("text", "said"),
     [
         ("a: [", "is not YAML: "), ("{[1]: 2}", "a key must be a text"), ("a: &x [*x]", "leads into itself"),
+        ("a: !!int x", "is not YAML: it holds a value that cannot be read"),
+        ("a: " + "[" * 3000 + "]" * 3000, "is not YAML: it is nested too deeply"),
         ("spec:\n  a: 1\n   b: 2", r"^is not YAML: line 3, column 5: .*indent the line as its neighbours$"),
         ("spec:\n  a: {}\n   b: 2", r"^is not YAML: line 3, column 4: .*; indent the line as its neighbours$"),
         ("spec:\n\ta: 1", r"^is not YAML: line 2, column 1: .*; indent with blanks, not with tabs$"),

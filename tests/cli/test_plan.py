@@ -310,4 +310,4 @@ def test_a_value_that_no_reader_of_yaml_can_read(
     file = tmp_path / "rljob.yaml"
     file.write_text(f"kind: RLJob\nmetadata: {{name: demo}}\nspec: {{image: {value}}}\n")
     assert main(["plan", "--offline", "-f", str(file)]) == 1
-    assert capsys.readouterr().err.startswith(f"error: {file} ")
+    assert capsys.readouterr().err.startswith(f"error: {file}: is not YAML: it ")
