@@ -73,12 +73,20 @@ async def _bounded(reader: asyncio.StreamReader, seconds: float | None) -> dict[
 
 
 async def read(reader: asyncio.StreamReader, most: int | None = None) -> dict[str, Any]:
-    """The next message, with the arrays behind it under `arrays`. Raises ValueError for one of more than `most` bytes."""
+    """The next message, with the arrays behind it under `arrays`.
+
+    `most` is for a peer that has not shown the token yet: a message of more bytes, or one that announces arrays, raises ValueError before
+    memory is allocated for it.
+    """
     (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     if most is not None and length > most:
         raise ValueError(f"a message of {length} bytes")
     message = json.loads(await reader.readexactly(length))
-    return message | {"arrays": await _arrays(reader, message["arrays"])} if "arrays" in message else message
+    if "arrays" not in message:
+        return message
+    if most is not None:
+        raise ValueError("arrays from a peer that is not authenticated")
+    return message | {"arrays": await _arrays(reader, message["arrays"])}
 
 
 async def _arrays(reader: asyncio.StreamReader, described: list[list[Any]]) -> dict[str, Array]:
