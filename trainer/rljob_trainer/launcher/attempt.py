@@ -55,6 +55,11 @@ class PodAttempt:
         self._servers = ColocatedServers(control, settings.environment)
 
     @property
+    def pids(self) -> set[int]:
+        """Children of the launcher that this attempt waits for."""
+        return self._servers.pids
+
+    @property
     def _trains(self) -> bool:
         return self._member.role == names.ROLE_TRAINER
 
@@ -228,10 +233,10 @@ async def _kill(fork_server: ForkServer, task: asyncio.Task[int]) -> None:
     """End what the fork server forked, and wait for its end. One that still imports has forked nothing, and stays."""
     if not fork_server.busy:
         task.cancel()
-    for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
-        if not task.done():
-            fork_server.kill(number)
-            await asyncio.wait({task}, timeout=seconds)
+    if not task.done():
+        fork_server.kill(signal.SIGTERM)
+        await asyncio.wait({task}, timeout=STOP_SECONDS)
+    await fork_server.kill_until_ended(task)
 
 
 async def await_cause(directory: Path, driver: asyncio.Task[int] | None, servers: asyncio.Task[int] | None) -> None:

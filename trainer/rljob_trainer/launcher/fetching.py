@@ -1,7 +1,6 @@
 """Before an attempt's processes begin: model and data are on the volume. Node rank 0 fetches them in a process of its own, the others wait."""
 
 import asyncio
-import signal
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.launcher.fork_client import ForkServer
@@ -24,8 +23,7 @@ async def obtain(spec: RLJobSpec, fork_server: ForkServer | None, request: ForkR
     stopped.cancel()
     if not task.done():
         if fork_server and fork_server.busy:
-            fork_server.kill(signal.SIGKILL)
-            await task
+            await fork_server.kill_until_ended(task)
         task.cancel()
         return False
     return task.result()

@@ -6,9 +6,12 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
+from typing import Any
 
 from rljob_trainer.launcher.fork_server import ForkRequest
 from rljob_trainer.processes import kill_group
+
+KILL_AGAIN_SECONDS = 0.5
 
 
 class ForkServerLost(RuntimeError):
@@ -66,6 +69,15 @@ class ForkServer:
         """Signal what was forked and its group, if there is any."""
         if self._leader is not None:
             kill_group(self._leader, number)
+
+    async def kill_until_ended(self, task: asyncio.Task[Any]) -> None:
+        """Repeat SIGKILL until `task`, which waits for the forked process, has ended.
+
+        One signal may be lost: while the process is being forked its pid is not known, or does not lead a group yet.
+        """
+        while not task.done():
+            self.kill(signal.SIGKILL)
+            await asyncio.wait({task}, timeout=KILL_AGAIN_SECONDS)
 
     async def close(self) -> None:
         if self._process and self._process.returncode is None:

@@ -132,7 +132,11 @@ class Launcher:
             await asyncio.sleep(PROGRESS_SECONDS)
             if self._attempt and (progress := self._attempt.progress()) and progress != self._report.progress:
                 self._update_report(progress=progress)
-            reap(self._fork_servers.pids)
+            self._reap_orphans()
+
+    def _reap_orphans(self) -> None:
+        """Collect orphans that ended, and leave our own children to the parts that wait for them: an exit code can be read only once."""
+        reap(self._fork_servers.pids | (self._attempt.pids if self._attempt else set()))
 
     def _update_report(self, **news: object) -> None:
         self._report = self._report.model_copy(update=news)

@@ -41,6 +41,11 @@ class ColocatedServers:
         """All of them, once all answer."""
         self.answering = asyncio.Event()
 
+    @property
+    def pids(self) -> set[int]:
+        """Of the servers that were started. They are children of the launcher, and waited for here."""
+        return {server.pid for server in self._running}
+
     async def run(self) -> Failure:
         """Until one ends, and why; `stop` then."""
         ports = [free_port() for _ in self._shares]

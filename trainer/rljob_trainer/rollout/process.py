@@ -22,6 +22,8 @@ LAST_WORDS_SECONDS = 2.0
 KEPT_BYTES = 2**18
 """Of the output: the tracebacks of all workers, then those of the engine and of the API server."""
 READ_BYTES = 2**16
+DRAIN_SECONDS = 5.0
+"""Longest wait for the end of a killed server's output, which a process that has left its session may hold open."""
 LINES_AFTER = 4
 """The rest of an error's message."""
 USAGE_ERROR = 2
@@ -56,6 +58,10 @@ class ServerProcess:
         check = HealthCheck(process.pid, url, environment[names.ENV_ROLLOUT_TOKEN])
         return ServerProcess(process, output, check, section)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     async def end(self) -> Failure:
         """Why it ended, once it has; one that is dead, frozen or stuck is killed. Nothing that it started lives on."""
         exited, lost = asyncio.create_task(self._process.wait()), asyncio.create_task(self._check.lost())
@@ -83,7 +89,8 @@ class ServerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
-        await self._output
+        await asyncio.wait({self._output}, timeout=DRAIN_SECONDS)
+        self._output.cancel()
 
     def _exited(self, code: int) -> Failure:
         """`code`: negative for a signal. vLLM also exits with 0 when its engine died."""
