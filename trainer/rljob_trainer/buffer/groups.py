@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.buffer.assembly import Outcome
-from rljob_trainer.buffer.draft import Draft
 from rljob_trainer.buffer.generation import Generator
+from rljob_trainer.buffer.partial_sample import PartialSample
 from rljob_trainer.data.prompts import Prompt
 
 
@@ -22,7 +22,7 @@ class Group:
     """In which it was begun."""
     policy: int
     """Step of the policy under which it was begun: none of its tokens is of an older one."""
-    drafts: tuple[Draft, ...]
+    samples: tuple[PartialSample, ...]
     """Its samples, where they are generated in pieces."""
 
 
@@ -49,7 +49,7 @@ class Groups:
         """Those of these prompts, by their positions, that have not been begun; the rollouts serve `policy`."""
         samples = range(self._spec.train.samples_per_prompt)
         for position in sorted(prompts.keys() - self._groups.keys()):
-            self._add(Group(position, step, policy, tuple(Draft() for _ in samples)), prompts[position])
+            self._add(Group(position, step, policy, tuple(PartialSample() for _ in samples)), prompts[position])
 
     def restore(self, groups: Iterable[Group], prompts: Mapping[int, Prompt]) -> None:
         """Those of an earlier attempt, which continue where they were."""
@@ -109,15 +109,16 @@ class Groups:
         task = self._tasks[group.position]
         done = task.done() and not task.exception()
         return replace(
-            group, drafts=tuple(Draft(outcome=o) for o in task.result()) if done else tuple(map(copy, group.drafts))
+            group,
+            samples=tuple(PartialSample(outcome=o) for o in task.result()) if done else tuple(map(copy, group.samples)),
         )
 
     def _add(self, group: Group, prompt: Prompt) -> None:
-        whole = [draft.outcome for draft in group.drafts if draft.outcome]
-        is_complete = len(whole) == len(group.drafts)
+        whole = [sample.outcome for sample in group.samples if sample.outcome]
+        is_complete = len(whole) == len(group.samples)
         generate = self._generator.group
         task = asyncio.create_task(
-            _of(whole) if is_complete else generate(group.step, group.position, prompt, group.drafts)
+            _of(whole) if is_complete else generate(group.step, group.position, prompt, group.samples)
         )
         task.add_done_callback(self._ended)
         self._groups[group.position], self._tasks[group.position] = group, task

@@ -17,8 +17,8 @@ from rljob_trainer.agents.recording import AgentFailed
 from rljob_trainer.batch import Batch
 from rljob_trainer.buffer import batch_files
 from rljob_trainer.buffer.assembly import Outcome
-from rljob_trainer.buffer.draft import Draft
 from rljob_trainer.buffer.groups import Group
+from rljob_trainer.buffer.partial_sample import PartialSample
 from rljob_trainer.buffer.sources import Ready
 from rljob_trainer.checkpoint.files import write_json
 from rljob_trainer.data.order import Cursor
@@ -63,12 +63,12 @@ def write(directory: Path, contents: BufferContents, spec: RLJobSpec) -> None:
     directory.mkdir()
     for ready in contents.batches:
         batch_files.write(_batch_file(directory, ready.batch.step), ready.batch)
-    trajectories = [row for group in contents.groups for draft in group.drafts for row in _trajectory(draft).rows()]
+    trajectories = [row for group in contents.groups for sample in group.samples for row in _trajectory(sample).rows()]
     batch_files.write(_groups_file(directory), Batch.of(0, trajectories, {}))
     described = {
         "madeWith": made_with(spec),
         "batches": [[r.batch.step, r.cursor.consumed, list(r.cursor.pending)] for r in contents.batches],
-        "groups": [[g.position, g.step, g.policy, [_described(d) for d in g.drafts]] for g in contents.groups],
+        "groups": [[g.position, g.step, g.policy, [_described(s) for s in g.samples]] for g in contents.groups],
     }
     write_json(directory / "buffer.json", described)
 
@@ -122,27 +122,27 @@ def _groups_file(directory: Path) -> Path:
     return directory / "groups.safetensors"
 
 
-def _trajectory(draft: Draft) -> Trajectory:
+def _trajectory(sample: PartialSample) -> Trajectory:
     """The scored one; what there is of the response otherwise."""
-    if draft.outcome and isinstance(draft.outcome.result, Trajectory):
-        return draft.outcome.result
+    if sample.outcome and isinstance(sample.outcome.result, Trajectory):
+        return sample.outcome.result
     return Trajectory(
-        draft.response,
+        sample.response,
         0,
         0,
         0,
         finish_reason="stop",
         reward=0.0,
         data_source="",
-        routed_experts=draft.routed_experts,
+        routed_experts=sample.routed_experts,
     )
 
 
-def _described(draft: Draft) -> dict[str, Any]:
+def _described(sample: PartialSample) -> dict[str, Any]:
     """A sample, but for its tokens."""
-    if draft.outcome is None:
-        return {"finishReason": draft.finish_reason}
-    found = draft.outcome
+    if sample.outcome is None:
+        return {"finishReason": sample.finish_reason}
+    found = sample.outcome
     described: dict[str, Any] = {
         "metrics": dict(found.metrics),
         "prediction": found.prediction,
@@ -156,16 +156,16 @@ def _described(draft: Draft) -> dict[str, Any]:
 
 def _groups(described: Sequence[Any], found: Iterator[Trajectory]) -> Iterator[Group]:
     for position, step, policy, samples in described:
-        drafts = [_draft(sample, next(found), position, index) for index, sample in enumerate(samples)]
-        yield Group(position, step, policy, tuple(drafts))
+        restored = [_sample(sample, next(found), position, index) for index, sample in enumerate(samples)]
+        yield Group(position, step, policy, tuple(restored))
 
 
-def _draft(described: Mapping[str, Any], found: Trajectory, position: int, index: int) -> Draft:
+def _sample(described: Mapping[str, Any], found: Trajectory, position: int, index: int) -> PartialSample:
     if "finishReason" in described:
-        return Draft(found.segments, described["finishReason"], routed_experts=found.routed_experts)
+        return PartialSample(found.segments, described["finishReason"], routed_experts=found.routed_experts)
     further = {name: described[name] for name in ("metrics", "prediction", "agent")}
     result: Trajectory | SampleFailed = replace(found, group=position)
     if "failure" in described:
         kind, *of = described["failure"]
         result = FAILURES[kind](*of)
-    return Draft(outcome=Outcome(position, index, result, **further))
+    return PartialSample(outcome=Outcome(position, index, result, **further))

@@ -11,22 +11,25 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import Difficulty
 from rljob_trainer.buffer.assembly import Outcome, require_scored
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.objectives.shaping import fit
+from rljob_trainer.objectives.shaping import difficulty_band
 from rljob_trainer.rewards.request import SampleFailed
 from rljob_trainer.trajectory import Trajectory
 
-Verdict = Literal["kept", "right", "wrong", "hard", "easy", "unscored"]
+GroupKind = Literal["kept", "right", "wrong", "hard", "easy", "unscored"]
 Group = Sequence[Outcome]
 
 
-def verdict(group: Group, difficulty: Difficulty | None = None) -> Verdict:
-    """kept: rewards differ, and their mean is within the difficulty; hard, easy: it is not; right, wrong: all are one reward above 0, or one of 0 or
-    below; unscored: fewer than two samples have one."""
+def group_kind(group: Group, difficulty: Difficulty | None = None) -> GroupKind:
+    """What a group is worth to an algorithm that compares the samples of a prompt.
+
+    kept: rewards differ, and their mean is within `difficulty`; hard, easy: their mean is below or above it; right, wrong: all samples have the
+    same reward, above 0 or not; unscored: fewer than two samples have a reward.
+    """
     rewards = [o.result.reward for o in group if isinstance(o.result, Trajectory)]
     if len(rewards) < 2:
         return "unscored"
     if len(set(rewards)) > 1:
-        return fit(rewards, difficulty) if difficulty else "kept"
+        return difficulty_band(rewards, difficulty) if difficulty else "kept"
     return "right" if rewards[0] > 0 else "wrong"
 
 
@@ -103,7 +106,7 @@ class Selection:
         if not self._dynamic:
             return {}
         used = self._used()
-        count = Counter(map(self._verdict, used.values()))
+        count = Counter(map(self._kind, used.values()))
         rewards = [o.result.reward for group in used.values() for o in group if isinstance(o.result, Trajectory)]
         return {
             "sampling/rounds": float(self._rounds),
@@ -116,14 +119,14 @@ class Selection:
             "sampling/reward": sum(rewards) / len(rewards),
         }
 
-    def _verdict(self, group: Group) -> Verdict:
-        return verdict(group, self._difficulty)
+    def _kind(self, group: Group) -> GroupKind:
+        return group_kind(group, self._difficulty)
 
     def _look_at(self, complete: Mapping[int, Group]) -> None:
         new = {position: complete[position] for position in sorted(complete.keys() - self._groups.keys())}
         self._groups |= new
         self._round += new.values()
-        self._useful += [p for p, group in new.items() if not self._dynamic or self._verdict(group) == "kept"]
+        self._useful += [p for p, group in new.items() if not self._dynamic or self._kind(group) == "kept"]
         self._useful.sort()
 
     def _require_scored(self) -> None:
@@ -136,7 +139,7 @@ class Selection:
         return {p: group for p, group in self._groups.items() if p in self._chosen or p not in self._useful}
 
     def _unfilled(self, rounds: int) -> ConfigurationError:
-        count = Counter(map(self._verdict, self._groups.values()))
+        count = Counter(map(self._kind, self._groups.values()))
         rule = (
             f"after so many rounds only {count['kept']} of the {self._wanted} prompts of a step have samples with different rewards; "
             f"of {len(self._groups)} prompts {count['right']} were all right, {count['wrong']} all wrong, "

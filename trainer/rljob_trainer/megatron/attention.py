@@ -115,9 +115,9 @@ class _Bucket:
     """Pieces of about the same length, side by side, and the keys that they may see."""
 
     queries: torch.Tensor
-    """[n, w] rows of this rank's share. Filling repeats row 0."""
+    """[n, w] rows of this rank's share. Padding repeats row 0."""
     keys: torch.Tensor
-    """[n, k] rows of the gathered shares, from the beginning of each piece's sequence on. Filling repeats row 0 where nobody looks."""
+    """[n, k] rows of the gathered shares, from the beginning of each piece's sequence on. Padding repeats row 0 where nobody looks."""
     first: torch.Tensor | None
     """[n] place of each piece's first query in its sequence; None: all at the beginning."""
 
@@ -138,7 +138,7 @@ def _buckets(
 ) -> tuple[list[_Bucket], torch.Tensor]:
     """The buckets, and where each row's result lies in their concatenation.
 
-    A bucket holds one chunk of sequences whose lengths are of one power of two, so that fewer than half of its rows are filling.
+    A bucket holds one chunk of sequences whose lengths are of one power of two, so that fewer than half of its rows are padding.
     """
     by_size: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     at = 0

@@ -30,8 +30,12 @@ class StepPlan:
     """Rows of the step's columns. Those without a response are in none."""
 
     def rows(self, data_rank: int) -> list[int]:
-        """What a data-parallel rank needs, ascending."""
+        """Rows that a data-parallel rank trains, ascending."""
         return sorted(row for plan in self.mini_batches for micro in plan[data_rank] for row in micro)
+
+    def rows_by_rank(self) -> list[list[int]]:
+        """[data-parallel rank] -> `rows`."""
+        return [self.rows(rank) for rank in range(len(self.mini_batches[0]))]
 
 
 def undivided(spec: RLJobSpec) -> RLJobSpec:
@@ -40,7 +44,7 @@ def undivided(spec: RLJobSpec) -> RLJobSpec:
 
 
 def plan_step(
-    columns: Columns, spec: RLJobSpec, layout: Layout, pairs: bool = False, complete: bool = False
+    columns: Columns, spec: RLJobSpec, layout: Layout, pairs: bool = False, with_last_token: bool = False
 ) -> StepPlan:
     """Mini-batches of whole groups, none of them empty; each spread over ranks and micro-batches.
 
@@ -48,15 +52,15 @@ def plan_step(
 
     Args:
         pairs: the rows of a group lie behind each other in one micro-batch, as Objective.pairs says
-        complete: with every sequence's last token, as Objective.scores says
+        with_last_token: with every sequence's last token, as Objective.scores says
 
     Raises ValueError when no trajectory has a response, or one, or a pair, is longer than a micro-batch.
     """
     kept = np.flatnonzero(columns.response_length)
     if not len(kept):
         raise ValueError("the step has no trajectories to train on")
-    complete = complete or any(reward.model for reward in spec.rewards)
-    lengths = (columns.length - (not complete)).tolist()
+    with_last_token = with_last_token or any(reward.model for reward in spec.rewards)
+    lengths = (columns.length - (not with_last_token)).tolist()
     groups = [list(rows) for _, rows in groupby(kept.tolist(), key=lambda row: columns.group[row])]
     count = min(spec.train.mini_batches, len(groups))
     share = [i * count // len(groups) for i in range(len(groups))]
@@ -66,7 +70,7 @@ def plan_step(
 
 def plan_units(units: Sequence[Sequence[int]], lengths: Sequence[int], spec: RLJobSpec, layout: Layout) -> Plan:
     """Spread rows as `plan` does; those of a unit lie behind each other. `lengths`: of the sequence of every row."""
-    sizes = [sum(space(lengths[row], layout) for row in unit) for unit in units]
+    sizes = [sum(padded_length(lengths[row], layout) for row in unit) for unit in units]
     found = plan(sizes, spec.train.tokens_per_micro_batch, layout.alignment, layout.data, layout.micro_batch_multiple)
     return [[[row for i in micro for row in units[i]] for micro in rank] for rank in found]
 
@@ -95,7 +99,7 @@ def bounded_sets(rows: Sequence[int], lengths: Sequence[int], most: int) -> list
     return found
 
 
-def space(length: int, layout: Layout) -> int:
+def padded_length(length: int, layout: Layout) -> int:
     """The room of a sequence in the row: context-parallel ranks take equal chunks of it. Nothing of the sequence sees what fills it up."""
     return -(-length // layout.sequence_alignment) * layout.sequence_alignment
 
@@ -104,7 +108,7 @@ def plan(lengths: Sequence[int], budget: int, alignment: int, ranks: int, multip
     """Spread sequences of `lengths` tokens over as few micro-batches as the budget allows, equally many on every rank, of about equal size.
 
     No micro-batch has more than `budget` tokens after it was filled up to a multiple of `alignment`. Equal counts, multiples of
-    `multiple`, are what the schedules and the collectives of megatron need; micro-batches without sequences are run on filling that has no weight.
+    `multiple`, are what the schedules and the collectives of megatron need; micro-batches without sequences are run on padding that has no weight.
 
     Raises:
         ValueError: a sequence alone is longer than the budget.

@@ -69,8 +69,9 @@ class Engine:
         return self._parts(columns, self._spec)
 
     def _parts(self, columns: Columns, spec: RLJobSpec) -> list[list[int]]:
-        plan = plan_step(columns, spec, self._parallel.layout, self.objective.pairs, self.objective.scores)
-        return [plan.rows(rank) for rank in range(self._parallel.layout.data)]
+        return plan_step(
+            columns, spec, self._parallel.layout, self.objective.pairs, self.objective.scores
+        ).rows_by_rank()
 
     def held_out_parts(self, columns: Columns) -> list[list[int]]:
         """As `parts`, of a batch that `evaluate` gets."""
@@ -85,7 +86,7 @@ class Engine:
         step = self._measured(batch, self._undivided)
         for name, values in self.objective.advantages(step).columns.items():
             step.put(name, values)
-        step.weigh(self.objective)
+        step.put_loss_weights(self.objective)
         found = update_metrics(self.objective, self._policy.evaluate_loss(step, self.objective))
         self.memory.enter("generate")
         return {name: value for name, value in found.items() if math.isfinite(value)}
@@ -131,7 +132,7 @@ class Engine:
         metrics = dict(targets.metrics) | self._reward_metrics(step)
         metrics["train/tokens"] = float(columns.length[columns.response_length > 0].sum())
         for network, objective in self._learners():
-            step.weigh(objective)
+            step.put_loss_weights(objective)
             learn = network.learn if objective.learns(step.batch.step) else network.evaluate_loss
             with self._policy.routing.replayed():
                 updates = learn(step, objective)

@@ -171,7 +171,9 @@ class _RewardModel:
         if not chosen:
             return np.zeros(len(step.counts))
         micro_batches = [
-            micro_batch(step.batch.trajectories, [i for i in m.row.rows if i in chosen], step.parallel, complete=True)
+            micro_batch(
+                step.batch.trajectories, [i for i in m.row.rows if i in chosen], step.parallel, with_last_token=True
+            )
             for m in step.micro_batches()
         ]
         with self._offloader.using("parameters"):

@@ -219,7 +219,7 @@ class TorchBackend(BackendSpecProvider):
         return partial(TEGroupedMLP, submodules=submodules)
 
 
-def keep_apart(module: torch.nn.Module) -> None:
+def mark_expert_parameters(module: torch.nn.Module) -> None:
     """Give experts buffers of their own also where no ranks share them. Their optimizer state then looks the same for every number of
     expert-parallel ranks and can be resharded (core/optimizer/distrib_optimizer.py:962)."""
     for name, parameter in module.named_parameters():

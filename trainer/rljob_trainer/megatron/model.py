@@ -20,7 +20,7 @@ from rljob_api.validation.adapters import settled
 from rljob_trainer.checkpoint.manifest import engine_directory
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.export import Exporter
-from rljob_trainer.megatron.layers import keep_apart
+from rljob_trainer.megatron.layers import mark_expert_parameters
 from rljob_trainer.megatron.lora import Adapters
 from rljob_trainer.megatron.lora_base import Base
 from rljob_trainer.megatron.lora_parts import as_in_files
@@ -28,7 +28,7 @@ from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import configure, open_bridge, provide
 
 CHECKPOINT = "spec.model.megatronCheckpoint"
-GUESSING = "num_nextn_predict_layers"
+MTP_LAYERS = "num_nextn_predict_layers"
 
 
 class PolicyModel:
@@ -67,7 +67,7 @@ class PolicyModel:
 
     def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
         """Layers that guess further tokens (multi-token prediction) are not trained, and not exported."""
-        return config | ({GUESSING: 0} if config.get(GUESSING) else {})
+        return config | ({MTP_LAYERS: 0} if config.get(MTP_LAYERS) else {})
 
 
 def require_all_weights(
@@ -114,7 +114,7 @@ def wrap(modules: Sequence[MegatronModule], config: Any, spec: RLJobSpec) -> lis
         overlap_param_gather=overlap.param_gather,
     )
     for module in modules:
-        keep_apart(module)
+        mark_expert_parameters(module)
     whole = [_in_its_type(m, config) for m in modules]
     chunks = [DistributedDataParallel(config, ddp, m, disable_bucketing=i > 0) for i, m in enumerate(whole)]
     if overlap.grad_reduce:

@@ -130,7 +130,7 @@ class TrainedNetwork(Network):
         with self.offloader.using("parameters"):
             parts = (self.passes.forward(batch.micro_batches, measure) for batch in step.batches)
             sums = [checked(self._over_world(p, objective), partial(objective.check, update=0)) for p in parts]
-        return [Update(s, norm=0.0, rate=0.0, skipped=False) for s in sums]
+        return [Update(s, grad_norm=0.0, learning_rate=0.0, skipped=False) for s in sums]
 
     def checkpointed(self) -> checkpoint.CheckpointedNetwork:
         """What a checkpoint needs of it; inside `offloader.using("parameters", "optimizer")`."""
@@ -145,9 +145,9 @@ class TrainedNetwork(Network):
         self, micro: MicroBatch, raw: torch.Tensor, objective: Objective
     ) -> tuple[torch.Tensor, MetricAccumulator]:
         found = objective.loss(micro.columns, micro.sequences, self.output(micro, raw))
-        loss = (micro.columns[f"{objective.prefix}/weights"] * found.loss).sum()
-        return loss, MetricAccumulator.of(loss, found.mask, found.measured)
+        loss = (micro.columns[f"{objective.prefix}/loss_weights"] * found.loss).sum()
+        return loss, MetricAccumulator.of(loss, found.mask, found.token_metrics)
 
     def _over_world(self, parts: Sequence[MetricAccumulator], objective: Objective) -> MetricAccumulator:
-        zero = MetricAccumulator.zero(objective.measured, self.parallel.device)
+        zero = MetricAccumulator.zero(objective.token_metrics, self.parallel.device)
         return sum(parts, zero).over_world(counts=self.parallel.reports_metrics)

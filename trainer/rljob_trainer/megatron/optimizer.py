@@ -23,14 +23,15 @@ class NonFiniteError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What an optimizer step did."""
+    """One optimizer step."""
 
     sums: MetricAccumulator
-    norm: float
-    """Of the gradient, before clipping."""
-    rate: float
-    """Learning rate."""
+    """Loss and token metrics, summed over all ranks."""
+    grad_norm: float
+    """Before clipping."""
+    learning_rate: float
     skipped: bool
+    """No parameter was changed, since loss or gradient were not finite (`onNonFinite: skip`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +87,13 @@ def checked(measured: MetricAccumulator, check: Callable[[MetricAccumulator], No
 
 
 def update_metrics(objective: Objective, updates: Sequence[Update]) -> dict[str, float]:
-    """Of the optimizer steps of a step. One that was skipped counts in `skipped` alone, unless all were."""
+    """Metrics over the optimizer steps of one training step. Skipped ones count in `skipped` only, unless all were skipped."""
     chosen = [u for u in updates if not u.skipped] or updates
     sums = sum((u.sums for u in chosen[1:]), chosen[0].sums)
     return objective.metrics(sums) | {
         f"{objective.prefix}/loss": sums[LOSS] / len(chosen),
-        f"{objective.prefix}/grad_norm": sum(u.norm for u in chosen) / len(chosen),
-        f"{objective.prefix}/learning_rate": chosen[-1].rate,
+        f"{objective.prefix}/grad_norm": sum(u.grad_norm for u in chosen) / len(chosen),
+        f"{objective.prefix}/learning_rate": chosen[-1].learning_rate,
         f"{objective.prefix}/skipped": float(sum(u.skipped for u in updates)),
     }
 

@@ -10,7 +10,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 
 from rljob_trainer.images import Placed, positions
 from rljob_trainer.megatron import context_parallel
-from rljob_trainer.megatron.batching import space
+from rljob_trainer.megatron.batching import padded_length
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.objectives.tokens import Sequences
 from rljob_trainer.trajectory import Trajectory
@@ -84,19 +84,19 @@ def micro_batch(
     trajectories: Mapping[int, Trajectory] | Sequence[Trajectory],
     rows: Sequence[int],
     parallel: ParallelState,
-    complete: bool = False,
+    with_last_token: bool = False,
 ) -> MicroBatch:
-    """Pack the trajectories of these rows; filling up to the alignment is one more sequence, of zeros.
+    """Pack the trajectories of these rows; padding up to the alignment is one more sequence, of zeros.
 
-    A response token lies where the model predicts it, and the last token, which predicts nothing, is left out. `complete`: it lies where it is
+    A response token lies where the model predicts it, and the last token, which predicts nothing, is left out. `with_last_token`: it lies where it is
     read, and the whole trajectory is there; for models that judge what they have read. The column `mask` is the tokens that are learnt from.
     """
     chosen = [trajectories[i] for i in rows]
-    lengths = [len(t) - (not complete) for t in chosen]
-    sequences = [space(n, parallel.layout) for n in lengths]
+    lengths = [len(t) - (not with_last_token) for t in chosen]
+    sequences = [padded_length(n, parallel.layout) for n in lengths]
     alignment = parallel.layout.alignment
-    if filling := -sum(sequences) % alignment or (0 if lengths else alignment):
-        sequences.append(filling)
+    if padding := -sum(sequences) % alignment or (0 if lengths else alignment):
+        sequences.append(padding)
     row = _row(rows, [t.response_length for t in chosen], lengths, sequences, parallel)
     tokens, targets, index = (torch.zeros(row.length, dtype=torch.long) for _ in range(3))
     index += len(chosen)

@@ -65,7 +65,7 @@ class Routing:
 
 
 def _replay(router: RouterReplay, experts: torch.Tensor | None) -> None:
-    """Not set_target_indices, which keeps all of them for a backward pass of its own. A micro-batch of nothing but filling has none."""
+    """Not set_target_indices, which keeps all of them for a backward pass of its own. A micro-batch of nothing but padding has none."""
     if experts is None:
         router.router_replay_action = None
     else:

@@ -26,12 +26,12 @@ class MiniBatch:
     rows: list[int]
     """Of the whole mini-batch, over all ranks."""
     read_tokens: int
-    """That the model reads in it, over all ranks, without filling."""
+    """That the model reads in it, over all ranks, without padding."""
 
 
 @dataclass(slots=True)
 class Step:
-    """What `Engine.measure` returns: see objectives.objective.StepColumns. A rank has the trajectories of its own data-parallel copy only."""
+    """What `Engine.measure` returns: see objectives.objective.MeasuredStep. A rank has the trajectories of its own data-parallel copy only."""
 
     batch: Batch
     batches: list[MiniBatch]
@@ -78,15 +78,17 @@ class Step:
         for micro, part in zip(self.micro_batches(), parts, strict=False):
             micro.columns[name] = part
 
-    def weigh(self, objective: Objective) -> None:
+    def put_loss_weights(self, objective: Objective) -> None:
         """Make the column of what each token's loss counts: over the whole mini-batch, before anything is left out of it."""
         columns = self.batch.columns
         for batch in self.batches:
-            of_rows = of_branches(objective.weights, columns.learnt_length[batch.rows], columns.trajectory[batch.rows])
+            of_rows = of_branches(
+                objective.loss_weights, columns.learnt_length[batch.rows], columns.trajectory[batch.rows]
+            )
             weights = dict(zip(batch.rows, of_rows, strict=True))
             for micro in batch.micro_batches:
                 of_row = zip(micro.row.rows, micro.row.counts, strict=True)
-                micro.put(f"{objective.prefix}/weights", {i: torch.full((n,), weights[i]) for i, n in of_row})
+                micro.put(f"{objective.prefix}/loss_weights", {i: torch.full((n,), weights[i]) for i, n in of_row})
 
     def gather(self, name: str) -> list[torch.Tensor]:
         """A column of every row, [count] each in float32, on every rank. Collective; 4 bytes per response token of the step."""
@@ -108,10 +110,10 @@ def _age(trajectory: Trajectory, step: int) -> Ints:
     return np.where(written == NO_POLICY, 0, step - 1 - written).astype(np.int32)
 
 
-def _mini_batch(batch: Batch, plan: Plan, parallel: ParallelState, complete: bool) -> MiniBatch:
+def _mini_batch(batch: Batch, plan: Plan, parallel: ParallelState, with_last_token: bool) -> MiniBatch:
     rows = sorted(row for rank in plan for micro in rank for row in micro)
-    read = int((batch.columns.length[rows] - (not complete)).sum())
-    own = [micro_batch(batch.trajectories, micro, parallel, complete) for micro in plan[parallel.data_rank]]
+    read = int((batch.columns.length[rows] - (not with_last_token)).sum())
+    own = [micro_batch(batch.trajectories, micro, parallel, with_last_token) for micro in plan[parallel.data_rank]]
     return MiniBatch(own, rows, read)
 
 

@@ -182,7 +182,7 @@ ADVANTAGES: dict[str, Estimator] = {
     "remax": remax,
 }
 """By their name in spec.algorithm.advantage."""
-IN_TIME = frozenset({"gae", "reinforce++", "remax", "python"})
+READ_REWARD_TIMING = frozenset({"gae", "reinforce++", "remax", "python"})
 """Those for which it may matter when in a trajectory a reward was earned."""
 
 

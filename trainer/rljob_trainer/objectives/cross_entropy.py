@@ -21,12 +21,12 @@ class CrossEntropyObjective(Objective):
     """Of spec.sft. Its metrics are of the plain cross entropy, without label smoothing."""
 
     prefix = "train"
-    measured = ("cross_entropy", "correct")
+    token_metrics = ("cross_entropy", "correct")
 
     def __init__(self, spec: RLJobSpec) -> None:
         self._sft = spec.sft
 
-    def weights(self, counts: Sequence[int]) -> list[float]:
+    def loss_weights(self, counts: Sequence[int]) -> list[float]:
         return token_weights(counts, AGGREGATIONS[self._sft.aggregation])
 
     def loss(self, columns: Mapping[str, torch.Tensor], sequences: Sequences, output: Output) -> TokenLoss:

@@ -43,7 +43,7 @@ LEAST_REST = 1e-6
 """Probability that all further tokens have at least: float32 knows no less of 1 - p."""
 
 
-def coarse_kl(log_probs: torch.Tensor, teacher_log_probs: torch.Tensor) -> torch.Tensor:
+def top_k_kl(log_probs: torch.Tensor, teacher_log_probs: torch.Tensor) -> torch.Tensor:
     """KL(policy || teacher) of the event which of K tokens comes, or whether it is another one.
 
     sum_k p_k log(p_k / q_k) + p' log(p' / q') with p' = 1 - sum_k p_k, at least LEAST_REST. It is never negative, never above the divergence over the

@@ -13,11 +13,11 @@ LOSS, TOKENS = "loss", "tokens"
 @dataclass(frozen=True, slots=True)
 class MetricAccumulator:
     """`totals` [k], float64, in the order of `names`: the loss is weighted already, the others are sums over the tokens that are learnt from.
-    `largest`: [k], the largest single ones."""
+    `maxima`: [k], the maxima single ones."""
 
     names: tuple[str, ...]
     totals: torch.Tensor
-    largest: torch.Tensor
+    maxima: torch.Tensor
 
     @staticmethod
     def zero(columns: tuple[str, ...], device: torch.device) -> "MetricAccumulator":
@@ -28,24 +28,24 @@ class MetricAccumulator:
     @staticmethod
     @torch.no_grad()
     def of(loss: torch.Tensor, mask: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> "MetricAccumulator":
-        """`loss`: scalar; `mask` and columns: [t], not negative where the largest is asked for, 0 outside the mask."""
+        """`loss`: scalar; `mask` and columns: [t], not negative where the maxima is asked for, 0 outside the mask."""
         values = torch.stack([mask, *columns.values()]).double()
         totals = torch.cat((loss.double()[None], values.sum(1)))
         return MetricAccumulator((LOSS, TOKENS, *columns), totals, torch.cat((totals[:1], values.amax(1))))
 
     def __add__(self, other: "MetricAccumulator") -> "MetricAccumulator":
-        return MetricAccumulator(self.names, self.totals + other.totals, torch.maximum(self.largest, other.largest))
+        return MetricAccumulator(self.names, self.totals + other.totals, torch.maximum(self.maxima, other.maxima))
 
     def over_world(self, counts: bool) -> "MetricAccumulator":
         """The sum over all ranks that count; the same on every rank. Collective."""
-        totals, largest = (x.clone() if counts else torch.zeros_like(x) for x in (self.totals, self.largest))
+        totals, maxima = (x.clone() if counts else torch.zeros_like(x) for x in (self.totals, self.maxima))
         dist.all_reduce(totals)
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-        return MetricAccumulator(self.names, totals, largest)
+        dist.all_reduce(maxima, dist.ReduceOp.MAX)
+        return MetricAccumulator(self.names, totals, maxima)
 
     def on_host(self) -> "MetricAccumulator":
         """With the numbers in host memory: waits for the device once, and never again."""
-        return MetricAccumulator(self.names, self.totals.cpu(), self.largest.cpu())
+        return MetricAccumulator(self.names, self.totals.cpu(), self.maxima.cpu())
 
     @property
     def is_finite(self) -> bool:
@@ -59,5 +59,5 @@ class MetricAccumulator:
         """Per token; not a number where there is none, as when every response was cut off and filtered."""
         return self[name] / self[TOKENS] if self[TOKENS] else math.nan
 
-    def worst(self, name: str) -> float:
-        return float(self.largest[self.names.index(name)])
+    def max(self, name: str) -> float:
+        return float(self.maxima[self.names.index(name)])

@@ -40,7 +40,7 @@ class Output(Protocol):
         ...
 
 
-class StepColumns(Protocol):
+class MeasuredStep(Protocol):
     """A step whose fixed quantities have been measured."""
 
     batch: Batch
@@ -72,8 +72,8 @@ class TokenLoss:
     """To be multiplied with the tokens' weights and summed. With gradients; 0 where nothing is learnt."""
     mask: torch.Tensor
     """1 for tokens that are learnt from; means of what is measured are over these."""
-    measured: Mapping[str, torch.Tensor]
-    """Objective.measured, without gradients and 0 outside the mask: they are summed over tokens, micro-batches and ranks."""
+    token_metrics: Mapping[str, torch.Tensor]
+    """Objective.token_metrics, without gradients and 0 outside the mask: they are summed over tokens, micro-batches and ranks."""
 
 
 class Objective:
@@ -83,7 +83,7 @@ class Objective:
     """Of its metrics, such as `train`."""
     needs: frozenset[Column] = frozenset()
     """Columns that are measured before the first update."""
-    measured: tuple[str, ...] = ()
+    token_metrics: tuple[str, ...] = ()
     """What `loss` measures per token."""
     temperature: float = 1.0
     """At which log-probabilities are taken."""
@@ -102,11 +102,11 @@ class Objective:
         trajectories `mask`, `rollout_log_probs` and `age` (trained steps since the policy that wrote the token) [t]."""
         raise NotImplementedError
 
-    def weights(self, counts: Sequence[int]) -> list[float]:
+    def loss_weights(self, counts: Sequence[int]) -> list[float]:
         """What the loss of every token of each trajectory of a mini-batch counts: [n] for trajectories of so many learnt tokens."""
         raise NotImplementedError
 
-    def advantages(self, step: StepColumns) -> Targets:
+    def advantages(self, step: MeasuredStep) -> Targets:
         """What the whole step teaches. Collective where it gathers."""
         return Targets()
 

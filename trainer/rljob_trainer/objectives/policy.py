@@ -11,15 +11,15 @@ import torch
 from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import TEACHER_LOG_PROBS, Columns, candidates
-from rljob_trainer.objectives.advantages import IN_TIME, Episodes, estimate
-from rljob_trainer.objectives.functions import Formulas
+from rljob_trainer.objectives.advantages import READ_REWARD_TIMING, Episodes, estimate
 from rljob_trainer.objectives.kl import adapt, token_rewards
 from rljob_trainer.objectives.losses import token_weights
 from rljob_trainer.objectives.metrics import TOKENS, MetricAccumulator
-from rljob_trainer.objectives.objective import Column, Objective, Output, StepColumns, Targets, TokenLoss
-from rljob_trainer.objectives.shaping import Fit, fit, overlong_penalty
+from rljob_trainer.objectives.objective import Column, MeasuredStep, Objective, Output, Targets, TokenLoss
+from rljob_trainer.objectives.shaping import DifficultyBand, difficulty_band, overlong_penalty
 from rljob_trainer.objectives.terms import Terms, policy_terms
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
+from rljob_trainer.objectives.user_functions import Formulas
 from rljob_trainer.objectives.value import ValueObjective
 from rljob_trainer.parity import arithmetic_of, require_match
 from rljob_trainer.trajectory import Bools
@@ -49,7 +49,7 @@ class PolicyObjective(Objective):
 
     prefix = "train"
     critic: ValueObjective | None
-    measured = (*Terms._fields[1:], "age", "on_policy", "on_policy_difference")
+    token_metrics = (*Terms._fields[1:], "age", "on_policy", "on_policy_difference")
     """The last two: whether the policy that is trained generated the token, and `difference` of these tokens."""
 
     def __init__(self, spec: RLJobSpec) -> None:
@@ -88,7 +88,7 @@ class PolicyObjective(Objective):
     @property
     def _rewards_turns(self) -> bool:
         """A turn of an agent's may have a reward of its own, and the estimator reads when it was earned."""
-        return self._spec.rollout.agent is not None and self._algorithm.advantage in IN_TIME
+        return self._spec.rollout.agent is not None and self._algorithm.advantage in READ_REWARD_TIMING
 
     @property
     def _teacher(self) -> str:
@@ -96,14 +96,14 @@ class PolicyObjective(Objective):
         distillation = self._algorithm.distillation
         return REFERENCE_LOG_PROBS if distillation and distillation.reference else TEACHER_LOG_PROBS
 
-    def weights(self, counts: Sequence[int]) -> list[float]:
+    def loss_weights(self, counts: Sequence[int]) -> list[float]:
         return token_weights(counts, self._algorithm.aggregation, self._spec.longest_response)
 
     def learns(self, step: int) -> bool:
         """Not while the critic warms up."""
         return self._spec.critic is None or step > self._spec.critic.warmup_steps
 
-    def advantages(self, step: StepColumns) -> Targets:
+    def advantages(self, step: MeasuredStep) -> Targets:
         """Of every response token: computed on CPU in float64, so that no cut over ranks changes it."""
         columns, learnt = step.batch.columns, step.learnt()
         kept = torch.from_numpy(columns.response_length > 0)
@@ -112,18 +112,18 @@ class PolicyObjective(Objective):
         lengths = columns.response_length.tolist()
         targets = {"advantages": _rows(found.advantages, kept, lengths)}
         metrics: dict[str, float] = {}
-        fits = self._fits(columns)
-        left_out = self._left_out(columns, fits)
+        bands = self._difficulty_bands(columns)
+        left_out = self._left_out(columns, bands)
         if left_out.any():
             targets["mask"] = [mask * float(not out) for mask, out in zip(learnt, left_out, strict=True)]
-        if fits:
-            metrics |= {f"train/too_{kind}": list(fits.values()).count(kind) / len(fits) for kind in ("hard", "easy")}
+        if bands:
+            metrics |= {f"train/too_{kind}": list(bands.values()).count(kind) / len(bands) for kind in ("hard", "easy")}
         if self.critic and found.returns is not None and episodes.values is not None:
             targets["returns"] = _rows(found.returns, kept, lengths)
             metrics |= self.critic.explained(found.returns, episodes.values, episodes.mask)
         return Targets(targets, metrics)
 
-    def _episodes(self, step: StepColumns, mask: torch.Tensor, kept: torch.Tensor) -> Episodes:
+    def _episodes(self, step: MeasuredStep, mask: torch.Tensor, kept: torch.Tensor) -> Episodes:
         """Of the trajectories that are `kept`. `mask`: [n, T]."""
         columns = step.batch.columns
         baselines = torch.from_numpy(columns.baseline_reward)[kept]
@@ -139,9 +139,11 @@ class PolicyObjective(Objective):
             baselines=None if baselines.isnan().any() else baselines,
         )
 
-    def _fits(self, columns: Columns) -> dict[int, Fit]:
-        """By group: whether the mean reward of its samples, before the penalty for length, lies within spec.algorithm.difficulty. Empty without
-        such bounds, and with dynamic sampling, which has chosen by them."""
+    def _difficulty_bands(self, columns: Columns) -> dict[int, DifficultyBand]:
+        """By group: where its mean reward, before the penalty for overlong responses, lies relative to spec.algorithm.difficulty.
+
+        Empty without such bounds, and with dynamic sampling, which has already selected by them.
+        """
         difficulty, longest = self._algorithm.difficulty, self._spec.longest_response
         if difficulty is None or self._algorithm.dynamic_sampling:
             return {}
@@ -149,29 +151,29 @@ class PolicyObjective(Objective):
         rewards: dict[int, list[float]] = defaultdict(list)
         for group, reward, length in zip(columns.group[first], columns.reward[first], lengths, strict=True):
             rewards[int(group)].append(float(reward) + overlong_penalty(int(length), longest, self._algorithm.overlong))
-        return {group: fit(of_group, difficulty) for group, of_group in rewards.items()}
+        return {group: difficulty_band(of_group, difficulty) for group, of_group in rewards.items()}
 
-    def _left_out(self, columns: Columns, fits: Mapping[int, Fit]) -> Bools:
+    def _left_out(self, columns: Columns, bands: Mapping[int, DifficultyBand]) -> Bools:
         """[n], trajectories that count in advantages and of which no token is learnt: those that were cut off, with overlong.filter, and those of
         groups that do not fit."""
         cut = columns.truncated & self._algorithm.overlong.filter
-        return cut | np.array([fits.get(int(group), "kept") != "kept" for group in columns.group], np.bool_)
+        return cut | np.array([bands.get(int(group), "kept") != "kept" for group in columns.group], np.bool_)
 
-    def _penalties(self, step: StepColumns, mask: torch.Tensor) -> torch.Tensor:
+    def _penalties(self, step: MeasuredStep, mask: torch.Tensor) -> torch.Tensor:
         """[n, T], the divergence as a reward of tokens."""
         if not self._penalises_reward:
             return torch.zeros_like(mask)
         ours, reference = self._old_log_probs(step), _padded(step.gather(REFERENCE_LOG_PROBS))
         return token_rewards(self._algorithm.kl.estimator, self.kl_coefficient, ours, reference)
 
-    def _teacher_rewards(self, step: StepColumns) -> torch.Tensor:
+    def _teacher_rewards(self, step: MeasuredStep) -> torch.Tensor:
         """[n, T], coefficient x (log teacher - log policy), whose expectation is that of -coefficient x KL(policy || teacher)."""
         distillation = self._algorithm.distillation
         assert distillation is not None
         teacher = _padded(step.gather(self._teacher))
         return token_rewards("k1", distillation.coefficient, self._old_log_probs(step), teacher)
 
-    def _old_log_probs(self, step: StepColumns) -> torch.Tensor:
+    def _old_log_probs(self, step: MeasuredStep) -> torch.Tensor:
         """[n, T]"""
         return _padded(step.gather("rollout_log_probs" if self._bypass else "old_log_probs"))
 
@@ -195,7 +197,7 @@ class PolicyObjective(Objective):
         age = columns["age"] * mask
         on_policy = (columns["age"] == 0) * mask * (not self._replayed)
         further = (age, on_policy, on_policy * terms.difference)
-        return TokenLoss(terms.loss, mask, dict(zip(self.measured, (*terms[1:], *further), strict=True)))
+        return TokenLoss(terms.loss, mask, dict(zip(self.token_metrics, (*terms[1:], *further), strict=True)))
 
     def _candidates(self, columns: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
         """Ids and log-probabilities [t, K] of the teacher's likeliest tokens."""
@@ -211,13 +213,13 @@ class PolicyObjective(Objective):
         on_policy = sums["on_policy"]
         if on_policy and not (self._bypass and update):
             mean = sums["on_policy_difference"] / on_policy
-            require_match(arithmetic_of(self._spec), mean, sums.worst("on_policy_difference"))
+            require_match(arithmetic_of(self._spec), mean, sums.max("on_policy_difference"))
 
     def metrics(self, sums: MetricAccumulator) -> dict[str, float]:
         means = MEANS | ({TEACHER_KL: "teacher_kl"} if self._algorithm.distillation else {})
         return (
             {name: sums.mean(column) for name, column in means.items()}
-            | {name: sums.worst(column) for name, column in LARGEST.items()}
+            | {name: sums.max(column) for name, column in LARGEST.items()}
             | {
                 "train_rollout/effective_sample_size": _effective(sums),
                 "train/kl_coefficient": self.kl_coefficient,

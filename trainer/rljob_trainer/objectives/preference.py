@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.supervised import DpoSpec
 from rljob_trainer.objectives.objective import Output, TokenLoss
-from rljob_trainer.objectives.pairs import Judged, PairObjective, judged, lead, pair_loss
+from rljob_trainer.objectives.pairs import PairObjective, PairTerms, margins, pair_loss, pair_terms
 from rljob_trainer.objectives.tokens import Sequences
 
 LARGEST_MEAN = -1e-7
@@ -54,7 +54,7 @@ def sigmoid(responses: Responses, dpo: DpoSpec) -> Preference:
     note on DPO with noisy preferences").
     """
     rewards = dpo.beta * responses.ratios
-    d, e = lead(rewards), dpo.label_smoothing
+    d, e = margins(rewards), dpo.label_smoothing
     return Preference(-(1 - e) * logsigmoid(d) - e * logsigmoid(-d), rewards)
 
 
@@ -65,19 +65,19 @@ def ipo(responses: Responses, dpo: DpoSpec) -> Preference:
     keeps the target 1 / (2 beta) apart from lengths.
     """
     means = responses.ratios / responses.lengths
-    return Preference((lead(means) - 1 / (2 * dpo.beta)) ** 2, dpo.beta * means)
+    return Preference((margins(means) - 1 / (2 * dpo.beta)) ** 2, dpo.beta * means)
 
 
 def hinge(responses: Responses, dpo: DpoSpec) -> Preference:
     """L = max(0, 1 - d), d as in `sigmoid`: SLiC's calibration (arXiv 2305.10425) of likelihoods over the reference's (RSO, arXiv 2309.06657)."""
     rewards = dpo.beta * responses.ratios
-    return Preference((1 - lead(rewards)).clamp(min=0), rewards)
+    return Preference((1 - margins(rewards)).clamp(min=0), rewards)
 
 
 def simpo(responses: Responses, dpo: DpoSpec) -> Preference:
     """L = -log sigmoid(d - gamma), d the difference of the rewards beta x log policy per token; gamma is `margin` (arXiv 2405.14734, equation 6)."""
     rewards = dpo.beta * responses.means
-    return Preference(-logsigmoid(lead(rewards) - dpo.margin), rewards)
+    return Preference(-logsigmoid(margins(rewards) - dpo.margin), rewards)
 
 
 def orpo(responses: Responses, dpo: DpoSpec) -> Preference:
@@ -85,7 +85,7 @@ def orpo(responses: Responses, dpo: DpoSpec) -> Preference:
     2403.07691, section 4)."""
     means = responses.means
     odds = means - (-torch.expm1(means.clamp(max=LARGEST_MEAN))).log()
-    return Preference(-means[:, 0] - dpo.beta * logsigmoid(lead(odds)), dpo.beta * means)
+    return Preference(-means[:, 0] - dpo.beta * logsigmoid(margins(odds)), dpo.beta * means)
 
 
 LOSSES: dict[str, Callable[[Responses, DpoSpec], Preference]] = {
@@ -101,7 +101,7 @@ LOSSES: dict[str, Callable[[Responses, DpoSpec], Preference]] = {
 class PreferenceObjective(PairObjective):
     """Of spec.dpo."""
 
-    measured = (*PairObjective.measured, "chosen_log_prob", "rejected_log_prob")
+    token_metrics = (*PairObjective.token_metrics, "chosen_log_prob", "rejected_log_prob")
 
     def __init__(self, spec: RLJobSpec) -> None:
         self._dpo = spec.dpo
@@ -112,15 +112,15 @@ class PreferenceObjective(PairObjective):
         reference = columns["reference_log_probs"] if self.needs else torch.zeros_like(mask)
         references = sequences.total((reference * mask)[:, None]).view(-1, 2)
 
-        def judge(sums: torch.Tensor, lengths: torch.Tensor) -> Judged:
-            return judge_responses(Responses(sums, references, lengths), self._dpo)
+        def terms_of(sums: torch.Tensor, lengths: torch.Tensor) -> PairTerms:
+            return preference_terms(Responses(sums, references, lengths), self._dpo)
 
-        return pair_loss(log_probs, mask, sequences, judge)
+        return pair_loss(log_probs, mask, sequences, terms_of)
 
 
-def judge_responses(responses: Responses, dpo: DpoSpec) -> Judged:
+def preference_terms(responses: Responses, dpo: DpoSpec) -> PairTerms:
     """With sftCoefficient x the chosen response's cross entropy per token, which keeps its likelihood up (arXiv 2404.19733)."""
     found = LOSSES[dpo.loss](responses, dpo)
-    pairs = judged(found.loss - dpo.sft_coefficient * responses.means[:, 0], found.rewards)
+    pairs = pair_terms(found.loss - dpo.sft_coefficient * responses.means[:, 0], found.rewards)
     chosen, rejected = responses.log_probs.detach().unbind(1)
-    return Judged(pairs.loss, {**pairs.measured, "chosen_log_prob": chosen, "rejected_log_prob": rejected})
+    return PairTerms(pairs.loss, {**pairs.token_metrics, "chosen_log_prob": chosen, "rejected_log_prob": rejected})

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 from rljob_api.spec.algorithm import AlgorithmSpec, RolloutCorrection
-from rljob_trainer.objectives.kl import ESTIMATORS, coarse_kl, k1, k2, k3
+from rljob_trainer.objectives.kl import ESTIMATORS, k1, k2, k3, top_k_kl
 from rljob_trainer.objectives.losses import LARGEST_LOG_RATIO, LossFunction
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 
@@ -138,7 +138,7 @@ def _distillation(algorithm: AlgorithmSpec, tokens: TokenColumns) -> torch.Tenso
     if tokens.teacher_log_probs is None or distillation is None or distillation.where == "reward":
         return torch.zeros_like(tokens.log_probs)
     if tokens.candidates is not None and tokens.teacher_candidates is not None:
-        return distillation.coefficient * coarse_kl(tokens.candidates, tokens.teacher_candidates)
+        return distillation.coefficient * top_k_kl(tokens.candidates, tokens.teacher_candidates)
     return distillation.coefficient * k2(tokens.log_probs, tokens.teacher_log_probs)
 
 
@@ -146,7 +146,7 @@ def _teacher_divergence(tokens: TokenColumns) -> torch.Tensor:
     if tokens.teacher_log_probs is None:
         return torch.zeros_like(tokens.entropy)
     if tokens.candidates is not None and tokens.teacher_candidates is not None:
-        return coarse_kl(tokens.candidates.detach(), tokens.teacher_candidates)
+        return top_k_kl(tokens.candidates.detach(), tokens.teacher_candidates)
     return k1(tokens.log_probs.detach(), tokens.teacher_log_probs)
 
 

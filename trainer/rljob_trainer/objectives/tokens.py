@@ -37,7 +37,7 @@ class TokenColumns(NamedTuple):
     """Of `algorithm.distillation`, at temperature 1."""
     advantages: torch.Tensor
     mask: torch.Tensor
-    """1.0 for tokens of responses; 0.0 for prompts, filling and the responses that `overlong.filter` leaves out."""
+    """1.0 for tokens of responses; 0.0 for prompts, padding and the responses that `overlong.filter` leaves out."""
     candidates: torch.Tensor | None = None
     """[t, K], log-probabilities under the policy of the teacher's K likeliest tokens; None without `distillation.topK`."""
     teacher_candidates: torch.Tensor | None = None
@@ -54,7 +54,7 @@ class Sequences:
     """The responses of a micro-batch."""
 
     index: torch.Tensor
-    """[t], which of them a token belongs to, from 0; `count` for filling."""
+    """[t], which of them a token belongs to, from 0; `count` for padding."""
     count: int
     over_ranks: Callable[[torch.Tensor], torch.Tensor] = alone
     """Adds a tensor [count, k] over the ranks that hold parts of the same responses (context parallelism). Without gradients."""
@@ -65,7 +65,7 @@ class Sequences:
         return self.over_ranks(sums.index_add(0, self.index, values.double())[: self.count])
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """[count] to [t]: a response's value for each of its tokens, 0 for filling."""
+        """[count] to [t]: a response's value for each of its tokens, 0 for padding."""
         return torch.cat((values, values.new_zeros(1)))[self.index]
 
     @torch.no_grad()

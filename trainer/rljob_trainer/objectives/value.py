@@ -24,12 +24,12 @@ class ValueObjective(Objective):
     """The returns of `gae`, from the columns `values` and `returns`."""
 
     prefix = "critic"
-    measured = ("clipped",)
+    token_metrics = ("clipped",)
 
     def __init__(self, critic: CriticSpec) -> None:
         self._clip = critic.clip
 
-    def weights(self, counts: Sequence[int]) -> list[float]:
+    def loss_weights(self, counts: Sequence[int]) -> list[float]:
         """The mean over all tokens of the mini-batch, whatever the policy's aggregation."""
         return [1 / sum(counts)] * len(counts)
 

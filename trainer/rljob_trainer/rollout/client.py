@@ -11,8 +11,7 @@ import numpy as np
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.images import Placed
-from rljob_trainer.rollout.answer import decode
-from rljob_trainer.rollout.seen import encode_images
+from rljob_trainer.rollout.wire import decode, encode_images
 from rljob_trainer.trajectory import Experts, Floats, Ints
 from rljob_trainer.weights.protocol import ATTEMPT_HEADER, GENERATE, INTERRUPT, STATE, STEP_HEADER, AttemptSuperseded
 

@@ -1,9 +1,9 @@
-"""The generate route: token ids in, token ids and log-probabilities out (answer.py), straight from vLLM's engine.
+"""The generate route: token ids in, token ids and log-probabilities out (wire.py), straight from vLLM's engine.
 
 vLLM's own routes make text of every token, an object of every log-probability, and OpenAI's models of the answer. Request: `prompt` (token
 ids), `n`, `seed` (of the first response, the others' follow it), `temperature`, `max_tokens`; and, if they are there, `stop` (texts that end a
 response, and stay in it), `top_p`, `top_k` and `min_p`, which change the distribution: evaluations have them; and `images`
-in the prompt (seen.py). Statuses: 400 the request is wrong, 500 the engine failed. A client that leaves ends its generation.
+in the prompt (wire.py). Statuses: 400 the request is wrong, 500 the engine failed. A client that leaves ends its generation.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from rljob_trainer.rollout.answer import Completion, encode
+from rljob_trainer.rollout.wire import Completion, encode
 from rljob_trainer.trajectory import Experts
 from rljob_trainer.weights.protocol import ADAPTERS, SERVED_MODEL
 

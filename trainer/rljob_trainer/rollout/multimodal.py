@@ -1,4 +1,4 @@
-"""Images of a request (seen.py) to what vLLM's engine takes."""
+"""Images of a request (wire.py) to what vLLM's engine takes."""
 
 import base64
 from collections.abc import Sequence

@@ -56,18 +56,18 @@ def pack(tensors: Iterable[tuple[str, Tensor]], limit: int, device: torch.device
 
     A payload is complete when it is yielded, also for other streams.
     """
-    filling: _Filling | None = None
+    builder: _BucketBuilder | None = None
     for name, tensor in tensors:
-        if filling and not filling.has_room(tensor.nbytes):
-            yield filling.bucket()
-            filling = None
-        filling = filling or _Filling(max(limit, padded(tensor.nbytes)), device)
-        filling.add(name, tensor.detach())
-    if filling:
-        yield filling.bucket()
+        if builder and not builder.has_room(tensor.nbytes):
+            yield builder.bucket()
+            builder = None
+        builder = builder or _BucketBuilder(max(limit, padded(tensor.nbytes)), device)
+        builder.add(name, tensor.detach())
+    if builder:
+        yield builder.bucket()
 
 
-class _Filling:
+class _BucketBuilder:
     """A bucket in the making."""
 
     def __init__(self, capacity: int, device: torch.device) -> None:
