@@ -39,7 +39,7 @@ print(json.dumps({"code": os.waitstatus_to_exitcode(status)}), flush=True)
 
 async def test_a_fetch_that_is_stopped_while_it_is_forked_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "are_fetched", lambda sources: False)
-    server, stop = ForkServer("life", "module", os.environ), asyncio.Event()
+    server, stop = ForkServer("runner", "module", os.environ), asyncio.Event()
     server._command = (sys.executable, "-c", LATE)
     spec = cast(Any, SimpleNamespace(sources={}))
     obtaining = asyncio.create_task(fetching.obtain(spec, server, ForkRequest("module", "", [], {}), stop))

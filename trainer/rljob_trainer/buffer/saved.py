@@ -1,8 +1,8 @@
-"""What the rollout buffer holds, in a directory of a checkpoint: batches that wait to be trained, and groups that are being generated.
+"""The contents of the rollout buffer in a checkpoint: batches that wait to be trained, and groups in generation.
 
 step-N.safetensors   a batch (batch_files.py)
-groups.safetensors   in the same format: the trajectories of groups, those of samples that are not scored without reward
-buffer.json          cursors of the batches; groups and their samples; what of the spec all of it was made with
+groups.safetensors   the samples of the groups as trajectories, in the same format; of incomplete ones, what has been generated
+buffer.json          data cursors of the batches; groups and their samples; the settings that all of it was generated with
 """
 
 import json
@@ -32,15 +32,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BufferContents:
-    """Of a rollout buffer at one moment."""
+    """Batches and groups in a rollout buffer at one moment."""
 
     batches: Sequence[Ready] = ()
-    """Of the steps that follow the one that was trained last."""
+    """Those of the steps after the last trained one, in order."""
     groups: Sequence[Group] = ()
 
 
 def made_with(spec: RLJobSpec) -> dict[str, Any]:
-    """What responses and rewards depend on besides the policy, by field: under other values they are generated again."""
+    """The settings that responses and rewards depend on, by field. When one has changed, saved contents are generated anew."""
     train, algorithm = spec.train, spec.algorithm
     return {
         "train.promptsPerStep": train.prompts_per_step,
@@ -57,7 +57,7 @@ def made_with(spec: RLJobSpec) -> dict[str, Any]:
 
 
 def write(directory: Path, contents: BufferContents, spec: RLJobSpec) -> None:
-    """Make the directory, unless there is nothing to write."""
+    """Write the contents into `directory`, a new one; an empty buffer makes none."""
     if not (contents.batches or contents.groups):
         return
     directory.mkdir()
@@ -74,7 +74,7 @@ def write(directory: Path, contents: BufferContents, spec: RLJobSpec) -> None:
 
 
 def read(directory: Path, spec: RLJobSpec, step: int) -> BufferContents:
-    """What can be used of it after `step`; nothing where there is no such directory. What is left out is generated again."""
+    """The saved contents that can still be used after `step`; empty without a directory. Everything else is generated anew."""
     if not directory.is_dir():
         return BufferContents()
     described = json.loads((directory / "buffer.json").read_text())
@@ -93,7 +93,7 @@ def read(directory: Path, spec: RLJobSpec, step: int) -> BufferContents:
 
 
 def usable(contents: BufferContents, spec: RLJobSpec, step: int) -> BufferContents:
-    """Without what would be too old, or come too late, when it is trained after `step`."""
+    """The contents without what would be too old when it is trained, or belongs to steps that will not come."""
     batches: list[Ready] = []
     for ready in contents.batches:
         made = step + len(batches)
@@ -109,7 +109,7 @@ def usable(contents: BufferContents, spec: RLJobSpec, step: int) -> BufferConten
 
 
 def _oldest(batch: Batch) -> int:
-    """Step of the oldest policy that wrote some of it."""
+    """Step of the oldest policy that sampled a token of the batch."""
     steps = [segment.policy_step for sample in batch.samples for segment in sample.sampled_segments]
     return min(steps, default=batch.step - 1)
 
@@ -123,7 +123,7 @@ def _groups_file(directory: Path) -> Path:
 
 
 def _trajectory(sample: PartialSample) -> Trajectory:
-    """The scored one; what there is of the response otherwise."""
+    """The scored trajectory, or else the response as far as it has been generated."""
     if sample.outcome and isinstance(sample.outcome.result, Trajectory):
         return sample.outcome.result
     return Trajectory(
@@ -139,7 +139,7 @@ def _trajectory(sample: PartialSample) -> Trajectory:
 
 
 def _described(sample: PartialSample) -> dict[str, Any]:
-    """A sample, but for its tokens."""
+    """All of a sample that its trajectory does not hold."""
     if sample.outcome is None:
         return {"finishReason": sample.finish_reason}
     found = sample.outcome

@@ -1,5 +1,5 @@
-"""Which groups a step is trained on: the first that are complete, and with dynamic sampling only those whose rewards differ (DAPO,
-arXiv 2503.14476, section 3.2). No I/O.
+"""Selects the groups that a step is trained on: the first that are complete, and with dynamic sampling only those whose rewards differ (DAPO,
+arXiv 2503.14476, section 3.2). Pure.
 """
 
 import math
@@ -34,12 +34,12 @@ def group_kind(group: Group, difficulty: Difficulty | None = None) -> GroupKind:
 
 
 def fit_later(waits: Collection[int], wanted: int) -> bool:
-    """Whether groups that may wait for so many more steps fit into these, `wanted` into each: the earliest deadline first."""
+    """Whether groups that may wait for `waits` more steps can all be trained in time, `wanted` in each step (earliest deadline first)."""
     return all(i < wait * wanted for i, wait in enumerate(sorted(waits)))
 
 
 class Selection:
-    """The groups of one step, by the positions of their prompts. Rewards are the reward functions', before any penalty."""
+    """Selects the groups of one step. Groups are identified by the positions of their prompts; rewards are those before any penalty."""
 
     def __init__(self, spec: RLJobSpec):
         self._wanted, self._dynamic = spec.train.prompts_per_step, spec.algorithm.dynamic_sampling
@@ -47,28 +47,31 @@ class Selection:
         self._keeps = spec.keeps_groups
         self._rounds = self._begun = 0
         self._groups: dict[int, Group] = {}
-        """Every complete group of the step, as far as they have been looked at."""
+        """Every complete group that `choose` has seen in this step."""
         self._round: list[Group] = []
-        """Those that have been looked at since the round began."""
+        """Those that it has seen since the round began."""
         self._useful: list[int] = []
         self._chosen: list[int] = []
 
     def begin_round(self, begun: int) -> None:
-        """So many groups have been begun by now. Raises ConfigurationError when there have been as many rounds as there may be, and as
-        require_scored when nothing of the last one could be scored."""
+        """Start another round of generation; `begun` groups have been begun by now in all rounds of the step.
+
+        Raises ConfigurationError after dynamicSampling.maxRounds rounds, and as require_scored when no sample of the last round was scored.
+        """
         self._require_scored()
         if self._dynamic and self._rounds >= self._dynamic.max_rounds:
             raise self._unfilled(self._dynamic.max_rounds)
         self._rounds, self._begun, self._round = self._rounds + 1, begun, []
 
     def choose(self, complete: Mapping[int, Group], waits: Mapping[int, int]) -> bool:
-        """Whether the step is full with what is complete by now: the oldest of it, so that all that is left over can still be trained in time.
+        """Choose promptsPerStep of the complete groups, the oldest first. Returns False when there are not enough yet, or when a group that is left
+        over could not be trained before it is too old.
 
-        Without over-sampling a round is looked at as a whole, so that the choice does not depend on which group is complete first. Raises
-        as require_scored.
+        Without over-sampling this waits for the whole round, so that the choice does not depend on which group is complete first. Raises as
+        require_scored.
 
         Args:
-            waits: of every group that is under way, complete or not, for how many more steps it may wait; 0: this step has to hold it
+            waits: of every group in generation, complete or not: how many more steps it may wait; 0: only this step can train it
         """
         if len(self._groups.keys() | complete.keys()) < min(self._rounds * self._wanted, self._begun):
             return False
@@ -83,7 +86,7 @@ class Selection:
 
     @property
     def round_is_over(self) -> bool:
-        """All groups that have been begun are complete, and have been looked at."""
+        """All groups that have been begun are complete, and `choose` has seen them."""
         return len(self._groups) >= self._begun
 
     @property
@@ -93,16 +96,16 @@ class Selection:
 
     @property
     def useless(self) -> list[int]:
-        """Positions that are complete, and nothing to learn from."""
+        """Positions of complete groups that dynamic sampling rejects."""
         return [position for position in self._groups if position not in self._useful]
 
     @property
     def failed(self) -> list[Outcome]:
-        """What could not be scored, of all groups that this step has used up."""
+        """Samples without a score, of all groups that this step has used up."""
         return [o for group in self._used().values() for o in group if isinstance(o.result, SampleFailed)]
 
     def metrics(self) -> dict[str, float]:
-        """Of all groups that this step has used up. Empty without dynamic sampling."""
+        """Metrics over all groups that this step has used up. Empty without dynamic sampling."""
         if not self._dynamic:
             return {}
         used = self._used()
@@ -133,7 +136,7 @@ class Selection:
         require_scored([o for group in self._round for o in group])
 
     def _used(self) -> dict[int, Group]:
-        """What was chosen, what was no use, and with dynamic sampling what was too much, unless the next step gets that."""
+        """Groups that were chosen or rejected; with dynamic sampling also surplus ones, unless they are kept for the next step."""
         if self._dynamic and not self._keeps:
             return self._groups
         return {p: group for p, group in self._groups.items() if p in self._chosen or p not in self._useful}
