@@ -1,5 +1,4 @@
-"""Objectives over pairs: what they share, and the reward model's. The chosen and the rejected response of a prompt lie behind each other in a
-micro-batch."""
+"""Objectives over pairs of a chosen and a rejected response: what they have in common, and that of reward models."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -14,16 +13,16 @@ from rljob_trainer.objectives.tokens import Sequences
 
 
 class PairTerms(NamedTuple):
-    """k pairs. All float64."""
+    """Loss and metrics of k pairs. All float64."""
 
     loss: torch.Tensor
     """[k]"""
     token_metrics: Mapping[str, torch.Tensor]
-    """[k] each, by the names in PairObjective.token_metrics."""
+    """[name in PairObjective.token_metrics] -> [k]."""
 
 
 class PairObjective(Objective):
-    """The mean over the pairs of a mini-batch. A pair is a group: its sample 0 was chosen, its sample 1 rejected."""
+    """The mean loss over the pairs of a mini-batch. A pair is a group: sample 0 was chosen, sample 1 rejected."""
 
     prefix = "train"
     pairs = True
@@ -33,7 +32,7 @@ class PairObjective(Objective):
         return [2 / len(counts)] * len(counts)
 
     def advantages(self, step: MeasuredStep) -> Targets:
-        """Raises ValueError where a group is no pair."""
+        """Raises ValueError when a group is not a pair."""
         require_pairs(step.batch.columns)
         return Targets()
 
@@ -51,12 +50,12 @@ def require_pairs(columns: Columns) -> None:
 
 
 def margins(of_responses: torch.Tensor) -> torch.Tensor:
-    """[k, 2] to [k]: by how much the chosen one is above the rejected one."""
+    """[k, 2] -> [k]: value of the chosen response minus that of the rejected one."""
     return of_responses[:, 0] - of_responses[:, 1]
 
 
 def pair_terms(loss: torch.Tensor, rewards: torch.Tensor) -> PairTerms:
-    """`loss`: [k]; `rewards`: [k, 2], by which the two responses are compared."""
+    """`loss`: [k]. `rewards`: [k, 2], of the chosen and the rejected response, for the metrics."""
     chosen, rejected = rewards.detach().unbind(1)
     ahead = (chosen > rejected).double()
     return PairTerms(loss, {"accuracy": ahead, "chosen_reward": chosen, "rejected_reward": rejected})
@@ -68,12 +67,14 @@ def pair_loss(
     sequences: Sequences,
     terms_of: Callable[[torch.Tensor, torch.Tensor], PairTerms],
 ) -> TokenLoss:
-    """The loss of pairs as one of tokens, so that no cut of the responses over ranks shows: a token carries its share of the pair's loss, and
-    the slope of that loss in the sum over the token's response.
+    """A loss of pairs in the form of a per-token loss, so that responses may be split over context-parallel ranks.
+
+    The loss of a pair depends on the sums of `values` over its two responses. Each token gets an equal share of the pair's loss as its value, and
+    as its gradient that of the loss with respect to the sum of its response.
 
     Args:
-        values: [t], what is summed over the masked tokens of each response; with gradients
-        terms_of: of these sums, with gradients, and of the numbers of tokens: both [k, 2], chosen and rejected
+        values: [t], with gradients, summed over the masked tokens of each response
+        terms_of: sums [k, 2] with gradients and numbers of tokens [k, 2], of chosen and rejected responses -> terms of the k pairs
     """
     sums, lengths = sequences.total(torch.stack((values.detach() * mask, mask), dim=1)).unbind(1)
     with torch.enable_grad():
@@ -88,12 +89,12 @@ def pair_loss(
 
 
 class RewardModelObjective(PairObjective):
-    """L = -log sigmoid(r_chosen - r_rejected), r the score of a trajectory's last token (Bradley and Terry 1952; arXiv 2203.02155, equation 1)."""
+    """L = -log sigmoid(r_chosen - r_rejected), r the value at the last token of a response (Bradley and Terry 1952; arXiv 2203.02155, equation 1)."""
 
     scores = True
 
     def advantages(self, step: MeasuredStep) -> Targets:
-        """The column `last`: 1 for the last token of each trajectory."""
+        """Adds the column `last`, 1 for the last token of each response."""
         super().advantages(step)
         return Targets({"last": [last(n) for n in step.batch.columns.response_length.tolist()]})
 

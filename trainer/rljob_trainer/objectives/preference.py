@@ -1,4 +1,4 @@
-"""The objective of preference optimisation: direct losses of pairs, without a reward model, by their names in spec.dpo.loss.
+"""The objective of preference optimization: direct losses of pairs, without a reward model, by their names in spec.dpo.loss.
 
 To add one: write a function of (Responses, DpoSpec), put it into LOSSES, and name it in spec.dpo.loss (operator/rljob_api/spec/supervised.py).
 """
@@ -16,22 +16,22 @@ from rljob_trainer.objectives.pairs import PairObjective, PairTerms, margins, pa
 from rljob_trainer.objectives.tokens import Sequences
 
 LARGEST_MEAN = -1e-7
-"""Of log-probabilities in odds, which are infinite at 0."""
+"""Upper bound of a mean log-probability in ORPO's odds, which are infinite at 0."""
 
 
 class Responses(NamedTuple):
-    """The chosen and the rejected ones of k pairs: all [k, 2], float64."""
+    """The chosen and the rejected responses of k pairs. All [k, 2], float64."""
 
     log_probs: torch.Tensor
-    """Of whole responses under the policy, with gradients."""
+    """Log-probabilities of whole responses under the policy, with gradients."""
     reference_log_probs: torch.Tensor
-    """Under the reference; 0 where the loss has none."""
+    """The same under the reference; 0 for losses without a reference."""
     lengths: torch.Tensor
-    """In tokens."""
+    """Tokens."""
 
     @property
     def means(self) -> torch.Tensor:
-        """Log-probability per token."""
+        """Mean log-probability per token under the policy."""
         return self.log_probs / self.lengths
 
     @property
@@ -41,10 +41,12 @@ class Responses(NamedTuple):
 
 
 class Preference(NamedTuple):
+    """The result of a preference loss for k pairs."""
+
     loss: torch.Tensor
     """[k]"""
     rewards: torch.Tensor
-    """[k, 2], what the loss takes for the responses' rewards."""
+    """[k, 2], the implicit rewards of the responses."""
 
 
 def sigmoid(responses: Responses, dpo: DpoSpec) -> Preference:
@@ -61,8 +63,8 @@ def sigmoid(responses: Responses, dpo: DpoSpec) -> Preference:
 def ipo(responses: Responses, dpo: DpoSpec) -> Preference:
     """L = (h - 1 / (2 beta))^2, h the difference of (log policy - log reference) per token.
 
-    IPO, arXiv 2310.12036, equation 17. The paper writes h of whole responses; the mean over tokens is what TRL and LLaMA-Factory have, and
-    keeps the target 1 / (2 beta) apart from lengths.
+    IPO, arXiv 2310.12036, equation 17. The paper sums over whole responses; TRL and LLaMA-Factory take the mean over tokens, as here, which makes the
+    target 1 / (2 beta) independent of the length.
     """
     means = responses.ratios / responses.lengths
     return Preference((margins(means) - 1 / (2 * dpo.beta)) ** 2, dpo.beta * means)
@@ -95,11 +97,11 @@ LOSSES: dict[str, Callable[[Responses, DpoSpec], Preference]] = {
     "simpo": simpo,
     "orpo": orpo,
 }
-"""By their name in spec.dpo.loss."""
+"""[name in spec.dpo.loss] -> loss."""
 
 
 class PreferenceObjective(PairObjective):
-    """Of spec.dpo."""
+    """The objective of spec.dpo."""
 
     token_metrics = (*PairObjective.token_metrics, "chosen_log_prob", "rejected_log_prob")
 
@@ -119,7 +121,8 @@ class PreferenceObjective(PairObjective):
 
 
 def preference_terms(responses: Responses, dpo: DpoSpec) -> PairTerms:
-    """With sftCoefficient x the chosen response's cross entropy per token, which keeps its likelihood up (arXiv 2404.19733)."""
+    """Loss and metrics of k pairs, with sftCoefficient x the cross entropy per token of the chosen response added to the loss, which keeps that
+    response likely (arXiv 2404.19733)."""
     found = LOSSES[dpo.loss](responses, dpo)
     pairs = pair_terms(found.loss - dpo.sft_coefficient * responses.means[:, 0], found.rewards)
     chosen, rejected = responses.log_probs.detach().unbind(1)
